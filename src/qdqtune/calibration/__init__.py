@@ -1,0 +1,1 @@
+"""Tensor ranges from data, streamed."""

@@ -1,0 +1,1 @@
+"""Dialects, encodings, and writing, reading back and stripping Q/DQ."""

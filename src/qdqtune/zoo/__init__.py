@@ -1,0 +1,1 @@
+"""Models for demos, tests and benchmarks."""
