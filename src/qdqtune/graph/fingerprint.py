@@ -1,0 +1,75 @@
+"""Content fingerprints: equal for equal models, whatever file they came from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+_DIGEST_BYTES = 16
+
+
+def fingerprint(model: ir.Model) -> str:
+    """A hash of everything that decides what a model computes, and of the names in it.
+
+    Names count because placements refer to them. Doc strings, metadata, inferred shapes, and
+    whether weights lie inside the file or beside it don't count.
+    """
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest.update(repr(sorted(model.opset_imports.items())).encode())
+    _update_graph(digest, model.graph)
+    for key in sorted(model.functions):
+        digest.update(repr(key).encode())
+        for node in model.functions[key]:
+            digest.update(_node_text(node))
+    return digest.hexdigest()
+
+
+def tensor_digest(tensor: ir.TensorProtocol) -> str:
+    """A hash of a tensor's type, shape and values."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
+    digest.update(tensor.tobytes())
+    return digest.hexdigest()
+
+
+def _update_graph(digest: hashlib.blake2b, graph: ir.Graph) -> None:
+    for group in (graph.inputs, graph.outputs):
+        digest.update(repr([(v.name, str(v.dtype), str(v.shape)) for v in group]).encode())
+    for name in sorted(graph.initializers):
+        tensor = graph.initializers[name].const_value
+        digest.update(name.encode())
+        if tensor is not None:
+            digest.update(tensor_digest(tensor).encode())
+    for node in graph:
+        digest.update(_node_text(node))
+
+
+def _node_text(node: ir.Node) -> bytes:
+    inputs = [value.name if value is not None else None for value in node.inputs]
+    outputs = [value.name for value in node.outputs]
+    attributes = [_attribute_text(node.attributes[name]) for name in sorted(node.attributes)]
+    return repr((node.domain, node.op_type, node.name, inputs, outputs, attributes)).encode()
+
+
+def _attribute_text(attribute: ir.Attr) -> object:
+    value = attribute.value
+    if attribute.is_ref():
+        value = attribute.ref_attr_name
+    elif attribute.type == ir.AttributeType.TENSOR:
+        value = tensor_digest(value)
+    elif attribute.type == ir.AttributeType.TENSORS:
+        value = [tensor_digest(tensor) for tensor in value]
+    elif attribute.type == ir.AttributeType.GRAPH:
+        value = _graph_digest([value])
+    elif attribute.type == ir.AttributeType.GRAPHS:
+        value = _graph_digest(value)
+    return (attribute.name, attribute.type.name, str(value))
+
+
+def _graph_digest(graphs: Iterable[ir.Graph]) -> str:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for graph in graphs:
+        _update_graph(digest, graph)
+    return digest.hexdigest()

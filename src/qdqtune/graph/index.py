@@ -1,0 +1,108 @@
+"""One linear pass over a graph; after it every question about wiring is a look-up."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import onnx_ir as ir
+
+from qdqtune.graph.op_classes import FLOAT_TYPES
+from qdqtune.records.errors import ModelError
+from qdqtune.records.placement import Edge, Placement
+
+
+class GraphIndex:
+    """Producers, readers, constness, shapes and types of the main graph, by name.
+
+    Bodies of control flow are not entered: what they read counts as an outside reader, which
+    always sees the original value.
+
+    Attributes:
+        model: The model that was indexed; don't change its wiring while using the index.
+        nodes: The main graph's nodes in order.
+        node: Node by name.
+        value: Value by name: inputs, initializers and node outputs.
+        position: Position of a node, by name, in `nodes`.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model
+        graph = model.graph
+        self.nodes = tuple(graph)
+        self.node: dict[str, ir.Node] = {}
+        self.position: dict[str, int] = {}
+        self.value: dict[str, ir.Value] = {value.name or "": value for value in graph.inputs}
+        self.value.update((name, value) for name, value in graph.initializers.items())
+        for position, node in enumerate(self.nodes):
+            name = node.name
+            if not name or name in self.node:
+                raise ModelError(
+                    f"Node {position} ({node.op_type}) has no name of its own.",
+                    "Name the nodes uniquely first: qdqtune.graph.name_nodes(model).",
+                )
+            self.node[name] = node
+            self.position[name] = position
+            for value in node.outputs:
+                if value.name:
+                    self.value[value.name] = value
+        self.outputs: dict[str, list[int]] = {}
+        for position, output in enumerate(graph.outputs):
+            self.outputs.setdefault(output.name or "", []).append(position)
+
+    def readers(self, tensor: str) -> tuple[Edge, ...]:
+        """Every reader of a tensor in the main graph, the graph's own outputs included."""
+        graph = self.model.graph
+        edges = [
+            Edge(tensor, user.name or "", index)
+            for user, index in self.value[tensor].uses()
+            if user.graph is graph
+        ]
+        edges += [Edge(tensor, "", position) for position in self.outputs.get(tensor, ())]
+        return tuple(edges)
+
+    def read_by_body(self, tensor: str) -> bool:
+        """Whether a control-flow body reads the tensor."""
+        return any(user.graph is not self.model.graph for user, _ in self.value[tensor].uses())
+
+    def is_constant(self, tensor: str) -> bool:
+        """Whether the tensor is an initializer with a value."""
+        value = self.value[tensor]
+        return value.is_initializer() and value.const_value is not None
+
+    @cached_property
+    def computed_constants(self) -> frozenset[str]:
+        """Tensors that are computed from constants alone."""
+        found: set[str] = set()
+        for node in self.nodes:
+            inputs = [value.name or "" for value in node.inputs if value is not None]
+            if inputs and all(name in found or self.is_constant(name) for name in inputs):
+                found.update(value.name for value in node.outputs if value.name)
+        return frozenset(found)
+
+    def is_float(self, tensor: str) -> bool:
+        """Whether the tensor holds floating point numbers (of a kind that Q/DQ can take)."""
+        return self.dtype(tensor) in FLOAT_TYPES
+
+    def dtype(self, tensor: str) -> ir.DataType | None:
+        """Element type, if known."""
+        value = self.value[tensor]
+        if value.dtype is None and value.const_value is not None:
+            return value.const_value.dtype
+        return value.dtype
+
+    def shape(self, tensor: str) -> tuple[int | None, ...] | None:
+        """Shape with None for dims that are not fixed; None if not even the rank is known."""
+        value = self.value[tensor]
+        shape = value.shape
+        if shape is None and value.const_value is not None:
+            shape = value.const_value.shape  # type: ignore[assignment]
+        if shape is None:
+            return None
+        return tuple(dim if isinstance(dim, int) else None for dim in shape)
+
+    def effective(self, placement: Placement) -> frozenset[Edge]:
+        """Every edge that sees a quantized value: the union of edge bits and output bits."""
+        if not placement.outputs:
+            return placement.edges
+        behind = (edge for tensor in placement.outputs for edge in self.readers(tensor))
+        return placement.edges.union(behind)

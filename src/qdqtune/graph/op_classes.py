@@ -1,0 +1,48 @@
+"""What kinds of ops there are, as far as quantization cares."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+#: Ops with a weight, and the position of that weight (for MatMul: of the second operand).
+WEIGHTED_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+#: Ops that move values without changing them, from input 0 to every output.
+COPY_OPS = frozenset(
+    {
+        "Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "Split",
+        "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+
+#: The quantization ops themselves.
+QUANTIZE = "QuantizeLinear"
+DEQUANTIZE = "DequantizeLinear"
+QDQ_OPS = frozenset({QUANTIZE, DEQUANTIZE, "DynamicQuantizeLinear"})
+
+FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+def is_standard(node: ir.Node) -> bool:
+    """Whether the op belongs to the ONNX standard, not to another domain."""
+    return node.domain in ("", "ai.onnx")
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> bool:
+    """Whether the node is one of these standard ops."""
+    return node is not None and node.op_type in op_types and is_standard(node)
+
+
+def weight_axis(node: ir.Node) -> int:
+    """The output-channel axis of a weighted op's weight: the axis of per-channel scales.
+
+    For a MatMul it is the last axis, counted from the end since the weight may be batched.
+    """
+    if node.op_type == "Conv":
+        return 0
+    if node.op_type == "ConvTranspose":
+        return 1
+    if node.op_type == "Gemm":
+        attribute = node.attributes.get("transB")
+        return 0 if attribute is not None and attribute.as_int() else 1
+    return -1

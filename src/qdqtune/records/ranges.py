@@ -1,0 +1,78 @@
+"""The range of values that each tensor was seen to take."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from qdqtune.records.errors import UsageError
+
+SCHEMA = 1
+
+
+class CalibrationSource(str, Enum):
+    """What the ranges were taken from: it decides how far a model's accuracy can be trusted."""
+
+    DATA = "data"
+    RANDOM = "random"
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Smallest and largest value per tensor.
+
+    Attributes:
+        by_tensor: Tensor name to (low, high).
+        source: Real data, or random inputs.
+        samples: How many input sets were run.
+    """
+
+    by_tensor: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    source: CalibrationSource = CalibrationSource.RANDOM
+    samples: int = 0
+
+    def digest(self) -> str:
+        """A short hash of every range, for memo keys."""
+        text = json.dumps(sorted(self.by_tensor.items()))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def to_json(self) -> str:
+        """Write the file form, `ranges.json`."""
+        body = {
+            "kind": "ranges",
+            "schema": SCHEMA,
+            "source": self.source.value,
+            "samples": self.samples,
+            "ranges": {name: list(pair) for name, pair in sorted(self.by_tensor.items())},
+        }
+        return json.dumps(body, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, name: str = "ranges") -> Ranges:
+        """Read the file form.
+
+        Args:
+            text: The file's content.
+            name: What to call the file in an error message.
+
+        Raises:
+            UsageError: If the text is not a ranges file.
+        """
+        try:
+            body = json.loads(text)
+            if body["kind"] != "ranges" or body["schema"] != SCHEMA:
+                raise ValueError(f"kind {body['kind']!r}, schema {body['schema']!r}")
+            pairs = {
+                tensor: (float(low), float(high)) for tensor, (low, high) in body["ranges"].items()
+            }
+            if not all(
+                math.isfinite(low) and low <= high < math.inf for low, high in pairs.values()
+            ):
+                raise ValueError("a range is not finite, or its low end is above its high end")
+            return cls(pairs, CalibrationSource(body["source"]), int(body["samples"]))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise UsageError(f"{name} is not a ranges file: {error}.") from None
