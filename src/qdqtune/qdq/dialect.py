@@ -1,0 +1,96 @@
+"""How an engine wants quantization written, as data.
+
+A dialect is chosen without its engine being installed. Placement (which tensors) is separate
+from it; the dialect says what a chosen op needs around it and how each tensor is encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from qdqtune.qdq.encoding import TensorFormat
+from qdqtune.records.errors import UsageError
+
+
+class Output(Enum):
+    """What happens to the output of a quantized op."""
+
+    REQUIRED = "required"  # no integer kernel without Q on the output
+    USUAL = "usual"  # quantized when the whole op is asked for, but works without
+    FLOAT = "float"  # left as it is
+
+
+@dataclass(frozen=True)
+class OpRule:
+    """What one op type needs to become an integer kernel.
+
+    Attributes:
+        inputs: Positions of inputs that must be quantized together; None for all of them.
+        output: Whether the output is quantized as well.
+        bias: Position of a bias that becomes int32, if any.
+        weight: Position of the weight, which has a format of its own.
+        same_scale: Whether input and output must share one encoding (the op only moves values).
+        joins_producer: Whether the op fuses into the weighted op before it, whose result must
+            then reach it as it is.
+    """
+
+    inputs: tuple[int, ...] | None = (0,)
+    output: Output = Output.REQUIRED
+    bias: int | None = None
+    weight: int | None = None
+    same_scale: bool = False
+    joins_producer: bool = False
+
+
+@dataclass(frozen=True)
+class QuantFormat:
+    """The formats behind one quant type, such as `int8`.
+
+    Attributes:
+        activation: For activations, and for constants that are not weights.
+        weight: For weights.
+        least_opset: The first ONNX opset that can express it.
+    """
+
+    activation: TensorFormat
+    weight: TensorFormat
+    least_opset: int
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The way one engine family wants Q/DQ models written.
+
+    Attributes:
+        name: For example `onnxruntime` or `tensorrt-8`.
+        summary: One line for people.
+        formats: Formats by quant type.
+        rules: What each quantizable op type needs; ops without a rule have no integer kernel.
+        stored_weights: Weights are stored quantized, behind a lone DequantizeLinear.
+        fused_activations: Ops that disappear into the integer kernel before them, so that Q
+            comes after them.
+        batched_weight_axes: Whether weights of rank above 2 may have per-channel scales in MatMul.
+    """
+
+    name: str
+    summary: str
+    formats: Mapping[str, QuantFormat]
+    rules: Mapping[str, OpRule]
+    stored_weights: bool = True
+    fused_activations: frozenset[str] = frozenset()
+    batched_weight_axes: bool = True
+
+    def format_of(self, quant_type: str) -> QuantFormat:
+        """The formats of a quant type.
+
+        Raises:
+            UsageError: If this dialect has no such type.
+        """
+        if quant_type not in self.formats:
+            offered = ", ".join(sorted(self.formats))
+            raise UsageError(
+                f"The {self.name} dialect has no quant type {quant_type!r}.", f"It has: {offered}."
+            )
+        return self.formats[quant_type]

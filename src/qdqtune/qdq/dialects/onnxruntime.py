@@ -1,0 +1,73 @@
+"""ONNX Runtime on CPUs: uint8 activations, int8 per-channel weights, int32 biases, whole units.
+
+Every rule mirrors what its optimizer recognises: an op becomes an integer kernel when all its
+inputs come from DequantizeLinear and all readers of its output are one QuantizeLinear.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from qdqtune.qdq.dialect import Dialect, OpRule, Output, QuantFormat
+from qdqtune.qdq.encoding import TensorFormat
+
+_UINT8 = TensorFormat(ir.DataType.UINT8, 0, 255, symmetric=False)
+_INT8_WEIGHT = TensorFormat(ir.DataType.INT8, -127, 127, symmetric=True)
+# 2 * 255 * 64 = 32640 is the largest sum of two u8*s8 products that int16 can hold: without VNNI
+# the kernels add pairs of products in int16 and saturate.
+_INT7_WEIGHT = TensorFormat(ir.DataType.INT8, -64, 64, symmetric=True)
+_UINT8_WEIGHT = TensorFormat(ir.DataType.UINT8, 1, 255, symmetric=True, center=128)
+
+_MOVE = OpRule(same_scale=True)
+_RULES = {
+    "Conv": OpRule(inputs=(0, 1), weight=1, bias=2),
+    "Gemm": OpRule(inputs=(0, 1), weight=1, bias=2, output=Output.USUAL),
+    "MatMul": OpRule(inputs=(0, 1), weight=1, output=Output.USUAL),
+    "Add": OpRule(inputs=(0, 1)),
+    "Mul": OpRule(inputs=(0, 1)),
+    "Concat": OpRule(inputs=None),
+    "AveragePool": OpRule(),
+    "GlobalAveragePool": OpRule(),
+    "LeakyRelu": OpRule(),
+    "Sigmoid": OpRule(),
+    "Softmax": OpRule(),
+    "Where": OpRule(inputs=(1, 2)),
+    "Expand": _MOVE,
+    "Flatten": _MOVE,
+    "Gather": _MOVE,
+    "GatherElements": _MOVE,
+    "MaxPool": _MOVE,
+    "Reshape": _MOVE,
+    "Resize": _MOVE,
+    "Slice": _MOVE,
+    "Split": _MOVE,
+    "Squeeze": _MOVE,
+    "Tile": _MOVE,
+    "Transpose": _MOVE,
+    "Unsqueeze": _MOVE,
+}
+_FUSED = frozenset({"Relu", "Clip"})
+
+ONNXRUNTIME = Dialect(
+    name="onnxruntime",
+    summary="uint8 activations, 8-bit int8 per-channel weights, int32 biases, whole units",
+    formats={
+        "int8": QuantFormat(_UINT8, _INT8_WEIGHT, least_opset=13),
+        "uint8": QuantFormat(_UINT8, _UINT8_WEIGHT, least_opset=13),
+    },
+    rules=_RULES,
+    fused_activations=_FUSED,
+    batched_weight_axes=False,
+)
+
+ONNXRUNTIME_NO_VNNI = Dialect(
+    name="onnxruntime-novnni",
+    summary="the same with 7-bit weights: u8*s8 kernels saturate on x86 without VNNI",
+    formats={
+        "int8": QuantFormat(_UINT8, _INT7_WEIGHT, least_opset=13),
+        "uint8": QuantFormat(_UINT8, _UINT8_WEIGHT, least_opset=13),
+    },
+    rules=_RULES,
+    fused_activations=_FUSED,
+    batched_weight_axes=False,
+)

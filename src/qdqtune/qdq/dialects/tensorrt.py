@@ -1,0 +1,47 @@
+"""TensorRT: symmetric int8 or float8, Q/DQ on the inputs of ops, float biases."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from qdqtune.qdq.dialect import Dialect, OpRule, Output, QuantFormat
+from qdqtune.qdq.encoding import TensorFormat
+
+_INT8 = TensorFormat(ir.DataType.INT8, -127, 127, symmetric=True)
+_FLOAT8 = TensorFormat(ir.DataType.FLOAT8E4M3FN, -448, 448, symmetric=True)
+
+_WEIGHTED = OpRule(inputs=(0, 1), weight=1, output=Output.FLOAT)
+# Pooling other than MaxPool doesn't commute with Q/DQ: it needs both sides.
+_AVERAGE = OpRule(output=Output.REQUIRED)
+# A residual Add fuses into the Conv before it; only the other branch is quantized.
+_ADD = OpRule(inputs=(0, 1), output=Output.FLOAT, joins_producer=True)
+_RULES = {
+    "Conv": _WEIGHTED,
+    "ConvTranspose": _WEIGHTED,
+    "Gemm": _WEIGHTED,
+    "MatMul": _WEIGHTED,
+    "Add": _ADD,
+    "Mul": OpRule(inputs=(0, 1), output=Output.FLOAT),
+    "MaxPool": OpRule(output=Output.FLOAT),
+    "Resize": OpRule(output=Output.FLOAT),
+    "Concat": OpRule(inputs=None, output=Output.FLOAT),
+    "AveragePool": _AVERAGE,
+    "GlobalAveragePool": _AVERAGE,
+}
+_INT8_FORMAT = QuantFormat(_INT8, _INT8, least_opset=13)
+_FLOAT8_FORMAT = QuantFormat(_FLOAT8, _FLOAT8, least_opset=19)
+
+TENSORRT = Dialect(
+    name="tensorrt",
+    summary="TensorRT 10 and later: symmetric int8 or fp8, weights stored quantized, float biases",
+    formats={"int8": _INT8_FORMAT, "fp8": _FLOAT8_FORMAT},
+    rules=_RULES,
+)
+
+TENSORRT_8 = Dialect(
+    name="tensorrt-8",
+    summary="TensorRT before 10: symmetric int8, float weights behind Q and DQ, float biases",
+    formats={"int8": _INT8_FORMAT},
+    rules=_RULES,
+    stored_weights=False,
+)

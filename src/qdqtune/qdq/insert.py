@@ -1,0 +1,255 @@
+"""Writing placements as Q/DQ models, many per second.
+
+A candidate is the base model's protos in order, a few of them copied and rewired, with Q/DQ nodes
+between; its weights are references into the base's shared file.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from onnx.helper import make_attribute, make_node
+
+from qdqtune._version import __version__
+from qdqtune.graph.fingerprint import fingerprint
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.qdq.dialect import Dialect
+from qdqtune.qdq.encoder import Encoder, Pair
+from qdqtune.qdq.encoding import quantize
+from qdqtune.records.errors import UsageError
+from qdqtune.records.placement import Placement
+from qdqtune.records.ranges import Ranges
+
+#: Marks the second and later encodings of one tensor, whose names don't tell it.
+COPY_OF = "dequantizes "
+
+
+class Inserter:
+    """Writes any number of placements of one model.
+
+    Args:
+        base: A float model, folded, at an opset that the quant type can be written in.
+        dialect: How Q/DQ is written.
+        quant_type: One of the dialect's quant types.
+        ranges: Ranges of the activations.
+    """
+
+    def __init__(
+        self, base: PreparedModel, dialect: Dialect, quant_type: str, ranges: Ranges
+    ) -> None:
+        self.base = base
+        self.index = base.index
+        self.dialect = dialect
+        self.encoder = Encoder(self.index, dialect, quant_type, ranges)
+        self._frame = onnx.ModelProto()
+        self._frame.CopyFrom(base.frame)
+        for key, value in {
+            "qdqtune.version": __version__,
+            "qdqtune.dialect": dialect.name,
+            "qdqtune.quant_type": quant_type,
+            "qdqtune.calibration": ranges.source.value,
+            "qdqtune.float_model": fingerprint(self.index.model),
+        }.items():
+            self._frame.metadata_props.add(key=key, value=value)
+        self._pieces: dict[tuple[object, ...], _Pieces] = {}
+        self._taken = set(self.index.value)
+
+    def write(self, placement: Placement, name: str) -> Path:
+        """Write a candidate into the base's folder.
+
+        Args:
+            placement: What to quantize, exactly: nothing is added to it.
+            name: File name without ending.
+        """
+        return self.base.write(self.proto(placement), name)
+
+    def model(self, placement: Placement) -> ir.Model:
+        """The candidate as a model, its weights still in the shared file."""
+        return self.base.load(self.proto(placement))
+
+    def proto(self, placement: Placement) -> onnx.ModelProto:
+        """The candidate as a proto whose weights are references into the shared file.
+
+        Raises:
+            UsageError: If the placement is not one of this model.
+        """
+        edges = self.index.effective(placement)
+        pairs = self.encoder.pairs(edges)
+        rewiring = _Rewiring(self.index)
+        behind: dict[str, list[_Pieces]] = defaultdict(list)
+        for pair in pairs:
+            pieces = self._pieces_of(pair)
+            behind["" if pair.role != "activation" else pair.tensor].append(pieces)
+            rewiring.add(pair, pieces)
+        model = onnx.ModelProto()
+        model.CopyFrom(self._frame)
+        graph = model.graph
+        graph.initializer.extend(
+            proto for name, proto in self.base.constants.items() if rewiring.still_read(name)
+        )
+        seen: set[str] = set()
+        for pieces in (piece for group in behind.values() for piece in group):
+            graph.initializer.extend(t for t in pieces.tensors if t.name not in seen)
+            seen.update(t.name for t in pieces.tensors)
+        graph.node.extend(self._in_order(behind, rewiring))
+        return model
+
+    def _in_order(
+        self, behind: dict[str, list[_Pieces]], rewiring: _Rewiring
+    ) -> list[onnx.NodeProto]:
+        nodes: list[onnx.NodeProto] = []
+        for pieces in behind.get("", ()):
+            nodes += pieces.nodes
+        for value in self.index.model.graph.inputs:
+            for pieces in behind.get(value.name or "", ()):
+                nodes += pieces.nodes
+        for position, (node, proto) in enumerate(
+            zip(self.index.nodes, self.base.nodes, strict=True)
+        ):
+            nodes.append(rewiring.apply(position, proto))
+            for output in node.outputs:
+                for pieces in behind.get(output.name or "", ()):
+                    nodes += rewiring.feed(output.name or "", pieces)
+        return nodes
+
+    def _pieces_of(self, pair: Pair) -> _Pieces:
+        key = (pair.tensor, pair.role, *pair.encoding.key())
+        if key not in self._pieces:
+            self._pieces[key] = self._make_pieces(pair)
+        return self._pieces[key]
+
+    def _make_pieces(self, pair: Pair) -> _Pieces:
+        tensor, encoding = pair.tensor, pair.encoding
+        stored = pair.role in ("bias", "constant") or (
+            pair.role == "weight" and self.dialect.stored_weights
+        )
+        prefix = self._fresh_prefix(tensor)
+        dtype = self.index.dtype(tensor)
+        assert dtype is not None
+        named = [(f"{prefix}_scale", encoding.scale.astype(dtype.numpy()), dtype)]
+        named.append((f"{prefix}_zero_point", encoding.zero_point, encoding.dtype))
+        if stored:
+            constant = self.index.value[tensor].const_value
+            assert constant is not None
+            values = quantize(constant.numpy(), encoding)
+            named.append((f"{prefix}_quantized", values, encoding.dtype))
+        tensors = [
+            self.base.store.reference(
+                (self.encoder.quant_type, self.dialect.name, name),
+                ir.Tensor(array, kind, name=name),
+            )
+            for name, array, kind in named
+        ]
+        nodes = [] if stored else [_node(QUANTIZE, tensor, prefix, "_quantized", encoding.axis)]
+        nodes.append(
+            _node(DEQUANTIZE, f"{prefix}_quantized", prefix, "_dequantized", encoding.axis)
+        )
+        if prefix != tensor:
+            nodes[-1].doc_string = COPY_OF + tensor
+        return _Pieces(tensors, nodes)
+
+    def _fresh_prefix(self, tensor: str) -> str:
+        prefix, copies = tensor, 1
+        while f"{prefix}_dequantized" in self._taken or f"{prefix}_scale" in self._taken:
+            copies += 1
+            prefix = f"{tensor}_{copies}"
+        self._taken.update((f"{prefix}_dequantized", f"{prefix}_scale"))
+        return prefix
+
+
+class _Pieces:
+    """The protos of one pair: initializers, then Q (unless stored) and DQ."""
+
+    def __init__(self, tensors: list[onnx.TensorProto], nodes: list[onnx.NodeProto]) -> None:
+        self.tensors = tensors
+        self.nodes = nodes
+
+    @property
+    def output(self) -> str:
+        return str(self.nodes[-1].output[0])
+
+    @property
+    def stored(self) -> bool:
+        return len(self.nodes) == 1
+
+
+class _Rewiring:
+    """Which inputs of which nodes read something else in one candidate."""
+
+    def __init__(self, index: GraphIndex) -> None:
+        self._index = index
+        self._inputs: dict[int, dict[int, str]] = defaultdict(dict)
+        self._outputs: dict[int, dict[str, str]] = defaultdict(dict)
+        self._renamed: dict[str, str] = {}
+        self._read_quantized: dict[str, int] = defaultdict(int)
+
+    def add(self, pair: Pair, pieces: _Pieces) -> None:
+        if pieces.stored:
+            self._read_quantized[pair.tensor] += len(pair.edges)
+        for edge in pair.edges:
+            if edge.node:
+                self._inputs[self._index.position[edge.node]][edge.index] = pieces.output
+        if any(not edge.node for edge in pair.edges):
+            self._quantize_graph_output(pair, pieces)
+
+    def _quantize_graph_output(self, pair: Pair, pieces: _Pieces) -> None:
+        """The graph's output keeps its name, so the producer's output gets another one."""
+        tensor = pair.tensor
+        producer = self._index.value[tensor].producer()
+        if producer is None or self._index.read_by_body(tensor):
+            raise UsageError(
+                f"The graph output {tensor!r} can't be quantized: it is an input, a constant, or "
+                "read inside a control-flow body."
+            )
+        plain = f"{tensor}_unquantized"
+        self._renamed[tensor] = plain
+        self._renamed[pieces.output] = tensor
+        self._outputs[self._index.position[producer.name or ""]][tensor] = plain
+        for edge in self._index.readers(tensor):
+            if edge.node:
+                inputs = self._inputs[self._index.position[edge.node]]
+                inputs[edge.index] = tensor if edge in pair.edges else plain
+
+    def still_read(self, constant: str) -> bool:
+        """Whether anybody still reads the float values of a constant."""
+        quantized = self._read_quantized.get(constant, 0)
+        if not quantized:
+            return True
+        stays = len(self._index.readers(constant)) > quantized
+        return stays or self._index.read_by_body(constant)
+
+    def apply(self, position: int, proto: onnx.NodeProto) -> onnx.NodeProto:
+        inputs, outputs = self._inputs.get(position), self._outputs.get(position)
+        if not inputs and not outputs:
+            return proto
+        copy = onnx.NodeProto()
+        copy.CopyFrom(proto)
+        for index, name in (inputs or {}).items():
+            copy.input[index] = name
+        for index, name in enumerate(copy.output):
+            copy.output[index] = (outputs or {}).get(name, name)
+        return copy
+
+    def feed(self, tensor: str, pieces: _Pieces) -> list[onnx.NodeProto]:
+        """The pair's nodes, renamed if its tensor is a graph output."""
+        if tensor not in self._renamed:
+            return pieces.nodes
+        first, last = onnx.NodeProto(), onnx.NodeProto()
+        first.CopyFrom(pieces.nodes[0])
+        last.CopyFrom(pieces.nodes[-1])
+        first.input[0] = self._renamed[tensor]
+        last.output[0] = self._renamed[last.output[0]]
+        return [first, last]
+
+
+def _node(op_type: str, source: str, prefix: str, result: str, axis: int | None) -> onnx.NodeProto:
+    inputs = [source, f"{prefix}_scale", f"{prefix}_zero_point"]
+    node = make_node(op_type, inputs, [prefix + result], name=f"{prefix}_{op_type}")
+    if axis is not None:
+        node.attribute.append(make_attribute("axis", axis))
+    return node

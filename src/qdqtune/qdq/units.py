@@ -1,0 +1,142 @@
+"""From ops to placements: what has to be quantized so that an op becomes an integer kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op, is_standard
+from qdqtune.qdq.dialect import Dialect, OpRule, Output
+from qdqtune.records.placement import Edge, Placement
+
+# Used when somebody insists on an op that the dialect has no rule for.
+_PLAIN = OpRule(inputs=None, output=Output.FLOAT)
+_PLAIN_WEIGHTED = OpRule(inputs=(0, 1), weight=1, output=Output.FLOAT)
+
+
+def rule_of(dialect: Dialect, node: ir.Node) -> OpRule | None:
+    """The dialect's rule for a node; None if it has no integer kernel for such an op."""
+    return dialect.rules.get(node.op_type) if is_standard(node) else None
+
+
+def role_rule(dialect: Dialect, node: ir.Node) -> OpRule:
+    """The dialect's rule, or what stands in for it when the op has none."""
+    known = rule_of(dialect, node)
+    if known is not None:
+        return known
+    return _PLAIN_WEIGHTED if is_op(node, *WEIGHTED_OPS) else _PLAIN
+
+
+def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node) -> str:
+    """Why a node can't be quantized in this dialect; empty if it can."""
+    rule = rule_of(dialect, node)
+    if rule is None:
+        return f"{dialect.name} has no integer kernel for {node.op_type}"
+    edges = list(_inputs(node, rule))
+    for edge in edges:
+        if not index.is_float(edge.tensor):
+            return f"its input {edge.tensor!r} is not a float tensor"
+    return "" if edges else "it reads nothing that could be quantized"
+
+
+def unit(index: GraphIndex, dialect: Dialect, node: ir.Node, *, whole: bool) -> Placement:
+    """The places that quantize one op.
+
+    Args:
+        index: The graph.
+        dialect: Whose kernels.
+        node: The op.
+        whole: Also the output where that is usual but not required.
+    """
+    rule = role_rule(dialect, node)
+    edges = [edge for edge in _inputs(node, rule) if index.is_float(edge.tensor)]
+    if rule.joins_producer:
+        edges = _without_fused(index, edges)
+    edges += _bias(index, node, rule)
+    wanted = (Output.REQUIRED, Output.USUAL) if whole else (Output.REQUIRED,)
+    outputs = unit_outputs(index, dialect, node) if rule.output in wanted else ()
+    return Placement.of(edges, outputs)
+
+
+def close(index: GraphIndex, dialect: Dialect, placement: Placement) -> Placement:
+    """Complete what an edge bit means: its reader is to be an integer kernel, whole.
+
+    A point on a Conv's input brings the weight, and where the dialect needs it the bias and the
+    output. Output bits bring nothing: who reads a quantized tensor need not be quantized itself.
+    """
+    readers = sorted({edge.node for edge in placement.edges if edge.node})
+    units = [
+        unit(index, dialect, index.node[name], whole=False)
+        for name in readers
+        if rule_of(dialect, index.node[name]) is not None
+    ]
+    return merge([placement, *units])
+
+
+def canonical(index: GraphIndex, placement: Placement) -> Placement:
+    """The one form of all placements that write the same model.
+
+    Every edge that sees a quantized value is listed, and every tensor whose readers all do.
+    """
+    edges = index.effective(placement)
+    tensors = {edge.tensor for edge in edges}
+    full = (
+        tensor
+        for tensor in tensors
+        if not index.is_constant(tensor) and edges.issuperset(index.readers(tensor))
+    )
+    return Placement(edges, frozenset(full))
+
+
+def merge(placements: Iterable[Placement]) -> Placement:
+    """The union of many placements."""
+    edges: set[Edge] = set()
+    outputs: set[str] = set()
+    for placement in placements:
+        edges |= placement.edges
+        outputs |= placement.outputs
+    return Placement(frozenset(edges), frozenset(outputs))
+
+
+def unit_outputs(index: GraphIndex, dialect: Dialect, node: ir.Node) -> list[str]:
+    """Output tensors of a unit: those of the op, or of the activation that fuses into it."""
+    rule = role_rule(dialect, node)
+    outputs = [value.name for value in node.outputs if value.name and index.readers(value.name)]
+    if len(outputs) == 1 and not rule.same_scale:
+        readers = index.readers(outputs[0])
+        reader = index.node.get(readers[0].node) if len(readers) == 1 else None
+        if is_op(reader, *dialect.fused_activations) and not index.read_by_body(outputs[0]):
+            assert reader is not None
+            outputs = [reader.outputs[0].name or ""]
+    return [name for name in outputs if index.is_float(name)]
+
+
+def _inputs(node: ir.Node, rule: OpRule) -> Iterator[Edge]:
+    positions = range(len(node.inputs)) if rule.inputs is None else rule.inputs
+    for position in positions:
+        value = node.inputs[position] if position < len(node.inputs) else None
+        if value is not None and value.name:
+            yield Edge(value.name, node.name or "", position)
+
+
+def _without_fused(index: GraphIndex, edges: list[Edge]) -> list[Edge]:
+    """All but the one edge through which the op fuses into a weighted op before it."""
+    fused = None
+    for edge in edges:
+        producer = index.value[edge.tensor].producer()
+        if is_op(producer, *WEIGHTED_OPS) and len(index.readers(edge.tensor)) == 1:
+            assert producer is not None
+            position = index.position[producer.name or ""]
+            fused = max(fused or (position, edge), (position, edge))
+    return [edge for edge in edges if fused is None or edge != fused[1]]
+
+
+def _bias(index: GraphIndex, node: ir.Node, rule: OpRule) -> list[Edge]:
+    if rule.bias is None or rule.bias >= len(node.inputs):
+        return []
+    value = node.inputs[rule.bias]
+    if value is None or not index.is_constant(value.name or ""):
+        return []
+    return [Edge(value.name or "", node.name or "", rule.bias)]
