@@ -33,7 +33,9 @@ class Selection:
 def select_ops(index: GraphIndex, dialect: Dialect, op_types: Collection[str]) -> Selection:
     """Quantize every op of these types for which the dialect has an integer kernel.
 
-    Ops that only move values follow: they are quantized where what they move already is.
+    Ops that only move values follow: they are quantized where what they move already is. A
+    tensor that is quantized for one op is so for all that read it: that completes the residual
+    Adds between quantized Convs.
 
     Raises:
         UsageError: If the model has no op of a named type.
@@ -58,7 +60,7 @@ def select_ops(index: GraphIndex, dialect: Dialect, op_types: Collection[str]) -
     followers = _follow(index, dialect, moving, units)
     units += (unit(index, dialect, node, whole=True) for node in followers)
     names = tuple(node.name or "" for node in (*working, *followers))
-    return Selection(merge(units), names, left_float)
+    return Selection(_shared(index, merge(units)), names, left_float)
 
 
 def select_nodes(index: GraphIndex, dialect: Dialect, names: Iterable[str]) -> Selection:
@@ -114,6 +116,13 @@ def _follow(
             followers.append(node)
             quantized.update(unit(index, dialect, node, whole=True).outputs)
     return followers
+
+
+def _shared(index: GraphIndex, placement: Placement) -> Placement:
+    """Let every node that reads a quantized activation read the quantized value."""
+    activations = {edge.tensor for edge in placement.edges if not index.is_constant(edge.tensor)}
+    readers = (edge for tensor in activations for edge in index.readers(tensor) if edge.node)
+    return Placement(placement.edges.union(readers), placement.outputs)
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:

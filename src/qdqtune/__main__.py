@@ -1,0 +1,5 @@
+"""`python -m qdqtune`."""
+
+from qdqtune.cli.main import entry_point
+
+entry_point()

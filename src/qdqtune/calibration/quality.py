@@ -1,0 +1,83 @@
+"""How far a quantized model's outputs are from the float model's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtune.calibration.inputs import Feeds
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isolated import Worker
+
+# Runs every op as it is written: a foreign dialect must not be judged by this CPU's kernels.
+AS_WRITTEN = SessionOptions(engine_options={"graph_optimization_level": "disable_all"})
+
+
+class SignalToNoise:
+    """Signal-to-quantization-noise ratio of each output, gathered sample by sample."""
+
+    def __init__(self) -> None:
+        self._signal: dict[str, float] = {}
+        self._noise: dict[str, float] = {}
+
+    def add(
+        self, reference: Mapping[str, npt.NDArray[Any]], actual: Mapping[str, npt.NDArray[Any]]
+    ) -> None:
+        """Take in the outputs of one sample; outputs that are not floats don't count."""
+        for name, expected in reference.items():
+            if expected.dtype.kind != "f" or name not in actual:
+                continue
+            wide = expected.astype(np.float64)
+            error = actual[name].astype(np.float64) - wide
+            self._signal[name] = self._signal.get(name, 0.0) + float((wide**2).sum())
+            self._noise[name] = self._noise.get(name, 0.0) + float((error**2).sum())
+
+    def decibels(self) -> dict[str, float]:
+        """The ratio per output in dB: infinite if equal, minus infinite if not a number."""
+        return {name: _decibels(self._signal[name], noise) for name, noise in self._noise.items()}
+
+
+def output_sqnr(
+    worker: Worker,
+    float_model: Path,
+    quantized_model: Path,
+    samples: Iterable[Feeds],
+    *,
+    options: SessionOptions | None = None,
+) -> dict[str, float]:
+    """Compare two models output by output.
+
+    Args:
+        worker: Where they run.
+        float_model: The reference.
+        quantized_model: The one in question.
+        samples: Inputs.
+        options: How to open the quantized model; `AS_WRITTEN` for a dialect of another engine.
+
+    Returns:
+        Decibels per float output.
+
+    Raises:
+        WorkerFailure: If one of them does not run.
+    """
+    ratio = SignalToNoise()
+    reference = worker.open(float_model)
+    candidate = worker.open(quantized_model, options)
+    for feeds in samples:
+        ratio.add(worker.run(reference, feeds), worker.run(candidate, feeds))
+    worker.release(reference)
+    worker.release(candidate)
+    return ratio.decibels()
+
+
+def _decibels(signal: float, noise: float) -> float:
+    if not math.isfinite(noise):
+        return -math.inf
+    if noise == 0.0:
+        return math.inf
+    return 10.0 * math.log10(signal / noise) if signal > 0.0 else -math.inf

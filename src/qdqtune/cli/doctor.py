@@ -1,0 +1,37 @@
+"""`qdqtune doctor`: which engines can be used here, and why others can't."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from qdqtune.cli.flags import add_format, common
+
+if TYPE_CHECKING:
+    from qdqtune.cli import Commands
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "doctor",
+        parents=[common()],
+        help="say which engines are usable here",
+        description="Engines usable here with version, device, instruction set and dialect; and "
+        "why the others are not.",
+    )
+    add_format(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from qdqtune.report.health import health_record, health_text
+    from qdqtune.workflows.health import examine
+
+    health = examine()
+    if options.format == "json":
+        print(json.dumps(health_record(health), indent=1))
+    else:
+        print(health_text(health))
+    return 0 if any(engine.usable for engine in health.engines) else 1

@@ -1,0 +1,91 @@
+"""`qdqtune insert`: quantize chosen ops of a model by hand."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqtune.cli.flags import add_format, add_output, comma_list, common
+from qdqtune.records.errors import OutputError, UsageError
+from qdqtune.records.placement import Placement
+
+if TYPE_CHECKING:
+    from qdqtune.cli import Commands
+    from qdqtune.records.insertion import InsertReport
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "insert",
+        parents=[common()],
+        help="write a model with Q/DQ on chosen ops",
+        description="Quantize chosen ops of a float model, calibrated, in an engine's dialect.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a float ONNX model")
+    chosen = parser.add_argument_group("what to quantize (these add up)")
+    for flag, what in (("ops", "op types"), ("nodes", "node names"), ("tensors", "tensor names")):
+        chosen.add_argument(
+            f"--{flag}", type=comma_list, action="extend", default=[], metavar="A,B", help=what
+        )
+    chosen.add_argument("--placement", metavar="FILE", help="a placement.json, taken as it is")
+    parser.add_argument(
+        "--engine", default="onnxruntime", help="whose dialect to write (default: %(default)s)"
+    )
+    parser.add_argument("--dialect", help="a dialect by name, instead of the engine's own here")
+    parser.add_argument("--quant_type", default="int8", help="int8, uint8 or fp8")
+    parser.add_argument("--seed", type=int, default=0, help="for random calibration inputs")
+    parser.add_argument("--save_placement", metavar="FILE", help="also write the placement")
+    add_output(parser)
+    add_format(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from qdqtune.graph.files import check_writable
+    from qdqtune.workflows.quantization import Choice, insert_qdq
+
+    placement = _read_placement(options.placement) if options.placement else None
+    if options.save_placement:
+        check_writable(options.save_placement, force=options.force)
+    report = insert_qdq(
+        options.model,
+        Choice(options.ops, options.nodes, options.tensors, placement),
+        options.output,
+        engine=options.engine,
+        dialect=options.dialect,
+        quant_type=options.quant_type,
+        seed=options.seed,
+        force=options.force,
+    )
+    if options.save_placement:
+        text = report.placement.to_json(report.model_fingerprint)
+        _write_text(Path(options.save_placement), text)
+    _print(report, options.format)
+    return 0
+
+
+def _read_placement(path: str) -> Placement:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"The placement file {path} can't be read: {error}.") from None
+    return Placement.from_json(text, path)
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path} could not be written: {error.strerror}.") from None
+
+
+def _print(report: InsertReport, form: str) -> None:
+    from qdqtune.report.insertion import insertion_record, insertion_text
+
+    if form == "json":
+        print(json.dumps(insertion_record(report), indent=1))
+    else:
+        print(insertion_text(report))

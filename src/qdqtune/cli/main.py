@@ -1,0 +1,100 @@
+"""The `qdqtune` command: logs on stderr, results on stdout.
+
+Exit codes: 0 ok, 1 failed, 2 usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from qdqtune._version import __version__
+from qdqtune.cli import bench, doctor, insert, strip
+from qdqtune.cli.flags import normalize
+from qdqtune.records.errors import QdqtuneError, UsageError
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+_COMMANDS = (bench, insert, strip, doctor)
+
+
+def entry_point() -> None:
+    """What the installed script calls."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command.
+
+    Args:
+        arguments: The command line without the program's name.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        options = get_parser().parse_args(normalize(arguments))
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else USAGE
+    _set_up_logging(options.verbose, options.quiet)
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+        return code
+    except QdqtuneError as error:
+        _complain(error)
+        return USAGE if isinstance(error, UsageError) else FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; keep the interpreter from complaining on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="qdqtune",
+        description="Find where quantization pays in an ONNX model, by measuring.",
+        epilog="Each command has its own --help.",
+    )
+    parser.add_argument("--version", action=_PrintVersions, nargs=0, help="print all versions")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in _COMMANDS:
+        command.add_parser(commands)
+    return parser
+
+
+class _PrintVersions(argparse.Action):
+    """Prints our version and the engines'."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        from qdqtune.engines import registry
+
+        print(f"qdqtune {__version__}")
+        for name in registry.ENGINES:
+            version = registry.available(name).version
+            if version and name != "simulated":
+                print(f"{name} {version}")
+        parser.exit()
+
+
+def _set_up_logging(verbose: int, quiet: bool) -> None:
+    ours = logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    logging.basicConfig(
+        stream=sys.stderr, format="%(levelname)s: %(message)s", level=logging.ERROR, force=True
+    )
+    logging.getLogger("qdqtune").setLevel(ours)
+    if verbose >= 2:
+        logging.getLogger().setLevel(logging.DEBUG)
+
+
+def _complain(error: QdqtuneError) -> None:
+    print(f"error: {error.what}", file=sys.stderr)
+    if error.hint:
+        print(f"       {error.hint}", file=sys.stderr)

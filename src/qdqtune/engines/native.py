@@ -1,0 +1,29 @@
+"""Which dialect an engine speaks on this machine; the engine need not be installed."""
+
+from __future__ import annotations
+
+import re
+
+from qdqtune.engines import registry
+from qdqtune.engines.isa import Cpu, read_cpu
+from qdqtune.qdq.dialect import Dialect
+from qdqtune.qdq.dialects import ONNXRUNTIME, ONNXRUNTIME_NO_VNNI, TENSORRT, TENSORRT_8
+
+
+def native_dialect(engine: str, version: str = "", cpu: Cpu | None = None) -> Dialect:
+    """The dialect in which an engine runs integer kernels, with exact arithmetic.
+
+    Args:
+        engine: An engine's name.
+        version: Its version; by default the installed one, or else the newest.
+        cpu: The CPU that will run the model; by default this machine's.
+
+    Raises:
+        UsageError: If there is no such engine.
+    """
+    entry = registry.entry(engine)
+    if entry.name in ("tensorrt", "trtexec", "tensorrt_rtx"):
+        number = re.match(r"\d+", version or registry.available(engine).version)
+        old = number is not None and int(number.group()) < 10 and entry.name != "tensorrt_rtx"
+        return TENSORRT_8 if old else TENSORRT
+    return ONNXRUNTIME_NO_VNNI if (cpu or read_cpu()).saturates_u8s8 else ONNXRUNTIME

@@ -1,0 +1,198 @@
+"""What an engine told about a model: samples, or the reason why there are none."""
+
+from __future__ import annotations
+
+import enum
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Latency samples of one model on one engine, or an error; never both.
+
+    A sample that cannot be a latency (NaN, infinite, zero, negative) turns the whole measurement
+    into a failed one, because an engine that returns it cannot be believed about the others.
+
+    Attributes:
+        blocks_ms: Samples in milliseconds, one tuple per block of runs made back to back.
+        error: Why there are no samples; None when there are.
+        build_s: Seconds the engine spent opening the model, measured inside the worker.
+        timing_s: Seconds the engine spent in timed runs, measured inside the worker.
+    """
+
+    blocks_ms: tuple[tuple[float, ...], ...] = ()
+    error: str | None = None
+    build_s: float = 0.0
+    timing_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        error = self.error if self.error is not None else _fault_of(self.blocks_ms)
+        blocks = () if error is not None else tuple(tuple(map(float, b)) for b in self.blocks_ms)
+        object.__setattr__(self, "error", error)
+        object.__setattr__(self, "blocks_ms", blocks)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are samples."""
+        return self.error is None
+
+    @property
+    def block_medians_ms(self) -> tuple[float, ...]:
+        """The median of each block."""
+        return tuple(statistics.median(block) for block in self.blocks_ms)
+
+    @property
+    def latency_ms(self) -> float:
+        """The median of the block medians; infinite for a failed measurement, so it sorts last."""
+        return statistics.median(self.block_medians_ms) if self.ok else math.inf
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Measurement:
+        """Reads the JSON form."""
+        return cls(
+            blocks_ms=tuple(tuple(block) for block in value["blocks_ms"]),
+            error=value["error"],
+            build_s=value["build_s"],
+            timing_s=value["timing_s"],
+        )
+
+
+def _fault_of(blocks_ms: tuple[tuple[float, ...], ...]) -> str | None:
+    if not blocks_ms or any(not block for block in blocks_ms):
+        return "the engine returned no samples"
+    for block in blocks_ms:
+        for sample in block:
+            if isinstance(sample, bool) or not isinstance(sample, (int, float)):
+                return f"the engine returned a latency that is no number: {sample!r}"
+            if not (math.isfinite(sample) and sample > 0):
+                return f"the engine returned an impossible latency: {sample!r} ms"
+    return None
+
+
+class Verdict(enum.Enum):
+    """What a comparison allows to say about the candidate."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    SAME = "same"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A candidate against its baseline.
+
+    Attributes:
+        ratio: Baseline over candidate latency: the speedup, above 1 when the candidate is faster.
+        low: Lower end of the confidence interval of the ratio.
+        high: Upper end of the confidence interval of the ratio.
+        confidence: Level of the interval, such as 0.98.
+        pairs: Number of paired observations the interval rests on.
+        margin: Relative difference below which the two count as the same, even when the interval
+            excludes 1: what two opens of one file may differ by.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    pairs: int
+    margin: float = 0.0
+
+    @property
+    def verdict(self) -> Verdict:
+        """FASTER or SLOWER when the whole interval and more than the margin say so."""
+        if self.low > 1.0 and self.ratio > 1.0 + self.margin:
+            return Verdict.FASTER
+        if self.high < 1.0 and self.ratio < 1.0 / (1.0 + self.margin):
+            return Verdict.SLOWER
+        return Verdict.SAME
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form; an interval without bounds has None there."""
+        value = asdict(self)
+        value["high"] = self.high if math.isfinite(self.high) else None
+        value["verdict"] = self.verdict.value
+        return value
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Comparison:
+        """Reads the JSON form; the verdict is derived anew."""
+        return cls(
+            ratio=value["ratio"],
+            low=value["low"],
+            high=math.inf if value["high"] is None else value["high"],
+            confidence=value["confidence"],
+            pairs=value["pairs"],
+            margin=value["margin"],
+        )
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Mean time of one node of the graph the engine really runs (after its own fusions).
+
+    Attributes:
+        name: Name of the node in the engine's graph.
+        op_type: Operator the engine runs, for example ``QLinearConv``.
+        ms: Mean milliseconds per run of the model, all executions of the node in a run together.
+        provider: The part of the engine that runs it, for example ``CPUExecutionProvider``.
+    """
+
+    name: str
+    op_type: str
+    ms: float
+    provider: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> LayerTime:
+        """Reads the JSON form."""
+        return cls(**value)
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """Which engine measured, on what: part of every record and of every memo key.
+
+    Attributes:
+        name: Engine name, for example ``onnxruntime``.
+        version: Version of the engine.
+        device: Name of the CPU or GPU.
+        isa: Instruction set that matters for integer kernels, for example ``avx512_vnni``.
+        threads: Threads per run; None is the engine's default.
+        options: Options given to the engine beside the threads.
+    """
+
+    name: str
+    version: str
+    device: str
+    isa: str
+    threads: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form, as it stands in ``summary.json``."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "device": self.device,
+            "isa": self.isa,
+            "threads": self.threads,
+            "options": dict(sorted(self.options.items())),
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> EngineInfo:
+        """Reads the JSON form."""
+        return cls(**value)

@@ -1,0 +1,48 @@
+"""What `insert` shows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from qdqtune.records.insertion import InsertReport
+from qdqtune.records.ranges import CalibrationSource
+from qdqtune.report.tables import printable
+
+RANDOM_WARNING = (
+    "Calibrated on random inputs: use it to time, not to ship; its accuracy on real data is unknown."
+)
+
+
+def insertion_record(report: InsertReport) -> dict[str, Any]:
+    """The JSON form; a ratio without bounds is None."""
+    sqnr_db = {name: db if math.isfinite(db) else None for name, db in report.sqnr_db.items()}
+    return {
+        "kind": "insertion",
+        "schema": 1,
+        "output": str(report.output),
+        "dialect": report.dialect,
+        "quant_type": report.quant_type,
+        "calibration": report.calibration.value,
+        "quantized": list(report.quantized),
+        "left_float": report.left_float,
+        "qdq_pairs": report.pairs,
+        "output_sqnr_db": sqnr_db,
+    }
+
+
+def insertion_text(report: InsertReport) -> str:
+    """The text form; the last line says if the scales can't be trusted."""
+    lines = [
+        f"{report.output}: {report.quant_type} in the {report.dialect} dialect, "
+        f"{len(report.quantized)} ops, {report.pairs} tensors"
+    ]
+    for reason, count in Counter(report.left_float.values()).most_common():
+        lines.append(f"left float: {count} ops, {reason}")
+    for name, db in report.sqnr_db.items():
+        lines.append(f"output {name}: SQNR {db:.1f} dB against float")
+    lines = [printable(line) for line in lines]
+    if report.calibration is CalibrationSource.RANDOM:
+        lines.append(RANDOM_WARNING)
+    return "\n".join(lines)

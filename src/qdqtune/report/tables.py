@@ -1,0 +1,36 @@
+"""Plain tables for terminals and pipes alike."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Line up cells in columns.
+
+    Args:
+        header: Column titles.
+        rows: Cells; control characters in them are made visible, so that a file's name can't
+            write to the terminal.
+        right: Positions of the columns that are aligned to the right.
+    """
+    cells = [[printable(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    cells.insert(1, ["-" * width for width in widths])
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+    return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """Replace what a terminal would act upon."""
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in ("Cc", "Cf") else character
+        for character in text
+    )

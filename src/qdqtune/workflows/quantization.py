@@ -1,0 +1,197 @@
+"""Placing Q/DQ by hand: insert into a float model, strip from a quantized one."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from qdqtune.calibration.inputs import random_inputs
+from qdqtune.calibration.minmax import collect_ranges
+from qdqtune.calibration.quality import AS_WRITTEN, output_sqnr
+from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.engines.native import native_dialect
+from qdqtune.graph.files import check_writable, load_model, save_model
+from qdqtune.graph.folding import fold
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.op_classes import QDQ_OPS
+from qdqtune.graph.opset import raise_opset
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.qdq.dialect import Dialect
+from qdqtune.qdq.dialects import dialect_named
+from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.read import Reading, strip
+from qdqtune.qdq.selection import Selection, select_nodes, select_ops, select_tensors
+from qdqtune.qdq.units import merge
+from qdqtune.records.errors import ModelError, UsageError
+from qdqtune.records.insertion import InsertReport
+from qdqtune.records.placement import Placement
+from qdqtune.records.ranges import CalibrationSource
+
+_logger = logging.getLogger(__name__)
+
+_CALIBRATION_SAMPLES = 8
+_JUDGED_SAMPLES = 2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a user wants quantized; the parts add up.
+
+    Attributes:
+        ops: Op types.
+        nodes: Node names.
+        tensors: Tensor names.
+        placement: A placement, taken as it is.
+    """
+
+    ops: Sequence[str] = ()
+    nodes: Sequence[str] = ()
+    tensors: Sequence[str] = ()
+    placement: Placement | None = None
+
+
+def insert_qdq(
+    model: str | Path,
+    choice: Choice,
+    output: str | Path,
+    *,
+    engine: str = "onnxruntime",
+    dialect: str | None = None,
+    quant_type: str = "int8",
+    seed: int = 0,
+    force: bool = False,
+) -> InsertReport:
+    """Quantize what was chosen, calibrated, and write the model.
+
+    Args:
+        model: A float model.
+        choice: What to quantize.
+        output: Where to write.
+        engine: Whose dialect to write; it need not be installed.
+        dialect: A dialect by name, instead of the engine's own on this machine.
+        quant_type: One of the dialect's quant types.
+        seed: For random calibration inputs.
+        force: Whether `output` may be replaced.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    spoken = dialect_named(dialect) if dialect else native_dialect(engine)
+    layout = spoken.format_of(quant_type)
+    check_writable(output, force=force)
+    loaded = _float_model(Path(model))
+    raise_opset(loaded, layout.least_opset)
+    fold(loaded)
+    selection = select(GraphIndex(loaded), spoken, choice)
+    if not selection.placement:
+        reasons = "; ".join(sorted(set(selection.left_float.values())))
+        raise UsageError(
+            f"Nothing of what was chosen can be quantized{': ' + reasons if reasons else ''}."
+        )
+    with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder, Worker() as worker:
+        base = PreparedModel(loaded, Path(folder))
+        samples = random_inputs(base.index, _CALIBRATION_SAMPLES, seed)
+        ranges = collect_ranges(base, worker, samples, CalibrationSource.RANDOM)
+        inserter = Inserter(base, spoken, quant_type, ranges)
+        quantized = inserter.model(selection.placement)
+        sqnr_db = _judge(base, inserter, selection.placement, worker, seed)
+        written = save_model(quantized, output, force=force)
+    return InsertReport(
+        output=written,
+        dialect=spoken.name,
+        quant_type=quant_type,
+        quantized=selection.quantized,
+        left_float=selection.left_float,
+        placement=selection.placement,
+        model_fingerprint=quantized.metadata_props["qdqtune.float_model"],
+        pairs=len(selection.placement.tensors),
+        calibration=ranges.source,
+        sqnr_db=sqnr_db,
+    )
+
+
+def strip_qdq(
+    model: str | Path, output: str | Path, *, weights_from: str | Path | None, force: bool = False
+) -> Reading:
+    """Take Q/DQ out of a model and write the float model inside it.
+
+    Args:
+        model: A Q/DQ model.
+        output: Where to write.
+        weights_from: A float model whose weights replace the dequantized ones.
+        force: Whether `output` may be replaced.
+
+    Returns:
+        What was found.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on; also if the model has no Q/DQ.
+    """
+    check_writable(output, force=force)
+    loaded = load_model(model)
+    originals = load_model(weights_from) if weights_from else None
+    if originals is not None:
+        fold(originals)
+    reading = strip(loaded, originals)
+    if not reading.pairs:
+        raise ModelError(f"{model} has no Q/DQ pairs: there is nothing to strip.")
+    save_model(loaded, output, force=force)
+    return reading
+
+
+def select(index: GraphIndex, dialect: Dialect, choice: Choice) -> Selection:
+    """Turn a choice into one placement.
+
+    Raises:
+        UsageError: If nothing was chosen, or something that the model doesn't have.
+    """
+    parts = []
+    if choice.ops:
+        parts.append(select_ops(index, dialect, choice.ops))
+    if choice.nodes:
+        parts.append(select_nodes(index, dialect, choice.nodes))
+    if choice.tensors:
+        parts.append(select_tensors(index, dialect, choice.tensors))
+    if choice.placement is not None:
+        parts.append(Selection(choice.placement))
+    if not parts:
+        raise UsageError(
+            "Nothing was chosen to be quantized.",
+            "Name op types (--ops Conv,MatMul), nodes, tensors, or a placement file.",
+        )
+    return Selection(
+        merge(part.placement for part in parts),
+        tuple(dict.fromkeys(name for part in parts for name in part.quantized)),
+        {name: reason for part in parts for name, reason in part.left_float.items()},
+    )
+
+
+def _float_model(path: Path) -> ir.Model:
+    model = load_model(path)
+    if any(node.op_type in QDQ_OPS for node in model.graph):
+        raise ModelError(
+            f"{path} has Q/DQ nodes already.", f"Take them out first: qdqtune strip {path} -o …"
+        )
+    return model
+
+
+def _judge(
+    base: PreparedModel, inserter: Inserter, placement: Placement, worker: Worker, seed: int
+) -> dict[str, float]:
+    """The output error, on inputs that were not calibrated with."""
+    own = inserter.dialect is native_dialect("onnxruntime")
+    reference = base.write(base.whole(), "reference")
+    candidate = inserter.write(placement, "candidate")
+    samples = random_inputs(base.index, _JUDGED_SAMPLES, seed + 1)
+    try:
+        options = None if own else AS_WRITTEN
+        return output_sqnr(worker, reference, candidate, samples, options=options)
+    except WorkerFailure as failure:
+        _logger.warning("the output error could not be measured here: %s", failure)
+        return {}
+

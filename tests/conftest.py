@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, settings
+from onnx import numpy_helper, parser
+
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    max_examples=int(__import__("os").environ.get("HYPOTHESIS_EXAMPLES", "60")),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("ci")
+
+
+def model_from_text(text: str, opset: int = 17, **weights: np.ndarray) -> onnx.ModelProto:
+    """A model from ONNX text; node names are n0, n1, ... and weights become initializers."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]>\n{text}')
+    for position, node in enumerate(model.graph.node):
+        node.name = f"n{position}"
+    for name, array in weights.items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
+@pytest.fixture
+def residual() -> onnx.ModelProto:
+    """Two convs with BatchNorm and a residual Add."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "w1": rng.normal(size=(4, 3, 3, 3)),
+        "w2": rng.normal(size=(4, 4, 1, 1)),
+        "b2": rng.normal(size=4),
+        "gamma": rng.uniform(0.5, 1.5, 4),
+        "beta": rng.normal(size=4),
+        "mean": rng.normal(size=4),
+        "var": rng.uniform(0.5, 1.5, 4),
+    }
+    return model_from_text(
+        """
+        g (float[1,3,8,8] x) => (float[1,4,8,8] y) {
+            c1 = Conv<pads=[1,1,1,1]>(x, w1)
+            bn = BatchNormalization(c1, gamma, beta, mean, var)
+            r1 = Relu(bn)
+            c2 = Conv(r1, w2, b2)
+            y = Add(c2, r1)
+        }""",
+        **{name: array.astype(np.float32) for name, array in weights.items()},
+    )
+
+
+@pytest.fixture
+def residual_path(residual: onnx.ModelProto, tmp_path: Path) -> Path:
+    path = tmp_path / "residual.onnx"
+    onnx.save(residual, path)
+    return path

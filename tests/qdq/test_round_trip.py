@@ -1,0 +1,124 @@
+"""insert -> read gives the placement; insert -> strip gives the model."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqtune.graph.files import load_model, save_model
+from qdqtune.graph.fingerprint import fingerprint
+from qdqtune.graph.naming import name_nodes
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.shapes import infer_shapes
+from qdqtune.qdq.dialect import Dialect
+from qdqtune.qdq.dialects import DIALECTS
+from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.read import read, strip
+from qdqtune.qdq.units import canonical
+from qdqtune.records.placement import Placement
+from qdqtune.records.ranges import Ranges
+from tests.models import draw_placement, small_models
+
+WRITTEN = [
+    pytest.param(dialect, quant_type, id=f"{dialect.name}-{quant_type}")
+    for dialect in DIALECTS.values()
+    for quant_type in dialect.formats
+]
+
+
+def inserter_for(proto: onnx.ModelProto, dialect: Dialect, quant_type: str, folder: str) -> Inserter:
+    model = ir.from_proto(proto)
+    name_nodes(model)
+    infer_shapes(model)
+    base = PreparedModel(model, Path(folder))
+    ranges = Ranges({name: (-2.0, 3.0) for name in base.index.value})
+    return Inserter(base, dialect, quant_type, ranges)
+
+
+@pytest.mark.parametrize(("dialect", "quant_type"), WRITTEN)
+@given(data=st.data(), proto=small_models())
+def test_insert_then_read_and_strip(
+    dialect: Dialect, quant_type: str, data: st.DataObject, proto: onnx.ModelProto
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        inserter = inserter_for(proto, dialect, quant_type, folder)
+        placement = draw_placement(data.draw, inserter.index, dialect)
+        path = inserter.write(placement, "candidate")
+        onnx.checker.check_model(str(path), full_check=True)
+
+        candidate = load_model(path)
+        assert read(candidate).placement == canonical(inserter.index, placement)
+
+        float_model = inserter.index.model
+        strip(candidate, weights_from=float_model)
+        assert fingerprint(candidate) == fingerprint(float_model)
+
+
+@given(data=st.data(), proto=small_models())
+def test_a_read_placement_writes_the_same_model_again(
+    data: st.DataObject, proto: onnx.ModelProto
+) -> None:
+    dialect = DIALECTS["onnxruntime"]
+    with tempfile.TemporaryDirectory() as folder:
+        inserter = inserter_for(proto, dialect, "int8", folder)
+        placement = draw_placement(data.draw, inserter.index, dialect)
+        first = inserter.model(placement)
+        again = inserter.model(read(first).placement)
+        assert fingerprint(again) == fingerprint(first)
+
+
+@given(data=st.data(), proto=small_models())
+def test_no_float_copy_of_a_quantized_weight_stays(
+    data: st.DataObject, proto: onnx.ModelProto
+) -> None:
+    dialect = DIALECTS["onnxruntime"]
+    with tempfile.TemporaryDirectory() as folder:
+        inserter = inserter_for(proto, dialect, "int8", folder)
+        placement = draw_placement(data.draw, inserter.index, dialect)
+        edges = inserter.index.effective(placement)
+        written = {tensor.name for tensor in inserter.proto(placement).graph.initializer}
+        for name in inserter.index.model.graph.initializers:
+            assert (name in written) == (not edges.issuperset(inserter.index.readers(name)))
+
+
+@given(data=st.data(), proto=small_models())
+def test_the_empty_placement_is_the_model(data: st.DataObject, proto: onnx.ModelProto) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        inserter = inserter_for(proto, DIALECTS["tensorrt"], "int8", folder)
+        assert fingerprint(inserter.model(Placement())) == fingerprint(inserter.index.model)
+
+
+def test_strip_restores_quantized_weights_within_half_a_step(
+    residual: onnx.ModelProto, tmp_path: Path
+) -> None:
+    dialect = DIALECTS["onnxruntime"]
+    inserter = inserter_for(residual, dialect, "int8", str(tmp_path))
+    conv = inserter.index.node["n3"]
+    from qdqtune.qdq.units import unit
+
+    model = inserter.model(unit(inserter.index, dialect, conv, whole=True))
+    reading = strip(model)
+    original = inserter.index.value["w2"].const_value.numpy()
+    error = abs(model.graph.initializers["w2"].const_value.numpy() - original)
+    step = reading.encodings["w2"].scale.reshape(-1, 1, 1, 1)
+    assert (error <= step / 2 * 1.001).all()
+    assert error.max() > 0
+
+
+def test_a_written_candidate_survives_being_saved_elsewhere(
+    residual: onnx.ModelProto, tmp_path: Path
+) -> None:
+    inserter = inserter_for(residual, DIALECTS["onnxruntime"], "int8", str(tmp_path))
+    placement = Placement.of(outputs=["r1"])
+    candidate = load_model(inserter.write(placement, "candidate"))
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    save_model(candidate, other / "m.onnx")
+    assert fingerprint(load_model(other / "m.onnx")) == fingerprint(candidate)
+    assert [file.name for file in other.iterdir()] == ["m.onnx"]
