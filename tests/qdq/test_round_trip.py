@@ -32,7 +32,9 @@ WRITTEN = [
 ]
 
 
-def inserter_for(proto: onnx.ModelProto, dialect: Dialect, quant_type: str, folder: str) -> Inserter:
+def inserter_for(
+    proto: onnx.ModelProto, dialect: Dialect, quant_type: str, folder: str
+) -> Inserter:
     model = ir.from_proto(proto)
     name_nodes(model)
     infer_shapes(model)

@@ -33,7 +33,7 @@ class PreparedModel:
         self.frame = _frame(model)
         self.nodes = [ir.to_proto(node) for node in self.index.nodes]
         self.constants = {
-            name: self.store.reference(("base", name), value.const_value)
+            name: self.store.reference(("base", name), name, value.const_value)
             for name, value in model.graph.initializers.items()
             if value.const_value is not None
         }

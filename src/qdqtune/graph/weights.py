@@ -30,23 +30,23 @@ class WeightStore:
         self._end = self._file.stat().st_size
         self._known: dict[Hashable, onnx.TensorProto] = {}
 
-    def reference(self, key: Hashable, tensor: ir.TensorProtocol) -> onnx.TensorProto:
+    def reference(self, key: Hashable, name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
         """A proto that stands for the tensor; its values are written when first asked for.
 
         Args:
             key: What identifies the values; a known key is answered without looking at them.
-            tensor: The values, with a name.
+            name: The initializer's name.
+            tensor: The values.
         """
         if key not in self._known:
             if tensor.nbytes <= _INLINE_BYTES or tensor.dtype == ir.DataType.STRING:
-                self._known[key] = ir.to_proto(
-                    ir.Tensor(tensor.numpy(), tensor.dtype, name=tensor.name)
-                )
+                inline = ir.Tensor(tensor.numpy(), tensor.dtype, name=name)
+                self._known[key] = ir.to_proto(inline)
             else:
-                self._known[key] = self._append(tensor)
+                self._known[key] = self._append(name, tensor)
         return self._known[key]
 
-    def _append(self, tensor: ir.TensorProtocol) -> onnx.TensorProto:
+    def _append(self, name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
         alignment = _PAGE if tensor.nbytes >= _PAGE else 64
         offset = -(-self._end // alignment) * alignment
         with self._file.open("r+b") as file:
@@ -54,11 +54,11 @@ class WeightStore:
             written = file.write(tensor.tobytes())
         self._end = offset + written
         proto = onnx.TensorProto(
-            name=tensor.name or "",
+            name=name,
             data_type=tensor.dtype.value,
             dims=list(tensor.numpy().shape),
             data_location=onnx.TensorProto.EXTERNAL,
         )
-        for name, value in (("location", WEIGHTS_FILE), ("offset", offset), ("length", written)):
-            proto.external_data.add(key=name, value=str(value))
+        for key, value in (("location", WEIGHTS_FILE), ("offset", offset), ("length", written)):
+            proto.external_data.add(key=key, value=str(value))
         return proto

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx.helper import make_attribute, make_node
 
 from qdqtune._version import __version__
-from qdqtune.graph.fingerprint import fingerprint
+from qdqtune.graph.fingerprint import fingerprint, tensor_digest
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE
 from qdqtune.graph.prepared import PreparedModel
@@ -139,11 +139,9 @@ class Inserter:
             values = quantize(constant.numpy(), encoding)
             named.append((f"{prefix}_quantized", values, encoding.dtype))
         tensors = [
-            self.base.store.reference(
-                (self.encoder.quant_type, self.dialect.name, name),
-                ir.Tensor(array, kind, name=name),
-            )
+            self.base.store.reference((name, tensor_digest(values)), name, values)
             for name, array, kind in named
+            for values in [ir.Tensor(array, kind)]
         ]
         nodes = [] if stored else [_node(QUANTIZE, tensor, prefix, "_quantized", encoding.axis)]
         nodes.append(

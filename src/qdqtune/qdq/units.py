@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op, is_standard
+from qdqtune.graph.op_classes import COPY_OPS, WEIGHTED_OPS, is_op, is_standard
 from qdqtune.qdq.dialect import Dialect, OpRule, Output
 from qdqtune.records.placement import Edge, Placement
 
 # Used when somebody insists on an op that the dialect has no rule for.
 _PLAIN = OpRule(inputs=None, output=Output.FLOAT)
 _PLAIN_WEIGHTED = OpRule(inputs=(0, 1), weight=1, output=Output.FLOAT)
+
+_PARTING_OPS = ("Gather", "Slice", "Split")
+
+
+@dataclass(frozen=True)
+class LimitedRule(OpRule):
+    """A rule for an op that has an integer kernel under conditions only.
+
+    Attributes:
+        least_elements: How many elements the op's first input must have.
+        most_taps: The largest window (height times width) of the weight, by quant type.
+        whole_until_quantized: The result is quantized after all where it is moved and taken
+            apart. Between them, without Q, TensorRT takes the weight apart instead: it
+            dequantizes weight and input, and multiplies in floats.
+    """
+
+    least_elements: int = 1
+    most_taps: Mapping[str, int] = field(default_factory=dict, hash=False)
+    whole_until_quantized: bool = False
+
+
+def narrow(dialect: Dialect, quant_type: str) -> Dialect:
+    """The dialect with one quant type only, so that the type's own limits count.
+
+    Raises:
+        UsageError: If the dialect has no such type.
+    """
+    return replace(dialect, formats={quant_type: dialect.format_of(quant_type)})
 
 
 def rule_of(dialect: Dialect, node: ir.Node) -> OpRule | None:
@@ -30,7 +60,7 @@ def role_rule(dialect: Dialect, node: ir.Node) -> OpRule:
 
 
 def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node) -> str:
-    """Why a node can't be quantized in this dialect; empty if it can."""
+    """Why a node can't be quantized in any type of this dialect; empty if it can."""
     rule = rule_of(dialect, node)
     if rule is None:
         return f"{dialect.name} has no integer kernel for {node.op_type}"
@@ -38,7 +68,9 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node) -> str:
     for edge in edges:
         if not index.is_float(edge.tensor):
             return f"its input {edge.tensor!r} is not a float tensor"
-    return "" if edges else "it reads nothing that could be quantized"
+    if not edges:
+        return "it reads nothing that could be quantized"
+    return _beyond(index, dialect, rule, edges) if isinstance(rule, LimitedRule) else ""
 
 
 def unit(index: GraphIndex, dialect: Dialect, node: ir.Node, *, whole: bool) -> Placement:
@@ -56,7 +88,9 @@ def unit(index: GraphIndex, dialect: Dialect, node: ir.Node, *, whole: bool) -> 
         edges = _without_fused(index, edges)
     edges += _bias(index, node, rule)
     wanted = (Output.REQUIRED, Output.USUAL) if whole else (Output.REQUIRED,)
-    outputs = unit_outputs(index, dialect, node) if rule.output in wanted else ()
+    outputs = unit_outputs(index, dialect, node) if rule.output in wanted else []
+    if isinstance(rule, LimitedRule) and rule.whole_until_quantized:
+        outputs += _taken_apart(index, node)
     return Placement.of(edges, outputs)
 
 
@@ -140,3 +174,49 @@ def _bias(index: GraphIndex, node: ir.Node, rule: OpRule) -> list[Edge]:
     if value is None or not index.is_constant(value.name or ""):
         return []
     return [Edge(value.name or "", node.name or "", rule.bias)]
+
+
+def _beyond(index: GraphIndex, dialect: Dialect, rule: LimitedRule, edges: list[Edge]) -> str:
+    """Which limit of the rule a node is beyond; empty if it is within all."""
+    shapes = {edge.index: index.shape(edge.tensor) for edge in edges}
+    data, weight = shapes.get(0), shapes.get(rule.weight if rule.weight is not None else -1)
+    if data is not None and None not in data:
+        elements = math.prod(dim or 0 for dim in data)
+        if elements < rule.least_elements:
+            return f"{dialect.name} has no integer kernel for an input of {elements} elements"
+    if weight is not None and None not in weight:
+        taps = math.prod(dim or 0 for dim in weight[2:])
+        if all(taps > rule.most_taps.get(name, taps) for name in dialect.formats):
+            types = " or ".join(dialect.formats)
+            return f"{dialect.name} has no {types} kernel for a window of {taps} taps"
+    return ""
+
+
+def _taken_apart(index: GraphIndex, node: ir.Node) -> list[str]:
+    """The op's result, its bias added, if nothing but moves lead from it to parts of it."""
+    result = tensor = node.outputs[0].name or ""
+    moves = 0
+    while True:
+        readers = [index.node[edge.node] for edge in index.readers(tensor) if edge.node]
+        if any(is_op(reader, *_PARTING_OPS) for reader in readers):
+            return [result] if moves or any(map(_is_moved, readers)) else []
+        if len(readers) != 1:
+            return []
+        reader = readers[0]
+        if not moves and is_op(reader, "Add") and _adds_constant(index, reader):
+            result = reader.outputs[0].name or ""
+        elif is_op(reader, *COPY_OPS):
+            moves += 1
+        else:
+            return []
+        tensor = reader.outputs[0].name or ""
+
+
+def _is_moved(node: ir.Node) -> bool:
+    """Whether something moves a part before it is used."""
+    users = (user for output in node.outputs for user, _ in output.uses())
+    return is_op(node, *_PARTING_OPS) and any(is_op(user, *COPY_OPS) for user in users)
+
+
+def _adds_constant(index: GraphIndex, node: ir.Node) -> bool:
+    return any(value is not None and index.is_constant(value.name or "") for value in node.inputs)

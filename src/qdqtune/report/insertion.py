@@ -11,7 +11,8 @@ from qdqtune.records.ranges import CalibrationSource
 from qdqtune.report.tables import printable
 
 RANDOM_WARNING = (
-    "Calibrated on random inputs: use it to time, not to ship; its accuracy on real data is unknown."
+    "Calibrated on random inputs: good for timing, not for shipping; "
+    "accuracy on real data is unknown."
 )
 
 

@@ -6,7 +6,9 @@ import unicodedata
 from collections.abc import Sequence
 
 
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+def text_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
+) -> str:
     """Line up cells in columns.
 
     Args:
@@ -31,6 +33,8 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
 def printable(text: str) -> str:
     """Replace what a terminal would act upon."""
     return "".join(
-        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in ("Cc", "Cf") else character
+        "\N{REPLACEMENT CHARACTER}"
+        if unicodedata.category(character) in ("Cc", "Cf")
+        else character
         for character in text
     )

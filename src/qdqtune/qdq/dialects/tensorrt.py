@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from qdqtune.qdq.dialect import Dialect, OpRule, Output, QuantFormat
 from qdqtune.qdq.encoding import TensorFormat
+from qdqtune.qdq.units import LimitedRule
 
 _INT8 = TensorFormat(ir.DataType.INT8, -127, 127, symmetric=True)
 _FLOAT8 = TensorFormat(ir.DataType.FLOAT8E4M3FN, -448, 448, symmetric=True)
@@ -17,7 +18,6 @@ _AVERAGE = OpRule(output=Output.REQUIRED)
 _ADD = OpRule(inputs=(0, 1), output=Output.FLOAT, joins_producer=True)
 _RULES = {
     "Conv": _WEIGHTED,
-    "ConvTranspose": _WEIGHTED,
     "Gemm": _WEIGHTED,
     "MatMul": _WEIGHTED,
     "Add": _ADD,
@@ -28,6 +28,20 @@ _RULES = {
     "AveragePool": _AVERAGE,
     "GlobalAveragePool": _AVERAGE,
 }
+_RULES_8 = {**_RULES, "ConvTranspose": _WEIGHTED}
+# What follows was seen in the layer lists of TensorRT-RTX 1.7 builds. ConvTranspose is missing: it
+# is computed in floats whatever surrounds it and along whichever axis it is scaled. A Conv that
+# reads 4 values is computed by the float kernel that makes them. A window of 4x8 has a float8
+# kernel, 1x33 has none. Of q, k and v from one projection, see `whole_until_quantized`.
+_MULTIPLIED = LimitedRule(inputs=(0, 1), weight=1, output=Output.FLOAT, whole_until_quantized=True)
+_RULES_10 = {
+    **_RULES,
+    "Conv": LimitedRule(
+        inputs=(0, 1), weight=1, output=Output.FLOAT, least_elements=5, most_taps={"fp8": 32}
+    ),
+    "Gemm": _MULTIPLIED,
+    "MatMul": _MULTIPLIED,
+}
 _INT8_FORMAT = QuantFormat(_INT8, _INT8, least_opset=13)
 _FLOAT8_FORMAT = QuantFormat(_FLOAT8, _FLOAT8, least_opset=19)
 
@@ -35,13 +49,13 @@ TENSORRT = Dialect(
     name="tensorrt",
     summary="TensorRT 10 and later: symmetric int8 or fp8, weights stored quantized, float biases",
     formats={"int8": _INT8_FORMAT, "fp8": _FLOAT8_FORMAT},
-    rules=_RULES,
+    rules=_RULES_10,
 )
 
 TENSORRT_8 = Dialect(
     name="tensorrt-8",
     summary="TensorRT before 10: symmetric int8, float weights behind Q and DQ, float biases",
     formats={"int8": _INT8_FORMAT},
-    rules=_RULES,
+    rules=_RULES_8,
     stored_weights=False,
 )

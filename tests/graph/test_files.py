@@ -1,0 +1,201 @@
+"""Loading and saving: what can be wrong with a file, and what the user is told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+import pytest
+
+from qdqtune.graph.files import load_model, save_model
+from qdqtune.graph.fingerprint import fingerprint
+from qdqtune.records.errors import ModelError, OutputError
+from tests.conftest import model_from_text
+
+
+def save_external(model: onnx.ModelProto, path: Path) -> Path:
+    onnx.save(
+        model, path, save_as_external_data=True, location="weights.bin", size_threshold=0,
+        convert_attribute=False,
+    )  # fmt: skip
+    return path
+
+
+def relocate(path: Path, **changes: str) -> None:
+    """Rewrite where the model says that its weights lie."""
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = changes.get(entry.key, entry.value)
+    path.write_bytes(model.SerializeToString())
+
+
+def test_round_trip_inline_and_external(residual: onnx.ModelProto, tmp_path: Path) -> None:
+    inline = tmp_path / "inline.onnx"
+    onnx.save(residual, inline)
+    external = save_external(residual, tmp_path / "external.onnx")
+    assert fingerprint(load_model(inline)) == fingerprint(load_model(external))
+    saved = save_model(load_model(external), tmp_path / "saved.onnx")
+    assert fingerprint(load_model(saved)) == fingerprint(load_model(inline))
+
+
+def test_saving_leaves_the_model_external(residual: onnx.ModelProto, tmp_path: Path) -> None:
+    import onnx_ir as ir
+
+    model = load_model(save_external(residual, tmp_path / "external.onnx"))
+    save_model(model, tmp_path / "saved.onnx")
+    assert isinstance(model.graph.initializers["w1"].const_value, ir.ExternalTensor)
+
+
+def test_large_models_get_a_data_file(
+    residual: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qdqtune.graph.files._EMBED_LIMIT_BYTES", 100)
+    path = tmp_path / "in.onnx"
+    onnx.save(residual, path)
+    before = load_model(path)
+    out = tmp_path / "out"
+    out.mkdir()
+    save_model(before, out / "m.onnx")
+    assert sorted(file.name for file in out.iterdir()) == ["m.onnx", "m.onnx.data"]
+    assert fingerprint(load_model(out / "m.onnx")) == fingerprint(before)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not an ONNX file"),
+        (b"this is not a model at all", "not an ONNX file"),
+        (os.urandom(4096), "not an ONNX file"),
+    ],
+    ids=["empty", "text", "noise"],
+)
+def test_not_onnx(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=message):
+        load_model(path)
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        load_model(tmp_path / "no.onnx")
+    with pytest.raises(ModelError, match="is a folder"):
+        load_model(tmp_path)
+
+
+def test_empty_graph(tmp_path: Path) -> None:
+    model = model_from_text("g (float[1] x) => (float[1] y) { y = Relu(x) }")
+    del model.graph.node[:]
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="empty graph"):
+        load_model(path)
+
+
+def test_checker_failure(residual: onnx.ModelProto, tmp_path: Path) -> None:
+    residual.graph.node[0].input[1] = "nothing"
+    path = tmp_path / "m.onnx"
+    path.write_bytes(residual.SerializeToString())
+    with pytest.raises(ModelError, match="not a valid ONNX model"):
+        load_model(path)
+
+
+def test_external_data_missing(residual: onnx.ModelProto, tmp_path: Path) -> None:
+    path = save_external(residual, tmp_path / "m.onnx")
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(ModelError, match="that file is missing") as caught:
+        load_model(path)
+    assert str(tmp_path) in caught.value.hint
+
+
+@pytest.mark.parametrize("location", ["../weights.bin", "/etc/passwd", "a/../../weights.bin", ""])
+def test_external_data_outside(location: str, residual: onnx.ModelProto, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path = save_external(residual, folder / "m.onnx")
+    (folder / "weights.bin").rename(tmp_path / "weights.bin")
+    relocate(path, location=location)
+    with pytest.raises(ModelError, match="outside the model's folder"):
+        load_model(path)
+
+
+def test_external_data_links(residual: onnx.ModelProto, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path = save_external(residual, folder / "m.onnx")
+    outside = tmp_path / "weights.bin"
+    (folder / "weights.bin").rename(outside)
+    (folder / "weights.bin").symlink_to(outside)
+    with pytest.raises(ModelError, match="outside the model's folder"):
+        load_model(path)
+    (folder / "weights.bin").unlink()
+    os.link(outside, folder / "weights.bin")
+    with pytest.raises(ModelError, match="is a link"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"offset": "999999"}, "ends before it"),
+        ({"length": "999999"}, "ends before it"),
+        ({"offset": "-8"}, "ends before it"),
+        ({"offset": "x"}, "broken offset"),
+    ],
+)
+def test_external_data_range(
+    changes: dict[str, str], message: str, residual: onnx.ModelProto, tmp_path: Path
+) -> None:
+    path = save_external(residual, tmp_path / "m.onnx")
+    relocate(path, **changes)
+    with pytest.raises(ModelError, match=message):
+        load_model(path)
+
+
+def test_output_is_never_overwritten_unasked(residual_path: Path, tmp_path: Path) -> None:
+    model = load_model(residual_path)
+    target = tmp_path / "out.onnx"
+    target.write_text("precious")
+    with pytest.raises(OutputError, match="exists already"):
+        save_model(model, target)
+    assert target.read_text() == "precious"
+    save_model(model, target, force=True)
+    assert fingerprint(load_model(target)) == fingerprint(model)
+
+
+def test_output_folder_problems(residual_path: Path, tmp_path: Path) -> None:
+    model = load_model(residual_path)
+    with pytest.raises(OutputError, match="does not exist"):
+        save_model(model, tmp_path / "no" / "out.onnx")
+    with pytest.raises(OutputError, match="is a folder"):
+        save_model(model, tmp_path)
+
+
+def test_a_failed_write_leaves_nothing(
+    residual_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnx_ir as ir
+
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    model = load_model(residual_path)
+    monkeypatch.setattr(ir, "save", no_room)
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(OutputError, match="No space left"):
+        save_model(model, out / "m.onnx")
+    assert list(out.iterdir()) == []
+
+
+def test_every_node_has_a_name_of_its_own(tmp_path: Path) -> None:
+    model = model_from_text(
+        "g (float[2] x) => (float[2] y) { a = Relu(x) b = Relu(a) c = Neg(b) y = Neg(c) }"
+    )
+    for node, name in zip(model.graph.node, ["same", "same", "", ""], strict=True):
+        node.name = name
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    assert [node.name for node in load_model(path).graph] == ["same", "same_2", "Neg_c", "Neg_y"]

@@ -1,0 +1,80 @@
+"""Placements and ranges as files."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqtune.records.errors import UsageError
+from qdqtune.records.placement import Edge, Placement
+from qdqtune.records.ranges import CalibrationSource, Ranges
+
+names = st.text(min_size=1, max_size=8)
+edges = st.builds(Edge, names, names, st.integers(0, 9))
+placements = st.builds(Placement, st.frozensets(edges), st.frozensets(names))
+
+
+@given(placement=placements)
+def test_json_round_trip(placement: Placement) -> None:
+    assert Placement.from_json(placement.to_json("abc")) == placement
+
+
+@given(first=placements, second=placements)
+def test_union(first: Placement, second: Placement) -> None:
+    assert first | second == second | first
+    assert (first | second) | first == first | second
+    assert (first | second).tensors == first.tensors | second.tensors
+
+
+def test_equal_placements_are_equal_files() -> None:
+    forward = Placement.of([("b", "n", 1), ("a", "n", 0)], ["z", "y"])
+    backward = Placement.of([("a", "n", 0), ("b", "n", 1)], ["y", "z"])
+    assert forward.to_json() == backward.to_json()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense", "not a placement file"),
+        ("[]", "not a placement file"),
+        ('{"kind": "ranges"}', "not a placement file"),
+        ('{"kind": "placement", "schema": 99}', "schema 99"),
+        ('{"kind": "placement", "schema": 1, "edges": [["a", "b"]]}', "is not an edge"),
+        ('{"kind": "placement", "schema": 1, "edges": [["a", "b", true]]}', "is not an edge"),
+        ('{"kind": "placement", "schema": 1, "edges": 3}', "must be a list"),
+        ('{"kind": "placement", "schema": 1, "outputs": [1]}', "list of tensor names"),
+    ],
+)
+def test_broken_files_are_named(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        Placement.from_json(text, "here.json")
+    assert "here.json" in caught.value.what
+
+
+@given(
+    pairs=st.dictionaries(names, st.tuples(st.floats(-1e30, 0), st.floats(0, 1e30))),
+    source=st.sampled_from(CalibrationSource),
+)
+def test_ranges_round_trip(
+    pairs: dict[str, tuple[float, float]], source: CalibrationSource
+) -> None:
+    ranges = Ranges(pairs, source, 3)
+    again = Ranges.from_json(ranges.to_json())
+    assert again == ranges
+    assert again.digest() == ranges.digest()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x",
+        "[]",
+        '{"kind": "ranges", "schema": 1, "source": "data", "samples": 1, "ranges": {"a": [1]}}',
+        '{"kind": "ranges", "schema": 1, "source": "data", "samples": 1, "ranges": {"a": [2, 1]}}',
+        '{"kind": "ranges", "schema": 1, "source": "dog", "samples": 1, "ranges": {}}',
+    ],
+)
+def test_broken_ranges(text: str) -> None:
+    with pytest.raises(UsageError, match="not a ranges file"):
+        Ranges.from_json(text)
