@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
+DEMO   := work/demo
 
 .PHONY: install demo test lint bench clean
 
@@ -14,7 +15,10 @@ $(READY): pyproject.toml
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/python benchmarks/demo.py
+	@mkdir -p $(DEMO)
+	$(BIN)/python -m qdqtune.zoo resnet18 -o $(DEMO)/resnet18.onnx --force
+	$(BIN)/qdqtune insert $(DEMO)/resnet18.onnx --ops Conv,Gemm -o $(DEMO)/resnet18_int8.onnx --force
+	$(BIN)/qdqtune bench $(DEMO)/resnet18.onnx $(DEMO)/resnet18_int8.onnx --threads 1
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -29,4 +33,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build work

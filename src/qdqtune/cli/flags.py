@@ -11,7 +11,11 @@ def common() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
-        "-v", "--verbose", action="count", default=0, help="say more on stderr; twice for everything"
+        "-v",
+        "--verbose",
+        action="count",
+        default=0,
+        help="say more on stderr; twice for everything",
     )
     group.add_argument("-q", "--quiet", action="store_true", help="only errors on stderr")
     return parser
@@ -45,7 +49,7 @@ def positive(text: str) -> int:
 
 def normalize(arguments: Sequence[str]) -> list[str]:
     """Let long flags be spelled with dashes: `--quant-type` is `--quant_type`."""
-    normal = []
+    normal: list[str] = []
     for position, argument in enumerate(arguments):
         if argument == "--":
             return [*normal, *arguments[position:]]

@@ -85,7 +85,9 @@ class _PrintVersions(argparse.Action):
 
 
 def _set_up_logging(verbose: int, quiet: bool) -> None:
-    ours = logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    ours = (
+        logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    )
     logging.basicConfig(
         stream=sys.stderr, format="%(levelname)s: %(message)s", level=logging.ERROR, force=True
     )

@@ -60,6 +60,16 @@ class GraphIndex:
         edges += [Edge(tensor, "", position) for position in self.outputs.get(tensor, ())]
         return tuple(edges)
 
+    def has(self, edge: Edge) -> bool:
+        """Whether that reader really reads that tensor."""
+        if not edge.node:
+            return edge.position in self.outputs.get(edge.tensor, ())
+        node = self.node.get(edge.node)
+        if node is None or not 0 <= edge.position < len(node.inputs):
+            return False
+        value = node.inputs[edge.position]
+        return value is not None and value.name == edge.tensor
+
     def read_by_body(self, tensor: str) -> bool:
         """Whether a control-flow body reads the tensor."""
         return any(user.graph is not self.model.graph for user, _ in self.value[tensor].uses())

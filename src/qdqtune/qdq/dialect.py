@@ -34,6 +34,10 @@ class OpRule:
         same_scale: Whether input and output must share one encoding (the op only moves values).
         joins_producer: Whether the op fuses into the weighted op before it, whose result must
             then reach it as it is.
+        least_elements: How many elements the first input must have for an integer kernel.
+        whole_when_parted: Whether the result is quantized after all where it is moved and taken
+            apart. TensorRT takes the weight apart instead, unless a Q stands between: it
+            dequantizes weight and input, and multiplies in floats.
     """
 
     inputs: tuple[int, ...] | None = (0,)
@@ -42,6 +46,8 @@ class OpRule:
     weight: int | None = None
     same_scale: bool = False
     joins_producer: bool = False
+    least_elements: int = 1
+    whole_when_parted: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,11 +58,13 @@ class QuantFormat:
         activation: For activations, and for constants that are not weights.
         weight: For weights.
         least_opset: The first ONNX opset that can express it.
+        most_taps: The largest window (height times width) of a Conv that has a kernel.
     """
 
     activation: TensorFormat
     weight: TensorFormat
     least_opset: int
+    most_taps: int | None = None
 
 
 @dataclass(frozen=True)

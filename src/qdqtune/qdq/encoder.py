@@ -63,8 +63,12 @@ class Encoder:
         self.quant_type = quant_type
         self.format = dialect.format_of(quant_type)
         self.ranges = ranges
+        self._rules = {node.name: role_rule(dialect, node) for node in index.nodes}
+        self._roles: dict[Edge, Role] = {}
         self._activations: dict[str, Encoding] = {}
         self._weights: dict[tuple[str, int | None], Encoding] = {}
+        self._fitted: dict[tuple[object, ...], Encoding] = {}
+        self._biases: dict[tuple[object, ...], Encoding] = {}
 
     def pairs(self, edges: Iterable[Edge]) -> list[Pair]:
         """Group edges into pairs: readers that can share one encoding share one pair.
@@ -78,10 +82,12 @@ class Encoder:
         wanted = frozenset(edges)
         found: dict[tuple[object, ...], Pair] = {}
         for edge in sorted(wanted):
-            self._check(edge)
-            role = self._role(edge)
+            role = self._roles.get(edge)
+            if role is None:
+                self._check(edge)
+                role = self._roles[edge] = self._role(edge)
             encoding = self._encode(edge, role, wanted)
-            key = (edge.tensor, *encoding.key())
+            key = (edge.tensor, *encoding.key)
             found.setdefault(key, Pair(edge.tensor, role, encoding)).edges.append(edge)
         return list(found.values())
 
@@ -92,8 +98,8 @@ class Encoder:
                 f"The placement names the tensor {edge.tensor!r}, which the model doesn't have.",
                 "Is it a placement of another model?",
             )
-        if edge not in index.readers(edge.tensor):
-            reader = f"input {edge.index} of {edge.node!r}" if edge.node else "a graph output"
+        if not index.has(edge):
+            reader = f"input {edge.position} of {edge.node!r}" if edge.node else "a graph output"
             raise UsageError(
                 f"The placement names {edge.tensor!r} as {reader}, which it is not in this model.",
                 "Is it a placement of another model?",
@@ -105,10 +111,10 @@ class Encoder:
         if not self.index.is_constant(edge.tensor):
             return "activation"
         if edge.node:
-            rule = role_rule(self.dialect, self.index.node[edge.node])
-            if edge.index == rule.weight:
+            rule = self._rules[edge.node]
+            if edge.position == rule.weight:
                 return "weight"
-            if edge.index == rule.bias:
+            if edge.position == rule.bias:
                 return "bias"
         return "constant"
 
@@ -120,30 +126,32 @@ class Encoder:
         node = self.index.node[edge.node]
         if role == "weight":
             return self._weight(node, wanted)
-        data, weight = node.inputs[0], node.inputs[1]
-        assert data is not None
-        assert weight is not None
-        for position, value in enumerate((data, weight)):
+        for position in (0, 1):
+            value = node.inputs[position]
+            assert value is not None
             if Edge(value.name or "", edge.node, position) not in wanted:
                 raise UsageError(
                     f"The bias of {edge.node!r} can't be quantized without its input and weight.",
                     f"Add {value.name!r} (input {position}) to the placement, or drop the bias.",
                 )
-        return encode_bias(
-            self._values(edge.tensor), self._data(data, wanted), self._weight(node, wanted)
-        )
+        data, weight = self._data(node, wanted), self._weight(node, wanted)
+        key = (edge.tensor, data.key, weight.key)
+        if key not in self._biases:
+            self._biases[key] = encode_bias(self._values(edge.tensor), data, weight)
+        return self._biases[key]
 
-    def _data(self, value: ir.Value, wanted: frozenset[Edge]) -> Encoding:
-        name = value.name or ""
-        return (
-            self._constant(name) if self.index.is_constant(name) else self._activation(name, wanted)
-        )
+    def _data(self, node: ir.Node, wanted: frozenset[Edge]) -> Encoding:
+        value = node.inputs[0]
+        name = value.name or "" if value is not None else ""
+        if self.index.is_constant(name):
+            return self._constant(name)
+        return self._activation(name, wanted)
 
     def _activation(self, tensor: str, wanted: frozenset[Edge]) -> Encoding:
         """The encoding of an activation: its own, or that of the tensor it is a copy of."""
         while True:
             node = self.index.value[tensor].producer()
-            if node is None or not role_rule(self.dialect, node).same_scale:
+            if node is None or not self._rules[node.name].same_scale:
                 break
             source = node.inputs[0]
             if source is None or Edge(source.name or "", node.name or "", 0) not in wanted:
@@ -180,16 +188,24 @@ class Encoder:
             self._weights[key] = encode_weight(self._values(name), self.format.weight, axis)
         encoding = self._weights[key]
         bias = self._bias(node, wanted)
-        if bias is None:
-            return encoding
-        least = least_weight_scale(self._values(bias), self._data(node.inputs[0], wanted))  # type: ignore[arg-type]
-        if (encoding.scale >= least).all():
-            return encoding
-        least = least if axis is not None else least.max()
-        return encode_weight(self._values(name), self.format.weight, axis, least)
+        return (
+            encoding if bias is None else self._fit(encoding, name, bias, self._data(node, wanted))
+        )
+
+    def _fit(self, encoding: Encoding, weight: str, bias: str, data: Encoding) -> Encoding:
+        """The weight's encoding, coarser where the bias would not fit into int32 otherwise."""
+        key = (weight, bias, encoding.axis, data.key)
+        if key not in self._fitted:
+            least = least_weight_scale(self._values(bias), data)
+            if (encoding.scale < least).any():
+                least = least if encoding.axis is not None else least.max()
+                values = self._values(weight)
+                encoding = encode_weight(values, self.format.weight, encoding.axis, least)
+            self._fitted[key] = encoding
+        return self._fitted[key]
 
     def _bias(self, node: ir.Node, wanted: frozenset[Edge]) -> str | None:
-        position = role_rule(self.dialect, node).bias
+        position = self._rules[node.name].bias
         if position is None or position >= len(node.inputs) or node.inputs[position] is None:
             return None
         name = node.inputs[position].name or ""  # type: ignore[union-attr]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ class Encoding:
     high: int
     axis: int | None = None
 
+    @cached_property
     def key(self) -> tuple[object, ...]:
         """Equal for encodings that are equal bit by bit."""
         scale, zero_point = self.scale.tobytes(), self.zero_point.tobytes()

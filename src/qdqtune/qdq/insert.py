@@ -89,13 +89,11 @@ class Inserter:
         model = onnx.ModelProto()
         model.CopyFrom(self._frame)
         graph = model.graph
-        graph.initializer.extend(
-            proto for name, proto in self.base.constants.items() if rewiring.still_read(name)
-        )
-        seen: set[str] = set()
-        for pieces in (piece for group in behind.values() for piece in group):
-            graph.initializer.extend(t for t in pieces.tensors if t.name not in seen)
-            seen.update(t.name for t in pieces.tensors)
+        constants = [p for name, p in self.base.constants.items() if rewiring.still_read(name)]
+        for group in behind.values():
+            for pieces in group:
+                constants += pieces.tensors
+        graph.initializer.extend(constants)
         graph.node.extend(self._in_order(behind, rewiring))
         return model
 
@@ -118,7 +116,7 @@ class Inserter:
         return nodes
 
     def _pieces_of(self, pair: Pair) -> _Pieces:
-        key = (pair.tensor, pair.role, *pair.encoding.key())
+        key = (pair.tensor, pair.role, *pair.encoding.key)
         if key not in self._pieces:
             self._pieces[key] = self._make_pieces(pair)
         return self._pieces[key]
@@ -166,14 +164,8 @@ class _Pieces:
     def __init__(self, tensors: list[onnx.TensorProto], nodes: list[onnx.NodeProto]) -> None:
         self.tensors = tensors
         self.nodes = nodes
-
-    @property
-    def output(self) -> str:
-        return str(self.nodes[-1].output[0])
-
-    @property
-    def stored(self) -> bool:
-        return len(self.nodes) == 1
+        self.output = str(nodes[-1].output[0])
+        self.stored = len(nodes) == 1
 
 
 class _Rewiring:
@@ -191,7 +183,7 @@ class _Rewiring:
             self._read_quantized[pair.tensor] += len(pair.edges)
         for edge in pair.edges:
             if edge.node:
-                self._inputs[self._index.position[edge.node]][edge.index] = pieces.output
+                self._inputs[self._index.position[edge.node]][edge.position] = pieces.output
         if any(not edge.node for edge in pair.edges):
             self._quantize_graph_output(pair, pieces)
 
@@ -211,7 +203,7 @@ class _Rewiring:
         for edge in self._index.readers(tensor):
             if edge.node:
                 inputs = self._inputs[self._index.position[edge.node]]
-                inputs[edge.index] = tensor if edge in pair.edges else plain
+                inputs[edge.position] = tensor if edge in pair.edges else plain
 
     def still_read(self, constant: str) -> bool:
         """Whether anybody still reads the float values of a constant."""

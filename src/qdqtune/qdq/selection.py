@@ -30,7 +30,9 @@ class Selection:
     left_float: dict[str, str] = field(default_factory=dict)
 
 
-def select_ops(index: GraphIndex, dialect: Dialect, op_types: Collection[str]) -> Selection:
+def select_ops(
+    index: GraphIndex, dialect: Dialect, op_types: Collection[str], quant_type: str = "int8"
+) -> Selection:
     """Quantize every op of these types for which the dialect has an integer kernel.
 
     Ops that only move values follow: they are quantized where what they move already is. A
@@ -51,7 +53,7 @@ def select_ops(index: GraphIndex, dialect: Dialect, op_types: Collection[str]) -
     for node in chosen:
         if node.op_type in dialect.fused_activations and rule_of(dialect, node) is None:
             continue  # part of the op before it
-        reason = why_not(index, dialect, node)
+        reason = why_not(index, dialect, node, quant_type)
         if reason:
             left_float[node.name or ""] = reason
         else:
@@ -63,7 +65,9 @@ def select_ops(index: GraphIndex, dialect: Dialect, op_types: Collection[str]) -
     return Selection(_shared(index, merge(units)), names, left_float)
 
 
-def select_nodes(index: GraphIndex, dialect: Dialect, names: Iterable[str]) -> Selection:
+def select_nodes(
+    index: GraphIndex, dialect: Dialect, names: Iterable[str], quant_type: str = "int8"
+) -> Selection:
     """Quantize these nodes, by name.
 
     Raises:
@@ -75,7 +79,7 @@ def select_nodes(index: GraphIndex, dialect: Dialect, names: Iterable[str]) -> S
             raise _unknown("node", name, index.node)
         placement = unit(index, dialect, index.node[name], whole=True)
         if not placement.edges:
-            reason = why_not(index, dialect, index.node[name])
+            reason = why_not(index, dialect, index.node[name], quant_type)
             raise UsageError(f"The node {name!r} can't be quantized: {reason}.")
         units.append(placement)
         quantized.append(name)

@@ -3,47 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.op_classes import COPY_OPS, WEIGHTED_OPS, is_op, is_standard
+from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op, is_standard
 from qdqtune.qdq.dialect import Dialect, OpRule, Output
+from qdqtune.qdq.parting import parted_result
 from qdqtune.records.placement import Edge, Placement
 
 # Used when somebody insists on an op that the dialect has no rule for.
 _PLAIN = OpRule(inputs=None, output=Output.FLOAT)
 _PLAIN_WEIGHTED = OpRule(inputs=(0, 1), weight=1, output=Output.FLOAT)
-
-_PARTING_OPS = ("Gather", "Slice", "Split")
-
-
-@dataclass(frozen=True)
-class LimitedRule(OpRule):
-    """A rule for an op that has an integer kernel under conditions only.
-
-    Attributes:
-        least_elements: How many elements the op's first input must have.
-        most_taps: The largest window (height times width) of the weight, by quant type.
-        whole_until_quantized: The result is quantized after all where it is moved and taken
-            apart. Between them, without Q, TensorRT takes the weight apart instead: it
-            dequantizes weight and input, and multiplies in floats.
-    """
-
-    least_elements: int = 1
-    most_taps: Mapping[str, int] = field(default_factory=dict, hash=False)
-    whole_until_quantized: bool = False
-
-
-def narrow(dialect: Dialect, quant_type: str) -> Dialect:
-    """The dialect with one quant type only, so that the type's own limits count.
-
-    Raises:
-        UsageError: If the dialect has no such type.
-    """
-    return replace(dialect, formats={quant_type: dialect.format_of(quant_type)})
 
 
 def rule_of(dialect: Dialect, node: ir.Node) -> OpRule | None:
@@ -59,8 +31,8 @@ def role_rule(dialect: Dialect, node: ir.Node) -> OpRule:
     return _PLAIN_WEIGHTED if is_op(node, *WEIGHTED_OPS) else _PLAIN
 
 
-def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node) -> str:
-    """Why a node can't be quantized in any type of this dialect; empty if it can."""
+def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str) -> str:
+    """Why a node can't be quantized to this type in this dialect; empty if it can."""
     rule = rule_of(dialect, node)
     if rule is None:
         return f"{dialect.name} has no integer kernel for {node.op_type}"
@@ -70,7 +42,15 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node) -> str:
             return f"its input {edge.tensor!r} is not a float tensor"
     if not edges:
         return "it reads nothing that could be quantized"
-    return _beyond(index, dialect, rule, edges) if isinstance(rule, LimitedRule) else ""
+    shapes = {edge.position: index.shape(edge.tensor) for edge in edges}
+    elements = _size(shapes.get(0))
+    if elements is not None and elements < rule.least_elements:
+        return f"{dialect.name} reads an input of {elements} elements as floats"
+    taps = _size((shapes.get(1) or ())[2:]) if node.op_type == "Conv" else None
+    most_taps = dialect.format_of(quant_type).most_taps
+    if taps is not None and most_taps is not None and taps > most_taps:
+        return f"{dialect.name} has no {quant_type} kernel for a window of {taps} taps"
+    return ""
 
 
 def unit(index: GraphIndex, dialect: Dialect, node: ir.Node, *, whole: bool) -> Placement:
@@ -89,8 +69,8 @@ def unit(index: GraphIndex, dialect: Dialect, node: ir.Node, *, whole: bool) -> 
     edges += _bias(index, node, rule)
     wanted = (Output.REQUIRED, Output.USUAL) if whole else (Output.REQUIRED,)
     outputs = unit_outputs(index, dialect, node) if rule.output in wanted else []
-    if isinstance(rule, LimitedRule) and rule.whole_until_quantized:
-        outputs += _taken_apart(index, node)
+    if rule.whole_when_parted:
+        outputs += parted_result(index, node)
     return Placement.of(edges, outputs)
 
 
@@ -176,47 +156,8 @@ def _bias(index: GraphIndex, node: ir.Node, rule: OpRule) -> list[Edge]:
     return [Edge(value.name or "", node.name or "", rule.bias)]
 
 
-def _beyond(index: GraphIndex, dialect: Dialect, rule: LimitedRule, edges: list[Edge]) -> str:
-    """Which limit of the rule a node is beyond; empty if it is within all."""
-    shapes = {edge.index: index.shape(edge.tensor) for edge in edges}
-    data, weight = shapes.get(0), shapes.get(rule.weight if rule.weight is not None else -1)
-    if data is not None and None not in data:
-        elements = math.prod(dim or 0 for dim in data)
-        if elements < rule.least_elements:
-            return f"{dialect.name} has no integer kernel for an input of {elements} elements"
-    if weight is not None and None not in weight:
-        taps = math.prod(dim or 0 for dim in weight[2:])
-        if all(taps > rule.most_taps.get(name, taps) for name in dialect.formats):
-            types = " or ".join(dialect.formats)
-            return f"{dialect.name} has no {types} kernel for a window of {taps} taps"
-    return ""
-
-
-def _taken_apart(index: GraphIndex, node: ir.Node) -> list[str]:
-    """The op's result, its bias added, if nothing but moves lead from it to parts of it."""
-    result = tensor = node.outputs[0].name or ""
-    moves = 0
-    while True:
-        readers = [index.node[edge.node] for edge in index.readers(tensor) if edge.node]
-        if any(is_op(reader, *_PARTING_OPS) for reader in readers):
-            return [result] if moves or any(map(_is_moved, readers)) else []
-        if len(readers) != 1:
-            return []
-        reader = readers[0]
-        if not moves and is_op(reader, "Add") and _adds_constant(index, reader):
-            result = reader.outputs[0].name or ""
-        elif is_op(reader, *COPY_OPS):
-            moves += 1
-        else:
-            return []
-        tensor = reader.outputs[0].name or ""
-
-
-def _is_moved(node: ir.Node) -> bool:
-    """Whether something moves a part before it is used."""
-    users = (user for output in node.outputs for user, _ in output.uses())
-    return is_op(node, *_PARTING_OPS) and any(is_op(user, *COPY_OPS) for user in users)
-
-
-def _adds_constant(index: GraphIndex, node: ir.Node) -> bool:
-    return any(value is not None and index.is_constant(value.name or "") for value in node.inputs)
+def _size(shape: tuple[int | None, ...] | None) -> int | None:
+    """How many elements a tensor has, if all its dims are known."""
+    if shape is None or None in shape:
+        return None
+    return math.prod(dim for dim in shape if dim is not None)

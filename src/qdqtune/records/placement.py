@@ -18,12 +18,12 @@ class Edge(NamedTuple):
     Attributes:
         tensor: Name of the tensor that is read.
         node: Name of the node that reads it; empty for the graph's own output.
-        index: Input position in that node, or position among the graph's outputs.
+        position: Which input of that node, or which of the graph's outputs.
     """
 
     tensor: str
     node: str
-    index: int
+    position: int
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def insert_qdq(
     loaded = _float_model(Path(model))
     raise_opset(loaded, layout.least_opset)
     fold(loaded)
-    selection = select(GraphIndex(loaded), spoken, choice)
+    selection = select(GraphIndex(loaded), spoken, quant_type, choice)
     if not selection.placement:
         reasons = "; ".join(sorted(set(selection.left_float.values())))
         raise UsageError(
@@ -144,7 +144,7 @@ def strip_qdq(
     return reading
 
 
-def select(index: GraphIndex, dialect: Dialect, choice: Choice) -> Selection:
+def select(index: GraphIndex, dialect: Dialect, quant_type: str, choice: Choice) -> Selection:
     """Turn a choice into one placement.
 
     Raises:
@@ -152,9 +152,9 @@ def select(index: GraphIndex, dialect: Dialect, choice: Choice) -> Selection:
     """
     parts = []
     if choice.ops:
-        parts.append(select_ops(index, dialect, choice.ops))
+        parts.append(select_ops(index, dialect, choice.ops, quant_type))
     if choice.nodes:
-        parts.append(select_nodes(index, dialect, choice.nodes))
+        parts.append(select_nodes(index, dialect, choice.nodes, quant_type))
     if choice.tensors:
         parts.append(select_tensors(index, dialect, choice.tensors))
     if choice.placement is not None:
@@ -194,4 +194,3 @@ def _judge(
     except WorkerFailure as failure:
         _logger.warning("the output error could not be measured here: %s", failure)
         return {}
-

@@ -6,7 +6,6 @@ import onnx_ir as ir
 
 from qdqtune.qdq.dialect import Dialect, OpRule, Output, QuantFormat
 from qdqtune.qdq.encoding import TensorFormat
-from qdqtune.qdq.units import LimitedRule
 
 _INT8 = TensorFormat(ir.DataType.INT8, -127, 127, symmetric=True)
 _FLOAT8 = TensorFormat(ir.DataType.FLOAT8E4M3FN, -448, 448, symmetric=True)
@@ -30,20 +29,18 @@ _RULES = {
 }
 _RULES_8 = {**_RULES, "ConvTranspose": _WEIGHTED}
 # What follows was seen in the layer lists of TensorRT-RTX 1.7 builds. ConvTranspose is missing: it
-# is computed in floats whatever surrounds it and along whichever axis it is scaled. A Conv that
-# reads 4 values is computed by the float kernel that makes them. A window of 4x8 has a float8
-# kernel, 1x33 has none. Of q, k and v from one projection, see `whole_until_quantized`.
-_MULTIPLIED = LimitedRule(inputs=(0, 1), weight=1, output=Output.FLOAT, whole_until_quantized=True)
+# is computed in floats whatever surrounds it and along whichever axis it is scaled. A Conv of 4
+# values at batch 1 is fused into a kernel that reads floats and quantizes them itself. A window of
+# 4x8 has a float8 kernel, 1x33 has none.
+_MULTIPLIED = OpRule(inputs=(0, 1), weight=1, output=Output.FLOAT, whole_when_parted=True)
 _RULES_10 = {
     **_RULES,
-    "Conv": LimitedRule(
-        inputs=(0, 1), weight=1, output=Output.FLOAT, least_elements=5, most_taps={"fp8": 32}
-    ),
+    "Conv": OpRule(inputs=(0, 1), weight=1, output=Output.FLOAT, least_elements=5),
     "Gemm": _MULTIPLIED,
     "MatMul": _MULTIPLIED,
 }
 _INT8_FORMAT = QuantFormat(_INT8, _INT8, least_opset=13)
-_FLOAT8_FORMAT = QuantFormat(_FLOAT8, _FLOAT8, least_opset=19)
+_FLOAT8_FORMAT = QuantFormat(_FLOAT8, _FLOAT8, least_opset=19, most_taps=32)
 
 TENSORRT = Dialect(
     name="tensorrt",

@@ -1,0 +1,1 @@
+"""Measurements of qdqtune itself: ratios from one interleaved run, never assertions."""

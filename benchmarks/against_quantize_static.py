@@ -1,0 +1,123 @@
+"""Our files against `quantize_static`'s: the same ops, the same folded graph, the same inputs.
+
+For each zoo model and two op lists: the speedup of our file over theirs, the float model's, and
+whether the optimized graphs hold the same integer kernels.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
+
+from qdqtune import zoo
+from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.calibration.minmax import collect_ranges
+from qdqtune.calibration.quality import output_sqnr
+from qdqtune.engines.contest import compare_files
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isolated import Worker
+from qdqtune.engines.native import native_dialect
+from qdqtune.graph.files import load_model, save_model
+from qdqtune.graph.folding import fold
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.selection import select_ops
+from qdqtune.records.measurement import Comparison
+from qdqtune.records.ranges import CalibrationSource
+
+KIND = "against_quantize_static"
+WEIGHTED = ("Conv", "Gemm", "MatMul")
+EVERYTHING = tuple(sorted({*QLinearOpsRegistry, *QDQRegistry}))
+COLUMNS = {
+    "model": "model", "ops": "ops", "ours over theirs": "ours_over_theirs",
+    "interval": "interval", "float over ours": "ours_over_float",
+    "same kernels": "same_kernels", "SQNR ours": "sqnr_db", "SQNR theirs": "their_sqnr_db",
+    "commit": "commit",
+}  # fmt: skip
+_SAMPLES = 4
+
+
+class _Reader(CalibrationDataReader):  # type: ignore[misc]
+    def __init__(self, samples: Iterator[Feeds]) -> None:
+        self._samples = samples
+
+    def get_next(self) -> Feeds | None:
+        return next(self._samples, None)
+
+
+def measure(name: str, budget_s: float) -> Iterator[dict[str, Any]]:
+    """One record per op list for a zoo model."""
+    logging.getLogger().setLevel(logging.ERROR)
+    with (
+        tempfile.TemporaryDirectory(prefix="qdqtune-bench-") as folder,
+        Worker("onnxruntime", SessionOptions(threads=1)) as worker,
+    ):
+        space = Path(folder)
+        onnx.save(zoo.build(name), space / "zoo.onnx")
+        model = load_model(space / "zoo.onnx")
+        fold(model)
+        folded = save_model(model, space / "folded.onnx")
+        base = PreparedModel(model, space)
+        samples = random_inputs(base.index, _SAMPLES)
+        ranges = collect_ranges(base, worker, samples, CalibrationSource.RANDOM)
+        inserter = Inserter(base, native_dialect("onnxruntime"), "int8", ranges)
+        present = {node.op_type for node in base.index.nodes}
+        for label, wanted in (("weighted", WEIGHTED), ("all", EVERYTHING)):
+            ops = [op_type for op_type in wanted if op_type in present]
+            placement = select_ops(base.index, inserter.dialect, ops).placement
+            ours = inserter.write(placement, f"ours_{label}")
+            theirs = _theirs(folded, ops, base, space / f"theirs_{label}.onnx")
+            record = _compare(worker, base, folded, ours, theirs, budget_s)
+            yield {"kind": KIND, "model": name, "ops": label, **record}
+
+
+def _theirs(folded: Path, ops: list[str], base: PreparedModel, path: Path) -> Path:
+    quantize_static(
+        str(folded), str(path), _Reader(random_inputs(base.index, _SAMPLES)),
+        quant_format=QuantFormat.QDQ, op_types_to_quantize=ops, per_channel=True,
+        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+        extra_options={"WeightSymmetric": True},
+        reduce_range=native_dialect("onnxruntime").formats["int8"].weight.high < 127,
+    )  # fmt: skip
+    return path
+
+
+def _compare(
+    worker: Worker, base: PreparedModel, folded: Path, ours: Path, theirs: Path, budget_s: float
+) -> dict[str, Any]:
+    feeds = next(random_inputs(base.index, 1, seed=1))
+    _, (over_theirs,) = compare_files(worker, [theirs, ours], feeds, budget_s=budget_s)
+    _, (over_float,) = compare_files(worker, [folded, ours], feeds, budget_s=budget_s / 2)
+    kernels = [
+        _integer_kernels(worker, path, ours.parent / "optimized.onnx") for path in (ours, theirs)
+    ]
+    sqnr = [min(output_sqnr(worker, folded, path, [feeds]).values()) for path in (ours, theirs)]
+    return {
+        **_ratio("ours_over_theirs", over_theirs),
+        "interval": [over_theirs.low, over_theirs.high] if over_theirs else None,
+        **_ratio("ours_over_float", over_float),
+        "same_kernels": kernels[0] == kernels[1],
+        "kernels": dict(kernels[0]),
+        "their_kernels": dict(kernels[1]),
+        "sqnr_db": sqnr[0],
+        "their_sqnr_db": sqnr[1],
+    }
+
+
+def _ratio(key: str, comparison: Comparison | None) -> dict[str, float | None]:
+    return {key: comparison.ratio if comparison else None}
+
+
+def _integer_kernels(worker: Worker, path: Path, optimized: Path) -> Counter[str]:
+    options = SessionOptions(threads=1, optimized_model_path=str(optimized))
+    worker.release(worker.open(path, options))
+    nodes = onnx.load(optimized, load_external_data=False).graph.node
+    return Counter(node.op_type for node in nodes if node.op_type.startswith(("QLinear", "QGemm")))

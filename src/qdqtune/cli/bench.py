@@ -1,0 +1,57 @@
+"""`qdqtune bench`: model files against each other."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from qdqtune.cli.flags import add_format, common, positive
+
+if TYPE_CHECKING:
+    from qdqtune.cli import Commands
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "bench",
+        parents=[common()],
+        help="time models against each other",
+        description="Time models in alternating blocks; the first is the baseline. The inputs are "
+        "random, and the same for all.",
+    )
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="ONNX models")
+    parser.add_argument("--engine", default="auto", help="what runs them (default: %(default)s)")
+    parser.add_argument(
+        "--threads", type=positive, help="threads per run (default: the engine's own)"
+    )
+    parser.add_argument(
+        "--runs",
+        type=positive,
+        help="timed runs per model (default: what fits into some seconds per model)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="for the random inputs")
+    add_format(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from qdqtune.report.bench import bench_text
+    from qdqtune.report.progress import progress_bar
+    from qdqtune.workflows.comparison import compare
+
+    with progress_bar("timing", quiet=options.quiet) as progress:
+        record = compare(
+            options.models,
+            engine=options.engine,
+            threads=options.threads,
+            runs=options.runs,
+            seed=options.seed,
+            progress=progress,
+        )
+    if options.format == "json":
+        print(json.dumps(record.to_dict(), indent=1))
+    else:
+        print(bench_text(record))
+    return 0 if record.ok else 1

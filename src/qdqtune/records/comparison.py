@@ -1,0 +1,69 @@
+"""Model files timed against each other, as one record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qdqtune.records.measurement import Comparison, EngineInfo, Measurement
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One file of a comparison.
+
+    Attributes:
+        path: The file, as the user named it.
+        measurement: Its samples, or why there are none.
+        against_first: Its speedup over the first file; None for the first, and where one failed.
+    """
+
+    path: str
+    measurement: Measurement
+    against_first: Comparison | None = None
+
+
+@dataclass(frozen=True)
+class BenchRecord:
+    """Every file against the first, from one interleaved run.
+
+    Attributes:
+        engine: What ran them.
+        contestants: The files in the user's order.
+        inputs: What they were fed: name to dtype and shape.
+        seed: Seed of the inputs.
+    """
+
+    engine: EngineInfo
+    contestants: tuple[Contestant, ...]
+    inputs: Mapping[str, str]
+    seed: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether every file was timed."""
+        return all(contestant.measurement.ok for contestant in self.contestants)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "kind": "bench",
+            "schema": SCHEMA,
+            "engine": self.engine.to_dict(),
+            "seed": self.seed,
+            "inputs": dict(self.inputs),
+            "models": [_contestant(contestant) for contestant in self.contestants],
+        }
+
+
+def _contestant(contestant: Contestant) -> dict[str, Any]:
+    measurement, comparison = contestant.measurement, contestant.against_first
+    return {
+        "path": contestant.path,
+        "latency_ms": measurement.latency_ms if measurement.ok else None,
+        "speedup": comparison.to_dict() if comparison else None,
+        "measurement": measurement.to_dict(),
+    }

@@ -1,0 +1,43 @@
+"""What `bench` shows."""
+
+from __future__ import annotations
+
+from qdqtune.records.comparison import BenchRecord, Contestant
+from qdqtune.records.measurement import EngineInfo
+from qdqtune.report.tables import printable, text_table
+
+
+def bench_text(record: BenchRecord) -> str:
+    """A table of every model against the first."""
+    header = ["model", "median ms", "speedup", "interval", "verdict"]
+    rows = [_row(contestant) for contestant in record.contestants]
+    table = text_table(header, rows, right=(1, 2))
+    failed = [
+        f"{printable(one.path)} failed: {printable(one.measurement.error or '')}"
+        for one in record.contestants
+        if not one.measurement.ok
+    ]
+    levels = {one.against_first.confidence for one in record.contestants if one.against_first}
+    lines = [engine_line(record.engine), "", table]
+    if levels:
+        least = min(levels)
+        lines += ["", f"Speedup is over the first model, with its {least:.1%} interval."]
+    return "\n".join([*lines, *failed])
+
+
+def engine_line(engine: EngineInfo) -> str:
+    """Which engine measured, on what."""
+    threads = "its default threads" if engine.threads is None else f"{engine.threads} thread(s)"
+    return printable(
+        f"{engine.name} {engine.version}, {threads}, on {engine.device} ({engine.isa})"
+    )
+
+
+def _row(contestant: Contestant) -> list[str]:
+    measurement, comparison = contestant.measurement, contestant.against_first
+    latency = f"{measurement.latency_ms:.3f}" if measurement.ok else "failed"
+    if comparison is None:
+        return [contestant.path, latency, "", "", "baseline" if measurement.ok else ""]
+    interval = f"{comparison.low:.3f} to {comparison.high:.3f}"
+    speedup = f"{comparison.ratio:.3f}x"
+    return [contestant.path, latency, speedup, interval, comparison.verdict.value]

@@ -1,0 +1,125 @@
+"""A user's mistakes: what happened, where, what to do; never a traceback, nothing lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from qdqtune.cli.main import main
+from tests.conftest import model_from_text
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: object) -> tuple[int, str]:
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert "Traceback" not in captured.err
+        return code, captured.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 2, ["required: COMMAND"]),
+        (["insert"], 2, ["required: MODEL"]),
+        (["frobnicate"], 2, ["invalid choice"]),
+        (["insert", "{model}", "--ops", "Conv"], 2, ["-o/--output"]),
+        (["insert", "{model}", "-o", "{out}"], 2, ["Nothing was chosen", "--ops"]),
+        (["insert", "no.onnx", "--ops", "Conv", "-o", "{out}"], 1, ["no.onnx does not exist"]),
+        (["insert", "{model}", "--ops", "Cnv", "-o", "{out}"], 2, ["no op type 'Cnv'", "'Conv'"]),
+        (["insert", "{model}", "--nodes", "n33", "-o", "{out}"], 2, ["no node 'n33'", "'n3'"]),
+        (["insert", "{model}", "--tensors", "zz", "-o", "{out}"], 2, ["no tensor 'zz'", "It has"]),
+        (["insert", "{model}", "--ops", "Relu", "-o", "{out}"], 2, ["can be quantized"]),
+        (
+            ["insert", "{model}", "--ops", "Conv", "--engine", "onxruntime", "-o", "{out}"],
+            2,
+            ["Unknown engine 'onxruntime'", "onnxruntime"],
+        ),
+        (
+            ["insert", "{model}", "--ops", "Conv", "--dialect", "klingon", "-o", "{out}"],
+            2,
+            ["no dialect 'klingon'", "tensorrt-8"],
+        ),
+        (
+            ["insert", "{model}", "--ops", "Conv", "--quant_type", "int3", "-o", "{out}"],
+            2,
+            ["no quant type 'int3'", "int8, uint8"],
+        ),
+        (["insert", "{model}", "--ops", "Conv", "-o", "{model}"], 1, ["exists", "--force"]),
+        (["insert", "{model}", "--ops", "Conv", "-o", "/no/such/x.onnx"], 1, ["does not exist"]),
+        (["insert", "{model}", "--placement", "no.json", "-o", "{out}"], 2, ["no.json"]),
+        (["strip", "{model}", "-o", "{out}"], 1, ["no Q/DQ pairs"]),
+        (["bench", "{model}", "--engine", "tensorrrt"], 2, ["Unknown engine", "tensorrt"]),
+        (["bench", "{model}", "--engine", "tensorrt"], 1, ["tensorrt"]),
+        (["bench", "{model}", "--threads", "0"], 2, ["from 1 up"]),
+        (["bench", "{model}", "--threads", "two"], 2, ["invalid"]),
+        (["bench", "{text}"], 1, ["not an ONNX file"]),
+    ],
+)
+def test_mistakes(
+    arguments: list[str], code: int, words: list[str], run: Run, residual_path: Path, tmp_path: Path
+) -> None:
+    text, out = tmp_path / "text.onnx", tmp_path / "out.onnx"
+    text.write_text("not a model")
+    before = residual_path.read_bytes()
+    filled = [argument.format(model=residual_path, out=out, text=text) for argument in arguments]
+    found, errors = run(*filled)
+    assert found == code
+    for word in words:
+        assert word in errors
+    assert not out.exists()
+    assert residual_path.read_bytes() == before
+
+
+def test_an_engine_that_is_not_installed_names_the_extra(
+    run: Run, residual_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else found(name)
+    )
+    code, errors = run("bench", residual_path, "--engine", "onnxruntime")
+    assert code == 1
+    assert "pip install 'qdqtune[onnxruntime]'" in errors
+
+
+def test_a_read_only_folder(run: Run, residual_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    code, errors = run("insert", residual_path, "--ops", "Conv", "-o", "out.onnx")
+    assert code == 1
+    assert "can't be written to" in errors
+
+
+def test_models_with_other_inputs_are_not_compared(
+    run: Run, residual_path: Path, tmp_path: Path
+) -> None:
+    other = model_from_text("g (float[1,3,16,16] x) => (float[1,3,16,16] y) { y = Relu(x) }")
+    path = tmp_path / "other.onnx"
+    onnx.save(other, path)
+    code, errors = run("bench", residual_path, path)
+    assert code == 2
+    assert "takes other inputs" in errors
+
+
+def test_a_quantized_model_is_not_quantized_again(
+    run: Run, residual_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quantized = tmp_path / "q.onnx"
+    assert main(["insert", str(residual_path), "--ops", "Conv", "-o", str(quantized)]) == 0
+    capsys.readouterr()
+    code, errors = run("insert", quantized, "--ops", "Conv", "-o", tmp_path / "r.onnx")
+    assert code == 1
+    assert "qdqtune strip" in errors

@@ -1,0 +1,68 @@
+"""Every command and every piece of Python in the README and the docs is run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qdqtune.records.placement import Placement
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> list[list[str]]:
+    lines = "\n".join(blocks(page, "sh")).splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def run(words: list[str], folder: Path) -> None:
+    here = str(Path(sys.executable).parent)
+    environment = {**os.environ, "PATH": here + os.pathsep + os.environ["PATH"]}
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_run(page: Path, tmp_path: Path) -> None:
+    for words in commands(page):
+        if words[0] == "make":  # would call this test again: the target must exist
+            run([*words, "--dry-run"], ROOT)
+        elif words[:2] == ["pip", "install"]:  # would reach for a registry: the extra must exist
+            extra = re.fullmatch(r"qdqtune\[(.+)\]", words[2])
+            assert extra is not None
+            assert f"\n{extra.group(1)} = [" in (ROOT / "pyproject.toml").read_text()
+        else:
+            run(words, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name
+)
+def test_python_runs(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("\n".join(blocks(page, "python")))
+    run([sys.executable, str(script)], tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_placement_shown_is_one() -> None:
+    (shown,) = blocks(ROOT / "docs" / "commands.md", "json")
+    assert len(Placement.from_json(shown).edges) == 2
