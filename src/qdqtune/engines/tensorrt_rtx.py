@@ -1,0 +1,251 @@
+"""TensorRT-RTX as a judge: it builds engines without a GPU, and says what each kernel reads.
+
+It never runs one here, so nothing in this module measures anything. Whether a model parses, builds
+and gets low-precision kernels is known all the same; that needs no GPU.
+
+`build` calls a native library in this process. `build_in_child` does it in another one, where a
+crash or a hang is an error like any other: `python -m qdqtune.engines.tensorrt_rtx MODEL.onnx`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from qdqtune.engines.tensorrt_layers import Layer, is_layer_list, operand_types, parse_layers
+from qdqtune.records.errors import EngineError, QdqtuneError, UsageError
+
+DEFAULT_CAPABILITY = "sm89"
+"""Ada: the oldest GPUs with float8."""
+
+_INSTALL = "Install it: pip install 'qdqtune[tensorrt-rtx]' (Linux on x86-64)."
+# Without a GPU, other errors drag this one along.
+_NO_DRIVER = "catchCudaError"
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What came of a build.
+
+    Attributes:
+        parsed: Whether the ONNX parser took the model.
+        ok: Whether an engine was built.
+        error: Why not; empty if it was.
+        layers: The engine's kernels in order of execution.
+        engine_bytes: Size of the engine.
+        compute_capability: What it was built for.
+        version: TensorRT-RTX's version.
+    """
+
+    parsed: bool = False
+    ok: bool = False
+    error: str = ""
+    layers: tuple[Layer, ...] = ()
+    engine_bytes: int = 0
+    compute_capability: str = DEFAULT_CAPABILITY
+    version: str = ""
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> BuildReport:
+        """Reads what `dataclasses.asdict` wrote."""
+        return cls(**{**body, "layers": tuple(map(Layer.from_dict, body["layers"]))})
+
+
+def build(
+    path: str | os.PathLike[str],
+    *,
+    compute_capability: str = DEFAULT_CAPABILITY,
+    workspace_mib: int | None = None,
+) -> BuildReport:
+    """Builds an engine for a model, in this process, and throws it away.
+
+    Open dims are taken as 1. A model that can't be parsed or built is a report, not an exception.
+
+    Args:
+        path: The model file.
+        compute_capability: The kind of GPU to build for, such as `sm89`.
+        workspace_mib: Limit for the engine's scratch memory; None is TensorRT's own.
+
+    Raises:
+        EngineError: If TensorRT-RTX is not installed.
+        UsageError: If it can't build for such a GPU.
+    """
+    trt = _import_tensorrt_rtx()
+    capability = _capability(trt, compute_capability)
+    log = _make_log(trt)
+    report = BuildReport(compute_capability=compute_capability.lower(), version=trt.__version__)
+    builder = trt.Builder(log)
+    network = builder.create_network(0)
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse_from_file(os.fspath(path)):
+        return _failed(report, _parser_errors(parser) or log.errors())
+    report = replace(report, parsed=True)
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else no layer is listed
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(capability, 0)
+    if workspace_mib is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace_mib << 20)
+    _fix_open_dims(builder, network, config)
+    engine = builder.build_serialized_network(network, config)
+    if engine is None:
+        return _failed(report, log.errors())
+    try:
+        layers = parse_layers(log.layer_list)
+    except ValueError as error:
+        return _failed(report, [f"an engine was built, but {error}"])
+    return replace(report, ok=True, layers=layers, engine_bytes=engine.nbytes)
+
+
+def build_in_child(
+    path: str | os.PathLike[str],
+    *,
+    compute_capability: str = DEFAULT_CAPABILITY,
+    timeout_s: float = 600.0,
+) -> BuildReport:
+    """Builds an engine in a process of its own; a crash or a hang is a failed build.
+
+    Args:
+        path: The model file.
+        compute_capability: The kind of GPU to build for.
+        timeout_s: After this long the build is given up.
+
+    Raises:
+        EngineError: If TensorRT-RTX is not installed, or can't build for such a GPU.
+    """
+    command = [sys.executable, "-m", "qdqtune.engines.tensorrt_rtx", "--format", "json"]
+    command += ["--compute-capability", compute_capability, "--", os.path.abspath(path)]
+    nothing = BuildReport(compute_capability=compute_capability.lower())
+    try:
+        child = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return _failed(nothing, [f"the build took longer than {timeout_s:g} s"])
+    if child.returncode == 2:
+        raise EngineError(child.stderr.strip())
+    try:
+        return BuildReport.from_dict(json.loads(child.stdout))
+    except (ValueError, TypeError, KeyError):
+        last = "\n".join(child.stderr.splitlines()[-5:])
+        return _failed(nothing, [f"the build ended with exit code {child.returncode}", last])
+
+
+def quantized_inputs(report: BuildReport, node_names: Iterable[str]) -> dict[str, set[str]]:
+    """Finds, for each node, the types of what the engine multiplies to execute it.
+
+    Args:
+        report: A build that worked.
+        node_names: Nodes of the model that should be quantized.
+
+    Returns:
+        Types by node, such as `{"Int8"}`; empty if no kernel says that it executes the node.
+        `tensorrt_layers.not_low_precision` picks out those that are not quantized.
+    """
+    return operand_types(report.layers, node_names)
+
+
+def _import_tensorrt_rtx() -> Any:
+    try:
+        return importlib.import_module("tensorrt_rtx")
+    except (ImportError, OSError) as error:
+        raise EngineError(f"TensorRT-RTX can't be imported: {error}.", _INSTALL) from None
+
+
+def _capability(trt: Any, name: str) -> Any:
+    known = {key.lower(): value for key, value in trt.ComputeCapability.__members__.items()}
+    known.pop("none", None)
+    if name.lower() not in known:
+        raise UsageError(
+            f"TensorRT-RTX {trt.__version__} doesn't build for {name!r}.",
+            f"It builds for: {', '.join(known)}.",
+        )
+    return known[name.lower()]
+
+
+def _make_log(trt: Any) -> Any:
+    """A logger that keeps the errors and the layer list."""
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.layer_list = ""
+            self._errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if is_layer_list(message):
+                self.layer_list = message
+            elif severity <= trt.ILogger.ERROR:
+                self._errors.append(message.strip())
+
+        def errors(self) -> list[str]:
+            telling = [message for message in self._errors if _NO_DRIVER not in message]
+            return telling or self._errors
+
+    return Log()
+
+
+def _parser_errors(parser: Any) -> list[str]:
+    messages = []
+    for position in range(parser.num_errors):
+        error = parser.get_error(position)
+        lines = [line for line in error.desc().splitlines() if _NO_DRIVER not in line]
+        node = error.node_name()
+        where = f"node {node!r} ({error.node_operator()}): " if node else ""
+        messages.append(where + "\n".join(lines))
+    return messages
+
+
+def _fix_open_dims(builder: Any, network: Any, config: Any) -> None:
+    inputs = [network.get_input(position) for position in range(network.num_inputs)]
+    opened = [tensor for tensor in inputs if -1 in tuple(tensor.shape)]
+    if opened:
+        profile = builder.create_optimization_profile()
+        for tensor in opened:
+            shape = tuple(1 if dim == -1 else dim for dim in tensor.shape)
+            profile.set_shape(tensor.name, shape, shape, shape)
+        config.add_optimization_profile(profile)
+
+
+def _failed(report: BuildReport, messages: list[str]) -> BuildReport:
+    text = "\n".join(message for message in messages if message)
+    return replace(report, error=text or "TensorRT-RTX gave no reason")
+
+
+def _as_text(report: BuildReport) -> str:
+    if not report.ok:
+        return f"{'not built' if report.parsed else 'not parsed'}: {report.error}\n"
+    lines = [f"TensorRT-RTX {report.version}, {report.compute_capability}: built, never run"]
+    for layer in report.layers:
+        types = ", ".join(tensor.dtype for tensor in layer.inputs) or "nothing"
+        results = ", ".join(tensor.dtype for tensor in layer.outputs) or "nothing"
+        lines.append(f"{layer.kind:16} {types} -> {results}  {layer.name}")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Builds one model; 0 if that worked, 1 if not, 2 if it could not be tried."""
+    parser = argparse.ArgumentParser(prog="python -m qdqtune.engines.tensorrt_rtx")
+    parser.add_argument("model", help="the ONNX file")
+    parser.add_argument("--compute-capability", default=DEFAULT_CAPABILITY, metavar="SM")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    options = parser.parse_args(arguments)
+    try:
+        report = build(options.model, compute_capability=options.compute_capability)
+    except QdqtuneError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    as_json = options.format == "json"
+    sys.stdout.write(json.dumps(asdict(report)) + "\n" if as_json else _as_text(report))
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
