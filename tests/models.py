@@ -30,7 +30,9 @@ def small_models(draw: st.DrawFn) -> onnx.ModelProto:
         source = draw(st.sampled_from(tensors))
         result = f"t{position}"
         kind = draw(
-            st.sampled_from(["Conv", "ConvBias", "Relu", "Add", "Mul", "AddConst", "Move", "MatMul"])
+            st.sampled_from(
+                ["Conv", "ConvBias", "Relu", "Add", "Mul", "AddConst", "Move", "MatMul"]
+            )
         )
         weight = f"w{draw(st.integers(0, 2))}"
         name = f"n{position}"
@@ -95,7 +97,7 @@ def draw_placement(draw: st.DrawFn, index: GraphIndex, dialect: Dialect) -> Plac
 
     def is_bias(edge: Edge) -> bool:
         node = index.node.get(edge.node)
-        return node is not None and edge.index == role_rule(dialect, node).bias
+        return node is not None and edge.position == role_rule(dialect, node).bias
 
     edges = [edge for edge in all_edges(index) if not is_bias(edge)]
     loose = draw(st.lists(st.sampled_from(edges), unique=True)) if edges else []

@@ -39,7 +39,7 @@ def inserter_for(
     name_nodes(model)
     infer_shapes(model)
     base = PreparedModel(model, Path(folder))
-    ranges = Ranges({name: (-2.0, 3.0) for name in base.index.value})
+    ranges = Ranges(dict.fromkeys(base.index.value, (-2.0, 3.0)))
     return Inserter(base, dialect, quant_type, ranges)
 
 

@@ -125,8 +125,8 @@ def test_integer_tensors_are_left_alone() -> None:
     ("choose", "name", "message"),
     [
         (select_ops, "Convv", "no op type 'Convv'"),
-        (select_nodes, "n9", "no node 'n9'"),
-        (select_tensors, "r9", "no tensor 'r9'"),
+        (select_nodes, "n33", "no node 'n33'"),
+        (select_tensors, "w11", "no tensor 'w11'"),
     ],
 )
 def test_unknown_names_get_a_suggestion(
@@ -140,3 +140,19 @@ def test_unknown_names_get_a_suggestion(
 def test_tensors_bring_their_readers(index: GraphIndex) -> None:
     selection = select_tensors(index, TENSORRT, ["r1"])
     assert {("r1", "n3", 0), ("w2", "n3", 1), ("r1", "n4", 1)} <= selection.placement.edges
+
+
+def test_what_only_leaves_the_graph_stays_exact_where_it_may() -> None:
+    model = ir.from_proto(
+        model_from_text(
+            """
+            g (float[1,4] x) => (float[1,4] y) {
+                h = MatMul(x, w)
+                y = MatMul(h, w)
+            }""",
+            w=np.eye(4, dtype=np.float32),
+        )
+    )
+    fold(model)
+    placement = select_ops(GraphIndex(model), ONNXRUNTIME, ["MatMul"]).placement
+    assert placement.outputs == {"h"}

@@ -67,8 +67,13 @@ def unit(index: GraphIndex, dialect: Dialect, node: ir.Node, *, whole: bool) -> 
     if rule.joins_producer:
         edges = _without_fused(index, edges)
     edges += _bias(index, node, rule)
-    wanted = (Output.REQUIRED, Output.USUAL) if whole else (Output.REQUIRED,)
-    outputs = unit_outputs(index, dialect, node) if rule.output in wanted else []
+    outputs: list[str] = []
+    if rule.output is Output.REQUIRED:
+        outputs = unit_outputs(index, dialect, node)
+    elif rule.output is Output.USUAL and whole:
+        # What only leaves the graph is better left as exact as the kernel can give it.
+        names = unit_outputs(index, dialect, node)
+        outputs = [name for name in names if any(edge.node for edge in index.readers(name))]
     if rule.whole_when_parted:
         outputs += parted_result(index, node)
     return Placement.of(edges, outputs)

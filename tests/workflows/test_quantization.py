@@ -1,0 +1,92 @@
+"""Quantized right: what the engine computes is what the file says, and close to float."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from qdqtune import zoo
+from qdqtune.calibration.inputs import random_inputs
+from qdqtune.calibration.quality import AS_WRITTEN, SignalToNoise
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isolated import Worker
+from qdqtune.graph.index import GraphIndex
+from qdqtune.qdq.dialects import DIALECTS
+from qdqtune.workflows.quantization import Choice, insert_qdq
+
+WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
+SMALL: dict[str, dict[str, object]] = {
+    "resnet18": {"width": 16, "image": 64},
+    "resnet34": {"width": 16, "image": 64},
+    "resnet50": {"width": 16, "image": 64},
+    "mobilenet_v2": {"image": 64},
+    "efficientnet": {"image": 64},
+    "shufflenet_v2": {"image": 64},
+    "convnext": {"image": 64, "depths": (1, 1, 1, 1)},
+    "vit": {"layers": 2, "width": 64, "image": 64},
+    "bert": {"layers": 2, "width": 64, "sequence": 16, "vocabulary": 200},
+    "unet": {"image": 32},
+    "yolo": {"image": 64},
+}
+
+
+def optimized_ops(worker: Worker, path: Path, folder: Path) -> list[str]:
+    target = folder / "optimized.onnx"
+    worker.release(worker.open(path, SessionOptions(optimized_model_path=str(target))))
+    return [node.op_type for node in onnx.load(target, load_external_data=False).graph.node]
+
+
+def test_resnet18_with_and_without_the_engines_optimizations(tmp_path: Path) -> None:
+    source, quantized = tmp_path / "float.onnx", tmp_path / "int8.onnx"
+    onnx.save(zoo.build("resnet18"), source)
+    report = insert_qdq(source, Choice(ops=["Conv", "Gemm"]), quantized)
+    assert report.sqnr_db["logits"] >= 20.0
+
+    index = GraphIndex(ir.load(source))
+    agreement = SignalToNoise()
+    with Worker() as worker:
+        fused, plain = worker.open(quantized), worker.open(quantized, AS_WRITTEN)
+        for feeds in random_inputs(index, 2, seed=5):
+            agreement.add(worker.run(plain, feeds), worker.run(fused, feeds))
+    assert agreement.decibels()["logits"] >= 40.0
+
+
+def test_every_conv_of_resnet18_becomes_an_integer_kernel(tmp_path: Path) -> None:
+    source, quantized = tmp_path / "float.onnx", tmp_path / "int8.onnx"
+    onnx.save(zoo.build("resnet18", **SMALL["resnet18"]), source)
+    insert_qdq(source, Choice(ops=["Conv", "Gemm"]), quantized)
+    with Worker() as worker:
+        ops = optimized_ops(worker, quantized, tmp_path)
+    assert ops.count("QLinearConv") == 20
+    assert ops.count("QGemm") == 1
+    assert "Conv" not in ops
+    assert "FusedConv" not in ops
+
+
+@pytest.mark.parametrize(
+    ("dialect", "quant_type"),
+    [(name, kind) for name, dialect in DIALECTS.items() for kind in dialect.formats],
+)
+@pytest.mark.parametrize("name", SMALL)
+def test_every_architecture_in_every_dialect(
+    name: str, dialect: str, quant_type: str, tmp_path: Path
+) -> None:
+    source, quantized = tmp_path / "float.onnx", tmp_path / "q.onnx"
+    model = zoo.build(name, **SMALL[name])
+    onnx.save(model, source)
+    ops = sorted(WEIGHTED & {node.op_type for node in model.graph.node})
+    report = insert_qdq(source, Choice(ops=ops), quantized, dialect=dialect, quant_type=quant_type)
+    onnx.checker.check_model(str(quantized), full_check=True)
+    assert report.quantized
+    assert min(report.sqnr_db.values()) >= 5.0
+    written = {tensor.name for tensor in onnx.load(quantized).graph.initializer}
+    if DIALECTS[dialect].stored_weights:
+        stored = {name for name in written if f"{name}_quantized" in written}
+        assert not stored, "float copies of quantized weights"
+
+
+def test_the_architectures_are_all_here() -> None:
+    assert set(SMALL) == set(zoo.ARCHITECTURES) - {"chain"}
