@@ -25,14 +25,14 @@ from tests.conftest import model_from_text
 EXACT = {native_dialect("onnxruntime").name, "onnxruntime-novnni"}
 
 CASES = {
-    "conv3x3": ("g (float[1,32,6,6] x) => (float[1,16,4,4] y) { y = Conv(x, w) }", (16, 32, 3, 3)),
-    "conv1x1": ("g (float[1,64,4,4] x) => (float[1,16,4,4] y) { y = Conv(x, w) }", (16, 64, 1, 1)),
+    "conv3x3": ("g (float[1,32,6,6] x) => (float[1,16,4,4] y) { h = Conv(x, w) y = Neg(h) }", (16, 32, 3, 3)),
+    "conv1x1": ("g (float[1,64,4,4] x) => (float[1,16,4,4] y) { h = Conv(x, w) y = Neg(h) }", (16, 64, 1, 1)),
     "depthwise": (
-        "g (float[1,32,6,6] x) => (float[1,32,4,4] y) { y = Conv<group=32>(x, w) }", (32, 1, 3, 3),
+        "g (float[1,32,6,6] x) => (float[1,32,4,4] y) { h = Conv<group=32>(x, w) y = Neg(h) }", (32, 1, 3, 3),
     ),
-    "matmul": ("g (float[3,64] x) => (float[3,16] y) { y = MatMul(x, w) }", (64, 16)),
-    "matmul_wide": ("g (float[17,512] x) => (float[17,64] y) { y = MatMul(x, w) }", (512, 64)),
-    "gemm": ("g (float[4,64] x) => (float[4,16] y) { y = Gemm<transB=1>(x, w) }", (16, 64)),
+    "matmul": ("g (float[3,64] x) => (float[3,16] y) { h = MatMul(x, w) y = Neg(h) }", (64, 16)),
+    "matmul_wide": ("g (float[17,512] x) => (float[17,64] y) { h = MatMul(x, w) y = Neg(h) }", (512, 64)),
+    "gemm": ("g (float[4,64] x) => (float[4,16] y) { h = Gemm<transB=1>(x, w) y = Neg(h) }", (16, 64)),
 }  # fmt: skip
 
 
@@ -65,14 +65,14 @@ def run_case(
         float(np.prod(shape) / max(shape[0] if not case.startswith("matmul") else shape[1], 1))
         * 1.1
     )
-    ranges = Ranges({"x": (0.0, 1.0), "y": (-limit, limit)})
+    ranges = Ranges({"x": (0.0, 1.0), "h": (-limit, limit)})
     inserter = Inserter(PreparedModel(model, folder), dialect, quant_type, ranges)
     placement = select_ops(inserter.index, dialect, [proto.graph.node[0].op_type]).placement
     with Worker() as worker:
         y = worker.run(worker.open(inserter.write(placement, "candidate")), {"x": x})["y"]
     pairs = {pair.tensor: pair.encoding for pair in inserter.encoder.pairs(
         inserter.index.effective(placement))}  # fmt: skip
-    return quantize(y, pairs["y"]), _expected(proto.graph.node[0], x, pairs, inserter)
+    return quantize(-y, pairs["h"]), _expected(proto.graph.node[0], x, pairs, inserter)
 
 
 def _expected(node: onnx.NodeProto, x: np.ndarray, pairs: dict, inserter: Inserter) -> np.ndarray:
@@ -80,12 +80,12 @@ def _expected(node: onnx.NodeProto, x: np.ndarray, pairs: dict, inserter: Insert
     x_steps = quantize(x, pairs["x"]).astype(np.int64) - int(pairs["x"].zero_point)
     zero_point = int(pairs["w"].zero_point.reshape(-1)[0])
     w_steps = quantize(weight, pairs["w"]).astype(np.int64) - zero_point
-    scale = pairs["w"].scale.astype(np.float64) * float(pairs["x"].scale) / float(pairs["y"].scale)
+    scale = pairs["w"].scale.astype(np.float64) * float(pairs["x"].scale) / float(pairs["h"].scale)
     if node.op_type == "Conv":
         sums = _correlate(x_steps, w_steps) * scale.reshape(1, -1, 1, 1)
     else:
         sums = x_steps @ (w_steps.T if node.op_type == "Gemm" else w_steps) * scale
-    steps = np.rint(sums) + int(pairs["y"].zero_point)
+    steps = np.rint(sums) + int(pairs["h"].zero_point)
     return np.clip(steps, 0, 255).astype(np.uint8)
 
 

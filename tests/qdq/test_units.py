@@ -156,3 +156,18 @@ def test_what_only_leaves_the_graph_stays_exact_where_it_may() -> None:
     fold(model)
     placement = select_ops(GraphIndex(model), ONNXRUNTIME, ["MatMul"]).placement
     assert placement.outputs == {"h"}
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 1), (3, 5)])
+def test_a_bias_of_another_shape_is_not_quantized(shape: tuple[int, ...]) -> None:
+    model = ir.from_proto(
+        model_from_text(
+            "g (float[3,8] x) => (float[3,5] y) { y = Gemm(x, w, b) }",
+            w=np.ones((8, 5), np.float32),
+            b=np.ones(shape, np.float32),
+        )
+    )
+    fold(model)
+    selection = select_ops(GraphIndex(model), ONNXRUNTIME, ["Gemm"])
+    assert not selection.quantized
+    assert "one value per channel" in selection.left_float["n0"]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op, is_standard
+from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op, is_standard, weight_axis
 from qdqtune.qdq.dialect import Dialect, OpRule, Output
 from qdqtune.qdq.parting import parted_result
 from qdqtune.records.placement import Edge, Placement
@@ -39,9 +39,13 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
     edges = list(_inputs(node, rule))
     for edge in edges:
         if not index.is_float(edge.tensor):
-            return f"its input {edge.tensor!r} is not a float tensor"
+            kind = "is not a float tensor" if index.dtype(edge.tensor) else "is of unknown type"
+            return f"its input {edge.tensor!r} {kind}"
     if not edges:
         return "it reads nothing that could be quantized"
+    bias = _bias_of(node, rule)
+    if bias is not None and not _is_channel_bias(index, node, bias):
+        return "its bias is not a constant with one value per channel"
     shapes = {edge.position: index.shape(edge.tensor) for edge in edges}
     elements = _size(shapes.get(0))
     if elements is not None and elements < rule.least_elements:
@@ -152,13 +156,27 @@ def _without_fused(index: GraphIndex, edges: list[Edge]) -> list[Edge]:
     return [edge for edge in edges if fused is None or edge != fused[1]]
 
 
-def _bias(index: GraphIndex, node: ir.Node, rule: OpRule) -> list[Edge]:
+def _bias_of(node: ir.Node, rule: OpRule) -> ir.Value | None:
     if rule.bias is None or rule.bias >= len(node.inputs):
-        return []
-    value = node.inputs[rule.bias]
-    if value is None or not index.is_constant(value.name or ""):
+        return None
+    return node.inputs[rule.bias]
+
+
+def _bias(index: GraphIndex, node: ir.Node, rule: OpRule) -> list[Edge]:
+    value = _bias_of(node, rule)
+    if rule.bias is None or value is None or not _is_channel_bias(index, node, value):
         return []
     return [Edge(value.name or "", node.name or "", rule.bias)]
+
+
+def _is_channel_bias(index: GraphIndex, node: ir.Node, bias: ir.Value) -> bool:
+    """Whether a bias is a constant with one value per output channel of the weight."""
+    weight = node.inputs[1]
+    shape = index.shape(bias.name or "")
+    channels = index.shape(weight.name or "") if weight is not None else None
+    if not index.is_constant(bias.name or "") or not shape or not channels:
+        return False
+    return _size(shape) == shape[-1] == channels[weight_axis(node)]
 
 
 def _size(shape: tuple[int | None, ...] | None) -> int | None:

@@ -1,0 +1,213 @@
+"""An engine that crashes, hangs or lies is one failed measurement."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from qdqtune.engines.isolated import FailureKind, WorkerFailure
+
+FEEDS = {"x": np.zeros(1, dtype=np.float32)}
+HERE = Path(__file__).parent
+
+
+def fails(worker, path) -> str:
+    """Measures, asserts a failure after which the worker goes on, and returns the error."""
+    measured = worker.measure(path, FEEDS, blocks=1, runs=2)
+    assert not measured.ok
+    assert measured.blocks_ms == ()
+    good = path.parent / "afterwards.json"
+    good.write_text("{}")
+    assert worker.measure(good, FEEDS, blocks=1, runs=2).latency_ms == 5.0
+    return measured.error
+
+
+@pytest.mark.parametrize("moment", ["open", "feed", "time"])
+def test_segfault(faulty, model_that, moment):
+    error = fails(faulty, model_that("segfault", at=moment))
+    assert f"was ended by SIGSEGV during '{moment}'" in error
+
+
+def test_abort_shows_the_last_words_without_escape_codes(faulty, model_that):
+    error = fails(faulty, model_that("abort"))
+    assert "SIGABRT" in error
+    assert "std::bad_alloc" in error
+    assert "\x1b" not in error
+
+
+def test_silent_exit(faulty, model_that):
+    assert "exited with code 7" in fails(faulty, model_that("exit"))
+
+
+def test_exception_keeps_the_child(faulty, model_that):
+    faulty.info()
+    pid = faulty.pid
+    error = fails(faulty, model_that("raise"))
+    assert "RuntimeError: this model is ?[31mbad" in error
+    assert faulty.pid == pid
+
+
+@pytest.mark.parametrize("fault", ["hang", "hang_with_gil"])
+def test_hang_is_killed_after_its_limit(faulty_with, model_that, fault):
+    worker = faulty_with(timeout_s=2)
+    worker.info(timeout_s=60)
+    child = psutil.Process(worker.pid)
+    error = fails(worker, model_that(fault))
+    assert "no answer to 'time' within 2 s" in error
+    assert not child.is_running()
+
+
+def test_a_gigabyte_of_output_hurts_neither_memory_nor_disk(faulty_with, model_that, tmp_path):
+    log = tmp_path / "engine.log"
+    worker = faulty_with(log_path=log)
+    before = psutil.Process().memory_info().rss
+    path = model_that("gigabyte")
+    assert worker.measure(path, FEEDS, blocks=1, runs=1).ok
+    assert psutil.Process().memory_info().rss - before < 64 * 2**20
+    assert log.stat().st_size <= 8 * 2**20
+
+
+def test_prints_cannot_forge_answers(faulty, model_that):
+    measured = faulty.measure(model_that("garbage"), FEEDS, blocks=3, runs=2)
+    assert measured.latency_ms == 5.0
+
+
+@pytest.mark.parametrize("latency", ["nan", "-1", "0", "inf"])
+def test_impossible_times_fail(faulty, model_that, latency):
+    assert "impossible latency" in fails(faulty, model_that(latency_ms=latency))
+
+
+def test_times_that_are_no_numbers_fail(faulty, model_that):
+    assert "could not convert" in fails(faulty, model_that(latency_ms="soon"))
+
+
+def test_an_engine_that_cannot_be_imported_is_named(faulty_with):
+    worker = faulty_with(environment={"PYTHONPATH": "/nowhere"})
+    with pytest.raises(WorkerFailure, match="No module named 'faulty_engine'"):
+        worker.info()
+
+
+def test_models_are_lost_with_their_child(faulty, model_that):
+    good = faulty.open(model_that())
+    bad = faulty.open(model_that("segfault"))
+    with pytest.raises(WorkerFailure) as crash:
+        faulty.time(bad, 1)
+    assert crash.value.kind is FailureKind.CRASH
+    with pytest.raises(WorkerFailure) as lost:
+        faulty.time(good, 1)
+    assert lost.value.kind is FailureKind.LOST
+    faulty.info()
+    with pytest.raises(WorkerFailure):
+        faulty.time(good, 1)
+    faulty.release(good)
+
+
+def test_crashes_leak_no_descriptors(faulty, model_that):
+    path = model_that("exit", at="open")
+    faulty.measure(path, FEEDS)
+    before = psutil.Process().num_fds()
+    for _ in range(5):
+        faulty.measure(path, FEEDS)
+    assert psutil.Process().num_fds() <= before
+
+
+def test_a_timeout_ends_the_grandchildren_too(faulty_with, model_that):
+    worker = faulty_with(timeout_s=60)
+    model = worker.open(model_that("grandchild"))
+    with pytest.raises(WorkerFailure) as caught:
+        worker.time(model, 1, timeout_s=2)
+    pid = int(re.search(r"grandchild (\d+)", caught.value.hint).group(1))
+    assert gone(pid)
+
+
+def test_a_child_outlives_the_thread_that_started_it(faulty, model_that):
+    thread = threading.Thread(target=faulty.info)
+    thread.start()
+    thread.join()
+    time.sleep(0.3)
+    pid = faulty.pid
+    assert faulty.measure(model_that(), FEEDS).ok
+    assert faulty.pid == pid
+
+
+PARENT = """
+import sys
+from qdqtune.engines.isolated import Worker
+worker = Worker("faulty_engine:FaultyEngine", timeout_s=100)
+worker.info()
+model = worker.open(sys.argv[1])
+print(worker.pid, flush=True)
+try:
+    worker.time(model, 1)
+    sys.stdin.read()
+except KeyboardInterrupt:
+    print(worker.info().name, flush=True)
+    worker.close()
+"""
+
+
+@contextlib.contextmanager
+def parent_of_worker(path):
+    """Another Python that runs a model in a worker; yields it and the worker's process id."""
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    argv = [sys.executable, "-c", PARENT, str(path)]
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as parent:
+        try:
+            pid = int(parent.stdout.readline())
+            time.sleep(0.5)  # the request is under way
+            yield parent, pid
+        finally:
+            parent.kill()
+
+
+def gone(pid: int, within_s: float = 5.0) -> bool:
+    try:
+        psutil.Process(pid).wait(within_s)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+@pytest.mark.parametrize("fault", ["", "hang", "hang_with_gil"])
+def test_the_child_dies_with_a_killed_parent(model_that, fault):
+    if fault == "hang_with_gil" and sys.platform != "linux":
+        pytest.skip("only Linux signals the death of a parent")
+    with parent_of_worker(model_that(fault)) as (parent, pid):
+        assert psutil.pid_exists(pid)
+        parent.send_signal(signal.SIGKILL)
+        assert gone(pid)
+
+
+def test_interrupt_reaches_the_parent_which_goes_on(model_that):
+    with parent_of_worker(model_that("hang")) as (parent, pid):
+        os.killpg(parent.pid, signal.SIGINT)
+        assert parent.stdout.readline() == "faulty\n"
+        assert parent.wait(10) == 0
+        assert gone(pid)
+
+
+def test_the_child_ignores_interrupts(faulty, model_that):
+    model = faulty.open(model_that())
+    os.kill(faulty.pid, signal.SIGINT)
+    time.sleep(0.2)
+    assert faulty.time(model, 1) == [5.0]

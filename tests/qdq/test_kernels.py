@@ -1,0 +1,198 @@
+"""Odd ops: whatever integer kernels the engine makes of a unit, they compute what is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from qdqtune.calibration.inputs import random_inputs
+from qdqtune.calibration.minmax import collect_ranges
+from qdqtune.calibration.quality import AS_WRITTEN, SignalToNoise
+from qdqtune.engines.isolated import Worker
+from qdqtune.engines.native import native_dialect
+from qdqtune.graph.folding import fold
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.units import rule_of, unit
+from qdqtune.records.ranges import CalibrationSource
+from tests.conftest import model_from_text
+
+rng = np.random.default_rng(3)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return rng.normal(size=shape).astype(np.float32)
+
+
+X = "float[2,8,6,6] x"
+CASES: dict[str, tuple[str, dict[str, np.ndarray]]] = {
+    "gemm_alpha": (
+        "g (float[3,8] x) => (float[3,5] y) { h = Gemm<alpha=0.25, transB=1>(x, w, b) y = Neg(h) }",
+        {"w": normal(5, 8), "b": normal(5)},
+    ),
+    "gemm_beta": (
+        "g (float[3,8] x) => (float[3,5] y) { h = Gemm<beta=0.5>(x, w, b) y = Neg(h) }",
+        {"w": normal(8, 5), "b": normal(5)},
+    ),
+    "gemm_row_bias": (
+        "g (float[3,8] x) => (float[3,5] y) { h = Gemm(x, w, b) y = Neg(h) }",
+        {"w": normal(8, 5), "b": normal(1, 5)},
+    ),
+    "gemm_scalar_bias": (
+        "g (float[3,8] x) => (float[3,5] y) { h = Gemm(x, w, b) y = Neg(h) }",
+        {"w": normal(8, 5), "b": normal(1)},
+    ),
+    "gemm_full_bias": (
+        "g (float[3,8] x) => (float[3,5] y) { h = Gemm(x, w, b) y = Neg(h) }",
+        {"w": normal(8, 5), "b": normal(3, 5)},
+    ),
+    "gemm_trans_a": (
+        "g (float[8,3] x) => (float[3,5] y) { h = Gemm<transA=1>(x, w) y = Neg(h) }",
+        {"w": normal(8, 5)},
+    ),
+    "matmul_batched_weight": (
+        "g (float[2,4,8] x) => (float[2,4,5] y) { h = MatMul(x, w) y = Neg(h) }",
+        {"w": normal(2, 8, 5)},
+    ),
+    "matmul_vector_weight": (
+        "g (float[4,8] x) => (float[4] y) { h = MatMul(x, w) y = Neg(h) }",
+        {"w": normal(8)},
+    ),
+    "matmul_constant_first": (
+        "g (float[8,5] x) => (float[4,5] y) { h = MatMul(w, x) y = Neg(h) }",
+        {"w": normal(4, 8)},
+    ),
+    "matmul_two_activations": (
+        "g (float[2,4,8] x) => (float[2,4,4] y) {"
+        " t = Transpose<perm=[0,2,1]>(x) h = MatMul(x, t) y = Neg(h) }",
+        {},
+    ),
+    "conv_grouped": (
+        f"g ({X}) => (float[2,4,4,4] y) {{ h = Conv<group=2>(x, w, b) y = Neg(h) }}",
+        {"w": normal(4, 4, 3, 3), "b": normal(4)},
+    ),
+    "conv_depthwise_strided": (
+        f"g ({X}) => (float[2,8,3,3] y) {{"
+        " h = Conv<group=8, strides=[2,2], pads=[1,1,1,1]>(x, w, b) y = Neg(h) }",
+        {"w": normal(8, 1, 3, 3), "b": normal(8)},
+    ),
+    "conv_1d": (
+        "g (float[1,4,9] x) => (float[1,6,7] y) { h = Conv(x, w) y = Neg(h) }",
+        {"w": normal(6, 4, 3)},
+    ),
+    "conv_3d": (
+        "g (float[1,4,5,5,5] x) => (float[1,6,3,3,3] y) { h = Conv(x, w) y = Neg(h) }",
+        {"w": normal(6, 4, 3, 3, 3)},
+    ),
+    "conv_clip": (
+        f"g ({X}) => (float[2,4,6,6] y) {{ h = Conv(x, w) c = Clip(h, lo, hi) y = Neg(c) }}",
+        {"w": normal(4, 8, 1, 1), "lo": np.float32(0), "hi": np.float32(1.5)},
+    ),
+    "conv_clip_symmetric": (
+        f"g ({X}) => (float[2,4,6,6] y) {{ h = Conv(x, w) c = Clip(h, lo, hi) y = Neg(c) }}",
+        {"w": normal(4, 8, 1, 1), "lo": np.float32(-1), "hi": np.float32(1)},
+    ),
+    "conv_leaky": (
+        f"g ({X}) => (float[2,4,6,6] y) {{ h = Conv(x, w) c = LeakyRelu(h) y = Neg(c) }}",
+        {"w": normal(4, 8, 1, 1)},
+    ),
+    "mul_by_itself": (f"g ({X}) => (float[2,8,6,6] y) {{ h = Mul(x, x) y = Neg(h) }}", {}),
+    "add_broadcast": (
+        f"g ({X}) => (float[2,8,6,6] y) {{ h = Add(x, b) y = Neg(h) }}", {"b": normal(8, 1, 1)},
+    ),
+    "mul_scalar": (
+        f"g ({X}) => (float[2,8,6,6] y) {{ h = Mul(x, b) y = Neg(h) }}",
+        {"b": np.float32(0.125)},
+    ),
+    "softmax_channels": (f"g ({X}) => (float[2,8,6,6] y) {{ h = Softmax<axis=1>(x) y = Neg(h) }}", {}),
+    "sigmoid": (f"g ({X}) => (float[2,8,6,6] y) {{ h = Sigmoid(x) y = Neg(h) }}", {}),
+    "average_pool": (
+        f"g ({X}) => (float[2,8,3,3] y) {{"
+        " h = AveragePool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], count_include_pad=1>(x)"
+        " y = Neg(h) }",
+        {},
+    ),
+    "max_pool": (
+        f"g ({X}) => (float[2,8,3,3] y) {{"
+        " h = MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x) y = Neg(h) }",
+        {},
+    ),
+    "max_pool_indices": (
+        f"g ({X}) => (float[2,8,3,3] y, int64[2,8,3,3] i) {{"
+        " h, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) y = Neg(h) }",
+        {},
+    ),
+    "resize_nearest": (
+        f'g ({X}) => (float[2,8,12,12] y) {{ h = Resize<mode="nearest">(x, , s) y = Neg(h) }}',
+        {"s": np.array([1, 1, 2, 2], np.float32)},
+    ),
+    "resize_linear": (
+        f'g ({X}) => (float[2,8,12,12] y) {{ h = Resize<mode="linear">(x, , s) y = Neg(h) }}',
+        {"s": np.array([1, 1, 2, 2], np.float32)},
+    ),
+    "resize_cubic": (
+        f'g ({X}) => (float[2,8,12,12] y) {{ h = Resize<mode="cubic">(x, , s) y = Neg(h) }}',
+        {"s": np.array([1, 1, 2, 2], np.float32)},
+    ),
+    "split_unequal": (
+        f"g ({X}) => (float[2,3,6,6] y, float[2,5,6,6] z) {{"
+        " a, b = Split<axis=1>(x, s) y = Neg(a) z = Neg(b) }",
+        {"s": np.array([3, 5])},
+    ),
+    "concat_twice_the_same": (
+        f"g ({X}) => (float[2,16,6,6] y) {{ h = Concat<axis=1>(x, x) y = Neg(h) }}", {},
+    ),
+    "gather_table": (
+        "g (int64[3] x) => (float[3,4] y) { h = Gather(w, x) y = Neg(h) }", {"w": normal(9, 4)},
+    ),
+    "where": (
+        "g (bool[8] k, float[2,8] x) => (float[2,8] y) { h = Where(k, x, w) y = Neg(h) }",
+        {"w": normal(8)},
+    ),
+    "slice": (
+        f"g ({X}) => (float[2,8,3,6] y) {{ h = Slice(x, a, e, ax, d) y = Neg(h) }}",
+        {"a": np.array([0]), "e": np.array([6]), "ax": np.array([2]), "d": np.array([2])},
+    ),
+    "expand": (
+        "g (float[1,8] x) => (float[3,8] y) { h = Expand(x, s) y = Neg(h) }",
+        {"s": np.array([3, 8])},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def worker() -> Worker:
+    with Worker() as shared:
+        yield shared
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fused_is_as_written(case: str, worker: Worker, tmp_path: Path) -> None:
+    text, weights = CASES[case]
+    model = ir.from_proto(model_from_text(text, **{k: np.asarray(v) for k, v in weights.items()}))
+    fold(model)
+    base = PreparedModel(model, tmp_path)
+    samples = list(random_inputs(base.index, 4))
+    ranges = collect_ranges(base, worker, samples, CalibrationSource.RANDOM)
+    inserter = Inserter(base, native_dialect("onnxruntime"), "int8", ranges)
+    (node,) = [node for node in base.index.nodes if node.outputs[0].name in ("h", "a")]
+    assert rule_of(inserter.dialect, node) is not None
+    placement = unit(base.index, inserter.dialect, node, whole=True)
+    candidate = inserter.write(placement, "candidate")
+    onnx.checker.check_model(str(candidate), full_check=True)
+
+    reference = base.write(base.whole(), "reference")
+    agreement, quality = SignalToNoise(), SignalToNoise()
+    opened = [worker.open(reference), worker.open(candidate, AS_WRITTEN), worker.open(candidate)]
+    for feeds in samples:
+        plain, written, fused = (worker.run(one, feeds) for one in opened)
+        quality.add(plain, fused)
+        agreement.add(written, fused)
+    for one in opened:
+        worker.release(one)
+    assert min(agreement.decibels().values()) >= 40.0
+    assert min(quality.decibels().values()) >= 25.0
