@@ -1,0 +1,148 @@
+"""How far a comparison can be trusted on this machine.
+
+Compares a model with itself (two opens of one file) and with a copy that has one layer more, and
+counts the verdicts. The bars: at most 5 of 100 comparisons of the same model find a difference; at
+least 90 of 100 find the copy that is 3 % slower, none calls it faster; none takes more than 8 s.
+
+    python benchmarks/trust.py --comparisons 100 --model-ms 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqtune.engines.contest import compare_files
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isolated import StoredFeeds, Worker
+from qdqtune.records.measurement import Comparison
+
+CHANNELS = 64
+PROBE_SIZE = 28
+
+
+def write_chain(path: Path, size: int, layers: int) -> Path:
+    """Writes a chain of equal Conv and Relu layers, so that a layer costs one part of the whole."""
+    random = np.random.default_rng(0)
+    nodes: list[onnx.NodeProto] = []
+    weights: list[onnx.TensorProto] = []
+    tensor = "x"
+    for layer in range(layers):
+        scale = 1.0 / math.sqrt(9 * CHANNELS)
+        values = random.normal(0.0, scale, (CHANNELS, CHANNELS, 3, 3)).astype(np.float32)
+        weights.append(numpy_helper.from_array(values, f"w{layer}"))
+        nodes.append(
+            helper.make_node("Conv", [tensor, f"w{layer}"], [f"c{layer}"], pads=[1, 1, 1, 1])
+        )
+        nodes.append(helper.make_node("Relu", [f"c{layer}"], [f"r{layer}"]))
+        tensor = f"r{layer}"
+    shape = [1, CHANNELS, size, size]
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(tensor, TensorProto.FLOAT, shape)],
+        weights,
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return path
+
+
+def image(size: int) -> dict[str, npt.NDArray[np.float32]]:
+    random = np.random.default_rng(1)
+    return {"x": random.standard_normal((1, CHANNELS, size, size)).astype(np.float32)}
+
+
+def size_for(worker: Worker, folder: Path, model_ms: float, layers: int) -> int:
+    """Finds the image size at which the chain takes about so long."""
+    probe = write_chain(folder / "probe.onnx", PROBE_SIZE, layers)
+    measured = worker.measure(probe, image(PROBE_SIZE), blocks=5)
+    return max(4, round(PROBE_SIZE * math.sqrt(model_ms / measured.latency_ms)))
+
+
+class Tally:
+    """Verdicts, ratios and seconds of one kind of comparison."""
+
+    def __init__(self) -> None:
+        self.verdicts: Counter[str] = Counter()
+        self.ratios: list[float] = []
+        self.seconds: list[float] = []
+
+    def add(self, worker: Worker, paths: list[Path], feeds: StoredFeeds) -> None:
+        """Makes one comparison."""
+        start = time.perf_counter()
+        measurements, (comparison,) = compare_files(worker, paths, feeds)
+        self.seconds.append(time.perf_counter() - start)
+        if comparison is None:
+            raise SystemExit(f"a model failed: {[m.error for m in measurements]}")
+        self.verdicts[comparison.verdict.value] += 1
+        self.ratios.append(comparison.ratio)
+
+    def summary(self) -> dict[str, object]:
+        """Returns the counts and what they cost."""
+        return {
+            **{verdict: self.verdicts[verdict] for verdict in ("faster", "same", "slower")},
+            "median_ratio": round(float(np.median(self.ratios)), 4),
+            "ratio_sd": round(float(np.std(self.ratios)), 4),
+            "median_s": round(float(np.median(self.seconds)), 2),
+            "longest_s": round(max(self.seconds), 2),
+        }
+
+
+def truth(worker: Worker, paths: list[Path], feeds: StoredFeeds, rounds: int) -> Comparison | None:
+    """Measures a pair for long; stopping early is no problem, the interval says how sure it is."""
+    _, (comparison,) = compare_files(worker, paths, feeds, budget_s=float(rounds))
+    return comparison
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--comparisons", type=int, default=100, help="of each kind")
+    parser.add_argument("--model-ms", type=float, default=8.0)
+    parser.add_argument("--percent", type=float, default=3.0, help="how much slower the copy is")
+    parser.add_argument("--truth-s", type=int, default=120, help="seconds to verify that")
+    arguments = parser.parse_args()
+    layers = round(100.0 / arguments.percent)
+
+    with (
+        tempfile.TemporaryDirectory() as name,
+        Worker(options=SessionOptions(threads=1)) as worker,
+    ):
+        folder = Path(name)
+        size = size_for(worker, folder, arguments.model_ms, layers)
+        base = write_chain(folder / "base.onnx", size, layers)
+        slower = write_chain(folder / "slower.onnx", size, layers + 1)
+        feeds = worker.store(image(size))
+        info = worker.info()
+        latency_ms = worker.measure(base, feeds, blocks=10).latency_ms
+        print(f"{info.device} ({info.isa}), {layers} layers, image {size}, {latency_ms:.1f} ms")
+        same_kind, slower_kind = Tally(), Tally()
+        for count in range(1, arguments.comparisons + 1):
+            same_kind.add(worker, [base, base], feeds)
+            slower_kind.add(worker, [base, slower], feeds)
+            if count % 10 == 0:
+                print(count, dict(same_kind.verdicts), dict(slower_kind.verdicts), flush=True)
+        known = truth(worker, [base, slower], feeds, arguments.truth_s)
+        result = {
+            "latency_ms": round(latency_ms, 2),
+            "comparisons": arguments.comparisons,
+            "same_file": same_kind.summary(),
+            "slower_file": slower_kind.summary(),
+            "true_ratio": None if known is None else known.to_dict(),
+        }
+        print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

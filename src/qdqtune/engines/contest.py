@@ -1,0 +1,171 @@
+"""Model files against a baseline, in a worker: failures are values, the rest goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
+from qdqtune.engines.timing import Blocks, plan_turns, take_turns
+from qdqtune.records.measurement import Comparison, Measurement
+
+if TYPE_CHECKING:
+    from qdqtune.engines.interface import Feeds, SessionOptions
+    from qdqtune.engines.isolated import OpenModel
+
+Progress = Callable[[int, int], None]
+"""Told the rounds done and planned."""
+
+_PILOT_RUNS = 4
+_PILOT_DROP = 1
+_SHORTEST_LIMIT_S = 30.0
+_TIMES_BASELINE = 20.0
+
+
+class _ModelFailed(Exception):
+    """Model number ``index`` spoiled the contest."""
+
+    def __init__(self, index: int, error: str) -> None:
+        super().__init__(error)
+        self.index = index
+        self.error = error
+
+
+def compare_files(
+    worker: Worker,
+    paths: Sequence[str | os.PathLike[str]],
+    feeds: Feeds | StoredFeeds,
+    *,
+    budget_s: float = 7.0,
+    runs: int | None = None,
+    options: SessionOptions | None = None,
+    timeout_s: float | None = None,
+    progress: Progress | None = None,
+) -> tuple[list[Measurement], list[Comparison | None]]:
+    """Times model files against the first of them. Nothing is raised for a model that fails.
+
+    Args:
+        worker: Where the models run.
+        paths: The baseline and its candidates; all take the same inputs.
+        feeds: The inputs.
+        budget_s: Most seconds of timed runs per candidate; clear differences take less.
+        runs: Timed runs per model, at least, instead of a budget; all of them are made.
+        options: How to open the models.
+        timeout_s: Limit for opening a model. A candidate's block is a hang after thirty seconds,
+            or twenty times the baseline's block if that is more.
+        progress: Called after each round with the rounds done and planned.
+
+    Returns:
+        One measurement per file, and one comparison per candidate: None where the candidate or
+        the baseline failed.
+    """
+    stored = feeds if isinstance(feeds, StoredFeeds) else worker.store(feeds)
+    contest = _Contest(worker, [os.fspath(path) for path in paths], stored, options, timeout_s)
+    try:
+        return contest.hold(budget_s, runs, progress)
+    finally:
+        if stored is not feeds:
+            worker.discard(stored)
+
+
+@dataclass
+class _Contest:
+    worker: Worker
+    paths: list[str]
+    feeds: StoredFeeds
+    options: SessionOptions | None
+    timeout_s: float | None
+    errors: dict[int, str] = field(default_factory=dict)
+    build_s: dict[int, float] = field(default_factory=dict)
+    timing_s: dict[int, float] = field(default_factory=dict)
+    models: dict[int, OpenModel] = field(default_factory=dict)
+    limit_s: float | None = None
+
+    def hold(
+        self, budget_s: float, runs: int | None, progress: Progress | None
+    ) -> tuple[list[Measurement], list[Comparison | None]]:
+        """Repeats the contest without the models that failed until nobody fails."""
+        blocks: dict[int, Blocks] = {}
+        comparisons: dict[int, Comparison] = {}
+        while present := [i for i in range(len(self.paths)) if i not in self.errors]:
+            try:
+                found, compared = self._attempt(present, budget_s, runs, progress)
+            except _ModelFailed as failure:
+                self.errors[failure.index] = failure.error
+                continue
+            finally:
+                self._release()
+            blocks = dict(zip(present, found, strict=True))
+            if present[0] == 0:
+                comparisons = dict(zip(present[1:], compared, strict=True))
+            break
+        measurements = [self._measurement(index, blocks) for index in range(len(self.paths))]
+        return measurements, [comparisons.get(index) for index in range(1, len(self.paths))]
+
+    def _attempt(
+        self, present: list[int], budget_s: float, runs: int | None, progress: Progress | None
+    ) -> tuple[list[Blocks], list[Comparison]]:
+        self.limit_s = self.timeout_s
+        for index in present:
+            self._open(index)
+        end = time.monotonic() + budget_s * max(1, len(present) - 1)
+        latencies_ms: list[float] = []
+        for index in present:
+            samples = self._block(index, _PILOT_RUNS)[_PILOT_DROP:]
+            latencies_ms.append(statistics.median(samples))
+            if index == present[0]:
+                self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * sum(samples) / 1000.0)
+        plan = plan_turns(latencies_ms, end - time.monotonic(), runs)
+        block_s = plan.shapes[0].block_ms / 1000.0
+        self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * block_s)
+        return take_turns(
+            lambda model, count: self._block(present[model], count),
+            plan,
+            progress,
+            # Other processes may leave the engine less time than its own samples show.
+            time_is_up=lambda: runs is None and time.monotonic() > end,
+        )
+
+    def _open(self, index: int) -> None:
+        try:
+            model = self.worker.open(self.paths[index], self.options, timeout_s=self.timeout_s)
+            self.models[index] = model
+            self.build_s[index] = self.build_s.get(index, 0.0) + model.build_s
+            self.worker.feed(model, self.feeds, timeout_s=self.timeout_s)
+        except WorkerFailure as failure:
+            raise _ModelFailed(index, str(failure)) from failure
+
+    def _block(self, index: int, runs: int) -> list[float]:
+        before_s = self.worker.timing_s
+        try:
+            samples = self.worker.time(self.models[index], runs, timeout_s=self.limit_s)
+        except WorkerFailure as failure:
+            raise _ModelFailed(index, str(failure)) from failure
+        finally:
+            spent_s = self.worker.timing_s - before_s
+            self.timing_s[index] = self.timing_s.get(index, 0.0) + spent_s
+        if len(samples) != runs:
+            raise _ModelFailed(index, f"the engine returned {len(samples)} samples of {runs}")
+        checked = Measurement((tuple(samples),))
+        if checked.error is not None:
+            raise _ModelFailed(index, checked.error)
+        return samples
+
+    def _release(self) -> None:
+        for model in self.models.values():
+            with contextlib.suppress(WorkerFailure):
+                self.worker.release(model)
+        self.models.clear()
+
+    def _measurement(self, index: int, blocks: dict[int, Blocks]) -> Measurement:
+        return Measurement(
+            blocks_ms=tuple(blocks.get(index, ())),
+            error=self.errors.get(index),
+            build_s=self.build_s.get(index, 0.0),
+            timing_s=self.timing_s.get(index, 0.0),
+        )

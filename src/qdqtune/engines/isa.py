@@ -1,0 +1,114 @@
+"""What the CPU offers to integer kernels."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_X86_MACHINES = {"x86_64", "amd64", "i386", "i686", "x86"}
+_ARM_MACHINES = {"aarch64", "arm64"}
+# Best first: the first whose flag the CPU shows names the instruction set.
+_X86_LEVELS: tuple[tuple[str, str], ...] = (
+    ("amx_int8", "amx_int8"),
+    ("avx512_vnni", "avx512_vnni"),
+    ("avx_vnni", "avx_vnni"),
+    ("avx512bw", "avx512"),
+    ("avx2", "avx2"),
+)
+_ARM_LEVELS: tuple[tuple[str, str], ...] = (
+    ("i8mm", "neon_i8mm"),
+    ("asimddp", "neon_dotprod"),
+    ("asimd", "neon"),
+)
+_X86_SATURATING = {"avx512", "avx2", "x86"}
+_SYSCTL_FLAGS = {
+    "hw.optional.arm.FEAT_I8MM": "i8mm",
+    "hw.optional.arm.FEAT_DotProd": "asimddp",
+    "hw.optional.AdvSIMD": "asimd",
+    "hw.optional.neon": "asimd",
+    "hw.optional.avx512vnni": "avx512_vnni",
+    "hw.optional.avx512bw": "avx512bw",
+    "hw.optional.avx2_0": "avx2",
+}
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """The CPU as far as integer kernels care.
+
+    Attributes:
+        device: Its name.
+        isa: ``amx_int8``, ``avx512_vnni``, ``avx_vnni``, ``avx512``, ``avx2``, ``x86`` (unknown
+            or older), ``neon_i8mm``, ``neon_dotprod``, ``neon``, else the machine's name.
+    """
+
+    device: str
+    isa: str
+
+    @property
+    def saturates_u8s8(self) -> bool:
+        """Whether products of uint8 and int8 are summed in 16 bits, see the function."""
+        return saturates_u8s8(self.isa)
+
+
+def saturates_u8s8(isa: str) -> bool:
+    """Whether pairs of uint8 x int8 products are summed with saturation at int16.
+
+    So does every x86 without a VNNI or AMX instruction; 8-bit weights then give wrong results.
+    An x86 of which nothing is known is taken to be one of them.
+    """
+    return isa in _X86_SATURATING
+
+
+def read_cpu() -> Cpu:
+    """Asks the operating system."""
+    machine = platform.machine()
+    system = platform.system()
+    try:
+        if system == "Linux":
+            text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+            return parse_cpuinfo(text, machine)
+        if system == "Darwin":
+            argv = ["/usr/sbin/sysctl", "machdep.cpu", "hw.optional"]
+            shown = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+            return parse_sysctl(shown.stdout, machine)
+    except (OSError, subprocess.SubprocessError):
+        pass
+    return Cpu(platform.processor() or machine, _isa(set(), machine))
+
+
+def parse_cpuinfo(text: str, machine: str) -> Cpu:
+    """Reads Linux' ``/proc/cpuinfo``."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(key.strip().lower(), value.strip())
+    flags = set((fields.get("flags") or fields.get("features") or "").lower().split())
+    device = fields.get("model name") or fields.get("hardware") or fields.get("model")
+    if device is None and "cpu part" in fields:
+        device = f"ARM implementer {fields.get('cpu implementer', '?')} part {fields['cpu part']}"
+    return Cpu(device or machine, _isa(flags, machine))
+
+
+def parse_sysctl(text: str, machine: str) -> Cpu:
+    """Reads what macOS' ``sysctl machdep.cpu hw.optional`` prints."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        fields[key.strip()] = value.strip()
+    flags = {flag for key, flag in _SYSCTL_FLAGS.items() if fields.get(key) == "1"}
+    return Cpu(fields.get("machdep.cpu.brand_string") or machine, _isa(flags, machine))
+
+
+def _isa(flags: set[str], machine: str) -> str:
+    family = machine.lower()
+    if family in _X86_MACHINES:
+        levels, otherwise = _X86_LEVELS, "x86"
+    elif family in _ARM_MACHINES:
+        levels, otherwise = _ARM_LEVELS, "neon"
+    else:
+        return family or "unknown"
+    return next((isa for flag, isa in levels if flag in flags), otherwise)

@@ -1,0 +1,262 @@
+"""The parent's side of the worker: models opened, run and timed in a child process.
+
+The parent never imports an engine. A crash, a hang or garbage costs the request, not the parent;
+the next request starts a new child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from qdqtune.engines import registry
+from qdqtune.engines.arrays import read_arrays, write_arrays
+from qdqtune.engines.interface import InputSpec, SessionOptions
+from qdqtune.engines.process import ChildProcess, FailureKind, WorkerFailure
+from qdqtune.records.measurement import EngineInfo, LayerTime, Measurement
+
+if TYPE_CHECKING:
+    from qdqtune.engines.interface import Feeds, Outputs
+
+__all__ = ["FailureKind", "OpenModel", "StoredFeeds", "Worker", "WorkerFailure"]
+
+_CHILD_ENVIRONMENT = {
+    # One allocation arena: hundreds of sessions opened and closed must not spread the heap out.
+    "MALLOC_ARENA_MAX": "1",
+    # A json.py in the folder the user stands in is not ours to import.
+    "PYTHONSAFEPATH": "1",
+}
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model that is open in a worker.
+
+    Attributes:
+        path: The model file.
+        inputs: What the model wants.
+        build_s: Seconds the engine took to open it.
+        session: Number of the session inside the child.
+        generation: Number of the child; the model is lost when that child is.
+    """
+
+    path: str
+    inputs: tuple[InputSpec, ...]
+    build_s: float
+    session: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class StoredFeeds:
+    """Inputs written once, for any number of models opened in the same worker."""
+
+    path: Path
+
+
+class Worker:
+    """An engine in a child process.
+
+    Args:
+        engine: Name of an engine in the registry, or ``module:Class`` for one under test.
+        options: How models are opened, unless said otherwise at ``open``.
+        timeout_s: Limit for each request, unless said otherwise.
+        log_path: File for what the engine prints, limited in size.
+        environment: Variables set in the child beside the inherited ones.
+
+    Everything that can fail inside the engine raises ``WorkerFailure``; ``measure`` and
+    ``qdqtune.engines.contest.compare_files`` turn it into a failed ``Measurement``.
+    """
+
+    def __init__(
+        self,
+        engine: str = "onnxruntime",
+        options: SessionOptions | None = None,
+        *,
+        timeout_s: float = 300.0,
+        log_path: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._engine = engine if ":" in engine else registry.worker_class(engine)
+        self.options = options or SessionOptions()
+        self.timeout_s = timeout_s
+        self.building_s = 0.0
+        self.timing_s = 0.0
+        self._log_path = log_path
+        self._environment = {**_CHILD_ENVIRONMENT, **(environment or {})}
+        self._folder = tempfile.TemporaryDirectory(prefix="qdqtune-")
+        self._scratch = Path(self._folder.name)
+        self._child: ChildProcess | None = None
+        self._generation = 0
+        self._stored = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the child and removes the scratch folder."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+        self._folder.cleanup()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child; None while there is none."""
+        return None if self._child is None else self._child.pid
+
+    def info(
+        self, options: SessionOptions | None = None, *, timeout_s: float | None = None
+    ) -> EngineInfo:
+        """Says which engine, version and device answer."""
+        reply = self._ask("info", timeout_s, options=(options or self.options).to_dict())
+        return EngineInfo.from_dict(reply)
+
+    def open(
+        self,
+        path: str | os.PathLike[str],
+        options: SessionOptions | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> OpenModel:
+        """Opens a model file."""
+        full = os.path.abspath(path)
+        reply = self._ask("open", timeout_s, path=full, options=(options or self.options).to_dict())
+        self.building_s += reply["seconds"]
+        inputs = tuple(InputSpec(i["name"], i["dtype"], tuple(i["shape"])) for i in reply["inputs"])
+        return OpenModel(full, inputs, reply["seconds"], reply["session"], self._generation)
+
+    def store(self, feeds: Feeds) -> StoredFeeds:
+        """Writes inputs once so that many models can be fed with them."""
+        self._stored += 1
+        path = self._scratch / f"feeds{self._stored}.npz"
+        write_arrays(path, feeds)
+        return StoredFeeds(path)
+
+    def discard(self, feeds: StoredFeeds) -> None:
+        """Removes stored inputs."""
+        feeds.path.unlink(missing_ok=True)
+
+    def feed(
+        self, model: OpenModel, feeds: Feeds | StoredFeeds, *, timeout_s: float | None = None
+    ) -> None:
+        """Sets the inputs of all later timed runs of the model."""
+        stored = feeds if isinstance(feeds, StoredFeeds) else self.store(feeds)
+        try:
+            self._ask_of(model, "feed", timeout_s, feeds=str(stored.path))
+        finally:
+            if stored is not feeds:
+                self.discard(stored)
+
+    def run(
+        self, model: OpenModel, feeds: Feeds | StoredFeeds, *, timeout_s: float | None = None
+    ) -> Outputs:
+        """Runs the model once and returns its outputs by name."""
+        stored = feeds if isinstance(feeds, StoredFeeds) else self.store(feeds)
+        outputs = self._scratch / "outputs.npz"
+        try:
+            self._ask_of(model, "run", timeout_s, feeds=str(stored.path), outputs=str(outputs))
+            return read_arrays(outputs)
+        finally:
+            outputs.unlink(missing_ok=True)
+            if stored is not feeds:
+                self.discard(stored)
+
+    def time(self, model: OpenModel, runs: int, *, timeout_s: float | None = None) -> list[float]:
+        """Runs the model back to back on its feeds; the milliseconds of each run, unchecked."""
+        reply = self._ask_of(model, "time", timeout_s, runs=runs)
+        self.timing_s += reply["seconds"]
+        samples: list[float] = reply["samples_ms"]
+        return samples
+
+    def layers(
+        self, model: OpenModel, runs: int = 10, *, timeout_s: float | None = None
+    ) -> list[LayerTime]:
+        """Returns the mean time of each node of the engine's graph, in order of execution."""
+        reply = self._ask_of(model, "layers", timeout_s, runs=runs)
+        self.timing_s += reply["seconds"]
+        return [LayerTime.from_dict(layer) for layer in reply["layers"]]
+
+    def release(self, model: OpenModel, *, timeout_s: float | None = None) -> None:
+        """Closes a model; nothing happens when its child is already gone."""
+        if model.generation == self._generation and self._child is not None:
+            self._ask("close", timeout_s, session=model.session)
+
+    def measure(
+        self,
+        path: str | os.PathLike[str],
+        feeds: Feeds | StoredFeeds,
+        *,
+        blocks: int = 3,
+        runs: int = 12,
+        drop: int = 2,
+        options: SessionOptions | None = None,
+        timeout_s: float | None = None,
+    ) -> Measurement:
+        """Times one model alone; whatever fails is in the result, nothing is raised.
+
+        Args:
+            path: The model file.
+            feeds: Its inputs.
+            blocks: Blocks of runs.
+            runs: Runs per block that are kept.
+            drop: Runs before them that are not.
+            options: How to open the model.
+            timeout_s: Limit for opening, and for each block.
+        """
+        model: OpenModel | None = None
+        error: str | None = None
+        samples: list[tuple[float, ...]] = []
+        timing_s = self.timing_s
+        try:
+            model = self.open(path, options, timeout_s=timeout_s)
+            self.feed(model, feeds, timeout_s=timeout_s)
+            for _ in range(blocks):
+                block = self.time(model, drop + runs, timeout_s=timeout_s)
+                samples.append(tuple(block[drop:]))
+        except WorkerFailure as failure:
+            error = str(failure)
+        if model is not None:
+            with contextlib.suppress(WorkerFailure):
+                self.release(model, timeout_s=timeout_s)
+        build_s = 0.0 if model is None else model.build_s
+        return Measurement(tuple(samples), error, build_s, self.timing_s - timing_s)
+
+    def _ask_of(self, model: OpenModel, op: str, timeout_s: float | None, **arguments: Any) -> Any:
+        if model.generation != self._generation or self._child is None:
+            what = f"{model.path} is no longer open: the engine's process ended in between"
+            raise WorkerFailure(what, FailureKind.LOST)
+        return self._ask(op, timeout_s, session=model.session, **arguments)
+
+    def _ask(self, op: str, timeout_s: float | None, **arguments: Any) -> Any:
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        with self._lock:
+            if self._child is None:
+                self._child = ChildProcess(self._engine, self._environment, self._log_path)
+                self._generation += 1
+            try:
+                return self._child.request(op, limit_s, **arguments)
+            except WorkerFailure as failure:
+                if failure.kind is not FailureKind.ERROR:
+                    self._child = None
+                raise
+            except BaseException:
+                self._child.kill()
+                self._child = None
+                raise

@@ -1,0 +1,234 @@
+"""One child process that answers JSON lines, and its end in every way a child can end.
+
+The pipes of the protocol are private, so nothing an engine prints can get between the lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from qdqtune.engines.drain import Drain
+from qdqtune.records.errors import EngineError
+
+_MAX_REPLY_BYTES = 256 * 1024 * 1024
+_GRACE_S = 2.0
+
+
+class FailureKind(enum.Enum):
+    """How a request failed."""
+
+    ERROR = "error"
+    """The engine refused or raised; the child lives on."""
+    CRASH = "crash"
+    """The child ended before it answered."""
+    TIMEOUT = "timeout"
+    """The child did not answer in time and was killed."""
+    LOST = "lost"
+    """The model was open in a child that is gone."""
+
+
+class WorkerFailure(EngineError):
+    """A request that got no result.
+
+    Args:
+        what: What happened, one sentence.
+        kind: How it failed.
+        details: The last lines the child printed, or the child's own traceback.
+    """
+
+    def __init__(self, what: str, kind: FailureKind, details: str = "") -> None:
+        super().__init__(what, details)
+        self.kind = kind
+
+
+_spawners: dict[int, ThreadPoolExecutor] = {}
+_spawners_lock = threading.Lock()
+
+
+def _spawn(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Starts a child from a thread that lives as long as this process.
+
+    Linux sends a child its parent-death signal when the *thread* that started it ends, so a child
+    started from a short-lived thread would be killed while its parent is well.
+    """
+    with _spawners_lock:
+        # Keyed by pid: after a fork the executor's thread does not exist in the copy.
+        if os.getpid() not in _spawners:
+            _spawners.clear()
+            _spawners[os.getpid()] = ThreadPoolExecutor(1, thread_name_prefix="qdqtune-spawner")
+        spawner = _spawners[os.getpid()]
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(argv, **options)
+
+    started = spawner.submit(start)
+    try:
+        return started.result()
+    except BaseException:
+        started.add_done_callback(_kill_unwanted)
+        raise
+
+
+def _kill_unwanted(started: Future[subprocess.Popen[bytes]]) -> None:
+    if not started.cancelled() and started.exception() is None:
+        child = started.result()
+        child.kill()
+        child.wait()
+
+
+class ChildProcess:
+    """A started worker.
+
+    Args:
+        engine: The engine to make inside the child, as ``module:Class``.
+        environment: Variables set in the child beside the inherited ones.
+        log_path: Where the child's output is kept, up to a limit; None keeps only the end of it.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        environment: Mapping[str, str],
+        log_path: Path | None = None,
+    ) -> None:
+        commands_read, self._commands = os.pipe()
+        self._replies, replies_write = os.pipe()
+        argv = [sys.executable, "-m", "qdqtune.engines.worker", "--engine", engine]
+        argv += ["--commands", str(commands_read), "--replies", str(replies_write)]
+        argv += ["--parent", str(os.getpid())]
+        try:
+            self._process = _spawn(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(commands_read, replies_write),
+                env={**os.environ, **environment},
+                # Ctrl-C in the terminal reaches the parent alone; the group can be killed whole.
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._commands)
+            os.close(self._replies)
+            raise
+        finally:
+            os.close(commands_read)
+            os.close(replies_write)
+        assert self._process.stderr is not None
+        self._drain = Drain(self._process.stderr, log_path)
+        self._unread = b""
+        self._number = 0
+        self._ended = False
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child, also the id of its process group."""
+        return self._process.pid
+
+    def request(self, op: str, timeout_s: float, **arguments: Any) -> Any:
+        """Sends one request and waits for its answer.
+
+        Raises:
+            WorkerFailure: The engine raised (the child lives on), crashed or was too slow.
+        """
+        self._number += 1
+        line = json.dumps({"number": self._number, "op": op, **arguments}) + "\n"
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._send(line.encode())
+            reply = self._receive(deadline)
+        except TimeoutError:
+            self.kill()
+            what = f"the engine gave no answer to '{op}' within {timeout_s:g} s and was stopped"
+            raise WorkerFailure(what, FailureKind.TIMEOUT, self._drain.tail()) from None
+        except (EOFError, OSError, ValueError) as error:
+            ending = self._ending()
+            details = self._drain.tail() or str(error)
+            what = f"the engine's process {ending} during '{op}'"
+            raise WorkerFailure(what, FailureKind.CRASH, details) from None
+        except BaseException:
+            # Ctrl-C while waiting: the answer that is still to come must not meet a later question.
+            self.kill()
+            raise
+        if "error" in reply:
+            raise WorkerFailure(str(reply["error"]), FailureKind.ERROR, reply.get("details", ""))
+        return reply["result"]
+
+    def close(self) -> None:
+        """Ends the child: politely by closing its command pipe, then by force."""
+        if not self._ended:
+            self._close_pipe("_commands")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GRACE_S)
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends the child and every process in its group now."""
+        if self._ended:
+            return
+        self._ended = True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._drain.finish()
+        self._close_pipe("_commands")
+        self._close_pipe("_replies")
+
+    def _close_pipe(self, name: str) -> None:
+        descriptor = getattr(self, name)
+        if descriptor >= 0:
+            setattr(self, name, -1)
+            os.close(descriptor)
+
+    def _send(self, line: bytes) -> None:
+        while line:
+            line = line[os.write(self._commands, line) :]
+
+    def _receive(self, deadline: float) -> dict[str, Any]:
+        chunks = [self._unread]
+        size = len(self._unread)
+        poller = select.poll()
+        poller.register(self._replies, select.POLLIN)
+        while b"\n" not in chunks[-1]:
+            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TimeoutError
+            chunks.append(os.read(self._replies, 1 << 20))
+            size += len(chunks[-1])
+            if not chunks[-1]:
+                raise EOFError("the child closed its pipe")
+            if size > _MAX_REPLY_BYTES:
+                raise ValueError("the child's answer is too long")
+        line, _, self._unread = b"".join(chunks).partition(b"\n")
+        reply = json.loads(line)
+        if not isinstance(reply, dict) or reply.get("number") != self._number:
+            raise ValueError("the child answered something else")
+        return reply
+
+    def _ending(self) -> str:
+        """Ends what is left of a child that stopped answering; says how it had ended."""
+        try:
+            status: int | None = self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            status = None
+        self.kill()
+        if status is None:
+            return "stopped answering"
+        if status < 0:
+            try:
+                return f"was ended by {signal.Signals(-status).name}"
+            except ValueError:
+                return f"was ended by signal {-status}"
+        return f"exited with code {status}"

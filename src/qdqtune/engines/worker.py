@@ -1,0 +1,174 @@
+"""The child process that runs an engine: ``python -m qdqtune.engines.worker``.
+
+Started by ``qdqtune.engines.process`` only. Requests and answers are JSON lines on two private
+pipes; whatever an engine prints goes to stderr, which the parent drains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import importlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qdqtune.engines.arrays import read_arrays, write_arrays
+from qdqtune.engines.interface import SessionOptions
+
+if TYPE_CHECKING:
+    from qdqtune.engines.interface import Engine, Session
+
+_PR_SET_PDEATHSIG = 1
+_MAX_MESSAGE = 4000
+_Request = dict[str, Any]
+
+
+class Server:
+    """Answers requests with one engine and the models open in it.
+
+    Args:
+        engine: The engine as ``module:Class``; made at the first request, so that an engine that
+            cannot be imported is an answer like any other.
+    """
+
+    def __init__(self, engine: str) -> None:
+        self._engine_path = engine
+        self._engine: Engine | None = None
+        self._sessions: dict[int, Session] = {}
+        self._opened = 0
+        self._operations: dict[str, Callable[[_Request], Any]] = {
+            "info": self._info,
+            "open": self._open,
+            "feed": self._feed,
+            "run": self._run,
+            "time": self._time,
+            "layers": self._layers,
+            "close": self._close,
+        }
+
+    def answer(self, request: _Request) -> bytes:
+        """Returns the line that answers a request; an engine's exception is an answer too."""
+        reply: dict[str, Any] = {"number": request["number"]}
+        try:
+            reply["result"] = self._operations[request["op"]](request)
+            line = json.dumps(reply)
+        except Exception as error:
+            traceback.print_exc()
+            message = f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]
+            message = "".join(c if c.isprintable() or c == "\n" else "?" for c in message)
+            line = json.dumps({"number": request["number"], "error": message})
+        return line.encode() + b"\n"
+
+    def _info(self, request: _Request) -> Any:
+        return self._get_engine().info(SessionOptions.from_dict(request["options"])).to_dict()
+
+    def _open(self, request: _Request) -> Any:
+        engine = self._get_engine()
+        options = SessionOptions.from_dict(request["options"])
+        start = time.perf_counter()
+        session = engine.open(request["path"], options)
+        seconds = time.perf_counter() - start
+        self._opened += 1
+        self._sessions[self._opened] = session
+        inputs = [asdict(spec) for spec in session.inputs]
+        return {"session": self._opened, "inputs": inputs, "seconds": seconds}
+
+    def _feed(self, request: _Request) -> Any:
+        self._sessions[request["session"]].set_feeds(read_arrays(Path(request["feeds"])))
+
+    def _run(self, request: _Request) -> Any:
+        outputs = self._sessions[request["session"]].run(read_arrays(Path(request["feeds"])))
+        write_arrays(Path(request["outputs"]), outputs)
+
+    def _time(self, request: _Request) -> Any:
+        session = self._sessions[request["session"]]
+        gc.disable()  # a collection in the middle of a run would be charged to the model
+        try:
+            start = time.perf_counter()
+            samples = session.time_runs(request["runs"])
+            seconds = time.perf_counter() - start
+        finally:
+            gc.enable()
+        return {"samples_ms": [float(sample) for sample in samples], "seconds": seconds}
+
+    def _layers(self, request: _Request) -> Any:
+        start = time.perf_counter()
+        layers = self._sessions[request["session"]].layer_times(request["runs"])
+        seconds = time.perf_counter() - start
+        _give_memory_back()
+        return {"layers": [layer.to_dict() for layer in layers], "seconds": seconds}
+
+    def _close(self, request: _Request) -> Any:
+        self._sessions.pop(request["session"]).close()
+        _give_memory_back()
+
+    def _get_engine(self) -> Engine:
+        if self._engine is None:
+            module, _, name = self._engine_path.partition(":")
+            self._engine = getattr(importlib.import_module(module), name)()
+        return self._engine
+
+
+def main() -> None:
+    """Serves until the command pipe ends or the parent does."""
+    parser = argparse.ArgumentParser(prog="qdqtune.engines.worker")
+    parser.add_argument("--engine", required=True, help="module:Class of the engine")
+    parser.add_argument("--commands", type=int, required=True, help="descriptor to read from")
+    parser.add_argument("--replies", type=int, required=True, help="descriptor to write to")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the parent")
+    arguments = parser.parse_args()
+
+    _die_with_parent(arguments.parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(2, 1)  # whatever prints to stdout, natively or not, prints to stderr
+    for descriptor in (arguments.commands, arguments.replies):
+        os.set_inheritable(descriptor, False)
+
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    watcher = threading.Thread(target=_read_commands, args=(arguments.commands, lines), daemon=True)
+    watcher.start()
+    server = Server(arguments.engine)
+    while True:
+        answer = server.answer(json.loads(lines.get()))
+        while answer:
+            answer = answer[os.write(arguments.replies, answer) :]
+
+
+def _read_commands(descriptor: int, lines: queue.SimpleQueue[bytes]) -> None:
+    """Queues requests; ends the process with the pipe, also while an engine is busy."""
+    with open(descriptor, "rb", closefd=False) as commands:
+        for line in commands:
+            lines.put(line)
+    os._exit(0)
+
+
+def _die_with_parent(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(0)
+
+
+def _give_memory_back() -> None:
+    """Returns freed memory to the system: sessions come and go by the hundred."""
+    gc.collect()
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL(None).malloc_trim(0)
+        except AttributeError:  # only glibc has it
+            return
+
+
+if __name__ == "__main__":
+    main()
