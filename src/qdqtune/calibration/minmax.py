@@ -41,7 +41,7 @@ def collect_ranges(
         ModelError: If a tensor takes values that are not numbers, or there are no samples.
     """
     watched = watched_tensors(base.index)
-    path = base.write(_with_extremes(base, watched), "calibration")
+    path = base.write(_with_extremes(base, watched).SerializeToString(), "calibration")
     lows = np.full(len(watched), np.inf)
     highs = np.full(len(watched), -np.inf)
     count = 0
@@ -88,7 +88,7 @@ def watched_tensors(index: GraphIndex) -> list[str]:
 
 def _with_extremes(base: PreparedModel, tensors: list[str]) -> onnx.ModelProto:
     """The base with two outputs: the minima and the maxima of the tensors, in order."""
-    proto = base.whole()
+    proto: onnx.ModelProto = onnx.ModelProto.FromString(base.whole())
     graph = proto.graph
     del graph.output[:]
     one = "qdqtune_one"

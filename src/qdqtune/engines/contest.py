@@ -41,7 +41,7 @@ def compare_files(
     paths: Sequence[str | os.PathLike[str]],
     feeds: Feeds | StoredFeeds,
     *,
-    budget_s: float = 7.0,
+    budget_s: float = 7.4,
     runs: int | None = None,
     options: SessionOptions | None = None,
     timeout_s: float | None = None,

@@ -106,7 +106,7 @@ class OnnxRuntimeSession:
 
         With one thread, a sample is the CPU time of that thread: the whole run happens on it, and
         the turns that other processes take on its core are not the model's. Seen on two shared
-        cores: the spread of neighbouring runs went down from 7 % to between 2 % and 4 %.
+        cores: the spread of neighbouring runs went down from 6 to 8 % to between 2 and 6 %.
         """
         if self._binding is None:
             raise ValueError("the model was given no feeds to run on")

@@ -1,8 +1,9 @@
-"""A model turned into protos once, so that variants of it can be written many times per second."""
+"""A model serialized once, part by part: variants of it are written many times per second."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import onnx
@@ -10,6 +11,7 @@ import onnx_ir as ir
 
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.weights import WeightStore
+from qdqtune.graph.wire import field_part
 
 
 class PreparedModel:
@@ -22,43 +24,77 @@ class PreparedModel:
     Attributes:
         index: The base's index.
         store: The shared weights.
-        frame: Everything of the base but its nodes and constants; copy it, don't change it.
         nodes: One proto per node of `index.nodes`; copy before changing one.
-        constants: References to the base's initializers by name.
+        node_parts: The same, serialized as parts of a graph.
+        constant_parts: References to the base's initializers by name, as parts of a graph.
     """
 
     def __init__(self, model: ir.Model, folder: Path) -> None:
         self.index = GraphIndex(model)
         self.store = WeightStore(folder)
-        self.frame = _frame(model)
         self.nodes = [ir.to_proto(node) for node in self.index.nodes]
-        self.constants = {
-            name: self.store.reference(("base", name), name, value.const_value)
+        self.node_parts = [node_part(node) for node in self.nodes]
+        self.constant_parts = {
+            name: constant_part(self.store.reference(("base", name), name, value.const_value))
             for name, value in model.graph.initializers.items()
             if value.const_value is not None
         }
+        frame = _frame(model)
+        self._graph_frame: bytes = frame.graph.SerializeToString()
+        frame.ClearField("graph")
+        self._frame: bytes = frame.SerializeToString()
 
-    def whole(self) -> onnx.ModelProto:
+    def assemble(
+        self,
+        nodes: Iterable[bytes],
+        constants: Iterable[bytes],
+        metadata: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """Put a variant together.
+
+        Args:
+            nodes: Node parts in topological order.
+            constants: Constant parts.
+            metadata: What to add to the model's metadata.
+
+        Returns:
+            The serialized model.
+        """
+        graph = b"".join((self._graph_frame, *nodes, *constants))
+        extra = onnx.ModelProto()
+        for key, value in (metadata or {}).items():
+            extra.metadata_props.add(key=key, value=value)
+        return b"".join(
+            (self._frame, extra.SerializeToString(), field_part(onnx.ModelProto, "graph", graph))
+        )
+
+    def whole(self) -> bytes:
         """The base itself, as a variant like any other."""
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.frame)
-        proto.graph.initializer.extend(self.constants.values())
-        proto.graph.node.extend(self.nodes)
-        return proto
+        return self.assemble(self.node_parts, self.constant_parts.values())
 
-    def write(self, proto: onnx.ModelProto, name: str) -> Path:
+    def write(self, variant: bytes, name: str) -> Path:
         """Write a variant into the folder, as `<name>.onnx`."""
         path = self.store.folder / f"{name}.onnx"
         staged = path.with_suffix(".tmp")
-        staged.write_bytes(proto.SerializeToString())
+        staged.write_bytes(variant)
         os.replace(staged, path)
         return path
 
-    def load(self, proto: onnx.ModelProto) -> ir.Model:
+    def load(self, variant: bytes) -> ir.Model:
         """A variant as a model, its weights still in the shared file."""
-        model = ir.from_proto(proto)
+        model: ir.Model = ir.from_proto(onnx.ModelProto.FromString(variant))
         ir.external_data.set_base_dir(model.graph, str(self.store.folder))
         return model
+
+
+def node_part(node: onnx.NodeProto) -> bytes:
+    """A node as a part of a graph."""
+    return field_part(onnx.GraphProto, "node", node.SerializeToString())
+
+
+def constant_part(tensor: onnx.TensorProto) -> bytes:
+    """An initializer as a part of a graph."""
+    return field_part(onnx.GraphProto, "initializer", tensor.SerializeToString())
 
 
 def _frame(model: ir.Model) -> onnx.ModelProto:

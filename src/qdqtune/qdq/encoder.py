@@ -45,6 +45,16 @@ class Pair:
     edges: list[Edge] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Operands:
+    """What a weighted op reads: looked up once, asked for in every candidate."""
+
+    data: Edge
+    weight: Edge
+    axis: int | None
+    bias: Edge | None
+
+
 class Encoder:
     """Finds encodings for the edges of a placement; what it computed once it remembers.
 
@@ -64,6 +74,13 @@ class Encoder:
         self.format = dialect.format_of(quant_type)
         self.ranges = ranges
         self._rules = {node.name: role_rule(dialect, node) for node in index.nodes}
+        self._copied_from = {
+            output.name: Edge(node.inputs[0].name or "", node.name or "", 0)
+            for node in index.nodes
+            if self._rules[node.name].same_scale and node.inputs[0] is not None
+            for output in node.outputs
+        }
+        self._operands: dict[str, _Operands] = {}
         self._roles: dict[Edge, Role] = {}
         self._activations: dict[str, Encoding] = {}
         self._weights: dict[tuple[str, int | None], Encoding] = {}
@@ -123,40 +140,32 @@ class Encoder:
             return self._activation(edge.tensor, wanted)
         if role == "constant":
             return self._constant(edge.tensor)
-        node = self.index.node[edge.node]
+        operands = self._operands_of(edge.node)
         if role == "weight":
-            return self._weight(node, wanted)
-        for position in (0, 1):
-            value = node.inputs[position]
-            assert value is not None
-            if Edge(value.name or "", edge.node, position) not in wanted:
+            return self._weight(operands, wanted)
+        for operand in (operands.data, operands.weight):
+            if operand not in wanted:
                 raise UsageError(
                     f"The bias of {edge.node!r} can't be quantized without its input and weight.",
-                    f"Add {value.name!r} (input {position}) to the placement, or drop the bias.",
+                    f"Add {operand.tensor!r} (input {operand.position}) to the placement, or drop "
+                    "the bias.",
                 )
-        data, weight = self._data(node, wanted), self._weight(node, wanted)
+        data, weight = self._data(operands, wanted), self._weight(operands, wanted)
         key = (edge.tensor, data.key, weight.key)
         if key not in self._biases:
             self._biases[key] = encode_bias(self._values(edge.tensor), data, weight)
         return self._biases[key]
 
-    def _data(self, node: ir.Node, wanted: frozenset[Edge]) -> Encoding:
-        value = node.inputs[0]
-        name = value.name or "" if value is not None else ""
-        if self.index.is_constant(name):
-            return self._constant(name)
-        return self._activation(name, wanted)
+    def _data(self, operands: _Operands, wanted: frozenset[Edge]) -> Encoding:
+        tensor = operands.data.tensor
+        if self.index.is_constant(tensor):
+            return self._constant(tensor)
+        return self._activation(tensor, wanted)
 
     def _activation(self, tensor: str, wanted: frozenset[Edge]) -> Encoding:
         """The encoding of an activation: its own, or that of the tensor it is a copy of."""
-        while True:
-            node = self.index.value[tensor].producer()
-            if node is None or not self._rules[node.name].same_scale:
-                break
-            source = node.inputs[0]
-            if source is None or Edge(source.name or "", node.name or "", 0) not in wanted:
-                break
-            tensor = source.name or ""
+        while (source := self._copied_from.get(tensor)) is not None and source in wanted:
+            tensor = source.tensor
             if self.index.is_constant(tensor):
                 return self._constant(tensor)
         if tensor not in self._activations:
@@ -176,21 +185,18 @@ class Encoder:
             self._activations[tensor] = encode_range(low, high, self.format.activation)
         return self._activations[tensor]
 
-    def _weight(self, node: ir.Node, wanted: frozenset[Edge]) -> Encoding:
-        value = node.inputs[1]
-        assert value is not None
-        name = value.name or ""
+    def _weight(self, operands: _Operands, wanted: frozenset[Edge]) -> Encoding:
+        name = operands.weight.tensor
         if not self.index.is_constant(name):
             return self._activation(name, wanted)
-        axis = self._axis(node, value)
-        key = (name, axis)
+        key = (name, operands.axis)
         if key not in self._weights:
-            self._weights[key] = encode_weight(self._values(name), self.format.weight, axis)
-        encoding = self._weights[key]
-        bias = self._bias(node, wanted)
-        return (
-            encoding if bias is None else self._fit(encoding, name, bias, self._data(node, wanted))
-        )
+            values = self._values(name)
+            self._weights[key] = encode_weight(values, self.format.weight, operands.axis)
+        encoding, bias = self._weights[key], operands.bias
+        if bias is None or bias not in wanted:
+            return encoding
+        return self._fit(encoding, name, bias.tensor, self._data(operands, wanted))
 
     def _fit(self, encoding: Encoding, weight: str, bias: str, data: Encoding) -> Encoding:
         """The weight's encoding, coarser where the bias would not fit into int32 otherwise."""
@@ -204,16 +210,23 @@ class Encoder:
             self._fitted[key] = encoding
         return self._fitted[key]
 
-    def _bias(self, node: ir.Node, wanted: frozenset[Edge]) -> str | None:
-        position = self._rules[node.name].bias
-        if position is None or position >= len(node.inputs) or node.inputs[position] is None:
-            return None
-        name = node.inputs[position].name or ""  # type: ignore[union-attr]
-        return name if Edge(name, node.name or "", position) in wanted else None
+    def _operands_of(self, name: str) -> _Operands:
+        if name not in self._operands:
+            node = self.index.node[name]
+            edges = [
+                Edge(value.name or "", name, position) if value is not None else None
+                for position, value in enumerate(node.inputs)
+            ]
+            data, weight = edges[0], edges[1]
+            assert data is not None
+            assert weight is not None
+            position = self._rules[name].bias
+            bias = edges[position] if position is not None and position < len(edges) else None
+            self._operands[name] = _Operands(data, weight, self._axis(node, weight), bias)
+        return self._operands[name]
 
-    def _axis(self, node: ir.Node, weight: ir.Value) -> int | None:
-        assert weight.const_value is not None
-        rank = len(weight.const_value.shape)
+    def _axis(self, node: ir.Node, weight: Edge) -> int | None:
+        rank = len(self.index.shape(weight.tensor) or ())
         axis = weight_axis(node)
         if rank < 2 or (axis < 0 and rank > 2 and not self.dialect.batched_weight_axes):
             return None

@@ -1,6 +1,6 @@
 """Writing placements as Q/DQ models, many per second.
 
-A candidate is the base model's protos in order, a few of them copied and rewired, with Q/DQ nodes
+A candidate is the base model's nodes in order, a few of them copied and rewired, with Q/DQ nodes
 between; its weights are references into the base's shared file.
 """
 
@@ -17,7 +17,7 @@ from qdqtune._version import __version__
 from qdqtune.graph.fingerprint import fingerprint, tensor_digest
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared import PreparedModel, constant_part, node_part
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.encoder import Encoder, Pair
 from qdqtune.qdq.encoding import quantize
@@ -46,16 +46,16 @@ class Inserter:
         self.index = base.index
         self.dialect = dialect
         self.encoder = Encoder(self.index, dialect, quant_type, ranges)
-        self._frame = onnx.ModelProto()
-        self._frame.CopyFrom(base.frame)
-        for key, value in {
+        self._metadata = {
             "qdqtune.version": __version__,
             "qdqtune.dialect": dialect.name,
             "qdqtune.quant_type": quant_type,
             "qdqtune.calibration": ranges.source.value,
             "qdqtune.float_model": fingerprint(self.index.model),
-        }.items():
-            self._frame.metadata_props.add(key=key, value=value)
+        }
+        self._outputs = [
+            [output.name for output in node.outputs if output.name] for node in self.index.nodes
+        ]
         self._pieces: dict[tuple[object, ...], _Pieces] = {}
         self._taken = set(self.index.value)
 
@@ -66,54 +66,42 @@ class Inserter:
             placement: What to quantize, exactly: nothing is added to it.
             name: File name without ending.
         """
-        return self.base.write(self.proto(placement), name)
+        return self.base.write(self.serialized(placement), name)
 
     def model(self, placement: Placement) -> ir.Model:
         """The candidate as a model, its weights still in the shared file."""
-        return self.base.load(self.proto(placement))
+        return self.base.load(self.serialized(placement))
 
     def proto(self, placement: Placement) -> onnx.ModelProto:
-        """The candidate as a proto whose weights are references into the shared file.
+        """The candidate as a proto whose weights are references into the shared file."""
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(self.serialized(placement))
+        return proto
+
+    def serialized(self, placement: Placement) -> bytes:
+        """The candidate as the bytes of its file.
 
         Raises:
             UsageError: If the placement is not one of this model.
         """
-        edges = self.index.effective(placement)
-        pairs = self.encoder.pairs(edges)
         rewiring = _Rewiring(self.index)
+        before: list[_Pieces] = []
         behind: dict[str, list[_Pieces]] = defaultdict(list)
-        for pair in pairs:
+        for pair in self.encoder.pairs(self.index.effective(placement)):
             pieces = self._pieces_of(pair)
-            behind["" if pair.role != "activation" else pair.tensor].append(pieces)
             rewiring.add(pair, pieces)
-        model = onnx.ModelProto()
-        model.CopyFrom(self._frame)
-        graph = model.graph
-        constants = [p for name, p in self.base.constants.items() if rewiring.still_read(name)]
-        for group in behind.values():
-            for pieces in group:
-                constants += pieces.tensors
-        graph.initializer.extend(constants)
-        graph.node.extend(self._in_order(behind, rewiring))
-        return model
-
-    def _in_order(
-        self, behind: dict[str, list[_Pieces]], rewiring: _Rewiring
-    ) -> list[onnx.NodeProto]:
-        nodes: list[onnx.NodeProto] = []
-        for pieces in behind.get("", ()):
-            nodes += pieces.nodes
-        for value in self.index.model.graph.inputs:
-            for pieces in behind.get(value.name or "", ()):
-                nodes += pieces.nodes
-        for position, (node, proto) in enumerate(
-            zip(self.index.nodes, self.base.nodes, strict=True)
-        ):
-            nodes.append(rewiring.apply(position, proto))
-            for output in node.outputs:
-                for pieces in behind.get(output.name or "", ()):
-                    nodes += rewiring.feed(output.name or "", pieces)
-        return nodes
+            produced = self.index.value[pair.tensor].producer() is not None
+            (behind[pair.tensor] if produced else before).append(pieces)
+        constants = [
+            part for name, part in self.base.constant_parts.items() if rewiring.still_read(name)
+        ]
+        constants += (pieces.constants for pieces in before)
+        constants += (pieces.constants for group in behind.values() for pieces in group)
+        nodes = [pieces.nodes for pieces in before]
+        for position, outputs in enumerate(self._outputs):
+            nodes.append(rewiring.apply(position, self.base))
+            for tensor in outputs:
+                nodes += (rewiring.feed(tensor, pieces) for pieces in behind.get(tensor, ()))
+        return self.base.assemble(nodes, constants, self._metadata)
 
     def _pieces_of(self, pair: Pair) -> _Pieces:
         key = (pair.tensor, pair.role, *pair.encoding.key)
@@ -151,19 +139,21 @@ class Inserter:
 
     def _fresh_prefix(self, tensor: str) -> str:
         prefix, copies = tensor, 1
-        while f"{prefix}_dequantized" in self._taken or f"{prefix}_scale" in self._taken:
+        suffixes = ("_scale", "_zero_point", "_quantized", "_dequantized", "_unquantized")
+        while not self._taken.isdisjoint(prefix + suffix for suffix in suffixes):
             copies += 1
             prefix = f"{tensor}_{copies}"
-        self._taken.update((f"{prefix}_dequantized", f"{prefix}_scale"))
+        self._taken.update(prefix + suffix for suffix in suffixes)
         return prefix
 
 
 class _Pieces:
-    """The protos of one pair: initializers, then Q (unless stored) and DQ."""
+    """One pair, written: its initializers, then Q (unless stored) and DQ."""
 
     def __init__(self, tensors: list[onnx.TensorProto], nodes: list[onnx.NodeProto]) -> None:
-        self.tensors = tensors
-        self.nodes = nodes
+        self.protos = nodes
+        self.constants = b"".join(map(constant_part, tensors))
+        self.nodes = b"".join(map(node_part, nodes))
         self.output = str(nodes[-1].output[0])
         self.stored = len(nodes) == 1
 
@@ -196,7 +186,7 @@ class _Rewiring:
                 f"The graph output {tensor!r} can't be quantized: it is an input, a constant, or "
                 "read inside a control-flow body."
             )
-        plain = f"{tensor}_unquantized"
+        plain = pieces.output.removesuffix("_dequantized") + "_unquantized"
         self._renamed[tensor] = plain
         self._renamed[pieces.output] = tensor
         self._outputs[self._index.position[producer.name or ""]][tensor] = plain
@@ -213,28 +203,30 @@ class _Rewiring:
         stays = len(self._index.readers(constant)) > quantized
         return stays or self._index.read_by_body(constant)
 
-    def apply(self, position: int, proto: onnx.NodeProto) -> onnx.NodeProto:
+    def apply(self, position: int, base: PreparedModel) -> bytes:
+        """A node of the base, rewired."""
         inputs, outputs = self._inputs.get(position), self._outputs.get(position)
         if not inputs and not outputs:
-            return proto
+            return base.node_parts[position]
         copy = onnx.NodeProto()
-        copy.CopyFrom(proto)
+        copy.CopyFrom(base.nodes[position])
         for index, name in (inputs or {}).items():
             copy.input[index] = name
-        for index, name in enumerate(copy.output):
-            copy.output[index] = (outputs or {}).get(name, name)
-        return copy
+        if outputs:
+            for index, name in enumerate(copy.output):
+                copy.output[index] = outputs.get(name, name)
+        return node_part(copy)
 
-    def feed(self, tensor: str, pieces: _Pieces) -> list[onnx.NodeProto]:
+    def feed(self, tensor: str, pieces: _Pieces) -> bytes:
         """The pair's nodes, renamed if its tensor is a graph output."""
         if tensor not in self._renamed:
             return pieces.nodes
         first, last = onnx.NodeProto(), onnx.NodeProto()
-        first.CopyFrom(pieces.nodes[0])
-        last.CopyFrom(pieces.nodes[-1])
+        first.CopyFrom(pieces.protos[0])
+        last.CopyFrom(pieces.protos[-1])
         first.input[0] = self._renamed[tensor]
         last.output[0] = self._renamed[last.output[0]]
-        return [first, last]
+        return node_part(first) + node_part(last)
 
 
 def _node(op_type: str, source: str, prefix: str, result: str, axis: int | None) -> onnx.NodeProto:
