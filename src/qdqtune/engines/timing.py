@@ -127,8 +127,11 @@ def plan_turns(latencies_ms: Sequence[float], budget_s: float, runs: int | None 
     """
     shapes = tuple(BlockShape.of(latency_ms) for latency_ms in latencies_ms)
     if runs is not None:
+        # Few runs make short blocks: with too few blocks nothing could be said about them.
+        most = math.ceil(runs / (2 * _FEWEST_ROUNDS))
+        shapes = tuple(replace(shape, half=min(shape.half, most)) for shape in shapes)
         rounds = math.ceil(runs / min(2 * shape.half for shape in shapes))
-        return Plan(shapes, max(1, rounds), fixed=True)
+        return Plan(shapes, max(_FEWEST_ROUNDS, rounds), fixed=True)
     plan = Plan(shapes, 0)
     rounds = math.floor((budget_s * 1000.0 - shapes[0].block_ms) / plan.round_ms)
     return replace(plan, rounds=max(_FEWEST_ROUNDS, rounds))

@@ -21,7 +21,7 @@ def bench_text(record: BenchRecord) -> str:
     lines = [engine_line(record.engine), "", table]
     if levels:
         least = min(levels)
-        lines += ["", f"Speedup is over the first model, with its {least:.1%} interval."]
+        lines += ["", f"Speedup is over the first model, with its {100 * least:g} % interval."]
     return "\n".join([*lines, *failed])
 
 
