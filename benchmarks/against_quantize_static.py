@@ -38,7 +38,7 @@ WEIGHTED = ("Conv", "Gemm", "MatMul")
 EVERYTHING = tuple(sorted({*QLinearOpsRegistry, *QDQRegistry}))
 COLUMNS = {
     "model": "model", "ops": "ops", "ours over theirs": "ours_over_theirs",
-    "interval": "interval", "float over ours": "ours_over_float",
+    "interval": "interval", "ours over float": "ours_over_float",
     "same kernels": "same_kernels", "SQNR ours": "sqnr_db", "SQNR theirs": "their_sqnr_db",
     "commit": "commit",
 }  # fmt: skip
@@ -73,7 +73,7 @@ def measure(name: str, budget_s: float) -> Iterator[dict[str, Any]]:
         for label, wanted in (("weighted", WEIGHTED), ("all", EVERYTHING)):
             ops = [op_type for op_type in wanted if op_type in present]
             placement = select_ops(base.index, inserter.dialect, ops).placement
-            ours = inserter.write(placement, f"ours_{label}")
+            ours = save_model(inserter.model(placement), space / f"ours_{label}.onnx")
             theirs = _theirs(folded, ops, base, space / f"theirs_{label}.onnx")
             record = _compare(worker, base, folded, ours, theirs, budget_s)
             yield {"kind": KIND, "model": name, "ops": label, **record}
