@@ -128,3 +128,14 @@ def test_a_shared_weight_is_not_changed_for_the_other_reader(tmp_path: Path) -> 
     save_model(model, after)
     x = rng.normal(size=(1, 4, 5, 5)).astype(np.float32)
     np.testing.assert_allclose(run(after, x=x)[0], run(before, x=x)[0], atol=1e-5)
+
+
+def test_kernel_shapes_are_written_down(residual_path: Path) -> None:
+    model = load_model(residual_path)
+    fold(model)
+    shapes = {
+        node.name: tuple(node.attributes["kernel_shape"].as_ints())
+        for node in model.graph
+        if node.op_type == "Conv"
+    }
+    assert shapes == {"n0": (3, 3), "n3": (1, 1)}

@@ -17,6 +17,7 @@ from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_gemm_rule,
 )
 
+from qdqtune.graph.kernel_shapes import write_kernel_shapes
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.op_classes import QDQ_OPS, is_op, is_standard
 from qdqtune.graph.shapes import infer_shapes
@@ -51,7 +52,8 @@ def fold(model: ir.Model) -> bool:
         model, onnx_shape_inference=False, should_fold=_may_fold, output_size_limit=1 << 24
     )
     fused = _fold_batchnorms(model)
-    modified = bool(lifted.modified or folded.modified or fused)
+    written = write_kernel_shapes(model)
+    modified = bool(lifted.modified or folded.modified or fused or written)
     if modified:
         passes.RemoveUnusedNodesPass()(model)
         name_nodes(model)
