@@ -32,8 +32,8 @@ _FEWEST_ROUNDS = 8
 # Two opens of the same file were seen to differ by 0.1 to 0.3 % for as long as they are open.
 _MARGIN = 0.01
 # When to look, as a part of all rounds, and how sure to be then. Looking early is paid for: the
-# chances of a wrong call at all looks add up to 3.25 %, before the margin takes most of it away.
-_LOOKS = ((0.25, 0.9995), (0.5, 0.998), (1.0, 0.97))
+# chances of a wrong call at all looks add up to 4.25 %, before the margin takes most of it away.
+_LOOKS = ((0.25, 0.9995), (0.5, 0.998), (1.0, 0.96))
 # The widest interval, as a relative half width, that still shows a difference of 3 %.
 _USEFUL_HALF_WIDTH = 0.012
 # Dropped runs move the compared runs apart, and the machine has more time to change.
