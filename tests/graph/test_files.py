@@ -62,6 +62,18 @@ def test_large_models_get_a_data_file(
     assert fingerprint(load_model(out / "m.onnx")) == fingerprint(before)
 
 
+def test_a_data_file_is_not_overwritten_unasked(
+    residual_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qdqtune.graph.files._EMBED_LIMIT_BYTES", 100)
+    precious = tmp_path / "m.onnx.data"
+    precious.write_text("precious")
+    with pytest.raises(OutputError, match=r"m\.onnx\.data exists already"):
+        save_model(load_model(residual_path), tmp_path / "m.onnx")
+    assert precious.read_text() == "precious"
+    assert not (tmp_path / "m.onnx").exists()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

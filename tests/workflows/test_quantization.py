@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -16,6 +17,7 @@ from qdqtune.engines.isolated import Worker
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.workflows.quantization import Choice, insert_qdq
+from tests.conftest import model_from_text
 
 WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 SMALL: dict[str, dict[str, object]] = {
@@ -90,3 +92,18 @@ def test_every_architecture_in_every_dialect(
 
 def test_the_architectures_are_all_here() -> None:
     assert set(SMALL) == set(zoo.ARCHITECTURES) - {"chain"}
+
+
+def test_half_precision_models_get_half_precision_scales(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    model = model_from_text(
+        "g (float16[1,8] x) => (float16[1,4] y) { h = MatMul(x, w) y = Relu(h) }",
+        w=rng.normal(size=(8, 4)).astype(np.float16),
+    )
+    source, quantized = tmp_path / "float.onnx", tmp_path / "int8.onnx"
+    onnx.save(model, source)
+    insert_qdq(source, Choice(ops=["MatMul"]), quantized, dialect="tensorrt")
+    onnx.checker.check_model(str(quantized), full_check=True)
+    written = {tensor.name: tensor for tensor in onnx.load(quantized).graph.initializer}
+    assert written["x_scale"].data_type == onnx.TensorProto.FLOAT16
+    assert written["w_scale"].data_type == onnx.TensorProto.FLOAT16

@@ -32,7 +32,7 @@ def add_parser(commands: Commands) -> None:
         )
     chosen.add_argument("--placement", metavar="FILE", help="a placement.json, taken as it is")
     parser.add_argument(
-        "--engine", default="onnxruntime", help="whose dialect to write (default: %(default)s)"
+        "--engine", default="auto", help="whose dialect to write (default: the one usable here)"
     )
     parser.add_argument("--dialect", help="a dialect by name, instead of the engine's own here")
     parser.add_argument("--quant_type", default="int8", help="int8, uint8 or fp8")

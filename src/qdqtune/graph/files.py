@@ -72,11 +72,14 @@ def save_model(model: ir.Model, path: str | os.PathLike[str], *, force: bool = F
     check_writable(target, force=force)
     weights = list(_tensors_of(model))
     too_large = sum(tensor.nbytes for tensor in weights) > _EMBED_LIMIT_BYTES
+    data_name = target.name + ".data"
+    if too_large:
+        check_writable(target.with_name(data_name), force=force)
     with tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=target.parent) as folder:
         staged = Path(folder) / target.name
         try:
             if too_large:
-                ir.save(model, staged, external_data=target.name + ".data")
+                ir.save(model, staged, external_data=data_name)
             else:
                 _save_embedded(model, staged)
             for file in sorted(Path(folder).iterdir(), reverse=True):

@@ -133,6 +133,9 @@ def quantize(values: Array, encoding: Encoding) -> Array:
 
 def dequantize(values: Array, scale: Array, zero_point: Array | None, axis: int) -> Array:
     """Quantized numbers to real ones, in the scale's own float type."""
+    if scale.size == 1:  # one scale for all, whether written as a scalar or as a vector
+        scale = scale.reshape(())
+        zero_point = None if zero_point is None else zero_point.reshape(())
     per_axis = axis if scale.ndim else None
     real = values.astype(np.float32)
     if values.dtype == np.int32:

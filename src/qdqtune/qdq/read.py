@@ -51,7 +51,7 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> Reading:
 
     Weights that are stored quantized become float again: with the values they stand for, or with
     the original ones if a model that has them is given. Q and DQ nodes that belong to no pair
-    (integer inputs, integer ops between them) are left alone.
+    (integer inputs, integer ops between them, scales per block) are left alone.
 
     Args:
         model: A Q/DQ model.
@@ -186,6 +186,8 @@ def _encoding_of(node: ir.Node) -> ReadEncoding | None:
     zero_point = node.inputs[2] if len(node.inputs) > 2 else None
     if stored is None or scale is None or scale.const_value is None:
         return None
+    if "block_size" in node.attributes or len(scale.const_value.shape) > 1:
+        return None  # one scale per block: another format than ours
     if zero_point is not None and zero_point.const_value is None:
         return None
     dtype = stored.dtype

@@ -13,12 +13,13 @@ import onnx_ir as ir
 from qdqtune.calibration.inputs import random_inputs
 from qdqtune.calibration.minmax import collect_ranges
 from qdqtune.calibration.quality import AS_WRITTEN, output_sqnr
+from qdqtune.engines import registry
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.native import native_dialect
 from qdqtune.graph.files import check_writable, load_model, save_model
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.op_classes import QDQ_OPS
+from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE, is_op
 from qdqtune.graph.opset import raise_opset
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.dialect import Dialect
@@ -36,6 +37,7 @@ _logger = logging.getLogger(__name__)
 
 _CALIBRATION_SAMPLES = 8
 _JUDGED_SAMPLES = 2
+_HALF_SCALES_OPSET = 19
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def insert_qdq(
     choice: Choice,
     output: str | Path,
     *,
-    engine: str = "onnxruntime",
+    engine: str = registry.AUTO,
     dialect: str | None = None,
     quant_type: str = "int8",
     seed: int = 0,
@@ -81,12 +83,15 @@ def insert_qdq(
     Raises:
         QdqtuneError: Whatever the user can act on.
     """
+    if engine == registry.AUTO and not dialect:
+        engine = registry.resolve(engine)
     spoken = dialect_named(dialect) if dialect else native_dialect(engine)
     layout = spoken.format_of(quant_type)
     check_writable(output, force=force)
     loaded = _float_model(Path(model))
-    raise_opset(loaded, layout.least_opset)
+    raise_opset(loaded, max(layout.least_opset, _least_opset(loaded)))
     fold(loaded)
+    _logger.info("%s: folded, %d nodes left", model, len(loaded.graph))
     selection = select(GraphIndex(loaded), spoken, quant_type, choice)
     if not selection.placement:
         reasons = "; ".join(sorted(set(selection.left_float.values())))
@@ -96,6 +101,7 @@ def insert_qdq(
     with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder, Worker() as worker:
         base = PreparedModel(loaded, Path(folder))
         samples = random_inputs(base.index, _CALIBRATION_SAMPLES, seed)
+        _logger.info("calibrating on %d random samples", _CALIBRATION_SAMPLES)
         ranges = collect_ranges(base, worker, samples, CalibrationSource.RANDOM)
         inserter = Inserter(base, spoken, quant_type, ranges)
         quantized = inserter.model(selection.placement)
@@ -173,11 +179,18 @@ def select(index: GraphIndex, dialect: Dialect, quant_type: str, choice: Choice)
 
 def _float_model(path: Path) -> ir.Model:
     model = load_model(path)
-    if any(node.op_type in QDQ_OPS for node in model.graph):
+    if any(is_op(node, QUANTIZE, DEQUANTIZE) for node in model.graph):
         raise ModelError(
             f"{path} has Q/DQ nodes already.", f"Take them out first: qdqtune strip {path} -o …"
         )
     return model
+
+
+def _least_opset(model: ir.Model) -> int:
+    """What the model's own float types need: scales in half precision came with opset 19."""
+    values = (*model.graph.inputs, *model.graph.initializers.values())
+    half = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+    return _HALF_SCALES_OPSET if any(value.dtype in half for value in values) else 0
 
 
 def _judge(
