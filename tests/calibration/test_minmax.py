@@ -17,6 +17,7 @@ from qdqtune.engines.isolated import Worker
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.errors import EngineError, ModelError
+from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import CalibrationSource, Ranges
 from tests.conftest import model_from_text
 
@@ -69,11 +70,20 @@ def test_half_floats(tmp_path: Path) -> None:
     assert ranges.by_tensor["y"] == (-3.0, 4.0)
 
 
-def test_values_that_are_no_numbers_are_an_error(tmp_path: Path) -> None:
-    proto = model_from_text("g (float[2] x) => (float[2] y) { l = Log(x) y = Neg(l) }")
+def test_values_that_are_no_numbers_have_no_range(tmp_path: Path) -> None:
+    proto = model_from_text("g (float[2] x) => (float[2] y) { l = Log(x) y = Exp(l) }")
     base = prepared(proto, tmp_path)
-    with pytest.raises(ModelError, match="'l' takes infinite or undefined"):
-        calibrate(base, [{"x": np.array([0.0, 1.0], np.float32)}])
+    ranges = calibrate(base, [{"x": np.array([0.0, 1.0], np.float32)}])
+    assert set(ranges.by_tensor) == {"x", "y"}  # log(0) is infinite
+
+
+def test_only_what_is_quantized_is_watched(residual: onnx.ModelProto, tmp_path: Path) -> None:
+    base = prepared(residual, tmp_path)
+    samples = random_inputs(base.index, 1)
+    placement = Placement.of([("w2", "n3", 1)], ["r1"])
+    with Worker() as worker:
+        ranges = collect_ranges(base, worker, samples, CalibrationSource.DATA, placement)
+    assert set(ranges.by_tensor) == {"r1"}
 
 
 def test_no_samples_and_wrong_samples(residual: onnx.ModelProto, tmp_path: Path) -> None:

@@ -34,16 +34,6 @@ def test_constness_shapes_and_types(residual: onnx.ModelProto) -> None:
     assert index.position["n3"] == 3
 
 
-def test_what_is_computed_from_constants_is_known() -> None:
-    import numpy as np
-
-    proto = model_from_text(
-        "g (float[2] x) => (float[2] y) { c = Neg(w) d = Add(c, w) y = Mul(x, d) }",
-        w=np.ones(2, np.float32),
-    )
-    assert GraphIndex(ir.from_proto(proto)).computed_constants == {"c", "d"}
-
-
 def test_bodies_are_outside_readers() -> None:
     proto = model_from_text(
         """

@@ -26,6 +26,9 @@ _TRANSPARENT = (
     "Unsqueeze",
 )  # fmt: skip
 
+_REAL_TYPES = FLOAT_TYPES | {ir.DataType.DOUBLE}
+_PIXEL_TYPES = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
+
 Feeds = dict[str, npt.NDArray[Any]]
 
 
@@ -78,8 +81,14 @@ class _Maker:
     def make(self, rng: np.random.Generator) -> npt.NDArray[Any]:
         if self.limit is not None:
             return rng.integers(0, self.limit, self.shape).astype(self.dtype.numpy())
-        if self.dtype in FLOAT_TYPES and "mask" not in self.name.lower():
-            return rng.standard_normal(self.shape, np.float32).astype(self.dtype.numpy())
+        if "mask" not in self.name.lower():
+            if self.dtype in _REAL_TYPES:
+                return rng.standard_normal(self.shape, np.float32).astype(self.dtype.numpy())
+            if self.dtype in _PIXEL_TYPES:
+                info = np.iinfo(self.dtype.numpy())
+                return rng.integers(info.min, info.max, self.shape, endpoint=True).astype(
+                    info.dtype
+                )
         return np.ones(self.shape, self.dtype.numpy())
 
 

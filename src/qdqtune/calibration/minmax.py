@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 import numpy as np
@@ -10,20 +11,24 @@ import onnx_ir as ir
 from onnx.helper import make_node, make_tensor, make_tensor_value_info
 
 from qdqtune.calibration.inputs import Feeds
-from qdqtune.engines.interface import SessionOptions
+from qdqtune.calibration.quality import AS_WRITTEN
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import EngineError, ModelError
+from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import CalibrationSource, Ranges
 
 _LOWS, _HIGHS = "qdqtune_lows", "qdqtune_highs"
-# Fusing would only hide tensors that are looked at.
-_OPTIONS = SessionOptions(engine_options={"graph_optimization_level": "disable_all"})
+_logger = logging.getLogger(__name__)
 
 
 def collect_ranges(
-    base: PreparedModel, worker: Worker, samples: Iterable[Feeds], source: CalibrationSource
+    base: PreparedModel,
+    worker: Worker,
+    samples: Iterable[Feeds],
+    source: CalibrationSource,
+    placement: Placement | None = None,
 ) -> Ranges:
     """Run the model on each sample and keep the extremes, in constant memory.
 
@@ -35,18 +40,24 @@ def collect_ranges(
         worker: An ONNX Runtime worker.
         samples: Input sets, read one at a time.
         source: Where the samples come from.
+        placement: Watch only what it quantizes; None watches every float tensor.
 
     Raises:
         EngineError: If the model does not run.
-        ModelError: If a tensor takes values that are not numbers, or there are no samples.
+        ModelError: If there are no samples.
     """
     watched = watched_tensors(base.index)
+    if placement is not None:
+        quantized = {edge.tensor for edge in base.index.effective(placement)}
+        watched = [name for name in watched if name in quantized]
+    if not watched:
+        return Ranges({}, source)
     path = base.write(_with_extremes(base, watched).SerializeToString(), "calibration")
     lows = np.full(len(watched), np.inf)
     highs = np.full(len(watched), -np.inf)
     count = 0
     try:
-        opened = worker.open(path, _OPTIONS)
+        opened = worker.open(path, AS_WRITTEN)
         for feeds in samples:
             extremes = worker.run(opened, feeds)
             lows = np.minimum(lows, extremes[_LOWS])
@@ -62,16 +73,12 @@ def collect_ranges(
         path.unlink(missing_ok=True)
     if not count:
         raise ModelError("There is no calibration data.", "Give at least one sample.")
-    broken = [name for name, low, high in zip(watched, lows, highs, strict=True)
-              if not np.isfinite([low, high]).all()]  # fmt: skip
-    if broken:
-        raise ModelError(
-            f"The tensor {broken[0]!r} takes infinite or undefined values on these inputs "
-            f"({len(broken)} tensors do).",
-            "Calibrate with real data, or check the model.",
-        )
-    ranges = zip(lows.tolist(), highs.tolist(), strict=True)
-    return Ranges(dict(zip(watched, ranges, strict=True)), source, count)
+    finite = np.isfinite(lows) & np.isfinite(highs)
+    for name, fine in zip(watched, finite, strict=True):
+        if not fine:
+            _logger.warning("%s takes infinite or undefined values: it has no range", name)
+    ranges = zip(watched, lows.tolist(), highs.tolist(), finite, strict=True)
+    return Ranges({name: (low, high) for name, low, high, fine in ranges if fine}, source, count)
 
 
 def watched_tensors(index: GraphIndex) -> list[str]:

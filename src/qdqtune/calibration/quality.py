@@ -30,7 +30,7 @@ class SignalToNoise:
     ) -> None:
         """Take in the outputs of one sample; outputs that are not floats don't count."""
         for name, expected in reference.items():
-            if expected.dtype.kind != "f" or name not in actual:
+            if name not in actual or not _is_real(expected.dtype):
                 continue
             wide = expected.astype(np.float64)
             error = actual[name].astype(np.float64) - wide
@@ -73,6 +73,10 @@ def output_sqnr(
     worker.release(reference)
     worker.release(candidate)
     return ratio.decibels()
+
+
+def _is_real(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
 def _decibels(signal: float, noise: float) -> float:

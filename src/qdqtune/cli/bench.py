@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_format, common, positive
+from qdqtune.cli.flags import add_format, common, natural, positive
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands
@@ -31,7 +31,7 @@ def add_parser(commands: Commands) -> None:
         type=positive,
         help="timed runs per model (default: what fits into some seconds per model)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="for the random inputs")
+    parser.add_argument("--seed", type=natural, default=0, help="for the random inputs")
     add_format(parser)
     parser.set_defaults(run=_run)
 

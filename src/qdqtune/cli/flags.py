@@ -35,7 +35,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def comma_list(text: str) -> list[str]:
-    """Parse `a,b,c`; names that hold commas can be given by repeating the flag."""
+    """Parse `a,b,c`."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
@@ -44,6 +44,14 @@ def positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 1 up")
+    return number
+
+
+def natural(text: str) -> int:
+    """Parse a number from 0 up."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
     return number
 
 

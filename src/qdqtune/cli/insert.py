@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_format, add_output, comma_list, common
-from qdqtune.records.errors import OutputError, UsageError
-from qdqtune.records.placement import Placement
+from qdqtune.cli.flags import add_format, add_output, comma_list, common, natural
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands
@@ -36,7 +33,7 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--dialect", help="a dialect by name, instead of the engine's own here")
     parser.add_argument("--quant_type", default="int8", help="int8, uint8 or fp8")
-    parser.add_argument("--seed", type=int, default=0, help="for random calibration inputs")
+    parser.add_argument("--seed", type=natural, default=0, help="for random calibration inputs")
     parser.add_argument("--save_placement", metavar="FILE", help="also write the placement")
     add_output(parser)
     add_format(parser)
@@ -44,42 +41,21 @@ def add_parser(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from qdqtune.graph.files import check_writable
     from qdqtune.workflows.quantization import Choice, insert_qdq
 
-    placement = _read_placement(options.placement) if options.placement else None
-    if options.save_placement:
-        check_writable(options.save_placement, force=options.force)
     report = insert_qdq(
         options.model,
-        Choice(options.ops, options.nodes, options.tensors, placement),
+        Choice(options.ops, options.nodes, options.tensors, options.placement),
         options.output,
         engine=options.engine,
         dialect=options.dialect,
         quant_type=options.quant_type,
         seed=options.seed,
+        save_placement=options.save_placement,
         force=options.force,
     )
-    if options.save_placement:
-        text = report.placement.to_json(report.model_fingerprint)
-        _write_text(Path(options.save_placement), text)
     _print(report, options.format)
     return 0
-
-
-def _read_placement(path: str) -> Placement:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"The placement file {path} can't be read: {error}.") from None
-    return Placement.from_json(text, path)
-
-
-def _write_text(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{path} could not be written: {error.strerror}.") from None
 
 
 def _print(report: InsertReport, form: str) -> None:

@@ -47,13 +47,18 @@ def main(arguments: Sequence[str]) -> int:
     except QdqtuneError as error:
         _complain(error)
         return USAGE if isinstance(error, UsageError) else FAILED
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has gone; keep the interpreter from complaining on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except OSError as error:
+        # A full disk, a file that vanished: nothing that a traceback would explain better.
+        where = f": {error.filename}" if error.filename else ""
+        print(f"error: {error.strerror or error}{where}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def get_parser() -> argparse.ArgumentParser:

@@ -30,8 +30,6 @@ __all__ = ["FailureKind", "OpenModel", "StoredFeeds", "Worker", "WorkerFailure"]
 _CHILD_ENVIRONMENT = {
     # One allocation arena: hundreds of sessions opened and closed must not spread the heap out.
     "MALLOC_ARENA_MAX": "1",
-    # A json.py in the folder the user stands in is not ours to import.
-    "PYTHONSAFEPATH": "1",
 }
 
 

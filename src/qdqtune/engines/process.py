@@ -25,6 +25,13 @@ from qdqtune.records.errors import EngineError
 
 _MAX_REPLY_BYTES = 256 * 1024 * 1024
 _GRACE_S = 2.0
+# A json.py in the folder the user stands in is not ours to import.
+_START = """\
+import sys
+sys.path = [path for path in sys.path if path]
+from qdqtune.engines.worker import main
+main()
+"""
 
 
 class FailureKind(enum.Enum):
@@ -106,7 +113,7 @@ class ChildProcess:
     ) -> None:
         commands_read, self._commands = os.pipe()
         self._replies, replies_write = os.pipe()
-        argv = [sys.executable, "-m", "qdqtune.engines.worker", "--engine", engine]
+        argv = [sys.executable, "-c", _START, "--engine", engine]
         argv += ["--commands", str(commands_read), "--replies", str(replies_write)]
         argv += ["--parent", str(os.getpid())]
         try:

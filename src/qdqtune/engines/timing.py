@@ -200,7 +200,8 @@ def take_turns(
     Returns:
         The kept blocks of each model, and one comparison per candidate.
     """
-    lean = plan if plan.fixed else plan.leaner()
+    alone = len(plan.shapes) == 1
+    lean = plan if plan.fixed or alone else plan.leaner()
     turns = _Turns(time_block, lean, progress, time_is_up)
     if lean != plan:
         turns.play(until=lean.looks[0][0])

@@ -6,6 +6,7 @@ unless asked. Weights stay in their files (memory-mapped) until somebody needs t
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import tempfile
@@ -37,6 +38,10 @@ def load_model(path: str | os.PathLike[str]) -> ir.Model:
     proto = _parse(file)
     for tensor in _external_tensors(proto):
         _check_external(tensor, file)
+    if proto.graph.sparse_initializer:
+        raise ModelError(
+            f"{file} has sparse weights, which qdqtune does not read.", "Export them as dense ones."
+        )
     try:
         onnx.checker.check_model(str(file))
     except onnx.checker.ValidationError as error:
@@ -70,7 +75,7 @@ def save_model(model: ir.Model, path: str | os.PathLike[str], *, force: bool = F
     """
     target = Path(path)
     check_writable(target, force=force)
-    weights = list(_tensors_of(model))
+    weights = _tensors_of(model)
     too_large = sum(tensor.nbytes for tensor in weights) > _EMBED_LIMIT_BYTES
     data_name = target.name + ".data"
     if too_large:
@@ -92,6 +97,38 @@ def save_model(model: ir.Model, path: str | os.PathLike[str], *, force: bool = F
     return target
 
 
+def write_text(path: str | os.PathLike[str], text: str, *, force: bool) -> None:
+    """Write a text file, whole or not at all.
+
+    Raises:
+        OutputError: If the file exists and `force` is not set, or can't be written.
+    """
+    target = Path(path)
+    check_writable(target, force=force)
+    staged = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        staged.write_text(text, encoding="utf-8")
+        os.replace(staged, target)
+    except OSError as error:
+        staged.unlink(missing_ok=True)
+        raise OutputError(f"{target} could not be written: {error.strerror}.") from None
+
+
+def check_result(path: Path) -> None:
+    """Make sure that a model we wrote is valid, shapes and types included.
+
+    Raises:
+        ModelError: If it is not; that is a mistake of ours.
+    """
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(
+            f"The quantized model would not be valid: {str(error).strip().splitlines()[0]}",
+            "Nothing was written. This is a bug in qdqtune: please report it with the model.",
+        ) from error
+
+
 def check_writable(path: str | os.PathLike[str], *, force: bool) -> None:
     """Find out before a long job whether its result can be written.
 
@@ -101,6 +138,8 @@ def check_writable(path: str | os.PathLike[str], *, force: bool) -> None:
     target = Path(path)
     if target.is_dir():
         raise OutputError(f"{target} is a folder, not a file.", "Name a file: -o OUT.onnx.")
+    if target.exists() and not target.is_file():
+        raise OutputError(f"{target} is not a plain file.", "Choose another name.")
     if target.exists() and not force:
         raise OutputError(f"{target} exists already.", "Choose another name, or pass --force.")
     if not target.parent.is_dir():
@@ -170,10 +209,12 @@ def _check_external(tensor: onnx.TensorProto, model_file: Path) -> None:
     if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
         raise ModelError(f"{what}, which is a link, not a plain file.", "Copy the file there.")
     try:
-        end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
-    except ValueError:
-        raise ModelError(f"{what}, with a broken offset or length.") from None
-    if end > facts.st_size or int(entries.get("offset", 0)) < 0:
+        needed = -(-math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8)
+        offset = int(entries.get("offset", 0))
+        length = int(entries.get("length", needed))
+    except (ValueError, TypeError):
+        raise ModelError(f"{what}, with a broken type, offset or length.") from None
+    if offset < 0 or length < needed or offset + length > facts.st_size:
         raise ModelError(
             f"{what}, but that file ends before it.", "The file is truncated: copy it again."
         )

@@ -30,10 +30,10 @@ _BATCHNORM_RULES = (
     fuse_batchnorm_into_gemm_rule,
 )
 
-# Ops that never make a constant larger: folding them costs no file size, whatever their input is.
+# Ops that hardly make a constant larger: folding them costs no file size, whatever their input is.
 _NEVER_GROW = frozenset(
     {
-        "Cast", "Gather", "Identity", "Neg", "Reciprocal", "Reshape", "Slice", "Sqrt", "Squeeze",
+        "Cast", "Identity", "Neg", "Reciprocal", "Reshape", "Slice", "Sqrt", "Squeeze",
         "Transpose", "Unsqueeze",
     }
 )  # fmt: skip
@@ -46,6 +46,9 @@ def fold(model: ir.Model) -> bool:
         Whether anything changed.
     """
     name_nodes(model)
+    # Old files list their weights as inputs, too; as defaults that may be overridden they could
+    # neither be folded nor quantized.
+    fixed = passes.RemoveInitializersFromInputsPass()(model)
     lifted = passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     infer_shapes(model)
     folded = optimizer.fold_constants(
@@ -53,7 +56,7 @@ def fold(model: ir.Model) -> bool:
     )
     fused = _fold_batchnorms(model)
     written = write_kernel_shapes(model)
-    modified = bool(lifted.modified or folded.modified or fused or written)
+    modified = bool(fixed.modified or lifted.modified or folded.modified or fused or written)
     if modified:
         passes.RemoveUnusedNodesPass()(model)
         name_nodes(model)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
+import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph.op_classes import FLOAT_TYPES
-from qdqtune.records.errors import ModelError
+from qdqtune.records.errors import ModelError, UsageError
 from qdqtune.records.placement import Edge, Placement
 
 
@@ -38,13 +37,14 @@ class GraphIndex:
             if not name or name in self.node:
                 raise ModelError(
                     f"Node {position} ({node.op_type}) has no name of its own.",
-                    "Name the nodes uniquely first: qdqtune.graph.name_nodes(model).",
+                    "Name the nodes uniquely first: qdqtune.graph.naming.name_nodes(model).",
                 )
             self.node[name] = node
             self.position[name] = position
             for value in node.outputs:
                 if value.name:
                     self.value[value.name] = value
+        self._finite: dict[str, bool] = {}
         self.outputs: dict[str, list[int]] = {}
         for position, output in enumerate(graph.outputs):
             self.outputs.setdefault(output.name or "", []).append(position)
@@ -79,15 +79,14 @@ class GraphIndex:
         value = self.value[tensor]
         return value.is_initializer() and value.const_value is not None
 
-    @cached_property
-    def computed_constants(self) -> frozenset[str]:
-        """Tensors that are computed from constants alone."""
-        found: set[str] = set()
-        for node in self.nodes:
-            inputs = [value.name or "" for value in node.inputs if value is not None]
-            if inputs and all(name in found or self.is_constant(name) for name in inputs):
-                found.update(value.name for value in node.outputs if value.name)
-        return frozenset(found)
+    def is_finite(self, tensor: str) -> bool:
+        """Whether a constant holds numbers only, none of them infinite."""
+        if tensor not in self._finite:
+            constant = self.value[tensor].const_value
+            assert constant is not None
+            values = constant.numpy().astype(np.float32)
+            self._finite[tensor] = bool(np.isfinite(values).all())
+        return self._finite[tensor]
 
     def is_float(self, tensor: str) -> bool:
         """Whether the tensor holds floating point numbers (of a kind that Q/DQ can take)."""
@@ -111,7 +110,17 @@ class GraphIndex:
         return tuple(dim if isinstance(dim, int) else None for dim in shape)
 
     def effective(self, placement: Placement) -> frozenset[Edge]:
-        """Every edge that sees a quantized value: the union of edge bits and output bits."""
+        """Every edge that sees a quantized value: the union of edge bits and output bits.
+
+        Raises:
+            UsageError: If the placement names a tensor that the model doesn't have.
+        """
+        for tensor in placement.outputs:
+            if tensor not in self.value:
+                raise UsageError(
+                    f"The placement names the tensor {tensor!r}, which the model doesn't have.",
+                    "Is it a placement of another model?",
+                )
         if not placement.outputs:
             return placement.edges
         behind = (edge for tensor in placement.outputs for edge in self.readers(tensor))

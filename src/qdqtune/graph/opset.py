@@ -5,7 +5,16 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnxscript.version_converter import ConvertVersionPass
 
+from qdqtune.graph.index import GraphIndex
 from qdqtune.records.errors import ModelError
+
+_HALF_SCALES = 19
+
+
+def least_opset(index: GraphIndex) -> int:
+    """The opset that Q/DQ on a model's own float types needs: half-precision scales came late."""
+    half = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    return _HALF_SCALES if any(index.dtype(name) in half for name in index.value) else 0
 
 
 def raise_opset(model: ir.Model, least: int) -> bool:

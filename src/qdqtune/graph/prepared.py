@@ -32,6 +32,7 @@ class PreparedModel:
     def __init__(self, model: ir.Model, folder: Path) -> None:
         self.index = GraphIndex(model)
         self.store = WeightStore(folder)
+        _inline_bodies(model)
         self.nodes = [ir.to_proto(node) for node in self.index.nodes]
         self.node_parts = [node_part(node) for node in self.nodes]
         self.constant_parts = {
@@ -73,7 +74,13 @@ class PreparedModel:
         return self.assemble(self.node_parts, self.constant_parts.values())
 
     def write(self, variant: bytes, name: str) -> Path:
-        """Write a variant into the folder, as `<name>.onnx`."""
+        """Write a variant into the folder, as `<name>.onnx`.
+
+        Raises:
+            ValueError: If the name would lead out of the folder.
+        """
+        if Path(name).name != name or "\\" in name:
+            raise ValueError(f"{name!r} is not a plain file name")
         path = self.store.folder / f"{name}.onnx"
         staged = path.with_suffix(".tmp")
         staged.write_bytes(variant)
@@ -95,6 +102,15 @@ def node_part(node: onnx.NodeProto) -> bytes:
 def constant_part(tensor: onnx.TensorProto) -> bytes:
     """An initializer as a part of a graph."""
     return field_part(onnx.GraphProto, "initializer", tensor.SerializeToString())
+
+
+def _inline_bodies(model: ir.Model) -> None:
+    """Take the weights of control-flow bodies into memory: a variant lies in another folder."""
+    for graph in model.graphs():
+        for value in graph.initializers.values() if graph is not model.graph else ():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor):
+                value.const_value = ir.Tensor(tensor.numpy(), tensor.dtype, name=value.name)
 
 
 def _frame(model: ir.Model) -> onnx.ModelProto:

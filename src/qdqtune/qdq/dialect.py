@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+import onnx_ir as ir
+
+from qdqtune.graph.op_classes import FLOAT_TYPES
 from qdqtune.qdq.encoding import TensorFormat
 from qdqtune.records.errors import UsageError
 
@@ -79,6 +82,7 @@ class Dialect:
         stored_weights: Weights are stored quantized, behind a lone DequantizeLinear.
         fused_activations: Ops that disappear into the integer kernel before them, so that Q
             comes after them.
+        float_types: Float types for which there are integer kernels.
         batched_weight_axes: Whether weights of rank above 2 may have per-channel scales in MatMul.
     """
 
@@ -89,6 +93,7 @@ class Dialect:
     stored_weights: bool = True
     fused_activations: frozenset[str] = frozenset()
     batched_weight_axes: bool = True
+    float_types: frozenset[ir.DataType] = FLOAT_TYPES
 
     def format_of(self, quant_type: str) -> QuantFormat:
         """The formats of a quant type.

@@ -20,7 +20,7 @@ from qdqtune.qdq.encoding import (
     encode_weight,
     least_weight_scale,
 )
-from qdqtune.qdq.units import role_rule
+from qdqtune.qdq.units import is_channel_bias, role_rule
 from qdqtune.records.errors import UsageError
 from qdqtune.records.placement import Edge
 from qdqtune.records.ranges import Ranges
@@ -131,7 +131,9 @@ class Encoder:
             rule = self._rules[edge.node]
             if edge.position == rule.weight:
                 return "weight"
-            if edge.position == rule.bias:
+            if edge.position == rule.bias and is_channel_bias(
+                self.index, self.index.node[edge.node], edge.tensor
+            ):
                 return "bias"
         return "constant"
 
@@ -172,17 +174,21 @@ class Encoder:
             if tensor not in self.ranges.by_tensor:
                 raise UsageError(
                     f"No range is known for the tensor {tensor!r}.",
-                    "Calibrate the model that is quantized: the ranges are of another one.",
+                    "Either it took infinite or undefined values, or another model was calibrated.",
                 )
             low, high = self.ranges.by_tensor[tensor]
-            self._activations[tensor] = encode_range(low, high, self.format.activation)
+            self._activations[tensor] = encode_range(
+                low, high, self.format.activation, self._precision(tensor)
+            )
         return self._activations[tensor]
 
     def _constant(self, tensor: str) -> Encoding:
         if tensor not in self._activations:
             values = self._values(tensor).astype(np.float32)
             low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
-            self._activations[tensor] = encode_range(low, high, self.format.activation)
+            self._activations[tensor] = encode_range(
+                low, high, self.format.activation, self._precision(tensor)
+            )
         return self._activations[tensor]
 
     def _weight(self, operands: _Operands, wanted: frozenset[Edge]) -> Encoding:
@@ -192,7 +198,9 @@ class Encoder:
         key = (name, operands.axis)
         if key not in self._weights:
             values = self._values(name)
-            self._weights[key] = encode_weight(values, self.format.weight, operands.axis)
+            self._weights[key] = encode_weight(
+                values, self.format.weight, operands.axis, precision=self._precision(name)
+            )
         encoding, bias = self._weights[key], operands.bias
         if bias is None or bias not in wanted:
             return encoding
@@ -206,7 +214,9 @@ class Encoder:
             if (encoding.scale < least).any():
                 least = least if encoding.axis is not None else least.max()
                 values = self._values(weight)
-                encoding = encode_weight(values, self.format.weight, encoding.axis, least)
+                encoding = encode_weight(
+                    values, self.format.weight, encoding.axis, least, self._precision(weight)
+                )
             self._fitted[key] = encoding
         return self._fitted[key]
 
@@ -232,7 +242,16 @@ class Encoder:
             return None
         return axis % rank
 
+    def _precision(self, tensor: str) -> ir.DataType:
+        return self.index.dtype(tensor) or ir.DataType.FLOAT
+
     def _values(self, tensor: str) -> Array:
         constant = self.index.value[tensor].const_value
         assert constant is not None
+        if not self.index.is_finite(tensor):
+            raise UsageError(
+                f"The constant {tensor!r} can't be quantized: it holds infinite or undefined "
+                "values.",
+                "Leave the op that reads it float.",
+            )
         return constant.numpy()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -62,10 +63,18 @@ class Encoding:
         return (self.dtype, scale, zero_point, self.low, self.high, self.axis)
 
 
-def encode_range(low: float, high: float, layout: TensorFormat) -> Encoding:
+def encode_range(
+    low: float, high: float, layout: TensorFormat, precision: ir.DataType = ir.DataType.FLOAT
+) -> Encoding:
     """One scale for a tensor whose values lie between `low` and `high`.
 
     Real zero is always exact: padding, Relu and zero-initialised buffers depend on it.
+
+    Args:
+        low: Smallest value.
+        high: Largest value.
+        layout: The format.
+        precision: The float type in which the scale will be written.
     """
     low, high = min(low, 0.0), max(high, 0.0)
     if layout.symmetric:
@@ -75,11 +84,15 @@ def encode_range(low: float, high: float, layout: TensorFormat) -> Encoding:
         scale = (high - low) / (layout.high - layout.low)
         steps = round(-low / scale) if scale >= _SMALLEST_SCALE else 0
         zero_point = min(layout.low + steps, layout.high)
-    return _encoding(np.array(scale), zero_point, layout, None)
+    return _encoding(np.array(scale), zero_point, layout, None, precision)
 
 
 def encode_weight(
-    weight: Array, layout: TensorFormat, axis: int | None, least_scale: Array | None = None
+    weight: Array,
+    layout: TensorFormat,
+    axis: int | None,
+    least_scale: Array | None = None,
+    precision: ir.DataType = ir.DataType.FLOAT,
 ) -> Encoding:
     """Scales for a constant tensor, one per channel along `axis`, or one in all for None.
 
@@ -88,6 +101,7 @@ def encode_weight(
         layout: A symmetric format.
         axis: The channel axis.
         least_scale: A lower bound per channel (see `least_weight_scale`).
+        precision: The float type in which the scale will be written.
     """
     magnitude = np.abs(weight.astype(np.float32))
     if axis is None:
@@ -97,7 +111,7 @@ def encode_weight(
     scale = np.asarray(peak, dtype=np.float64) / (layout.high - layout.center)
     if least_scale is not None:
         scale = np.maximum(scale, least_scale)
-    return _encoding(scale, layout.center, layout, axis)
+    return _encoding(scale, layout.center, layout, axis, precision)
 
 
 def encode_bias(bias: Array, data: Encoding, weight: Encoding) -> Encoding:
@@ -146,9 +160,14 @@ def dequantize(values: Array, scale: Array, zero_point: Array | None, axis: int)
     return np.asarray((real * wide).astype(scale.dtype))
 
 
-def _encoding(scale: Array, zero_point: int, layout: TensorFormat, axis: int | None) -> Encoding:
+def _encoding(
+    scale: Array, zero_point: int, layout: TensorFormat, axis: int | None, precision: ir.DataType
+) -> Encoding:
     # A tensor of zeros has no scale of its own; any will do.
-    usable = np.where(scale >= _SMALLEST_SCALE, scale, 1.0).astype(np.float32)
+    usable = np.where(scale >= _SMALLEST_SCALE, scale, 1.0)
+    # Values are quantized with the scale that will be in the file: rounded, and never to zero.
+    least = float(ml_dtypes.finfo(precision.numpy()).smallest_normal)  # type: ignore[no-untyped-call]
+    usable = np.maximum(usable, least).astype(precision.numpy()).astype(np.float32)
     zero_points = np.full(usable.shape, zero_point).astype(layout.dtype.numpy())
     return Encoding(layout.dtype, usable, zero_points, layout.low, layout.high, axis)
 

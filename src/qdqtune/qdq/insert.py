@@ -6,7 +6,9 @@ between; its weights are references into the base's shared file.
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -25,8 +27,10 @@ from qdqtune.records.errors import UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import Ranges
 
-#: Marks the second and later encodings of one tensor, whose names don't tell it.
+#: Says which tensor a DequantizeLinear stands for where its name doesn't.
 COPY_OF = "dequantizes "
+
+_SUFFIXES = ("_scale", "_zero_point", "_quantized", "_dequantized", "_unquantized")
 
 
 class Inserter:
@@ -57,7 +61,12 @@ class Inserter:
             [output.name for output in node.outputs if output.name] for node in self.index.nodes
         ]
         self._pieces: dict[tuple[object, ...], _Pieces] = {}
-        self._taken = set(self.index.value)
+        self._taken = {
+            value.name
+            for graph in self.index.model.graphs()
+            for value in (*graph.inputs, *graph.initializers.values(), *_results(graph))
+        }
+        self._prefixes: dict[str, str] = {}
 
     def write(self, placement: Placement, name: str) -> Path:
         """Write a candidate into the base's folder.
@@ -111,10 +120,10 @@ class Inserter:
 
     def _make_pieces(self, pair: Pair) -> _Pieces:
         tensor, encoding = pair.tensor, pair.encoding
-        stored = pair.role in ("bias", "constant") or (
-            pair.role == "weight" and self.dialect.stored_weights
+        stored = pair.role == "bias" or (
+            pair.role in ("weight", "constant") and self.dialect.stored_weights
         )
-        prefix = self._fresh_prefix(tensor)
+        prefix = self._prefix(pair)
         dtype = self.index.dtype(tensor)
         assert dtype is not None
         named = [(f"{prefix}_scale", encoding.scale.astype(dtype.numpy()), dtype)]
@@ -137,14 +146,22 @@ class Inserter:
             nodes[-1].doc_string = COPY_OF + tensor
         return _Pieces(tensors, nodes)
 
-    def _fresh_prefix(self, tensor: str) -> str:
-        prefix, copies = tensor, 1
-        suffixes = ("_scale", "_zero_point", "_quantized", "_dequantized", "_unquantized")
-        while not self._taken.isdisjoint(prefix + suffix for suffix in suffixes):
-            copies += 1
-            prefix = f"{tensor}_{copies}"
-        self._taken.update(prefix + suffix for suffix in suffixes)
-        return prefix
+    def _prefix(self, pair: Pair) -> str:
+        """What the pair's names begin with; it depends on the pair alone, not on what came before.
+
+        A weight or bias with several readers may be quantized in more than one way in one model.
+        """
+        name = pair.tensor
+        if pair.role in ("weight", "bias") and len(self.index.readers(name)) > 1:
+            name += f"_{zlib.crc32(repr(pair.encoding.key).encode()):08x}"
+        if name not in self._prefixes:
+            prefix, copies = name, 1
+            while not self._taken.isdisjoint(prefix + suffix for suffix in _SUFFIXES):
+                copies += 1
+                prefix = f"{name}_{copies}"
+            self._taken.update(prefix + suffix for suffix in _SUFFIXES)
+            self._prefixes[name] = prefix
+        return self._prefixes[name]
 
 
 class _Pieces:
@@ -227,6 +244,11 @@ class _Rewiring:
         first.input[0] = self._renamed[tensor]
         last.output[0] = self._renamed[last.output[0]]
         return node_part(first) + node_part(last)
+
+
+def _results(graph: ir.Graph) -> Iterator[ir.Value]:
+    for node in graph:
+        yield from node.outputs
 
 
 def _node(op_type: str, source: str, prefix: str, result: str, axis: int | None) -> onnx.NodeProto:

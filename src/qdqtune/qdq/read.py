@@ -13,6 +13,9 @@ from qdqtune.records.placement import Edge, Placement
 
 _QUANTIZED_SUFFIX = "_quantized"
 
+# Ops whose results have both signs, and behind which a Relu can have stood.
+_SIGNED_OPS = ("Add", "BatchNormalization", "Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "Sub")
+
 
 @dataclass(frozen=True)
 class ReadEncoding:
@@ -50,8 +53,10 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> Reading:
     """Take every Q/DQ pair out of a model, in place.
 
     Weights that are stored quantized become float again: with the values they stand for, or with
-    the original ones if a model that has them is given. Q and DQ nodes that belong to no pair
-    (integer inputs, integer ops between them, scales per block) are left alone.
+    the original ones if a model that has them is given. Where another tool let the saturation of a
+    Q stand for a Relu and took the Relu out, one is put back. Q and DQ nodes that belong to no pair
+    (integer inputs, integer ops between them, scales per block) and those in control-flow bodies
+    are left alone.
 
     Args:
         model: A Q/DQ model.
@@ -60,7 +65,8 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> Reading:
     Returns:
         What was there.
     """
-    stripper = _Stripper(model, weights_from)
+    own = any(key.startswith("qdqtune.") for key in model.metadata_props)
+    stripper = _Stripper(model, weights_from, restore_relus=not own)
     for node in list(model.graph):
         if is_op(node, DEQUANTIZE):
             stripper.take_out(node)
@@ -76,7 +82,11 @@ def read(model: ir.Model) -> Reading:
 
 
 class _Stripper:
-    def __init__(self, model: ir.Model, weights_from: ir.Model | None) -> None:
+    def __init__(
+        self, model: ir.Model, weights_from: ir.Model | None, *, restore_relus: bool
+    ) -> None:
+        self._restore_relus = restore_relus
+        self._relus: dict[ir.Value, ir.Value] = {}
         self._graph = model.graph
         self._originals = weights_from.graph.initializers if weights_from else {}
         self._edges: list[tuple[ir.Value, str, int]] = []
@@ -94,7 +104,9 @@ class _Stripper:
             assert producer is not None
             origin = producer.inputs[0]
             self._removed.append(producer)
-        elif stored.is_initializer() and stored.const_value is not None:
+            if self._restore_relus and origin is not None and _stands_for_relu(origin, encoding):
+                origin = self._relu(origin)
+        elif ir.convenience.get_const_tensor(stored) is not None:
             origin = self._restore(node, stored, encoding)
         else:
             return
@@ -102,6 +114,18 @@ class _Stripper:
         self._removed.append(node)
         self._encodings.append((origin, encoding))
         self._hand_over(node.outputs[0], origin)
+
+    def _relu(self, value: ir.Value) -> ir.Value:
+        """The Relu behind a value that a saturating Q stood for."""
+        if value not in self._relus:
+            producer = value.producer()
+            assert producer is not None
+            relu = ir.node("Relu", [value], name=f"{producer.name}_Relu")
+            relu.outputs[0].name = f"{value.name}_relu"
+            relu.outputs[0].type, relu.outputs[0].shape = value.type, value.shape
+            self._graph.insert_after(producer, relu)
+            self._relus[value] = relu.outputs[0]
+        return self._relus[value]
 
     def _hand_over(self, dequantized: ir.Value, origin: ir.Value) -> None:
         """Let every reader of the dequantized value read the original one."""
@@ -130,18 +154,14 @@ class _Stripper:
         name = _original_name(node, stored)
         if name in self._restored:
             return self._restored[name]
-        assert stored.const_value is not None
+        steps = ir.convenience.get_const_tensor(stored)
+        assert steps is not None
         original = self._originals.get(name)
-        if (
-            original is not None
-            and original.const_value is not None
-            and (tuple(original.const_value.shape) == tuple(stored.const_value.shape))
-        ):
-            values = original.const_value.numpy()
+        known = original.const_value if original is not None else None
+        if known is not None and tuple(known.shape) == tuple(steps.shape):
+            values = known.numpy()
         else:
-            values = dequantize(
-                stored.const_value.numpy(), encoding.scale, encoding.zero_point, encoding.axis
-            )
+            values = dequantize(steps.numpy(), encoding.scale, encoding.zero_point, encoding.axis)
         if name in self._graph.initializers:
             return self._graph.initializers[name]
         restored = ir.val(name, const_value=ir.Tensor(values, name=name))
@@ -158,7 +178,13 @@ class _Stripper:
             constants.update((v.name or "", v) for v in node.inputs if v is not None)
             self._graph.remove(node, safe=True)
         for name, value in constants.items():
-            if value.is_initializer() and not value.uses() and not value.is_graph_output():
+            if value.uses() or value.is_graph_output():
+                continue
+            producer = value.producer()
+            if is_op(producer, "Constant"):
+                assert producer is not None
+                self._graph.remove(producer, safe=True)
+            elif value.is_initializer():
                 self._graph.initializers.pop(name, None)
 
     def reading(self) -> Reading:
@@ -180,27 +206,31 @@ class _Stripper:
         return nodes + sum(output is value for output in self._graph.outputs)
 
 
+def _stands_for_relu(value: ir.Value, encoding: ReadEncoding) -> bool:
+    """Whether a Q cuts off negative values that its input can have."""
+    if encoding.zero_point is None or not is_op(value.producer(), *_SIGNED_OPS):
+        return False
+    lowest = {ir.DataType.UINT8: 0, ir.DataType.INT8: -128}.get(encoding.dtype or ir.DataType.FLOAT)
+    return lowest is not None and bool((encoding.zero_point == lowest).all())
+
+
 def _encoding_of(node: ir.Node) -> ReadEncoding | None:
     """Scale and zero point of a DequantizeLinear, if they are constants."""
-    stored, scale = node.inputs[0], node.inputs[1]
-    zero_point = node.inputs[2] if len(node.inputs) > 2 else None
-    if stored is None or scale is None or scale.const_value is None:
+    stored, factor, *rest = node.inputs
+    given = rest[0] if rest else None
+    scale = ir.convenience.get_const_tensor(factor) if factor is not None else None
+    zero_point = ir.convenience.get_const_tensor(given) if given is not None else None
+    if stored is None or scale is None or (given is not None and zero_point is None):
         return None
-    if "block_size" in node.attributes or len(scale.const_value.shape) > 1:
+    if "block_size" in node.attributes or len(scale.shape) > 1:
         return None  # one scale per block: another format than ours
-    if zero_point is not None and zero_point.const_value is None:
-        return None
-    dtype = stored.dtype
-    if zero_point is not None and zero_point.const_value is not None:
-        dtype = zero_point.const_value.dtype
     axis = node.attributes.get("axis")
     return ReadEncoding(
-        dtype,
-        scale.const_value.numpy(),
-        None if zero_point is None or zero_point.const_value is None
-        else zero_point.const_value.numpy(),
-        axis.as_int() if axis is not None else 1,
-    )  # fmt: skip
+        dtype=zero_point.dtype if zero_point is not None else stored.dtype,
+        scale=scale.numpy(),
+        zero_point=zero_point.numpy() if zero_point is not None else None,
+        axis=axis.as_int() if axis is not None else 1,
+    )
 
 
 def _original_name(node: ir.Node, stored: ir.Value) -> str:

@@ -43,8 +43,16 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
             return f"its input {edge.tensor!r} {kind}"
     if not edges:
         return "it reads nothing that could be quantized"
+    unsuited = [
+        edge.tensor for edge in edges if index.dtype(edge.tensor) not in dialect.float_types
+    ]
+    if unsuited:
+        return f"{dialect.name} has no integer kernel for {_kind(index, unsuited[0])} tensors"
+    for edge in edges:
+        if index.is_constant(edge.tensor) and not index.is_finite(edge.tensor):
+            return f"the constant {edge.tensor!r} holds infinite or undefined values"
     bias = _bias_of(node, rule)
-    if bias is not None and not _is_channel_bias(index, node, bias):
+    if bias is not None and not is_channel_bias(index, node, bias.name or ""):
         return "its bias is not a constant with one value per channel"
     shapes = {edge.position: index.shape(edge.tensor) for edge in edges}
     elements = _size(shapes.get(0))
@@ -164,19 +172,24 @@ def _bias_of(node: ir.Node, rule: OpRule) -> ir.Value | None:
 
 def _bias(index: GraphIndex, node: ir.Node, rule: OpRule) -> list[Edge]:
     value = _bias_of(node, rule)
-    if rule.bias is None or value is None or not _is_channel_bias(index, node, value):
+    if rule.bias is None or value is None or not is_channel_bias(index, node, value.name or ""):
         return []
     return [Edge(value.name or "", node.name or "", rule.bias)]
 
 
-def _is_channel_bias(index: GraphIndex, node: ir.Node, bias: ir.Value) -> bool:
+def is_channel_bias(index: GraphIndex, node: ir.Node, bias: str) -> bool:
     """Whether a bias is a constant with one value per output channel of the weight."""
     weight = node.inputs[1]
-    shape = index.shape(bias.name or "")
+    shape = index.shape(bias)
     channels = index.shape(weight.name or "") if weight is not None else None
-    if not index.is_constant(bias.name or "") or not shape or not channels:
+    if not index.is_constant(bias) or not shape or not channels:
         return False
     return _size(shape) == shape[-1] == channels[weight_axis(node)]
+
+
+def _kind(index: GraphIndex, tensor: str) -> str:
+    dtype = index.dtype(tensor)
+    return dtype.name.lower() if dtype is not None else "untyped"
 
 
 def _size(shape: tuple[int | None, ...] | None) -> int | None:

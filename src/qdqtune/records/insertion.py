@@ -20,7 +20,6 @@ class InsertReport:
         quantized: Names of the nodes that were chosen and quantized.
         left_float: Name to reason for nodes that were chosen and could not be.
         placement: What was inserted.
-        model_fingerprint: Fingerprint of the float model whose names the placement uses.
         pairs: Tensors that got Q/DQ.
         calibration: Where the ranges come from.
         sqnr_db: Signal-to-noise ratio per output against the float model; empty if unknown.
@@ -32,7 +31,6 @@ class InsertReport:
     quantized: tuple[str, ...]
     left_float: dict[str, str]
     placement: Placement
-    model_fingerprint: str
     pairs: int
     calibration: CalibrationSource
     sqnr_db: dict[str, float]

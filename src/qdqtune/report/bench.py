@@ -11,9 +11,11 @@ def bench_text(record: BenchRecord) -> str:
     """A table of every model against the first."""
     header = ["model", "median ms", "speedup", "interval", "verdict"]
     rows = [_row(contestant) for contestant in record.contestants]
+    if record.contestants[0].measurement.ok:
+        rows[0][-1] = "baseline"
     table = text_table(header, rows, right=(1, 2))
     failed = [
-        f"{printable(one.path)} failed: {printable(one.measurement.error or '')}"
+        f"{printable(one.path)} failed: {_lines(one.measurement.error or '')}"
         for one in record.contestants
         if not one.measurement.ok
     ]
@@ -33,11 +35,15 @@ def engine_line(engine: EngineInfo) -> str:
     )
 
 
+def _lines(text: str) -> str:
+    return "\n    ".join(printable(line) for line in text.splitlines())
+
+
 def _row(contestant: Contestant) -> list[str]:
     measurement, comparison = contestant.measurement, contestant.against_first
     latency = f"{measurement.latency_ms:.3f}" if measurement.ok else "failed"
     if comparison is None:
-        return [contestant.path, latency, "", "", "baseline" if measurement.ok else ""]
+        return [contestant.path, latency, "", "", ""]
     interval = f"{comparison.low:.3f} to {comparison.high:.3f}"
     speedup = f"{comparison.ratio:.3f}x"
     return [contestant.path, latency, speedup, interval, comparison.verdict.value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 from collections.abc import Sequence
@@ -16,11 +17,12 @@ from qdqtune.calibration.quality import AS_WRITTEN, output_sqnr
 from qdqtune.engines import registry
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.native import native_dialect
-from qdqtune.graph.files import check_writable, load_model, save_model
+from qdqtune.graph.files import check_result, check_writable, load_model, save_model, write_text
+from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE, is_op
-from qdqtune.graph.opset import raise_opset
+from qdqtune.graph.opset import least_opset, raise_opset
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named
@@ -37,7 +39,6 @@ _logger = logging.getLogger(__name__)
 
 _CALIBRATION_SAMPLES = 8
 _JUDGED_SAMPLES = 2
-_HALF_SCALES_OPSET = 19
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,13 @@ class Choice:
         ops: Op types.
         nodes: Node names.
         tensors: Tensor names.
-        placement: A placement, taken as it is.
+        placement: A placement file, taken as it is.
     """
 
     ops: Sequence[str] = ()
     nodes: Sequence[str] = ()
     tensors: Sequence[str] = ()
-    placement: Placement | None = None
+    placement: str | Path | None = None
 
 
 def insert_qdq(
@@ -66,6 +67,7 @@ def insert_qdq(
     dialect: str | None = None,
     quant_type: str = "int8",
     seed: int = 0,
+    save_placement: str | Path | None = None,
     force: bool = False,
 ) -> InsertReport:
     """Quantize what was chosen, calibrated, and write the model.
@@ -78,7 +80,8 @@ def insert_qdq(
         dialect: A dialect by name, instead of the engine's own on this machine.
         quant_type: One of the dialect's quant types.
         seed: For random calibration inputs.
-        force: Whether `output` may be replaced.
+        save_placement: Where to write the placement, too.
+        force: Whether files may be replaced.
 
     Raises:
         QdqtuneError: Whatever the user can act on.
@@ -87,26 +90,33 @@ def insert_qdq(
         engine = registry.resolve(engine)
     spoken = dialect_named(dialect) if dialect else native_dialect(engine)
     layout = spoken.format_of(quant_type)
-    check_writable(output, force=force)
+    _check_outputs(Path(model), Path(output), save_placement, force=force)
     loaded = _float_model(Path(model))
-    raise_opset(loaded, max(layout.least_opset, _least_opset(loaded)))
     fold(loaded)
+    if raise_opset(loaded, max(layout.least_opset, least_opset(GraphIndex(loaded)))):
+        fold(loaded)
     _logger.info("%s: folded, %d nodes left", model, len(loaded.graph))
     selection = select(GraphIndex(loaded), spoken, quant_type, choice)
     if not selection.placement:
         reasons = "; ".join(sorted(set(selection.left_float.values())))
         raise UsageError(
-            f"Nothing of what was chosen can be quantized{': ' + reasons if reasons else ''}."
+            f"Nothing of what was chosen can be quantized{': ' + reasons if reasons else ''}.",
+            "Activations such as Relu are quantized as a part of the op before them.",
         )
     with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder, Worker() as worker:
         base = PreparedModel(loaded, Path(folder))
         samples = random_inputs(base.index, _CALIBRATION_SAMPLES, seed)
         _logger.info("calibrating on %d random samples", _CALIBRATION_SAMPLES)
-        ranges = collect_ranges(base, worker, samples, CalibrationSource.RANDOM)
+        ranges = collect_ranges(
+            base, worker, samples, CalibrationSource.RANDOM, selection.placement
+        )
         inserter = Inserter(base, spoken, quant_type, ranges)
         quantized = inserter.model(selection.placement)
         sqnr_db = _judge(base, inserter, selection.placement, worker, seed)
         written = save_model(quantized, output, force=force)
+    if save_placement is not None:
+        made_for = quantized.metadata_props["qdqtune.float_model"]
+        write_text(save_placement, selection.placement.to_json(made_for), force=force)
     return InsertReport(
         output=written,
         dialect=spoken.name,
@@ -114,7 +124,6 @@ def insert_qdq(
         quantized=selection.quantized,
         left_float=selection.left_float,
         placement=selection.placement,
-        model_fingerprint=quantized.metadata_props["qdqtune.float_model"],
         pairs=len(selection.placement.tensors),
         calibration=ranges.source,
         sqnr_db=sqnr_db,
@@ -164,7 +173,7 @@ def select(index: GraphIndex, dialect: Dialect, quant_type: str, choice: Choice)
     if choice.tensors:
         parts.append(select_tensors(index, dialect, choice.tensors))
     if choice.placement is not None:
-        parts.append(Selection(choice.placement))
+        parts.append(Selection(_read_placement(choice.placement, index)))
     if not parts:
         raise UsageError(
             "Nothing was chosen to be quantized.",
@@ -177,6 +186,29 @@ def select(index: GraphIndex, dialect: Dialect, quant_type: str, choice: Choice)
     )
 
 
+def _read_placement(path: str | Path, index: GraphIndex) -> Placement:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"The placement file {path} can't be read: {error}.") from None
+    placement = Placement.from_json(text, str(path))
+    made_for = json.loads(text).get("model")
+    if made_for and made_for != fingerprint(index.model):
+        _logger.warning("%s was made for another model, or another version of this one", path)
+    return placement
+
+
+def _check_outputs(
+    model: Path, output: Path, save_placement: str | Path | None, *, force: bool
+) -> None:
+    check_writable(output, force=force)
+    if save_placement is None:
+        return
+    check_writable(save_placement, force=force)
+    if Path(save_placement).absolute() in (model.absolute(), output.absolute()):
+        raise UsageError("The placement can't be written over a model.", "Choose another name.")
+
+
 def _float_model(path: Path) -> ir.Model:
     model = load_model(path)
     if any(is_op(node, QUANTIZE, DEQUANTIZE) for node in model.graph):
@@ -186,24 +218,25 @@ def _float_model(path: Path) -> ir.Model:
     return model
 
 
-def _least_opset(model: ir.Model) -> int:
-    """What the model's own float types need: scales in half precision came with opset 19."""
-    values = (*model.graph.inputs, *model.graph.initializers.values())
-    half = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
-    return _HALF_SCALES_OPSET if any(value.dtype in half for value in values) else 0
-
-
 def _judge(
     base: PreparedModel, inserter: Inserter, placement: Placement, worker: Worker, seed: int
 ) -> dict[str, float]:
-    """The output error, on inputs that were not calibrated with."""
-    own = inserter.dialect is native_dialect("onnxruntime")
+    """The output error, on inputs that were not calibrated with; empty if it can't be known here.
+
+    Raises:
+        ModelError: If the result is not a valid model.
+        EngineError: If the engine does not run a model in its own dialect.
+    """
+    native = inserter.dialect is native_dialect("onnxruntime")
     reference = base.write(base.whole(), "reference")
     candidate = inserter.write(placement, "candidate")
+    check_result(candidate)
     samples = random_inputs(base.index, _JUDGED_SAMPLES, seed + 1)
     try:
-        options = None if own else AS_WRITTEN
+        options = None if native else AS_WRITTEN
         return output_sqnr(worker, reference, candidate, samples, options=options)
     except WorkerFailure as failure:
+        if native:
+            raise
         _logger.warning("the output error could not be measured here: %s", failure)
         return {}

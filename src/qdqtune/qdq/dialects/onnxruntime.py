@@ -58,6 +58,7 @@ ONNXRUNTIME = Dialect(
     rules=_RULES,
     fused_activations=_FUSED,
     batched_weight_axes=False,
+    float_types=frozenset({ir.DataType.FLOAT}),
 )
 
 ONNXRUNTIME_NO_VNNI = Dialect(
@@ -70,4 +71,5 @@ ONNXRUNTIME_NO_VNNI = Dialect(
     rules=_RULES,
     fused_activations=_FUSED,
     batched_weight_axes=False,
+    float_types=frozenset({ir.DataType.FLOAT}),
 )
