@@ -100,3 +100,14 @@ def test_booleans_and_half_floats() -> None:
     feeds = next(random_inputs(index_of(proto), 1))
     assert feeds["keep"].all()
     assert feeds["x"].dtype == np.float16
+
+
+def test_pixels_and_doubles_vary() -> None:
+    proto = model_from_text(
+        "g (uint8[4,9] pixels, double[9] x) => (uint8[4,9] y, double[9] z)"
+        " { y = Identity(pixels) z = Neg(x) }"
+    )
+    feeds = next(random_inputs(index_of(proto), 1))
+    assert len(np.unique(feeds["pixels"])) > 20
+    assert len(np.unique(feeds["x"])) == 9
+    assert feeds["x"].dtype == np.float64

@@ -63,6 +63,12 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         (["bench", "{model}", "--threads", "0"], 2, ["from 1 up"]),
         (["bench", "{model}", "--threads", "two"], 2, ["invalid"]),
         (["bench", "{text}"], 1, ["not an ONNX file"]),
+        (["bench", "{model}", "--seed", "-1"], 2, ["from 0 up"]),
+        (
+            ["insert", "{model}", "--ops", "Conv", "-o", "{out}", "--save_placement", "{out}"],
+            2,
+            ["over a model"],
+        ),
     ],
 )
 def test_mistakes(

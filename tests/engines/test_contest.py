@@ -91,6 +91,13 @@ def test_one_model_alone_is_measured(faulty, model_that):
     assert comparisons == []
 
 
+@pytest.mark.parametrize("others", [[], ["hang"]])
+def test_a_slow_model_alone_is_measured(faulty, model_that, others):
+    paths = [model_that(latency_ms=40), *(model_that(fault) for fault in others)]
+    measurements, _ = compare_files(faulty, paths, FEEDS, budget_s=1.0, timeout_s=1.5)
+    assert measurements[0].latency_ms == 40.0
+
+
 def test_a_number_of_runs_is_kept_to(faulty, model_that):
     paths = [model_that(latency_ms=8), model_that(latency_ms=4)]
     measurements, (comparison,) = compare_files(faulty, paths, FEEDS, runs=50)

@@ -212,3 +212,35 @@ def test_every_node_has_a_name_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(model, path)
     assert [node.name for node in load_model(path).graph] == ["same", "same_2", "Neg_c", "Neg_y"]
+
+
+def test_external_data_without_a_length_must_be_long_enough(
+    residual: onnx.ModelProto, tmp_path: Path
+) -> None:
+    path = save_external(residual, tmp_path / "m.onnx")
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        kept = [entry for entry in tensor.external_data if entry.key != "length"]
+        del tensor.external_data[:]
+        tensor.external_data.extend(kept)
+    path.write_bytes(model.SerializeToString())
+    load_model(path)
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ModelError, match="ends before it"):
+        load_model(path)
+
+
+def test_devices_are_not_replaced(residual_path: Path) -> None:
+    with pytest.raises(OutputError, match="not a plain file"):
+        save_model(load_model(residual_path), "/dev/null", force=True)
+
+
+def test_sparse_weights_are_refused(residual: onnx.ModelProto, tmp_path: Path) -> None:
+    values = onnx.helper.make_tensor("s", onnx.TensorProto.FLOAT, [1], [1.0])
+    indices = onnx.helper.make_tensor("i", onnx.TensorProto.INT64, [1], [0])
+    residual.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, indices, [4]))
+    path = tmp_path / "m.onnx"
+    onnx.save(residual, path)
+    with pytest.raises(ModelError, match="sparse weights"):
+        load_model(path)

@@ -120,3 +120,42 @@ def test_a_quantized_input_that_is_also_an_output() -> None:
     onnx.checker.check_model(proto, full_check=True)
     assert [node.op_type for node in proto.graph.node] == ["Identity"]
     assert proto.graph.output[0].name == "y"
+
+
+def test_a_relu_that_was_left_to_saturation_comes_back(residual_path: Path, tmp_path: Path) -> None:
+    logging.getLogger().setLevel(logging.ERROR)
+    model = load_model(residual_path)
+    fold(model)
+    source = save_model(model, tmp_path / "folded.onnx")
+    target = tmp_path / "theirs.onnx"
+    quantize_static(
+        str(source), str(target), Samples(), quant_format=QuantFormat.QDQ, per_channel=True,
+        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+    )  # fmt: skip
+    theirs = load_model(target)
+    assert "Relu" not in {node.op_type for node in theirs.graph}
+    strip(theirs, weights_from=model)
+    assert [node.op_type for node in theirs.graph].count("Relu") == 1
+    stripped = save_model(theirs, tmp_path / "stripped.onnx")
+    x = Samples().get_next()
+    got, expected = (
+        ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, x)[0]
+        for path in (stripped, source)
+    )
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+def test_scales_in_constant_nodes() -> None:
+    proto = model_from_text(
+        """
+        g (float[2] x) => (float[2] y) {
+            s = Constant<value_float=0.1>()
+            z = Constant<value=int8 {0}>()
+            q = QuantizeLinear(x, s, z)
+            d = DequantizeLinear(q, s, z)
+            y = Neg(d)
+        }"""
+    )
+    model = ir.from_proto(proto)
+    assert strip(model).placement.edges == {("x", "n4", 0)}
+    assert [node.op_type for node in model.graph] == ["Neg"]

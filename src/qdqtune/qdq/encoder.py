@@ -232,6 +232,8 @@ class Encoder:
             assert weight is not None
             position = self._rules[name].bias
             bias = edges[position] if position is not None and position < len(edges) else None
+            if bias is not None and not is_channel_bias(self.index, node, bias.tensor):
+                bias = None
             self._operands[name] = _Operands(data, weight, self._axis(node, weight), bias)
         return self._operands[name]
 

@@ -167,7 +167,7 @@ def _encoding(
     usable = np.where(scale >= _SMALLEST_SCALE, scale, 1.0)
     # Values are quantized with the scale that will be in the file: rounded, and never to zero.
     least = float(ml_dtypes.finfo(precision.numpy()).smallest_normal)  # type: ignore[no-untyped-call]
-    usable = np.maximum(usable, least).astype(precision.numpy()).astype(np.float32)
+    usable = np.asarray(np.maximum(usable, least), precision.numpy()).astype(np.float32)
     zero_points = np.full(usable.shape, zero_point).astype(layout.dtype.numpy())
     return Encoding(layout.dtype, usable, zero_points, layout.low, layout.high, axis)
 
