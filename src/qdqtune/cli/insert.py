@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from typing import TYPE_CHECKING
 
 from qdqtune.cli.flags import add_format, add_output, comma_list, common, natural
+from qdqtune.records.ranges import CalibrationSource
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands
@@ -59,9 +61,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _print(report: InsertReport, form: str) -> None:
-    from qdqtune.report.insertion import insertion_record, insertion_text
+    from qdqtune.report.insertion import RANDOM_WARNING, insertion_record, insertion_text
 
     if form == "json":
         print(json.dumps(insertion_record(report), indent=1))
+        if report.calibration is CalibrationSource.RANDOM:
+            logging.getLogger("qdqtune").warning(RANDOM_WARNING)
     else:
         print(insertion_text(report))

@@ -36,4 +36,6 @@ def _run(options: argparse.Namespace) -> int:
     )
     tensors = len(reading.placement.tensors)
     print(f"{options.output}: took {reading.pairs} DequantizeLinear off {tensors} tensors")
+    if reading.left:
+        print(f"{reading.left} Q and DQ nodes stayed: they belong to no pair with constant scales")
     return 0

@@ -42,11 +42,13 @@ class Reading:
         placement: Every edge that sees a quantized value, and every tensor whose readers all do.
         encodings: Encoding by tensor name.
         pairs: How many DequantizeLinear nodes were understood.
+        left: How many Q and DQ nodes were not: scales per block, integer ops between them, bodies.
     """
 
     placement: Placement = field(default_factory=Placement)
     encodings: dict[str, ReadEncoding] = field(default_factory=dict)
     pairs: int = 0
+    left: int = 0
 
 
 def strip(model: ir.Model, weights_from: ir.Model | None = None) -> Reading:
@@ -88,6 +90,7 @@ class _Stripper:
         self._restore_relus = restore_relus
         self._relus: dict[ir.Value, ir.Value] = {}
         self._graph = model.graph
+        self._graphs = tuple(model.graphs())
         self._originals = weights_from.graph.initializers if weights_from else {}
         self._edges: list[tuple[ir.Value, str, int]] = []
         self._encodings: list[tuple[ir.Value, ReadEncoding]] = []
@@ -199,7 +202,9 @@ class _Stripper:
             and self._reader_count(value) == quantized[value.name or ""]
         }
         encodings = {value.name or "": encoding for value, encoding in self._encodings}
-        return Reading(Placement(edges, frozenset(outputs)), encodings, len(self._encodings))
+        left = sum(is_op(node, QUANTIZE, DEQUANTIZE) for graph in self._graphs for node in graph)
+        placement = Placement(edges, frozenset(outputs))
+        return Reading(placement, encodings, len(self._encodings), left)
 
     def _reader_count(self, value: ir.Value) -> int:
         nodes = sum(user.graph is self._graph for user, _ in value.uses())

@@ -91,18 +91,8 @@ def insert_qdq(
     spoken = dialect_named(dialect) if dialect else native_dialect(engine)
     layout = spoken.format_of(quant_type)
     _check_outputs(Path(model), Path(output), save_placement, force=force)
-    loaded = _float_model(Path(model))
-    fold(loaded)
-    if raise_opset(loaded, max(layout.least_opset, least_opset(GraphIndex(loaded)))):
-        fold(loaded)
-    _logger.info("%s: folded, %d nodes left", model, len(loaded.graph))
+    loaded = _folded_model(Path(model), layout.least_opset)
     selection = select(GraphIndex(loaded), spoken, quant_type, choice)
-    if not selection.placement:
-        reasons = "; ".join(sorted(set(selection.left_float.values())))
-        raise UsageError(
-            f"Nothing of what was chosen can be quantized{': ' + reasons if reasons else ''}.",
-            "Activations such as Relu are quantized as a part of the op before them.",
-        )
     with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder, Worker() as worker:
         base = PreparedModel(loaded, Path(folder))
         samples = random_inputs(base.index, _CALIBRATION_SAMPLES, seed)
@@ -154,7 +144,12 @@ def strip_qdq(
         fold(originals)
     reading = strip(loaded, originals)
     if not reading.pairs:
-        raise ModelError(f"{model} has no Q/DQ pairs: there is nothing to strip.")
+        why = (
+            f"its {reading.left} Q and DQ nodes belong to no pair with constant scales"
+            if reading.left
+            else "there is nothing to strip"
+        )
+        raise ModelError(f"{model} has no Q/DQ pairs that can be taken out: {why}.")
     save_model(loaded, output, force=force)
     return reading
 
@@ -163,7 +158,8 @@ def select(index: GraphIndex, dialect: Dialect, quant_type: str, choice: Choice)
     """Turn a choice into one placement.
 
     Raises:
-        UsageError: If nothing was chosen, or something that the model doesn't have.
+        UsageError: If nothing was chosen, nothing of it can be quantized, or something of it is
+            not in the model.
     """
     parts = []
     if choice.ops:
@@ -179,11 +175,16 @@ def select(index: GraphIndex, dialect: Dialect, quant_type: str, choice: Choice)
             "Nothing was chosen to be quantized.",
             "Name op types (--ops Conv,MatMul), nodes, tensors, or a placement file.",
         )
-    return Selection(
-        merge(part.placement for part in parts),
-        tuple(dict.fromkeys(name for part in parts for name in part.quantized)),
-        {name: reason for part in parts for name, reason in part.left_float.items()},
-    )
+    left_float = {name: reason for part in parts for name, reason in part.left_float.items()}
+    placement = merge(part.placement for part in parts)
+    if not placement:
+        reasons = "; ".join(sorted(set(left_float.values())))
+        raise UsageError(
+            f"Nothing of what was chosen can be quantized{': ' + reasons if reasons else ''}.",
+            "Activations such as Relu are quantized as a part of the op before them.",
+        )
+    quantized = tuple(dict.fromkeys(name for part in parts for name in part.quantized))
+    return Selection(placement, quantized, left_float)
 
 
 def _read_placement(path: str | Path, index: GraphIndex) -> Placement:
@@ -209,12 +210,21 @@ def _check_outputs(
         raise UsageError("The placement can't be written over a model.", "Choose another name.")
 
 
-def _float_model(path: Path) -> ir.Model:
+def _folded_model(path: Path, opset: int) -> ir.Model:
+    """A float model, folded, at an opset in which it can be quantized.
+
+    Raises:
+        ModelError: If it can't be read, or has Q/DQ already.
+    """
     model = load_model(path)
     if any(is_op(node, QUANTIZE, DEQUANTIZE) for node in model.graph):
         raise ModelError(
             f"{path} has Q/DQ nodes already.", f"Take them out first: qdqtune strip {path} -o …"
         )
+    fold(model)
+    if raise_opset(model, max(opset, least_opset(GraphIndex(model)))):
+        fold(model)
+    _logger.info("%s: folded, %d nodes left", path, len(model.graph))
     return model
 
 

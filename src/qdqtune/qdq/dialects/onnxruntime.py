@@ -6,6 +6,8 @@ inputs come from DequantizeLinear and all readers of its output are one Quantize
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx_ir as ir
 
 from qdqtune.qdq.dialect import Dialect, OpRule, Output, QuantFormat
@@ -61,15 +63,12 @@ ONNXRUNTIME = Dialect(
     float_types=frozenset({ir.DataType.FLOAT}),
 )
 
-ONNXRUNTIME_NO_VNNI = Dialect(
+ONNXRUNTIME_NO_VNNI = replace(
+    ONNXRUNTIME,
     name="onnxruntime-novnni",
     summary="the same with 7-bit weights: u8*s8 kernels saturate on x86 without VNNI",
     formats={
+        **ONNXRUNTIME.formats,
         "int8": QuantFormat(_UINT8, _INT7_WEIGHT, least_opset=13),
-        "uint8": QuantFormat(_UINT8, _UINT8_WEIGHT, least_opset=13),
     },
-    rules=_RULES,
-    fused_activations=_FUSED,
-    batched_weight_axes=False,
-    float_types=frozenset({ir.DataType.FLOAT}),
 )
