@@ -7,7 +7,7 @@ is compared with the block of the baseline before it, the second with the one af
 drift of the machine cancels out::
 
     baseline   |drop a a'|         |drop b b'|
-    candidate            |drop x x'|                  scores: log(a'/x), log(b/x')
+    candidate            |drop x x'|                  score: the mean of log(a'/x) and log(b/x')
 
 On a shared machine the noise lasts longer than a block, which makes many short blocks far better
 than a few long ones. Seen on recorded runs of 40 ms on two shared cores, 7 s per comparison: blocks
@@ -29,7 +29,8 @@ Blocks = list[tuple[float, ...]]
 
 _HALF_BLOCK_MS = 4.0
 _FEWEST_ROUNDS = 8
-# Two opens of the same file were seen to differ by 0.1 to 0.3 % for as long as they are open.
+# Two opens of the same file differ for as long as they are open, by where their memory lies: by
+# 0.1 to 0.3 % if the model computes, by some percent if it mostly moves memory.
 _MARGIN = 0.01
 # When to look, as a part of all rounds, and how sure to be then. Looking early is paid for: the
 # chances of a wrong call at all looks add up to 4.25 %, before the margin takes most of it away.
@@ -140,7 +141,11 @@ def plan_turns(latencies_ms: Sequence[float], budget_s: float, runs: int | None 
 def scores(
     baseline: Sequence[Sequence[float]], candidate: Sequence[Sequence[float]]
 ) -> list[float]:
-    """Returns the log ratios of neighbouring half blocks; positive where the candidate is faster.
+    """Returns one log ratio per block of the candidate; positive where the candidate is faster.
+
+    Its halves are compared with the nearer halves of the blocks before and after it, and the two
+    log ratios are averaged: a half that ran right after a switch is on the candidate's side in one
+    of them and on the baseline's in the other, so that cold caches cancel out as drift does.
 
     Args:
         baseline: The blocks around those of the candidate: one more than the candidate has.
@@ -148,8 +153,9 @@ def scores(
     """
     result: list[float] = []
     for before, block, after in zip(baseline, candidate, baseline[1:], strict=False):
-        result.append(math.log(_second_half(before) / _first_half(block)))
-        result.append(math.log(_first_half(after) / _second_half(block)))
+        ahead = math.log(_second_half(before) / _first_half(block))
+        behind = math.log(_first_half(after) / _second_half(block))
+        result.append((ahead + behind) / 2.0)
     return result
 
 
