@@ -62,7 +62,6 @@ def build(
     path: str | os.PathLike[str],
     *,
     compute_capability: str = DEFAULT_CAPABILITY,
-    workspace_mib: int | None = None,
 ) -> BuildReport:
     """Builds an engine for a model, in this process, and throws it away.
 
@@ -71,7 +70,6 @@ def build(
     Args:
         path: The model file.
         compute_capability: The kind of GPU to build for, such as `sm89`.
-        workspace_mib: Limit for the engine's scratch memory; None is TensorRT's own.
 
     Raises:
         EngineError: If TensorRT-RTX is not installed.
@@ -91,8 +89,6 @@ def build(
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else no layer is listed
     config.num_compute_capabilities = 1
     config.set_compute_capability(capability, 0)
-    if workspace_mib is not None:
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace_mib << 20)
     _fix_open_dims(builder, network, config)
     engine = builder.build_serialized_network(network, config)
     if engine is None:

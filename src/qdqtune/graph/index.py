@@ -60,6 +60,18 @@ class GraphIndex:
         edges += [Edge(tensor, "", position) for position in self.outputs.get(tensor, ())]
         return tuple(edges)
 
+    def require(self, tensor: str) -> None:
+        """Make sure that a tensor which a placement names is in the model.
+
+        Raises:
+            UsageError: If it is not.
+        """
+        if tensor not in self.value:
+            raise UsageError(
+                f"The placement names the tensor {tensor!r}, which the model doesn't have.",
+                "Is it a placement of another model?",
+            )
+
     def has(self, edge: Edge) -> bool:
         """Whether that reader really reads that tensor."""
         if not edge.node:
@@ -116,11 +128,7 @@ class GraphIndex:
             UsageError: If the placement names a tensor that the model doesn't have.
         """
         for tensor in placement.outputs:
-            if tensor not in self.value:
-                raise UsageError(
-                    f"The placement names the tensor {tensor!r}, which the model doesn't have.",
-                    "Is it a placement of another model?",
-                )
+            self.require(tensor)
         if not placement.outputs:
             return placement.edges
         behind = (edge for tensor in placement.outputs for edge in self.readers(tensor))

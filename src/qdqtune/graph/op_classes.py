@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-#: Ops with a weight, and the position of that weight (for MatMul: of the second operand).
+#: Ops with a weight as their second input (for MatMul: a second operand).
 WEIGHTED_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 #: Ops that move values without changing them, from input 0 to every output.

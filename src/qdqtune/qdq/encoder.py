@@ -110,11 +110,7 @@ class Encoder:
 
     def _check(self, edge: Edge) -> None:
         index = self.index
-        if edge.tensor not in index.value:
-            raise UsageError(
-                f"The placement names the tensor {edge.tensor!r}, which the model doesn't have.",
-                "Is it a placement of another model?",
-            )
+        index.require(edge.tensor)
         if not index.has(edge):
             reader = f"input {edge.position} of {edge.node!r}" if edge.node else "a graph output"
             raise UsageError(
