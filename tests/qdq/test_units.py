@@ -158,6 +158,26 @@ def test_what_only_leaves_the_graph_stays_exact_where_it_may() -> None:
     assert placement.outputs == {"h"}
 
 
+@pytest.mark.parametrize(("ops", "quantized"), [(["MatMul"], False), (["MatMul", "Softmax"], True)])
+def test_what_a_softmax_reads_stays_float_unless_it_is_chosen(
+    ops: list[str], quantized: bool
+) -> None:
+    model = ir.from_proto(
+        model_from_text(
+            """
+            g (float[4,4] x) => (float[4,4] y) {
+                h = MatMul(x, w)
+                p = Softmax(h)
+                y = MatMul(p, w)
+            }""",
+            w=np.eye(4, dtype=np.float32),
+        )
+    )
+    fold(model)
+    tensors = select_ops(GraphIndex(model), ONNXRUNTIME, ops).placement.tensors
+    assert ("h" in tensors) == quantized
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (3, 1), (3, 5)])
 def test_a_bias_of_another_shape_is_not_quantized(shape: tuple[int, ...]) -> None:
     model = ir.from_proto(

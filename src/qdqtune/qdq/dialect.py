@@ -41,6 +41,7 @@ class OpRule:
         whole_when_parted: Whether the result is quantized after all where it is moved and taken
             apart. TensorRT takes the weight apart instead, unless a Q stands between: it
             dequantizes weight and input, and multiplies in floats.
+        float_before: Ops for which a usual output is left float, if they are its only readers.
     """
 
     inputs: tuple[int, ...] | None = (0,)
@@ -51,6 +52,7 @@ class OpRule:
     joins_producer: bool = False
     least_elements: int = 1
     whole_when_parted: bool = False
+    float_before: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import weight_axis
+from qdqtune.graph.weights import values_of
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.encoding import (
     Array,
@@ -20,6 +20,8 @@ from qdqtune.qdq.encoding import (
     encode_weight,
     least_weight_scale,
 )
+from qdqtune.qdq.given import given_activation, given_weight
+from qdqtune.qdq.reading import ReadEncoding
 from qdqtune.qdq.units import is_channel_bias, role_rule
 from qdqtune.records.errors import UsageError
 from qdqtune.records.placement import Edge
@@ -63,16 +65,23 @@ class Encoder:
         dialect: The dialect.
         quant_type: One of the dialect's quant types.
         ranges: Ranges of the activations.
+        given: Encodings by tensor that came with the model; they go before ranges and values.
     """
 
     def __init__(
-        self, index: GraphIndex, dialect: Dialect, quant_type: str, ranges: Ranges
+        self,
+        index: GraphIndex,
+        dialect: Dialect,
+        quant_type: str,
+        ranges: Ranges,
+        given: Mapping[str, ReadEncoding] | None = None,
     ) -> None:
         self.index = index
         self.dialect = dialect
         self.quant_type = quant_type
         self.format = dialect.format_of(quant_type)
         self.ranges = ranges
+        self._given = given or {}
         self._rules = {node.name: role_rule(dialect, node) for node in index.nodes}
         self._copied_from = {
             output.name: Edge(node.inputs[0].name or "", node.name or "", 0)
@@ -167,6 +176,10 @@ class Encoder:
             if self.index.is_constant(tensor):
                 return self._constant(tensor)
         if tensor not in self._activations:
+            given = self._given_activation(tensor)
+            if given is not None:
+                self._activations[tensor] = given
+                return given
             if tensor not in self.ranges.by_tensor:
                 raise UsageError(
                     f"No range is known for the tensor {tensor!r}.",
@@ -178,9 +191,17 @@ class Encoder:
             )
         return self._activations[tensor]
 
+    def _given_activation(self, tensor: str) -> Encoding | None:
+        given = self._given.get(tensor)
+        if given is None:
+            return None
+        return given_activation(given, self.format.activation, self._precision(tensor))
+
     def _constant(self, tensor: str) -> Encoding:
+        if tensor not in self._activations and (given := self._given_activation(tensor)):
+            self._activations[tensor] = given
         if tensor not in self._activations:
-            values = self._values(tensor).astype(np.float32)
+            values = self._values(tensor)
             low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
             self._activations[tensor] = encode_range(
                 low, high, self.format.activation, self._precision(tensor)
@@ -193,14 +214,18 @@ class Encoder:
             return self._activation(name, wanted)
         key = (name, operands.axis)
         if key not in self._weights:
-            values = self._values(name)
-            self._weights[key] = encode_weight(
-                values, self.format.weight, operands.axis, precision=self._precision(name)
-            )
+            self._weights[key] = self._new_weight(name, operands.axis)
         encoding, bias = self._weights[key], operands.bias
         if bias is None or bias not in wanted:
             return encoding
         return self._fit(encoding, name, bias.tensor, self._data(operands, wanted))
+
+    def _new_weight(self, name: str, axis: int | None) -> Encoding:
+        values, layout, given = self._values(name), self.format.weight, self._given.get(name)
+        kept = given_weight(given, values, axis, layout) if given is not None else None
+        if kept is not None:
+            return kept
+        return encode_weight(values, layout, axis, precision=self._precision(name))
 
     def _fit(self, encoding: Encoding, weight: str, bias: str, data: Encoding) -> Encoding:
         """The weight's encoding, coarser where the bias would not fit into int32 otherwise."""
@@ -252,4 +277,4 @@ class Encoder:
                 "values.",
                 "Leave the op that reads it float.",
             )
-        return constant.numpy()
+        return values_of(constant)

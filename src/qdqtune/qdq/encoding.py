@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qdqtune.graph.weights import slabs
+
 Array = npt.NDArray[Any]
 
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
@@ -103,12 +105,7 @@ def encode_weight(
         least_scale: A lower bound per channel (see `least_weight_scale`).
         precision: The float type in which the scale will be written.
     """
-    magnitude = np.abs(weight.astype(np.float32))
-    if axis is None:
-        peak = magnitude.max(initial=0.0)
-    else:
-        peak = magnitude.max(axis=tuple(i for i in range(weight.ndim) if i != axis), initial=0.0)
-    scale = np.asarray(peak, dtype=np.float64) / (layout.high - layout.center)
+    scale = _peaks(weight, axis).astype(np.float64) / (layout.high - layout.center)
     if least_scale is not None:
         scale = np.maximum(scale, least_scale)
     return _encoding(scale, layout.center, layout, axis, precision)
@@ -134,15 +131,18 @@ def least_weight_scale(bias: Array, data: Encoding) -> Array:
 
 def quantize(values: Array, encoding: Encoding) -> Array:
     """Real numbers to quantized ones: round half to even, then saturate."""
-    scale = _along_axis(encoding.scale, values.ndim, encoding.axis)
-    if encoding.dtype == ir.DataType.FLOAT8E4M3FN:
-        scaled = np.clip(values.astype(np.float32) / scale, encoding.low, encoding.high)
-        return scaled.astype(encoding.dtype.numpy())
-    zero_point = _along_axis(encoding.zero_point, values.ndim, encoding.axis)
+    rank, axis = values.ndim, encoding.axis
+    scale = np.broadcast_to(_along_axis(encoding.scale, rank, axis), values.shape)
+    zero_point = np.broadcast_to(_along_axis(encoding.zero_point, rank, axis), values.shape)
     # Biases need more digits than float32 has.
-    steps = np.rint(values.astype(np.float64 if encoding.high > 255 else np.float32) / scale)
-    saturated = np.clip(steps + zero_point, encoding.low, encoding.high)
-    return np.asarray(saturated.astype(encoding.dtype.numpy()))
+    wide = np.float64 if encoding.dtype == ir.DataType.INT32 else np.float32
+    result = np.empty(values.shape, encoding.dtype.numpy())
+    for slab in slabs(values):
+        scaled = values[slab].astype(wide) / scale[slab]
+        if encoding.dtype != ir.DataType.FLOAT8E4M3FN:
+            scaled = np.rint(scaled) + zero_point[slab]
+        result[slab] = np.clip(scaled, encoding.low, encoding.high).astype(result.dtype)
+    return result
 
 
 def dequantize(values: Array, scale: Array, zero_point: Array | None, axis: int) -> Array:
@@ -158,6 +158,17 @@ def dequantize(values: Array, scale: Array, zero_point: Array | None, axis: int)
         real = real - _along_axis(zero_point, values.ndim, per_axis).astype(real.dtype)
     wide = _along_axis(scale, values.ndim, per_axis).astype(real.dtype)
     return np.asarray((real * wide).astype(scale.dtype))
+
+
+def _peaks(values: Array, axis: int | None) -> Array:
+    """The largest magnitude, or that of each channel along `axis`."""
+    others = None if axis is None else tuple(i for i in range(values.ndim) if i != axis)
+    peaks = np.zeros(() if axis is None else values.shape[axis], np.float32)
+    for slab in slabs(values):
+        found = np.abs(values[slab].astype(np.float32)).max(axis=others, initial=0.0)
+        channels = slab[axis] if axis is not None and axis < len(slab) else ...
+        peaks[channels] = np.maximum(peaks[channels], found)
+    return peaks
 
 
 def _encoding(

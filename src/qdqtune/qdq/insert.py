@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import onnx
@@ -20,9 +20,11 @@ from qdqtune.graph.fingerprint import fingerprint, tensor_digest
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE
 from qdqtune.graph.prepared import PreparedModel, constant_part, node_part
+from qdqtune.graph.weights import values_of
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.encoder import Encoder, Pair
 from qdqtune.qdq.encoding import quantize
+from qdqtune.qdq.reading import ReadEncoding
 from qdqtune.records.errors import UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import Ranges
@@ -41,15 +43,21 @@ class Inserter:
         dialect: How Q/DQ is written.
         quant_type: One of the dialect's quant types.
         ranges: Ranges of the activations.
+        given: Encodings by tensor that came with the model; they go before ranges and values.
     """
 
     def __init__(
-        self, base: PreparedModel, dialect: Dialect, quant_type: str, ranges: Ranges
+        self,
+        base: PreparedModel,
+        dialect: Dialect,
+        quant_type: str,
+        ranges: Ranges,
+        given: Mapping[str, ReadEncoding] | None = None,
     ) -> None:
         self.base = base
         self.index = base.index
         self.dialect = dialect
-        self.encoder = Encoder(self.index, dialect, quant_type, ranges)
+        self.encoder = Encoder(self.index, dialect, quant_type, ranges, given)
         self._metadata = {
             "qdqtune.version": __version__,
             "qdqtune.dialect": dialect.name,
@@ -131,7 +139,7 @@ class Inserter:
         if stored:
             constant = self.index.value[tensor].const_value
             assert constant is not None
-            values = quantize(constant.numpy(), encoding)
+            values = quantize(values_of(constant), encoding)
             named.append((f"{prefix}_quantized", values, encoding.dtype))
         tensors = [
             self.base.store.reference((name, tensor_digest(values)), name, values)

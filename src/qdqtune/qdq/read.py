@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import onnx_ir as ir
 
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE, is_op
-from qdqtune.qdq.encoding import Array, dequantize
+from qdqtune.qdq.carried import carrier_of, carry
+from qdqtune.qdq.encoding import dequantize
 from qdqtune.qdq.insert import COPY_OF
+from qdqtune.qdq.reading import ReadEncoding, Reading
+from qdqtune.qdq.saturation import put_back, stands_for_activation
 from qdqtune.records.placement import Edge, Placement
 
 _QUANTIZED_SUFFIX = "_quantized"
-
-# Ops whose results have both signs, and behind which a Relu can have stood.
-_SIGNED_OPS = ("Add", "BatchNormalization", "Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "Sub")
-
-
-@dataclass(frozen=True)
-class ReadEncoding:
-    """Scale and zero point of a tensor as found in a file.
-
-    Attributes:
-        dtype: Element type of the quantized tensor.
-        scale: A scalar or a vector along `axis`.
-        zero_point: Same shape, or None if the file leaves it out.
-        axis: The node's axis attribute; meaningful if `scale` is a vector.
-    """
-
-    dtype: ir.DataType | None
-    scale: Array
-    zero_point: Array | None
-    axis: int
-
-
-@dataclass
-class Reading:
-    """What was found in a Q/DQ model, by the names of the float model inside it.
-
-    Attributes:
-        placement: Every edge that sees a quantized value, and every tensor whose readers all do.
-        encodings: Encoding by tensor name.
-        pairs: How many DequantizeLinear nodes were understood.
-        left: How many Q and DQ nodes were not: scales per block, integer ops between them, bodies.
-    """
-
-    placement: Placement = field(default_factory=Placement)
-    encodings: dict[str, ReadEncoding] = field(default_factory=dict)
-    pairs: int = 0
-    left: int = 0
 
 
 def strip(model: ir.Model, weights_from: ir.Model | None = None) -> Reading:
@@ -56,9 +20,9 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> Reading:
 
     Weights that are stored quantized become float again: with the values they stand for, or with
     the original ones if a model that has them is given. Where another tool let the saturation of a
-    Q stand for a Relu and took the Relu out, one is put back. Q and DQ nodes that belong to no pair
-    (integer inputs, integer ops between them, scales per block) and those in control-flow bodies
-    are left alone.
+    Q stand for an activation and took that out, it is put back. Q and DQ nodes that belong to no
+    pair (integer inputs, integer ops between them, scales per block) and those in control-flow
+    bodies are left alone.
 
     Args:
         model: A Q/DQ model.
@@ -68,10 +32,11 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> Reading:
         What was there.
     """
     own = any(key.startswith("qdqtune.") for key in model.metadata_props)
-    stripper = _Stripper(model, weights_from, restore_relus=not own)
+    stripper = _Stripper(model, weights_from, restore_activations=not own)
     for node in list(model.graph):
         if is_op(node, DEQUANTIZE):
             stripper.take_out(node)
+    stripper.carry_on()
     stripper.clean_up()
     for key in [key for key in model.metadata_props if key.startswith("qdqtune.")]:
         del model.metadata_props[key]
@@ -85,10 +50,10 @@ def read(model: ir.Model) -> Reading:
 
 class _Stripper:
     def __init__(
-        self, model: ir.Model, weights_from: ir.Model | None, *, restore_relus: bool
+        self, model: ir.Model, weights_from: ir.Model | None, *, restore_activations: bool
     ) -> None:
-        self._restore_relus = restore_relus
-        self._relus: dict[ir.Value, ir.Value] = {}
+        self._restore_activations = restore_activations
+        self._activations: dict[ir.Value, ir.Value] = {}
         self._graph = model.graph
         self._graphs = tuple(model.graphs())
         self._originals = weights_from.graph.initializers if weights_from else {}
@@ -96,39 +61,42 @@ class _Stripper:
         self._encodings: list[tuple[ir.Value, ReadEncoding]] = []
         self._removed: list[ir.Node] = []
         self._restored: dict[str, ir.Value] = {}
+        self._rounded: set[str] = set()
+        self._pairs = 0
 
     def take_out(self, node: ir.Node) -> None:
         encoding = _encoding_of(node)
         stored = node.inputs[0]
         if encoding is None or stored is None:
             return
-        producer = stored.producer()
+        producer, between = stored.producer(), []
+        if is_op(producer, "Clip"):  # a narrow range, as PyTorch writes it: Q, Clip, DQ
+            assert producer is not None
+            between.append(producer)
+            producer = producer.inputs[0].producer() if producer.inputs[0] is not None else None
         if is_op(producer, QUANTIZE):
             assert producer is not None
             origin = producer.inputs[0]
-            self._removed.append(producer)
-            if self._restore_relus and origin is not None and _stands_for_relu(origin, encoding):
-                origin = self._relu(origin)
-        elif ir.convenience.get_const_tensor(stored) is not None:
+            self._removed += (producer, *between)
+            if self._restore_activations and origin is not None:
+                origin = self._activated(origin, encoding)
+        elif not between and ir.convenience.get_const_tensor(stored) is not None:
             origin = self._restore(node, stored, encoding)
         else:
             return
         assert origin is not None
+        self._pairs += 1
         self._removed.append(node)
         self._encodings.append((origin, encoding))
         self._hand_over(node.outputs[0], origin)
 
-    def _relu(self, value: ir.Value) -> ir.Value:
-        """The Relu behind a value that a saturating Q stood for."""
-        if value not in self._relus:
-            producer = value.producer()
-            assert producer is not None
-            relu = ir.node("Relu", [value], name=f"{producer.name}_Relu")
-            relu.outputs[0].name = f"{value.name}_relu"
-            relu.outputs[0].type, relu.outputs[0].shape = value.type, value.shape
-            self._graph.insert_after(producer, relu)
-            self._relus[value] = relu.outputs[0]
-        return self._relus[value]
+    def _activated(self, value: ir.Value, encoding: ReadEncoding) -> ir.Value:
+        """The value, or the result of the activation that the Q behind it stood for."""
+        if value not in self._activations:
+            if not stands_for_activation(value, encoding):
+                return value
+            self._activations[value] = put_back(value, encoding)
+        return self._activations[value]
 
     def _hand_over(self, dequantized: ir.Value, origin: ir.Value) -> None:
         """Let every reader of the dequantized value read the original one."""
@@ -159,18 +127,61 @@ class _Stripper:
             return self._restored[name]
         steps = ir.convenience.get_const_tensor(stored)
         assert steps is not None
-        original = self._originals.get(name)
-        known = original.const_value if original is not None else None
-        if known is not None and tuple(known.shape) == tuple(steps.shape):
-            values = known.numpy()
-        else:
-            values = dequantize(steps.numpy(), encoding.scale, encoding.zero_point, encoding.axis)
         if name in self._graph.initializers:
             return self._graph.initializers[name]
-        restored = ir.val(name, const_value=ir.Tensor(values, name=name))
-        self._graph.register_initializer(restored)
-        self._restored[name] = restored
+        values = self._original(name, steps)
+        if values is None:
+            self._rounded.add(name)
+            values = ir.LazyTensor(
+                lambda: ir.Tensor(
+                    dequantize(steps.numpy(), encoding.scale, encoding.zero_point, encoding.axis)
+                ),
+                dtype=ir.DataType.from_numpy(encoding.scale.dtype),
+                shape=ir.Shape(steps.shape.numpy()),
+                name=name,
+            )
+        restored = self._restored[name] = self._constant(name, values)
         return restored
+
+    def _original(self, name: str, like: ir.TensorProtocol) -> ir.TensorProtocol | None:
+        """The original values of a weight, if the model that was given for them has it."""
+        original = self._originals.get(name)
+        known = original.const_value if original is not None else None
+        return known if known is not None and tuple(known.shape) == tuple(like.shape) else None
+
+    def _constant(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+        value = ir.val(name, const_value=tensor)
+        self._graph.register_initializer(value)
+        return value
+
+    def carry_on(self) -> None:
+        """Apply what stands between a quantized weight and the op that it belongs to."""
+        pending = [
+            (origin, encoding) for origin, encoding in self._encodings if origin.is_initializer()
+        ]
+        while pending:
+            origin, encoding = pending.pop()
+            assert origin.const_value is not None
+            for user, position in tuple(origin.uses()):
+                edge = (origin, user.name or "", position)
+                if edge not in self._edges or not carrier_of(user, self._graph):
+                    continue
+                tensor, carried = carry(origin.const_value, encoding, user)
+                output = user.outputs[0]
+                name, readers = output.name or "", tuple(output.uses())
+                output.name = f"{name}_carried"
+                original = self._original(name, tensor)
+                if original is not None:
+                    self._rounded.discard(origin.name or "")
+                result = self._constant(name, original or tensor)
+                for reader, index in readers:
+                    reader.replace_input_with(index, result)
+                    if reader.graph is self._graph:
+                        self._edges.append((result, reader.name or "", index))
+                self._edges.remove(edge)
+                self._removed.append(user)
+                self._encodings.append((result, carried))
+                pending.append((result, carried))
 
     def clean_up(self) -> None:
         """Remove the nodes that were taken out and the constants that only they read."""
@@ -204,19 +215,11 @@ class _Stripper:
         encodings = {value.name or "": encoding for value, encoding in self._encodings}
         left = sum(is_op(node, QUANTIZE, DEQUANTIZE) for graph in self._graphs for node in graph)
         placement = Placement(edges, frozenset(outputs))
-        return Reading(placement, encodings, len(self._encodings), left)
+        return Reading(placement, encodings, self._pairs, left, len(self._rounded))
 
     def _reader_count(self, value: ir.Value) -> int:
         nodes = sum(user.graph is self._graph for user, _ in value.uses())
         return nodes + sum(output is value for output in self._graph.outputs)
-
-
-def _stands_for_relu(value: ir.Value, encoding: ReadEncoding) -> bool:
-    """Whether a Q cuts off negative values that its input can have."""
-    if encoding.zero_point is None or not is_op(value.producer(), *_SIGNED_OPS):
-        return False
-    lowest = {ir.DataType.UINT8: 0, ir.DataType.INT8: -128}.get(encoding.dtype or ir.DataType.FLOAT)
-    return lowest is not None and bool((encoding.zero_point == lowest).all())
 
 
 def _encoding_of(node: ir.Node) -> ReadEncoding | None:

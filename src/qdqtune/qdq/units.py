@@ -83,12 +83,23 @@ def unit(index: GraphIndex, dialect: Dialect, node: ir.Node, *, whole: bool) -> 
     if rule.output is Output.REQUIRED:
         outputs = unit_outputs(index, dialect, node)
     elif rule.output is Output.USUAL and whole:
-        # What only leaves the graph is better left as exact as the kernel can give it.
-        names = unit_outputs(index, dialect, node)
-        outputs = [name for name in names if any(edge.node for edge in index.readers(name))]
+        outputs = [
+            name
+            for name in unit_outputs(index, dialect, node)
+            if _worth_quantizing(index, name, rule)
+        ]
     if rule.whole_when_parted:
         outputs += parted_result(index, node)
     return Placement.of(edges, outputs)
+
+
+def _worth_quantizing(index: GraphIndex, output: str, rule: OpRule) -> bool:
+    """Whether a usual output has a reader in the graph that doesn't want it float.
+
+    What only leaves the graph is better left as exact as the kernel can give it.
+    """
+    readers = (index.node[edge.node] for edge in index.readers(output) if edge.node)
+    return any(not is_op(reader, *rule.float_before) for reader in readers)
 
 
 def close(index: GraphIndex, dialect: Dialect, placement: Placement) -> Placement:
