@@ -30,6 +30,7 @@ from qdqtune.graph.folding import fold
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.selection import select_ops
+from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import Comparison
 from qdqtune.records.ranges import CalibrationSource
 
@@ -93,7 +94,7 @@ def _theirs(folded: Path, ops: list[str], base: PreparedModel, path: Path) -> Pa
 def _compare(
     worker: Worker, base: PreparedModel, folded: Path, ours: Path, theirs: Path, budget_s: float
 ) -> dict[str, Any]:
-    feeds = next(random_inputs(base.index, 1, seed=1))
+    feeds = next(random_inputs(base.index, 1, InputRequest(seed=1)))
     _, (over_theirs,) = compare_files(worker, [theirs, ours], feeds, budget_s=budget_s)
     _, (over_float,) = compare_files(worker, [folded, ours], feeds, budget_s=budget_s / 2)
     kernels = [

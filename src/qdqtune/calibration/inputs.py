@@ -10,13 +10,16 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.input_shapes import input_dims, input_named, model_inputs, resolve_shapes
 from qdqtune.graph.op_classes import FLOAT_TYPES, is_op
-from qdqtune.records.errors import ModelError
+from qdqtune.records.errors import ModelError, UsageError
+from qdqtune.records.inputs import InputRequest
 
 _logger = logging.getLogger(__name__)
 
@@ -29,67 +32,129 @@ _TRANSPARENT = (
 _REAL_TYPES = FLOAT_TYPES | {ir.DataType.DOUBLE}
 _PIXEL_TYPES = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
 
+_NOTHING_SAID = InputRequest()
+
 Feeds = dict[str, npt.NDArray[Any]]
 
 
-def random_inputs(index: GraphIndex, samples: int, seed: int = 0) -> Iterator[Feeds]:
+def random_inputs(
+    index: GraphIndex, samples: int, request: InputRequest = _NOTHING_SAID
+) -> Iterator[Feeds]:
     """Seeded random inputs, one set at a time.
 
-    Dims that the model leaves open are 1.
+    Dims that neither the model nor the request tells are 1.
 
     Args:
         index: The model.
         samples: How many sets.
-        seed: The same seed gives the same inputs.
+        request: Shapes, ranges and the seed; the same request gives the same inputs.
 
     Raises:
+        UsageError: If the request does not fit the model.
         ModelError: If an input is of a type that can't be made up.
     """
-    rng = np.random.default_rng(seed)
-    makers = [_Maker(index, value) for value in model_inputs(index.model)]
-    opened = sorted({dim for maker in makers for dim in maker.open_dims})
-    if opened:
-        _logger.warning("open dims are taken as 1: %s", ", ".join(opened))
+    shapes = resolve_shapes(index.model, request)
+    inputs = input_dims(index.model)
+    ranges = {input_named(inputs, name): pair for name, pair in request.ranges.items()}
+    makers = [
+        _Maker(index, value, shapes[value.name or ""], ranges.get(value.name or ""))
+        for value in model_inputs(index.model)
+    ]
+    rng = np.random.default_rng(request.seed)
     for _ in range(samples):
         yield {maker.name: maker.make(rng) for maker in makers}
-
-
-def model_inputs(model: ir.Model) -> list[ir.Value]:
-    """The inputs that have to be fed: old files list their weights as inputs, too."""
-    return [value for value in model.graph.inputs if not value.is_initializer()]
 
 
 class _Maker:
     """Makes values for one input."""
 
-    def __init__(self, index: GraphIndex, value: ir.Value) -> None:
+    def __init__(
+        self,
+        index: GraphIndex,
+        value: ir.Value,
+        shape: tuple[int, ...],
+        bounds: tuple[float, float] | None,
+    ) -> None:
         self.name = value.name or ""
-        if value.dtype is None or value.shape is None or value.dtype == ir.DataType.STRING:
-            kind = "text" if value.dtype == ir.DataType.STRING else "of unknown type or rank"
+        if value.dtype is None or value.dtype == ir.DataType.STRING:
+            kind = "text" if value.dtype == ir.DataType.STRING else "no tensor of a known type"
             raise ModelError(
                 f"No values can be made up for the input {self.name!r}: it is {kind}.",
                 "Give calibration data.",
             )
         self.dtype = value.dtype
-        dims = [dim if isinstance(dim, int) else None for dim in value.shape]
-        self.shape = tuple(1 if dim is None or dim < 0 else dim for dim in dims)
-        self.open_dims = [
-            f"{self.name}[{axis}]" for axis, dim in enumerate(dims) if dim is None or dim < 0
-        ]
-        self.limit = _index_limit(index, value) if value.dtype not in FLOAT_TYPES else None
+        self.shape = shape
+        self.bounds = bounds
+        self.limit = _index_limit(index, value) if value.dtype not in _REAL_TYPES else None
+        if bounds is not None:
+            _check_bounds(self.name, self.dtype, bounds)
+            if self.limit is not None and not -self.limit <= bounds[0] <= bounds[1] < self.limit:
+                _logger.warning(
+                    "%s picks from %d rows: values from %s to %s can point outside of them",
+                    self.name, self.limit, *bounds,
+                )  # fmt: skip
 
     def make(self, rng: np.random.Generator) -> npt.NDArray[Any]:
+        target = self.dtype.numpy()
+        if self.bounds is not None:
+            return _between(rng, self.bounds, self.shape, self.dtype)
         if self.limit is not None:
-            return rng.integers(0, self.limit, self.shape).astype(self.dtype.numpy())
+            return rng.integers(0, self.limit, self.shape).astype(target)
         if "mask" not in self.name.lower():
             if self.dtype in _REAL_TYPES:
-                return rng.standard_normal(self.shape, np.float32).astype(self.dtype.numpy())
+                return rng.standard_normal(self.shape, np.float32).astype(target)
             if self.dtype in _PIXEL_TYPES:
-                info = np.iinfo(self.dtype.numpy())
-                return rng.integers(info.min, info.max, self.shape, endpoint=True).astype(
-                    info.dtype
-                )
-        return np.ones(self.shape, self.dtype.numpy())
+                info = np.iinfo(target)
+                return rng.integers(info.min, info.max, self.shape, endpoint=True).astype(target)
+        return np.ones(self.shape, target)
+
+
+def _check_bounds(name: str, dtype: ir.DataType, bounds: tuple[float, float]) -> None:
+    """Make sure that a type can hold what lies in a range.
+
+    Raises:
+        UsageError: If it can't.
+    """
+    least, most = _extremes(dtype)
+    if not least <= bounds[0] <= bounds[1] <= most:
+        raise UsageError(
+            f"The range of the input {name!r}, {bounds[0]} to {bounds[1]}, does not fit its type: "
+            f"{dtype.name.lower()} holds {least} to {most}."
+        )
+    if _is_whole(dtype) and any(bound != int(bound) for bound in bounds):
+        raise UsageError(
+            f"The input {name!r} holds whole numbers, but its range is {bounds[0]} to {bounds[1]}."
+        )
+
+
+def _extremes(dtype: ir.DataType) -> tuple[float, float]:
+    if dtype == ir.DataType.BOOL:
+        return 0, 1
+    if dtype.is_integer():
+        info = ml_dtypes.iinfo(dtype.numpy())  # type: ignore[no-untyped-call]
+        return int(info.min), int(info.max)
+    most = float(ml_dtypes.finfo(dtype.numpy()).max)  # type: ignore[no-untyped-call]
+    return -most, most
+
+
+def _is_whole(dtype: ir.DataType) -> bool:
+    return dtype == ir.DataType.BOOL or dtype.is_integer()
+
+
+def _between(
+    rng: np.random.Generator,
+    bounds: tuple[float, float],
+    shape: tuple[int, ...],
+    dtype: ir.DataType,
+) -> npt.NDArray[Any]:
+    low, high = bounds
+    if _is_whole(dtype):
+        wide = np.uint64 if dtype == ir.DataType.UINT64 else np.int64
+        numbers = rng.integers(int(low), int(high), shape, dtype=wide, endpoint=True)
+        return numbers.astype(dtype.numpy())
+    position = rng.random(shape)
+    # Not low + position * (high - low): the difference may be too large for a number.
+    return np.asarray(low * (1.0 - position) + high * position).astype(dtype.numpy())
 
 
 def _index_limit(index: GraphIndex, value: ir.Value) -> int | None:

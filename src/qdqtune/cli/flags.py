@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from qdqtune.records.inputs import InputRequest
+
 
 def common() -> argparse.ArgumentParser:
     """The flags of every command, as a parent parser."""
@@ -28,10 +30,72 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
+def add_output(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add `-o/--output` and `--force`."""
-    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="the file to write")
+    parser.add_argument(
+        "-o", "--output", required=required, metavar="OUT", help="the file to write"
+    )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
+
+
+def add_engine_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--engine_option`, which leaves pairs of key and value."""
+    parser.add_argument(
+        "--engine_option",
+        action="append",
+        type=_key_value,
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the engine's own; may be repeated",
+    )
+
+
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say what a model is fed with; `input_request` reads them."""
+    group = parser.add_argument_group("inputs (what is not said is made up; see docs/shapes.md)")
+    group.add_argument(
+        "--shapes",
+        action="append",
+        default=[],
+        metavar="NAME:1x3x224x224",
+        help="shapes of inputs; ? is a dim as the model has it",
+    )
+    add_dim(group)
+    group.add_argument(
+        "--input_range",
+        action="append",
+        default=[],
+        metavar="NAME:LOW:HIGH",
+        help="values of an input, both ends included",
+    )
+    group.add_argument("--seed", type=natural, default=0, help="for random inputs")
+
+
+def add_dim(group: argparse._ActionsContainer) -> None:
+    """Add `--dim`."""
+    group.add_argument(
+        "--dim",
+        action="append",
+        default=[],
+        metavar="SYMBOL=SIZE",
+        help="size of a symbolic dim, wherever it stands",
+    )
+
+
+def input_request(options: argparse.Namespace) -> InputRequest:
+    """What the flags of `add_inputs` say.
+
+    Raises:
+        UsageError: If one of them can't be read.
+    """
+    return InputRequest.from_text(options.shapes, options.dim, options.input_range, options.seed)
+
+
+def _key_value(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError(f"{text} is not KEY=VALUE")
+    return key, value
 
 
 def comma_list(text: str) -> list[str]:

@@ -48,6 +48,7 @@ class GraphBuilder:
         seed: What the weights are drawn from.
         folded: Whether BatchNormalization is folded into the convolution before it.
         branches: The number of residual branches that there will be in a row.
+        open_batch: Whether the leading dim of inputs and outputs is the symbol N.
 
     Attributes:
         branch_gain: The spread of what a branch adds to a stream that starts with about 1. The
@@ -55,11 +56,20 @@ class GraphBuilder:
             estimated statistics would grow with every block.
     """
 
-    def __init__(self, name: str, seed: int, *, folded: bool = False, branches: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        *,
+        folded: bool = False,
+        branches: int = 1,
+        open_batch: bool = False,
+    ) -> None:
         self.weights = SeededWeights(seed)
         self.folded = folded
         self.branch_gain = min(0.5, 1.5 * branches**-0.5)
         self._name = name
+        self._open_batch = open_batch
         self._inputs: list[onnx.ValueInfoProto] = []
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, onnx.TensorProto] = {}
@@ -156,6 +166,8 @@ class GraphBuilder:
             helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, value.shape)
             for name, value in outputs.items()
         ]
+        for info in (*self._inputs, *infos) if self._open_batch else ():
+            info.type.tensor_type.shape.dim[0].dim_param = "N"
         graph = helper.make_graph(
             self._nodes, self._name, self._inputs, infos, list(self._initializers.values())
         )

@@ -33,9 +33,10 @@ def resnet18(
     batch: int = 1,
     classes: int = 1000,
     folded: bool = False,
+    dynamic: bool = False,
 ) -> onnx.ModelProto:
     """ResNet-18: residual blocks of two 3x3 convolutions."""
-    b = GraphBuilder("resnet18", seed, folded=folded, branches=sum(blocks))
+    b = _builder("resnet18", seed, blocks, folded=folded, dynamic=dynamic)
     x = image_input(b, batch, image)
     return _resnet(b, x, basic_block, blocks, width, classes)
 
@@ -49,9 +50,10 @@ def resnet34(
     batch: int = 1,
     classes: int = 1000,
     folded: bool = False,
+    dynamic: bool = False,
 ) -> onnx.ModelProto:
     """ResNet-34: the blocks of ResNet-18, more of them."""
-    b = GraphBuilder("resnet34", seed, folded=folded, branches=sum(blocks))
+    b = _builder("resnet34", seed, blocks, folded=folded, dynamic=dynamic)
     x = image_input(b, batch, image)
     return _resnet(b, x, basic_block, blocks, width, classes)
 
@@ -65,11 +67,18 @@ def resnet50(
     batch: int = 1,
     classes: int = 1000,
     folded: bool = False,
+    dynamic: bool = False,
 ) -> onnx.ModelProto:
     """ResNet-50: bottleneck blocks (1x1, 3x3, 1x1)."""
-    b = GraphBuilder("resnet50", seed, folded=folded, branches=sum(blocks))
+    b = _builder("resnet50", seed, blocks, folded=folded, dynamic=dynamic)
     x = image_input(b, batch, image)
     return _resnet(b, x, bottleneck_block, blocks, width, classes)
+
+
+def _builder(
+    name: str, seed: int, blocks: Sequence[int], *, folded: bool, dynamic: bool
+) -> GraphBuilder:
+    return GraphBuilder(name, seed, folded=folded, branches=sum(blocks), open_batch=dynamic)
 
 
 def _resnet(

@@ -1,0 +1,60 @@
+"""`qdqtune shapes`: what a model takes and gives, and the same model at fixed sizes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from qdqtune.cli.flags import add_dim, add_format, add_output, common, positive
+from qdqtune.records.errors import UsageError
+from qdqtune.records.inputs import InputRequest
+
+if TYPE_CHECKING:
+    from qdqtune.cli import Commands
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "shapes",
+        parents=[common()],
+        help="show a model's shapes, or write it with fixed ones",
+        description="Show the inputs and outputs of a model. With -o, write the model with the "
+        "sizes given; all other shapes follow, and the result is tried.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="an ONNX model")
+    sizes = parser.add_argument_group("sizes to fix")
+    sizes.add_argument("--batch_size", type=positive, help="the leading dim of every input")
+    sizes.add_argument(
+        "--set",
+        "--shapes",
+        dest="shapes",
+        action="append",
+        default=[],
+        metavar="NAME:8x3x224x224",
+        help="whole shapes, fixed dims included; ? is a dim as the model has it",
+    )
+    add_dim(sizes)
+    add_output(parser, required=False)
+    add_format(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from qdqtune.report.shapes import shapes_text
+    from qdqtune.workflows.shapes import fix_shapes, show_shapes
+
+    request = InputRequest.from_text(options.shapes, options.dim)
+    if options.output is not None:
+        report = fix_shapes(
+            options.model, options.output, request, options.batch_size, options.force
+        )
+    elif request.shapes or request.dims or options.batch_size is not None:
+        raise UsageError("Sizes are given, but no file to write.", "Name it: -o OUT.onnx.")
+    else:
+        report = show_shapes(options.model)
+    print(
+        json.dumps(report.to_dict(), indent=1) if options.format == "json" else shapes_text(report)
+    )
+    return 0

@@ -1,0 +1,60 @@
+"""The inputs and outputs of a model, and what became of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+SCHEMA = 1
+
+
+class Proof(str, Enum):
+    """How it is known that a model with new shapes works."""
+
+    COMPARED = "compared"
+    RUN = "run"
+    INFERENCE = "inference"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class TensorDims:
+    """One input or output.
+
+    Attributes:
+        name: Its name.
+        dtype: Its element type; empty if it is no tensor.
+        dims: Sizes, symbols, and None for dims that have neither; None if the rank is unknown.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True)
+class ShapesReport:
+    """The shapes of a model.
+
+    Attributes:
+        model: The file that was read.
+        inputs: What has to be fed.
+        outputs: What comes out.
+        symbols: Names of open input dims.
+        output: The file written; None if none was.
+        rewritten: Reshape nodes that got the new batch.
+        proof: How the file written was tried.
+    """
+
+    model: str
+    inputs: tuple[TensorDims, ...]
+    outputs: tuple[TensorDims, ...]
+    symbols: tuple[str, ...]
+    output: str | None = None
+    rewritten: tuple[str, ...] = ()
+    proof: Proof = Proof.NONE
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"kind": "shapes", "schema": SCHEMA, **asdict(self), "proof": self.proof.value}
