@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtune.calibration.inputs import Feeds
+from qdqtune.engines.arrays import read_arrays, write_arrays
 from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
+from qdqtune.engines.isolated import StoredFeeds, Worker
 
 # Runs every op as it is written: a foreign dialect must not be judged by this CPU's kernels.
-AS_WRITTEN = SessionOptions(engine_options={"graph_optimization_level": "disable_all"})
+# Memory patterns would keep everything that a run needs a second time, and save no time here.
+AS_WRITTEN = SessionOptions(
+    engine_options={"graph_optimization_level": "disable_all", "enable_mem_pattern": "0"}
+)
 
 
 class SignalToNoise:
@@ -52,12 +57,14 @@ def output_sqnr(
 ) -> dict[str, float]:
     """Compare two models output by output.
 
+    They are open one after the other, never both: a model may fill the memory.
+
     Args:
         worker: Where they run.
         float_model: The reference.
         quantized_model: The one in question.
         samples: Inputs.
-        options: How to open the quantized model; `AS_WRITTEN` for a dialect of another engine.
+        options: How to open both; `AS_WRITTEN` for a dialect of another engine.
 
     Returns:
         Decibels per float output.
@@ -66,12 +73,20 @@ def output_sqnr(
         WorkerFailure: If one of them does not run.
     """
     ratio = SignalToNoise()
-    reference = worker.open(float_model)
-    candidate = worker.open(quantized_model, options)
-    for feeds in samples:
-        ratio.add(worker.run(reference, feeds), worker.run(candidate, feeds))
-    worker.release(reference)
-    worker.release(candidate)
+    with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
+        kept: list[tuple[StoredFeeds, Path]] = []
+        reference = worker.open(float_model, options)
+        for feeds in samples:
+            stored = worker.store(feeds)
+            outputs = Path(folder) / f"{len(kept)}.npz"
+            write_arrays(outputs, worker.run(reference, stored))
+            kept.append((stored, outputs))
+        worker.release(reference)
+        candidate = worker.open(quantized_model, options)
+        for stored, outputs in kept:
+            ratio.add(read_arrays(outputs), worker.run(candidate, stored))
+            worker.discard(stored)
+        worker.release(candidate)
     return ratio.decibels()
 
 

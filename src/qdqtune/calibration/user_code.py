@@ -1,0 +1,149 @@
+"""Samples that a user's own code makes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from qdqtune.records.errors import UsageError
+
+_logger = logging.getLogger(__name__)
+_END = object()
+_LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")})
+
+
+@dataclass(frozen=True)
+class UserSamples:
+    """What a user's code gives, as it gives it.
+
+    Attributes:
+        label: What to call it.
+        make: Gives something to iterate over, or one set of arrays for all samples.
+        folder: A folder to import from while the code runs; None leaves everything as it is.
+    """
+
+    label: str
+    make: Callable[[], Any]
+    folder: Path | None = None
+
+    def __iter__(self) -> Iterator[tuple[Any, bool]]:
+        """Items, and whether an item is not one sample but a stack of all of them."""
+        with self._running():
+            made = self.make()
+            if made is None:
+                raise UsageError(f"{self.label} gave nothing.", "Let it yield or return samples.")
+            whole = isinstance(made, Mapping) or hasattr(made, "__array__")
+            items = iter(()) if whole else _iterator(made)
+        if whole:
+            yield made, True
+        while True:
+            with self._running():
+                item = next(items, _END)
+            if item is _END:
+                return
+            yield item, False
+            del item  # a sample is not kept while the next one is made
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if self.folder is not None:
+                stack.enter_context(_importing_from(self.folder))
+                # Results of commands go to stdout; what a loader prints is not one of them.
+                stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+            try:
+                yield
+            except UsageError:
+                raise
+            except (Exception, SystemExit) as error:
+                _logger.debug("%s failed", self.label, exc_info=True)
+                raise UsageError(
+                    f"{self.label} failed: {_last_words(error)}.",
+                    "Run it alone to see more; -vv prints the whole traceback.",
+                ) from error
+
+
+def find_function(spec: str) -> UserSamples:
+    """The function that `module:function` or `path/to/file.py:function` names.
+
+    Raises:
+        UsageError: If there is no such function, or importing it fails.
+    """
+    where, _, name = spec.rpartition(":")
+    is_file = where.endswith(".py")
+    folder = Path(where).absolute().parent if is_file else Path.cwd()
+    if is_file and not Path(where).is_file():
+        raise UsageError(f"There is no file {where}.", "Name it as path/to/file.py:function.")
+    found: list[Any] = []
+
+    def load() -> Any:
+        module = _load_file(Path(where)) if is_file else importlib.import_module(where)
+        found.append(getattr(module, name, None))
+        return ()
+
+    list(UserSamples(where, load, folder))
+    function = found[0]
+    if not callable(function):
+        raise UsageError(
+            f"{where} has no function {name!r}.", f"Define it: def {name}(): yield {{…}}"
+        )
+    return UserSamples(spec, function, folder)
+
+
+def _load_file(path: Path) -> ModuleType:
+    # Not under its own name: a loader called onnx.py must not stand in for the real one.
+    name = f"_qdqtune_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def _iterator(made: Any) -> Iterator[Any]:
+    if hasattr(made, "get_next"):  # an ONNX Runtime CalibrationDataReader
+        return iter(made.get_next, None)
+    if hasattr(made, "__len__") and not hasattr(made, "__iter__"):
+        # A map-style dataset need not raise the IndexError that would end plain iteration.
+        return (made[number] for number in range(len(made)))
+    if isinstance(made, Iterable) or hasattr(made, "__getitem__"):
+        return iter(made)
+    raise TypeError(f"{type(made).__name__} can't be iterated over")
+
+
+@contextlib.contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    entry = str(folder)
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(entry)
+
+
+def _last_words(error: BaseException) -> str:
+    """The last line of a traceback, and the last place in it that is not in a library."""
+    words = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
+    places = [
+        (frame.filename, frame.lineno)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and not frame.filename.startswith("<")
+    ]
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append((error.filename, error.lineno))
+    own = [place for place in places if not place[0].startswith(_LIBRARIES)]
+    at = "".join(f" ({file}:{line})" for file, line in (own or places)[-1:])
+    return f"{words[-1] if words else type(error).__name__}{at}"
