@@ -56,7 +56,7 @@ def test_auto_with_nothing_installed_says_what_to_install():
     assert "qdqtune[onnxruntime]" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["openvino", "tensorrt", "trtexec", "tensorrt_rtx", "simulated"])
+@pytest.mark.parametrize("name", ["openvino", "tensorrt", "trtexec", "tensorrt_rtx"])
 def test_engines_this_version_cannot_measure_with(name):
     with pytest.raises(EngineError, match=f"does not measure with {name}") as caught:
         registry.worker_class(name)

@@ -6,7 +6,14 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_format, common, natural, positive
+from qdqtune.cli.flags import (
+    add_engine_option,
+    add_format,
+    add_inputs,
+    common,
+    input_request,
+    positive,
+)
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands
@@ -23,6 +30,7 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("models", nargs="+", metavar="MODEL", help="ONNX models")
     parser.add_argument("--engine", default="auto", help="what runs them (default: %(default)s)")
+    add_engine_option(parser)
     parser.add_argument(
         "--threads", type=positive, help="threads per run (default: the engine's own)"
     )
@@ -31,7 +39,7 @@ def add_parser(commands: Commands) -> None:
         type=positive,
         help="timed runs per model (default: what fits into some seconds per model)",
     )
-    parser.add_argument("--seed", type=natural, default=0, help="for the random inputs")
+    add_inputs(parser)
     add_format(parser)
     parser.set_defaults(run=_run)
 
@@ -45,9 +53,10 @@ def _run(options: argparse.Namespace) -> int:
         record = compare(
             options.models,
             engine=options.engine,
+            engine_options=dict(options.engine_option),
             threads=options.threads,
             runs=options.runs,
-            seed=options.seed,
+            inputs=input_request(options),
             progress=progress,
         )
     if options.format == "json":

@@ -34,4 +34,4 @@ def _run(options: argparse.Namespace) -> int:
         print(json.dumps(health_record(health), indent=1))
     else:
         print(health_text(health))
-    return 0 if any(engine.usable for engine in health.engines) else 1
+    return 0 if any(engine.usable and engine.measures for engine in health.engines) else 1

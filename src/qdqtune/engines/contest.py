@@ -15,11 +15,13 @@ from qdqtune.engines.timing import Blocks, plan_turns, take_turns
 from qdqtune.records.measurement import Comparison, Measurement
 
 if TYPE_CHECKING:
-    from qdqtune.engines.interface import Feeds, SessionOptions
+    from qdqtune.engines.interface import Feeds, Outputs, SessionOptions
     from qdqtune.engines.isolated import OpenModel
 
 Progress = Callable[[int, int], None]
 """Told the rounds done and planned."""
+TakeOutputs = Callable[[int, "Outputs"], None]
+"""Told the number of a model and its outputs."""
 
 _PILOT_RUNS = 4
 _PILOT_DROP = 1
@@ -46,6 +48,7 @@ def compare_files(
     options: SessionOptions | None = None,
     timeout_s: float | None = None,
     progress: Progress | None = None,
+    take_outputs: TakeOutputs | None = None,
 ) -> tuple[list[Measurement], list[Comparison | None]]:
     """Times model files against the first of them. Nothing is raised for a model that fails.
 
@@ -59,6 +62,7 @@ def compare_files(
         timeout_s: Limit for opening a model. A candidate's block is a hang after thirty seconds,
             or twenty times the baseline's block if that is more.
         progress: Called after each round with the rounds done and planned.
+        take_outputs: Called with the number of each model that was timed and what it computed.
 
     Returns:
         One measurement per file, and one comparison per candidate: None where the candidate or
@@ -67,7 +71,7 @@ def compare_files(
     stored = feeds if isinstance(feeds, StoredFeeds) else worker.store(feeds)
     contest = _Contest(worker, [os.fspath(path) for path in paths], stored, options, timeout_s)
     try:
-        return contest.hold(budget_s, runs, progress)
+        return contest.hold(budget_s, runs, progress, take_outputs)
     finally:
         if stored is not feeds:
             worker.discard(stored)
@@ -87,7 +91,11 @@ class _Contest:
     limit_s: float | None = None
 
     def hold(
-        self, budget_s: float, runs: int | None, progress: Progress | None
+        self,
+        budget_s: float,
+        runs: int | None,
+        progress: Progress | None,
+        take_outputs: TakeOutputs | None,
     ) -> tuple[list[Measurement], list[Comparison | None]]:
         """Repeats the contest without the models that failed until nobody fails."""
         blocks: dict[int, Blocks] = {}
@@ -95,6 +103,9 @@ class _Contest:
         while present := [i for i in range(len(self.paths)) if i not in self.errors]:
             try:
                 found, compared = self._attempt(present, budget_s, runs, progress)
+                if take_outputs is not None:
+                    for index in present:
+                        take_outputs(index, self._run(index))
             except _ModelFailed as failure:
                 self.errors[failure.index] = failure.error
                 continue
@@ -137,6 +148,12 @@ class _Contest:
             self.models[index] = model
             self.build_s[index] = self.build_s.get(index, 0.0) + model.build_s
             self.worker.feed(model, self.feeds, timeout_s=self.timeout_s)
+        except WorkerFailure as failure:
+            raise _ModelFailed(index, str(failure)) from failure
+
+    def _run(self, index: int) -> Outputs:
+        try:
+            return self.worker.run(self.models[index], self.feeds, timeout_s=self.limit_s)
         except WorkerFailure as failure:
             raise _ModelFailed(index, str(failure)) from failure
 

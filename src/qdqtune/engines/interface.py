@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,4 +105,13 @@ class Engine(Protocol):
 
     def open(self, path: str, options: SessionOptions) -> Session:
         """Opens the model file; whatever goes wrong is raised as any exception."""
+        ...
+
+
+@runtime_checkable
+class VirtualTime(Protocol):
+    """What an engine has beside the rest if it doesn't wait for the time that it reports."""
+
+    def clock_s(self) -> float:
+        """Seconds on the engine's own clock, by which building and timing are told."""
         ...

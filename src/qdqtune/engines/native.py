@@ -6,8 +6,15 @@ import re
 
 from qdqtune.engines import registry
 from qdqtune.engines.isa import Cpu, read_cpu
+from qdqtune.engines.simulated.profiles import DEFAULT_PROFILE
 from qdqtune.qdq.dialect import Dialect
-from qdqtune.qdq.dialects import ONNXRUNTIME, ONNXRUNTIME_NO_VNNI, TENSORRT, TENSORRT_8
+from qdqtune.qdq.dialects import (
+    ONNXRUNTIME,
+    ONNXRUNTIME_NO_VNNI,
+    TENSORRT,
+    TENSORRT_8,
+    dialect_named,
+)
 
 
 def native_dialect(engine: str, version: str = "", cpu: Cpu | None = None) -> Dialect:
@@ -26,4 +33,6 @@ def native_dialect(engine: str, version: str = "", cpu: Cpu | None = None) -> Di
         number = re.match(r"\d+", version or registry.available(engine).version)
         old = number is not None and int(number.group()) < 10 and entry.name != "tensorrt_rtx"
         return TENSORRT_8 if old else TENSORRT
+    if entry.name == "simulated":
+        return dialect_named(DEFAULT_PROFILE.dialect)
     return ONNXRUNTIME_NO_VNNI if (cpu or read_cpu()).saturates_u8s8 else ONNXRUNTIME

@@ -26,6 +26,7 @@ _LEVELS = {
     "disable_all": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 _LEVEL_OPTION = "graph_optimization_level"
+_PATTERN_OPTION = "enable_mem_pattern"
 _DTYPES = {
     "float": "float32",
     "double": "float64",
@@ -63,7 +64,7 @@ class OnnxRuntimeSession:
     Args:
         path: The model file; external data is found beside it.
         options: How to open it. Engine options are ONNX Runtime's session configuration entries
-            (``session.…``) and ``graph_optimization_level``.
+            (``session.…``), ``graph_optimization_level`` and ``enable_mem_pattern``.
     """
 
     def __init__(self, path: str, options: SessionOptions) -> None:
@@ -175,12 +176,14 @@ def _settings(options: SessionOptions) -> Any:
             if value not in _LEVELS:
                 raise ValueError(f"{key} is '{value}'; choices: {', '.join(_LEVELS)}")
             settings.graph_optimization_level = _LEVELS[value]
+        elif key == _PATTERN_OPTION:
+            settings.enable_mem_pattern = value != "0"
         elif "." in key:
             settings.add_session_config_entry(key, value)
         else:
             raise ValueError(
-                f"unknown option '{key}' of ONNX Runtime; known are {_LEVEL_OPTION} and its "
-                "session configuration entries, such as session.set_denormal_as_zero"
+                f"unknown option '{key}' of ONNX Runtime; known are {_LEVEL_OPTION}, "
+                f"{_PATTERN_OPTION} and its session configuration entries, such as session.set_denormal_as_zero"
             )
     return settings
 

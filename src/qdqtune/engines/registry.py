@@ -24,6 +24,8 @@ class EngineEntry:
         distributions: Packages that may have brought the module, for its version.
         program: Program whose presence means that it is installed; empty for a module.
         worker_class: ``module:Class`` that measures with it; empty when this version cannot.
+        measures: Whether its times are measured. An engine that makes them up is never chosen
+            unless it is named.
     """
 
     name: str
@@ -32,6 +34,7 @@ class EngineEntry:
     distributions: tuple[str, ...] = ()
     program: str = ""
     worker_class: str = ""
+    measures: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,13 @@ _ENTRIES = (
         module="tensorrt_rtx",
         distributions=("tensorrt-rtx-cu13", "tensorrt-rtx"),
     ),
-    EngineEntry("simulated", "it is part of qdqtune", module="qdqtune"),
+    EngineEntry(
+        "simulated",
+        "it is part of qdqtune",
+        module="qdqtune",
+        worker_class="qdqtune.engines.simulated:SimulatedEngine",
+        measures=False,
+    ),
 )
 ENGINES: dict[str, EngineEntry] = {entry.name: entry for entry in _ENTRIES}
 
@@ -113,7 +122,7 @@ def worker_class(name: str) -> str:
     """
     engine = entry(name)
     if not engine.worker_class:
-        others = ", ".join(e.name for e in _ENTRIES if e.worker_class)
+        others = ", ".join(e.name for e in _ENTRIES if e.worker_class and e.measures)
         raise EngineError(
             f"This version of qdqtune does not measure with {name}.",
             f"It measures with: {others}.",
@@ -134,9 +143,9 @@ def resolve(name: str) -> str:
         worker_class(name)
         return name
     for engine in _ENTRIES:
-        if available(engine.name).usable:
+        if engine.measures and available(engine.name).usable:
             return engine.name
-    installs = [e.install for e in _ENTRIES if e.worker_class]
+    installs = [e.install for e in _ENTRIES if e.worker_class and e.measures]
     raise EngineError("No engine that could measure is installed.", f"Install one: {installs[0]}")
 
 

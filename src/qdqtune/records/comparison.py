@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from qdqtune.records.measurement import Comparison, EngineInfo, Measurement
@@ -19,11 +20,14 @@ class Contestant:
         path: The file, as the user named it.
         measurement: Its samples, or why there are none.
         against_first: Its speedup over the first file; None for the first, and where one failed.
+        sqnr_db: Signal-to-noise ratio of its outputs against the first file's, by output; empty
+            where that can't be known.
     """
 
     path: str
     measurement: Measurement
     against_first: Comparison | None = None
+    sqnr_db: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,5 +69,8 @@ def _contestant(contestant: Contestant) -> dict[str, Any]:
         "path": contestant.path,
         "latency_ms": measurement.latency_ms if measurement.ok else None,
         "speedup": comparison.to_dict() if comparison else None,
+        "output_sqnr_db": {
+            name: db if math.isfinite(db) else None for name, db in contestant.sqnr_db.items()
+        },
         "measurement": measurement.to_dict(),
     }

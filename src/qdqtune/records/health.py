@@ -16,6 +16,7 @@ class EngineHealth:
         device: What it runs on.
         dialect: The dialect it speaks here.
         reason: Why it is not usable.
+        measures: Whether its times are measured, not simulated.
     """
 
     name: str
@@ -24,6 +25,7 @@ class EngineHealth:
     device: str
     dialect: str
     reason: str
+    measures: bool = True
 
 
 @dataclass(frozen=True)

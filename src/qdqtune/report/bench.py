@@ -9,21 +9,28 @@ from qdqtune.report.tables import printable, text_table
 
 def bench_text(record: BenchRecord) -> str:
     """A table of every model against the first."""
-    header = ["model", "median ms", "speedup", "interval", "verdict"]
+    header = ["model", "median ms", "speedup", "interval", "verdict", "output SQNR"]
     rows = [_row(contestant) for contestant in record.contestants]
     if record.contestants[0].measurement.ok:
-        rows[0][-1] = "baseline"
-    table = text_table(header, rows, right=(1, 2))
+        rows[0][4] = "baseline"
+    if not any(one.sqnr_db for one in record.contestants):
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    table = text_table(header, rows, right=(1, 2, 5))
     failed = [
         f"{printable(one.path)} failed: {_lines(one.measurement.error or '')}"
         for one in record.contestants
         if not one.measurement.ok
     ]
     levels = {one.against_first.confidence for one in record.contestants if one.against_first}
-    lines = [engine_line(record.engine), "", table]
+    lines = [engine_line(record.engine)]
+    if record.engine.name == "simulated":
+        lines.append("These times are simulated: they say nothing about a real machine.")
+    lines += ["", table]
     if levels:
         least = min(levels)
         lines += ["", f"Speedup is over the first model, with its {100 * least:g} % interval."]
+    if "output SQNR" in header:
+        lines.append("Output SQNR is against the first model, on the inputs it was timed with.")
     return "\n".join([*lines, *failed])
 
 
@@ -43,7 +50,8 @@ def _row(contestant: Contestant) -> list[str]:
     measurement, comparison = contestant.measurement, contestant.against_first
     latency = f"{measurement.latency_ms:.3f}" if measurement.ok else "failed"
     if comparison is None:
-        return [contestant.path, latency, "", "", ""]
+        return [contestant.path, latency, "", "", "", ""]
     interval = f"{comparison.low:.3f} to {comparison.high:.3f}"
     speedup = f"{comparison.ratio:.3f}x"
-    return [contestant.path, latency, speedup, interval, comparison.verdict.value]
+    worst = f"{min(contestant.sqnr_db.values()):.1f} dB" if contestant.sqnr_db else ""
+    return [contestant.path, latency, speedup, interval, comparison.verdict.value, worst]

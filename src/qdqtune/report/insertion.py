@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import Any
 
 from qdqtune.records.insertion import InsertReport
 from qdqtune.records.ranges import CalibrationSource
+from qdqtune.report.numbers import finite
 from qdqtune.report.tables import printable
 
 RANDOM_WARNING = (
@@ -18,7 +18,6 @@ RANDOM_WARNING = (
 
 def insertion_record(report: InsertReport) -> dict[str, Any]:
     """The JSON form; a ratio without bounds is None."""
-    sqnr_db = {name: db if math.isfinite(db) else None for name, db in report.sqnr_db.items()}
     return {
         "kind": "insertion",
         "schema": 1,
@@ -29,7 +28,9 @@ def insertion_record(report: InsertReport) -> dict[str, Any]:
         "quantized": list(report.quantized),
         "left_float": report.left_float,
         "qdq_pairs": report.pairs,
-        "output_sqnr_db": sqnr_db,
+        "scales_kept": report.scales_kept,
+        "output_sqnr_db": finite(report.sqnr_db),
+        "output_sqnr_given_db": finite(report.sqnr_given_db),
     }
 
 
@@ -41,8 +42,14 @@ def insertion_text(report: InsertReport) -> str:
     ]
     for reason, count in Counter(report.left_float.values()).most_common():
         lines.append(f"left float: {count} ops, {reason}")
+    if report.scales_kept:
+        lines.append(f"scales kept from the model: {report.scales_kept} activations")
     for name, db in report.sqnr_db.items():
-        lines.append(f"output {name}: SQNR {db:.1f} dB against float")
+        given = report.sqnr_given_db.get(name)
+        also = f", {given:.1f} dB against the file as given" if given is not None else ""
+        lines.append(f"output {name}: SQNR {db:.1f} dB against float{also}")
+    if report.calibration is CalibrationSource.DATA:
+        lines.append(f"calibrated on {report.calibrated_on}")
     lines = [printable(line) for line in lines]
     if report.calibration is CalibrationSource.RANDOM:
         lines.append(RANDOM_WARNING)

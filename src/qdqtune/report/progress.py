@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-def _ignore(_done: int, _total: int) -> None:
+def _ignore(_done: int, _total: int | None) -> None:
     pass
 
 
 @contextmanager
-def progress_bar(title: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(title: str, *, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
     """A bar on stderr with the time left.
 
     Args:
@@ -20,7 +20,7 @@ def progress_bar(title: str, *, quiet: bool) -> Iterator[Callable[[int, int], No
         quiet: Show nothing.
 
     Yields:
-        A function that takes what is done and what there is to do.
+        A function that takes what is done and what there is to do, if that is known.
     """
     if quiet or not sys.stderr.isatty():
         yield _ignore
@@ -32,7 +32,7 @@ def progress_bar(title: str, *, quiet: bool) -> Iterator[Callable[[int, int], No
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
 
-        def advance(done: int, total: int) -> None:
+        def advance(done: int, total: int | None) -> None:
             bar.update(task, completed=done, total=total)
 
         yield advance

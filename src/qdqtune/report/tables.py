@@ -5,6 +5,12 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
+# Control and formatting characters (among them those that turn text around), halves of characters,
+# and separators of lines and paragraphs.
+_ACTED_UPON = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# A name in a model can be as long as its author likes.
+_LONGEST_LINE = 2000
+
 
 def text_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
@@ -31,10 +37,20 @@ def text_table(
 
 
 def printable(text: str) -> str:
-    """Replace what a terminal would act upon."""
+    """Replace what a terminal would act upon, or could not show."""
     return "".join(
-        "\N{REPLACEMENT CHARACTER}"
-        if unicodedata.category(character) in ("Cc", "Cf")
-        else character
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in _ACTED_UPON else character
         for character in text
     )
+
+
+def message(text: str) -> str:
+    """Several lines for a terminal, printable, and none of them endless."""
+    return "\n".join(_cut(printable(line)) for line in text.split("\n"))
+
+
+def _cut(line: str) -> str:
+    if len(line) <= _LONGEST_LINE:
+        return line
+    kept = _LONGEST_LINE // 2
+    return f"{line[:kept]} … {line[-kept:]}"

@@ -3,29 +3,49 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from qdqtune.calibration.inputs import Feeds, model_inputs, random_inputs
+from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.calibration.quality import SignalToNoise
 from qdqtune.engines import registry
 from qdqtune.engines.contest import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.input_shapes import (
+    Inputs,
+    bind_dims,
+    input_dims,
+    model_inputs,
+    resolve_shapes,
+    symbols_of,
+)
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.comparison import BenchRecord, Contestant
 from qdqtune.records.errors import EngineError, UsageError
+from qdqtune.records.inputs import InputRequest, shape_text
+
+if TYPE_CHECKING:
+    from qdqtune.engines.interface import Outputs
+
+_NOTHING_SAID = InputRequest()
+
+_Sizes = tuple[int | None, ...]
 
 
 def compare(
     models: Sequence[str | os.PathLike[str]],
     *,
     engine: str = registry.AUTO,
+    engine_options: Mapping[str, str] | None = None,
     threads: int | None = None,
     runs: int | None = None,
-    seed: int = 0,
+    inputs: InputRequest = _NOTHING_SAID,
     progress: Callable[[int, int], None] | None = None,
 ) -> BenchRecord:
     """Time every model against the first, in alternating blocks of one run.
@@ -33,10 +53,12 @@ def compare(
     Args:
         models: At least one file; the first is the baseline. All must take the same inputs.
         engine: What runs them.
+        engine_options: The engine's own options.
         threads: Threads per run; None is the engine's default.
         runs: Timed runs per model; None takes as many as fit into seconds per model, and fewer
             where the answer is clear.
-        seed: Seed of the random inputs.
+        inputs: Shapes, ranges and seed of the random inputs. A dim that one model fixes and
+            another leaves open has the fixed size.
         progress: Called with the rounds done and planned.
 
     Raises:
@@ -47,8 +69,8 @@ def compare(
     if not paths:
         raise UsageError("There is no model to time.")
     name = registry.resolve(engine)
-    feeds = _feeds(paths, seed)
-    options = SessionOptions(threads=threads)
+    feeds = _feeds(paths, inputs)
+    options = SessionOptions(threads=threads, engine_options=engine_options or {})
     with Worker(name, options) as worker:
         try:
             info = worker.info()
@@ -56,38 +78,112 @@ def compare(
             raise EngineError(
                 f"{name} does not start: {failure}", "See `qdqtune doctor`."
             ) from None
-        measured, compared = compare_files(worker, paths, feeds, runs=runs, progress=progress)
+        outputs = _Outputs()
+        measured, compared = compare_files(
+            worker, paths, feeds, runs=runs, progress=progress,
+            take_outputs=outputs.take if registry.entry(name).measures else None,
+        )  # fmt: skip
     contestants = tuple(
-        Contestant(path, measurement, comparison)
-        for path, measurement, comparison in zip(paths, measured, [None, *compared], strict=True)
+        Contestant(path, measured[number], comparison, outputs.sqnr_db.get(number, {}))
+        for number, (path, comparison) in enumerate(zip(paths, [None, *compared], strict=True))
     )
-    inputs = {name: f"{array.dtype}{list(array.shape)}" for name, array in feeds.items()}
-    return BenchRecord(info, contestants, inputs, seed)
+    fed = {name: f"{array.dtype}{list(array.shape)}" for name, array in feeds.items()}
+    return BenchRecord(info, contestants, fed, inputs.seed)
 
 
-def _feeds(paths: Sequence[str], seed: int) -> Feeds:
+class _Outputs:
+    """How far each model's outputs are from the first one's, on one set of inputs."""
+
+    def __init__(self) -> None:
+        self.sqnr_db: dict[int, dict[str, float]] = {}
+        self._first: Outputs = {}
+
+    def take(self, number: int, outputs: Outputs) -> None:
+        if number == 0:
+            self._first = outputs
+            return
+        ratio = SignalToNoise()
+        ratio.add(self._first, outputs)
+        self.sqnr_db[number] = ratio.decibels()
+
+
+@dataclass(frozen=True)
+class _Signature:
+    """What a model takes."""
+
+    path: str
+    types: Mapping[str, str]
+    dims: Inputs
+
+    def __str__(self) -> str:
+        listed = [
+            f"{name} {kind} {shape_text(self.dims[name])}"
+            for name, kind in sorted(self.types.items())
+        ]
+        return ", ".join(listed) or "none"
+
+
+def _feeds(paths: Sequence[str], request: InputRequest) -> Feeds:
     """Inputs that fit all models.
 
     Raises:
-        UsageError: If the models don't take the same inputs.
+        UsageError: If the models don't take the same inputs, or not those that were asked for.
     """
     first = load_model(paths[0])
     infer_shapes(first)
-    wanted = _signature(first)
-    for path in paths[1:]:
-        found = _signature(load_model(path))
-        if found != wanted:
-            raise UsageError(
-                f"{path} takes other inputs than {paths[0]}: {_shown(found)} against "
-                f"{_shown(wanted)}.",
-                "Only models with the same inputs can be compared.",
-            )
-    return next(random_inputs(GraphIndex(first), 1, seed))
+    models = [_signature(paths[0], first)]
+    models += [_signature(path, load_model(path)) for path in paths[1:]]
+    shapes = resolve_shapes(first, _common_request(models, request))
+    for model in models[1:]:
+        bind_dims(model.dims, InputRequest(shapes))
+    return next(random_inputs(GraphIndex(first), 1, replace(request, shapes=shapes, dims={})))
 
 
-def _signature(model: ir.Model) -> dict[str, str]:
-    return {value.name or "": f"{value.dtype} {value.shape}" for value in model_inputs(model)}
+def _signature(path: str, model: ir.Model) -> _Signature:
+    types = {value.name or "": str(value.dtype) for value in model_inputs(model)}
+    return _Signature(path, types, input_dims(model))
 
 
-def _shown(signature: dict[str, str]) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in sorted(signature.items())) or "none"
+def _common_request(models: Sequence[_Signature], request: InputRequest) -> InputRequest:
+    """The request to the first model, with what the others fix added to it."""
+    first = models[0]
+    known: dict[str, _Sizes] = {}
+    for model in models:
+        if model.types != first.types:
+            raise _other_inputs(model, first)
+        for name, dims in bind_dims(model.dims, _part_for(model, models, request)).items():
+            if dims is None:
+                continue
+            sizes = tuple(dim if isinstance(dim, int) else None for dim in dims)
+            both = _merged(known.get(name, sizes), sizes)
+            if both is None:
+                raise _other_inputs(model, first)
+            known[name] = both
+    return replace(_part_for(first, models, request), shapes=known)
+
+
+def _part_for(
+    model: _Signature, models: Sequence[_Signature], request: InputRequest
+) -> InputRequest:
+    """The request without symbols that other models have and this one has not."""
+    here = set(symbols_of(model.dims))
+    elsewhere = {symbol for one in models for symbol in symbols_of(one.dims)} - here
+    dims = {symbol: size for symbol, size in request.dims.items() if symbol not in elsewhere}
+    return replace(request, dims=dims)
+
+
+def _merged(one: _Sizes, other: _Sizes) -> _Sizes | None:
+    """What both say together; None if they contradict each other."""
+    if len(one) != len(other):
+        return None
+    pairs = list(zip(one, other, strict=True))
+    if any(None not in pair and pair[0] != pair[1] for pair in pairs):
+        return None
+    return tuple(b if a is None else a for a, b in pairs)
+
+
+def _other_inputs(model: _Signature, first: _Signature) -> UsageError:
+    return UsageError(
+        f"{model.path} takes other inputs than {first.path}: {model} against {first}.",
+        "Only models with the same inputs can be compared.",
+    )

@@ -23,11 +23,13 @@ def examine() -> Health:
 def _examine_engine(name: str) -> EngineHealth:
     status = registry.available(name)
     dialect = native_dialect(name).name
+    measures = registry.entry(name).measures
     if not status.usable:
-        return EngineHealth(name, False, status.version, "", dialect, status.reason)
+        return EngineHealth(name, False, status.version, "", dialect, status.reason, measures)
     try:
         with Worker(name, timeout_s=_ANSWER_TIMEOUT_S) as worker:
             info = worker.info()
     except WorkerFailure as failure:
-        return EngineHealth(name, False, status.version, "", dialect, f"does not start: {failure}")
-    return EngineHealth(name, True, info.version, info.device, dialect, "")
+        reason = f"does not start: {failure}"
+        return EngineHealth(name, False, status.version, "", dialect, reason, measures)
+    return EngineHealth(name, True, info.version, info.device, dialect, "", measures)

@@ -1,0 +1,138 @@
+"""Which ops compute in low precision, read off the Q and DQ around them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from qdqtune.engines.simulated.profiles import Profile
+from qdqtune.engines.simulated.wiring import Op, Wiring
+from qdqtune.engines.simulated.work import MOVES, is_free
+from qdqtune.graph.op_classes import DEQUANTIZE, FLOAT_TYPES, QUANTIZE
+from qdqtune.qdq.dialect import Dialect, OpRule, Output
+from qdqtune.qdq.dialects import dialect_named
+
+
+class Form(NamedTuple):
+    """How a tensor is stored when it is quantized.
+
+    Attributes:
+        dtype: The type.
+        scale: Values, or else names, of scale and zero point.
+    """
+
+    dtype: ir.DataType
+    scale: tuple[str | bytes, ...]
+
+
+class LowPrecision:
+    """The low-precision kernels of a graph.
+
+    An op has one if its inputs come from DQ, and if its dialect's rule asks for it, if all readers
+    of its result are Q. Ops that only move values don't count as something in between: Q can be
+    moved up through them, DQ down.
+
+    Args:
+        wiring: The graph.
+        profile: The machine.
+
+    Attributes:
+        available: Tensors that can be had quantized, with the type: results of DQ, also moved.
+        wanted: Tensors that nobody reads but Q of one form, also moved; with that form.
+        kernels: Ops that compute in low precision, with the type of their activations.
+    """
+
+    def __init__(self, wiring: Wiring, profile: Profile) -> None:
+        self._wiring = wiring
+        self._profile = profile
+        self._dialect: Dialect = dialect_named(profile.dialect)
+        self.available: dict[str, ir.DataType] = {}
+        self.wanted: dict[str, Form] = {}
+        self._find_available()
+        self._find_wanted()
+        self.kernels: dict[Op, ir.DataType] = {}
+        for op in wiring.ops:
+            dtype = self._kernel_type(op)
+            if dtype is not None:
+                self.kernels[op] = dtype
+
+    def fused_activation(self, op: Op) -> Op | None:
+        """The activation that disappears into a low-precision kernel."""
+        reader = self._wiring.only_reader(op.outputs[0]) if len(op.outputs) == 1 else None
+        if reader is None or reader.op_type not in self._dialect.fused_activations:
+            return None
+        return reader
+
+    def reads_quantized(self, op: Op, position: int) -> bool:
+        """Whether a low-precision kernel takes this input as it is stored."""
+        if op not in self.kernels or op.inputs[position] not in self.available:
+            return False
+        rule = self._dialect.rules[op.op_type]
+        return rule.inputs is None or position in rule.inputs
+
+    def _find_available(self) -> None:
+        for op in self._wiring.ops:
+            if not op.inputs or not op.inputs[0]:
+                continue
+            if op.op_type == DEQUANTIZE:
+                dtype: ir.DataType | None = self._wiring.dtype(op.inputs[0])
+                if dtype in FLOAT_TYPES or dtype not in self._profile.units:
+                    continue
+            elif op.op_type in MOVES:
+                dtype = self.available.get(op.inputs[0])
+            else:
+                continue
+            if dtype is not None:
+                self.available.update((tensor, dtype) for tensor in op.outputs)
+
+    def _find_wanted(self) -> None:
+        for op in reversed(self._wiring.ops):
+            for tensor in op.outputs:
+                forms = {self._wanted_form(*reader) for reader in self._wiring.readers(tensor)}
+                if len(forms) != 1 or tensor in self._wiring.outputs:
+                    continue
+                form = forms.pop()
+                if form is not None:
+                    self.wanted[tensor] = form
+
+    def _wanted_form(self, op: Op, position: int) -> Form | None:
+        """The form in which a reader would take a tensor, if it is not float."""
+        if position != 0:
+            return None
+        if op.op_type == QUANTIZE:
+            dtype = self._wiring.dtype(op.outputs[0])
+            scale = tuple(map(self._wiring.value_of, op.inputs[1:]))
+            return Form(dtype, scale) if dtype in self._profile.units else None
+        if op.op_type in MOVES:
+            forms = {self.wanted.get(tensor) for tensor in op.outputs}
+            return forms.pop() if len(forms) == 1 else None
+        return None
+
+    def _kernel_type(self, op: Op) -> ir.DataType | None:
+        rule = self._dialect.rules.get(op.op_type)
+        if rule is None or op.op_type in MOVES or is_free(self._wiring, op):
+            return None
+        positions = range(len(op.inputs)) if rule.inputs is None else rule.inputs
+        if any(p >= len(op.inputs) or op.inputs[p] not in self.available for p in positions):
+            return None
+        dtype = self.available[op.inputs[positions[0]]]
+        if not self._exists(op, rule, dtype):
+            return None
+        if rule.output is Output.REQUIRED and self._result(op) not in self.wanted:
+            return None
+        return dtype
+
+    def _exists(self, op: Op, rule: OpRule, dtype: ir.DataType) -> bool:
+        if self._wiring.size(op.inputs[0]) < rule.least_elements:
+            return False
+        formats = self._dialect.formats.values()
+        most_taps = [f.most_taps for f in formats if f.activation.dtype == dtype and f.most_taps]
+        if op.op_type != "Conv" or not most_taps:
+            return True
+        return math.prod(self._wiring.shape(op.inputs[1])[2:]) <= max(most_taps)
+
+    def _result(self, op: Op) -> str:
+        activation = self.fused_activation(op)
+        return (activation or op).outputs[0]

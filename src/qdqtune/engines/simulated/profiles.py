@@ -1,0 +1,180 @@
+"""The machines that can be simulated, as data."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import onnx_ir as ir
+
+_FLOAT, _DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
+_HALF, _BFLOAT = ir.DataType.FLOAT16, ir.DataType.BFLOAT16
+_UINT8, _INT8 = ir.DataType.UINT8, ir.DataType.INT8
+_FLOAT8 = ir.DataType.FLOAT8E4M3FN
+
+CPU_EPILOGUES = frozenset(
+    {"Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Elu"}
+)
+"""Activations that a CPU's float Conv or MatMul applies before it writes its result."""
+
+
+@dataclass(frozen=True)
+class MacUnit:
+    """How fast a machine multiplies one type of activations with weights.
+
+    Attributes:
+        rate: Billions of multiply-adds per second at best.
+        input_step: Input channels are padded to a multiple of this.
+        output_step: Output channels are padded to a multiple of this.
+        depthwise: Part of the rate that a Conv with one input channel per group gets.
+    """
+
+    rate: float
+    input_step: int = 1
+    output_step: int = 1
+    depthwise: float = 0.25
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A machine with its engine.
+
+    Attributes:
+        name: As in the option `profile`.
+        summary: One line for people.
+        dialect: The dialect whose rules say which ops have low-precision kernels.
+        units: How fast it multiplies, by type of the activations. A quantized type that is missing
+            has no kernels: Q and DQ of it cost their passes and bring nothing.
+        bandwidth: Billions of bytes per second that a kernel reads and writes.
+        conversion_bandwidth: The same for a Q or DQ pass; never above `bandwidth`.
+        reformat_bandwidth: The same for a change of layout, and for a Transpose that takes rows
+            apart.
+        element_rate: Billions of simple operations on elements per second.
+        requantize_steps: Simple operations per element that a low-precision kernel spends on its
+            result; ops without multiply-adds spend them on each operand, too.
+        launch_us: Microseconds that each kernel costs beside its work.
+        low_launch_us: Microseconds on top for a low-precision kernel, which has scales to set up.
+        half_full: Results, in elements, at which half of the machine is busy; 0 for one core.
+        fuses_pointwise: Whether any neighbouring pointwise ops become one kernel, also behind a
+            weighted op, and whether such a kernel can write quantized values.
+        epilogues: Otherwise, what a float weighted op takes along.
+        build_s: Seconds to open a model.
+        build_kernel_s: Seconds on top for each different kernel.
+    """
+
+    name: str
+    summary: str
+    dialect: str
+    units: Mapping[ir.DataType, MacUnit] = field(hash=False)
+    bandwidth: float
+    conversion_bandwidth: float
+    reformat_bandwidth: float
+    element_rate: float
+    requantize_steps: float
+    launch_us: float
+    low_launch_us: float = 0.0
+    half_full: float = 0.0
+    fuses_pointwise: bool = False
+    epilogues: frozenset[str] = frozenset()
+    build_s: float = 0.05
+    build_kernel_s: float = 0.001
+
+    def unit(self, dtype: ir.DataType) -> MacUnit:
+        """How fast it multiplies a type; types that no kernel knows are as fast as float."""
+        return self.units.get(dtype, self.units[_FLOAT])
+
+
+def _float_units(rate: float, output_step: int) -> dict[ir.DataType, MacUnit]:
+    """A CPU's float units: half precision is computed as float, with conversions in between."""
+    return {
+        _FLOAT: MacUnit(rate, 1, output_step),
+        _DOUBLE: MacUnit(rate / 2, 1, output_step),
+        _HALF: MacUnit(rate * 0.7, 1, output_step),
+        _BFLOAT: MacUnit(rate * 0.7, 1, output_step),
+    }
+
+
+_CPU_VNNI = Profile(
+    name="cpu-vnni",
+    summary="one core of a server CPU with AVX-512 VNNI",
+    dialect="onnxruntime",
+    units={
+        **_float_units(95.0, 16),
+        _UINT8: MacUnit(210.0, 4, 16, depthwise=0.06),
+        _INT8: MacUnit(120.0, 4, 16, depthwise=0.06),
+    },
+    bandwidth=24.0,
+    conversion_bandwidth=12.0,
+    reformat_bandwidth=6.0,
+    element_rate=10.0,
+    requantize_steps=2.5,
+    launch_us=2.5,
+    low_launch_us=2.5,
+    epilogues=CPU_EPILOGUES,
+)
+
+_CPU = replace(
+    _CPU_VNNI,
+    name="cpu",
+    summary="one core of a CPU with AVX2 and no VNNI",
+    dialect="onnxruntime-novnni",
+    units={
+        **_float_units(50.0, 8),
+        _UINT8: MacUnit(108.0, 2, 8, depthwise=0.07),
+        _INT8: MacUnit(58.0, 2, 8, depthwise=0.07),
+    },
+    bandwidth=16.0,
+    conversion_bandwidth=8.0,
+    reformat_bandwidth=4.0,
+    element_rate=6.0,
+)
+
+_FLOAT_ONLY = replace(
+    _CPU,
+    name="float-only",
+    summary="the same core without any integer kernel: whatever is quantized is slower",
+    units=_float_units(50.0, 8),
+)
+
+_GPU = Profile(
+    name="gpu",
+    summary="a small inference GPU, batch 1 leaves most of it idle",
+    dialect="tensorrt",
+    units={
+        _FLOAT: MacUnit(4000.0, 1, 32, depthwise=0.10),
+        _DOUBLE: MacUnit(130.0, 1, 32, depthwise=0.5),
+        _HALF: MacUnit(16000.0, 8, 64, depthwise=0.05),
+        _BFLOAT: MacUnit(16000.0, 8, 64, depthwise=0.05),
+        _INT8: MacUnit(32000.0, 32, 64, depthwise=0.02),
+        _FLOAT8: MacUnit(32000.0, 16, 64, depthwise=0.015),
+    },
+    bandwidth=280.0,
+    conversion_bandwidth=240.0,
+    reformat_bandwidth=180.0,
+    element_rate=2000.0,
+    requantize_steps=1.0,
+    launch_us=3.0,
+    half_full=40_000.0,
+    fuses_pointwise=True,
+    build_s=8.0,
+    build_kernel_s=0.7,
+)
+
+PROFILES: dict[str, Profile] = {
+    profile.name: profile for profile in (_CPU_VNNI, _CPU, _FLOAT_ONLY, _GPU)
+}
+DEFAULT_PROFILE = _CPU_VNNI
+
+
+def profile_named(name: str) -> Profile:
+    """A profile by its name.
+
+    Raises:
+        ValueError: If there is none of that name.
+    """
+    if name not in PROFILES:
+        near = difflib.get_close_matches(name, PROFILES, n=1)
+        guess = f"; did you mean '{near[0]}'?" if near else ""
+        raise ValueError(f"no simulated profile '{name}'{guess} There are: {', '.join(PROFILES)}")
+    return PROFILES[name]

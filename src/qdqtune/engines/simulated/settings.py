@@ -1,0 +1,66 @@
+"""The simulated engine's options, which arrive as text."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+
+from qdqtune.engines.simulated.noise import Noise
+from qdqtune.engines.simulated.profiles import DEFAULT_PROFILE, Profile, profile_named
+
+_NOISE_KEYS = tuple(entry.name for entry in fields(Noise))
+KEYS = ("profile", "seed", *_NOISE_KEYS)
+"""All options."""
+
+QUIET: dict[str, str] = {"noise": "0", "drift": "0", "spikes": "0", "offset": "0"}
+"""Options with which every sample is the true latency."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to simulate.
+
+    Attributes:
+        profile: The machine.
+        seed: Of the noise.
+        noise: How noisy the machine is.
+    """
+
+    profile: Profile = DEFAULT_PROFILE
+    seed: int = 0
+    noise: Noise = field(default_factory=Noise)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Settings:
+        """Reads an engine's options.
+
+        Raises:
+            ValueError: If there is no such option, or it can't have that value.
+        """
+        for key in options:
+            if key not in KEYS:
+                near = difflib.get_close_matches(key, KEYS, n=1)
+                guess = f" Did you mean '{near[0]}'?" if near else ""
+                raise ValueError(
+                    f"unknown option '{key}' of the simulated engine.{guess} "
+                    f"There are: {', '.join(KEYS)}"
+                )
+        numbers = {key: _number(key, options[key]) for key in _NOISE_KEYS if key in options}
+        seed = options.get("seed", "0")
+        if not seed.isdecimal():
+            raise ValueError(f"seed is '{seed}'; it is a whole number from 0 on")
+        profile = profile_named(options.get("profile", DEFAULT_PROFILE.name))
+        return cls(profile, int(seed), Noise(**numbers))
+
+    def to_options(self) -> dict[str, str]:
+        """All options as text, those left at their defaults included."""
+        noise = {key: f"{value:g}" for key, value in asdict(self.noise).items()}
+        return {"profile": self.profile.name, "seed": str(self.seed), **noise}
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{key} is '{text}'; it is a number") from None

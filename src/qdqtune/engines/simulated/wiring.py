@@ -1,0 +1,225 @@
+"""Who makes and who reads each tensor of a model file, with shapes and types.
+
+It looks up in the proto itself: building an onnx_ir model of a candidate takes several times as
+long as everything else that the simulated engine does with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+from qdqtune.engines.simulated.shapes import LARGEST_READ_BYTES, Shapes, with_shapes
+from qdqtune.graph.op_classes import QDQ_OPS
+
+_WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+# Of the others, only type or shape matter, and both are known beforehand.
+_INPUTS_THAT_COUNT = {"CastLike": 1, "Shape": 0, "Size": 0}
+_STANDARD_DOMAINS = ("", "ai.onnx")
+_ITEM_BYTES = {int(t): t.bitwidth / 8 for t in ir.DataType if t.value and t.name != "STRING"}
+_VALUE_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """A node.
+
+    Attributes:
+        position: Its place in the file.
+        name: Its name, or that of its first output.
+        op_type: Its type, with the domain in front unless that is the standard one.
+        inputs: Names, empty where an optional input is missing. What a control-flow body reads
+            from around it comes last.
+        outputs: Names, without missing ones.
+        proto: The node.
+    """
+
+    position: int
+    name: str
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    proto: onnx.NodeProto
+
+    def attribute(self, name: str, default: int) -> int:
+        """An integer attribute."""
+        for attribute in self.proto.attribute:
+            if attribute.name == name:
+                return int(attribute.i)
+        return default
+
+
+class Wiring:
+    """The main graph of a model.
+
+    Args:
+        proto: The model; values of large constants are not needed.
+        input_shapes: Shapes of inputs; dims that are neither here nor in the model are 1.
+
+    Attributes:
+        ops: The nodes in the file's order.
+        producer: Who makes a tensor.
+        outputs: Names of the graph's outputs.
+        constant: Tensors that are known before the model runs.
+        depth: Ops on the longest way to an op, without Q and DQ.
+
+    Raises:
+        ValueError: If an op reads what nobody made before it.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, input_shapes: Shapes | None = None) -> None:
+        model, shapes = with_shapes(proto, input_shapes or {})
+        graph = model.graph
+        self.ops = tuple(_op(position, node) for position, node in enumerate(graph.node))
+        self.outputs = frozenset(value.name for value in graph.output)
+        self.constant = {tensor.name for tensor in graph.initializer}
+        self.producer: dict[str, Op] = {}
+        self.depth: dict[Op, int] = {}
+        self._readers: dict[str, list[tuple[Op, int]]] = {}
+        self._initializers = {tensor.name: tensor for tensor in graph.initializer}
+        self._dtypes = {tensor.name: tensor.data_type for tensor in graph.initializer}
+        for group in (graph.input, graph.value_info, graph.output):
+            for value in group:
+                self._dtypes[value.name] = value.type.tensor_type.elem_type
+        self._shapes = {
+            name: tuple([dim or 1 for dim in shape]) if 0 in shape else shape
+            for name, shape in shapes.items()
+        }
+        self._shapes.update((tensor.name, tuple(tensor.dims)) for tensor in graph.initializer)
+        known = {value.name for value in graph.input} | self.constant
+        for op in self.ops:
+            self._add(op, known)
+        self._sizes: dict[str, int] = {
+            name: math.prod(shape) for name, shape in self._shapes.items()
+        }
+
+    def readers(self, tensor: str) -> list[tuple[Op, int]]:
+        """Ops that read a tensor, and at which input."""
+        return self._readers.get(tensor, [])
+
+    def only_reader(self, tensor: str) -> Op | None:
+        """The op that reads a tensor, if nobody else does."""
+        readers = self.readers(tensor)
+        return readers[0][0] if len(readers) == 1 and tensor not in self.outputs else None
+
+    def readers_of(self, op: Op) -> Iterator[Op]:
+        """Ops that read any result of an op."""
+        for tensor in op.outputs:
+            for reader, _ in self.readers(tensor):
+                yield reader
+
+    def leaves(self, op: Op) -> bool:
+        """Whether a result of an op is an output of the graph, or nobody's."""
+        return any(t in self.outputs or t not in self._readers for t in op.outputs)
+
+    def dtype(self, tensor: str) -> ir.DataType:
+        """Element type; float if unknown."""
+        return ir.DataType(self._dtypes.get(tensor, 0) or 1)
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """Dimensions, with 1 for those that can't be known; empty if the rank can't either."""
+        return self._shapes.get(tensor, ())
+
+    def size(self, tensor: str) -> int:
+        """How many elements a tensor has."""
+        return self._sizes.get(tensor, 1)
+
+    def nbytes(self, tensor: str, dtype: ir.DataType | None = None) -> float:
+        """How many bytes a tensor takes, in its own or another type."""
+        kind = self._dtypes.get(tensor, 0) if dtype is None else int(dtype)
+        return self.size(tensor) * _ITEM_BYTES.get(kind, 4.0)
+
+    def value_of(self, tensor: str) -> str | bytes:
+        """The bytes of a small constant; its name where the values are unknown or elsewhere."""
+        proto = self._initializers.get(tensor)
+        if proto is None or proto.data_location == onnx.TensorProto.EXTERNAL:
+            return tensor
+        plain = onnx.TensorProto()
+        plain.CopyFrom(proto)
+        plain.ClearField("name")
+        content: bytes = plain.SerializeToString(deterministic=True)
+        return content
+
+    def _add(self, op: Op, known: set[str]) -> None:
+        depth, constant = 0, True
+        for position, tensor in enumerate(op.inputs):
+            if not tensor:
+                continue
+            if tensor not in known:
+                raise ValueError(f"{op.name} ({op.op_type}) reads {tensor!r}, which nobody made")
+            self._readers.setdefault(tensor, []).append((op, position))
+            if position < _INPUTS_THAT_COUNT.get(op.op_type, len(op.inputs)):
+                constant = constant and tensor in self.constant
+            maker = self.producer.get(tensor)
+            if maker is not None and self.depth[maker] > depth:
+                depth = self.depth[maker]
+        self.depth[op] = depth + (op.op_type not in QDQ_OPS)
+        for tensor in op.outputs:
+            self.producer[tensor] = op
+        known.update(op.outputs)
+        if constant:
+            self.constant.update(op.outputs)
+
+
+def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """Reads a model file without its weights: only the values of small constants are kept.
+
+    Raises:
+        OSError: If there is no such file.
+        google.protobuf.message.DecodeError: If it is not a model.
+    """
+    return without_weights(onnx.load(os.fspath(path), format="protobuf", load_external_data=False))
+
+
+def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Drops the values of large constants, in place."""
+    for tensor in proto.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            _drop_values(tensor)
+    for node in proto.graph.node:
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            _drop_values(attribute.t)
+    return proto
+
+
+def digest(proto: onnx.ModelProto) -> bytes:
+    """A hash of a model without its weights; equal in every process."""
+    return hashlib.blake2b(proto.SerializeToString(deterministic=True), digest_size=16).digest()
+
+
+def _drop_values(tensor: onnx.TensorProto) -> None:
+    if math.prod(tensor.dims) * _ITEM_BYTES.get(tensor.data_type, 1.0) > LARGEST_READ_BYTES:
+        for field in _VALUE_FIELDS:
+            tensor.ClearField(field)
+
+
+def _op(position: int, node: onnx.NodeProto) -> Op:
+    inputs = list(node.input)
+    if node.op_type in _WITH_BODIES:
+        inputs += sorted(_read_from_outside(node))
+    outputs = tuple(name for name in node.output if name)
+    op_type = node.op_type
+    if node.domain not in _STANDARD_DOMAINS:
+        op_type = f"{node.domain}.{op_type}"
+    name = node.name or (outputs[0] if outputs else f"{op_type}_{position}")
+    return Op(position, name, op_type, tuple(inputs), outputs, node)
+
+
+def _read_from_outside(node: onnx.NodeProto) -> set[str]:
+    """Tensors that the bodies of a control-flow op read from the graph around them."""
+    outside: set[str] = set()
+    for attribute in node.attribute:
+        for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+            inside = {value.name for value in (*graph.input, *graph.initializer)}
+            read = {value.name for value in graph.output}
+            for inner in graph.node:
+                read.update(inner.input, _read_from_outside(inner))
+                inside.update(inner.output)
+            outside |= read - inside - {""}
+    return outside

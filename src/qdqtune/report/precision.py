@@ -1,0 +1,74 @@
+"""What `convert` shows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from qdqtune.records.precision import ConvertReport, PrecisionReport
+from qdqtune.report.tables import printable
+
+# How many names a line shows before it only counts.
+_SHOWN_NAMES = 3
+
+
+def conversion_record(report: ConvertReport) -> dict[str, Any]:
+    """The JSON form; a ratio without bounds is None."""
+    conversion = report.conversion
+    return {
+        "kind": "conversion",
+        "schema": 1,
+        "output": str(report.output),
+        "precision": conversion.precision.value,
+        "modified": conversion.modified,
+        "converted": list(conversion.converted),
+        "kept": dict(conversion.kept),
+        "saturated": list(conversion.saturated),
+        "casts_added": conversion.casts,
+        "raised_to_opset": conversion.opset,
+        "output_sqnr_db": {
+            name: db if math.isfinite(db) else None for name, db in report.sqnr_db.items()
+        },
+        "overflow": report.overflow or None,
+    }
+
+
+def conversion_text(report: ConvertReport) -> str:
+    """The text form; the last line warns if outputs are no longer finite."""
+    conversion = report.conversion
+    name = conversion.precision.value
+    lines = [
+        f"{report.output}: {len(conversion.converted)} ops in {name}, "
+        f"{len(conversion.kept)} kept as they were, Casts {conversion.casts:+d}"
+        if conversion.modified
+        else f"{report.output}: nothing was converted to {name}"
+    ]
+    if conversion.opset is not None:
+        lines.append(f"raised to opset {conversion.opset}, where ops have a form in {name}")
+    lines += _kept_lines(conversion)
+    if conversion.saturated:
+        lines.append(
+            f"saturated: {_names(list(conversion.saturated))}, numbers beyond the range of {name}"
+        )
+    for output, db in report.sqnr_db.items():
+        lines.append(f"output {output}: SQNR {db:.1f} dB against the model before")
+    if report.overflow:
+        lines.append(
+            f"WARNING: outputs are no longer finite: {report.overflow} is the first to overflow. "
+            f"Keep it and what follows: --keep_nodes {report.overflow}"
+        )
+    return "\n".join(printable(line) for line in lines)
+
+
+def _kept_lines(conversion: PrecisionReport) -> list[str]:
+    by_reason: dict[str, list[str]] = {}
+    for node, reason in conversion.kept.items():
+        by_reason.setdefault(reason, []).append(node)
+    ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    return [f"kept: {_names(nodes)}, {reason}" for reason, nodes in ordered]
+
+
+def _names(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    more = len(names) - _SHOWN_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,41 @@
+"""What `strip` shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qdqtune.records.stripping import StripReport
+from qdqtune.report.numbers import finite
+from qdqtune.report.tables import printable
+
+
+def stripping_record(report: StripReport) -> dict[str, Any]:
+    """The JSON form; a ratio without bounds is None."""
+    return {
+        "kind": "stripping",
+        "schema": 1,
+        "output": str(report.output),
+        "qdq_pairs": report.pairs,
+        "tensors": sorted(report.placement.tensors),
+        "left": report.left,
+        "rounded_weights": report.rounded,
+        "output_sqnr_db": finite(report.sqnr_db),
+    }
+
+
+def stripping_text(report: StripReport) -> str:
+    """The text form."""
+    tensors = len(report.placement.tensors)
+    lines = [f"{report.output}: took {report.pairs} DequantizeLinear off {tensors} tensors"]
+    if report.left:
+        lines.append(
+            f"{report.left} Q and DQ nodes stayed: they belong to no pair with constant scales"
+        )
+    if report.rounded:
+        lines.append(
+            f"{report.rounded} weights have the rounded values of the file; the original ones are "
+            "put back with --weights_from FLOAT"
+        )
+    for name, db in report.sqnr_db.items():
+        lines.append(f"output {name}: the quantized file is at SQNR {db:.1f} dB")
+    return "\n".join(printable(line) for line in lines)
