@@ -1,0 +1,82 @@
+"""`qdqtune convert`: a model in another float precision."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from qdqtune.cli.flags import (
+    add_format,
+    add_inputs,
+    add_output,
+    comma_list,
+    common,
+    input_request,
+)
+from qdqtune.records.precision import Precision
+
+if TYPE_CHECKING:
+    from qdqtune.cli import Commands
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "convert",
+        parents=[common()],
+        help="write a model in float16, bfloat16 or float32",
+        description="Convert a model, Q/DQ included, to another float precision. Ops that need "
+        "float32 keep it; what they are and why is printed, and what it costs is measured.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="an ONNX model")
+    parser.add_argument(
+        "--to",
+        required=True,
+        choices=[precision.value for precision in Precision],
+        help="the precision",
+    )
+    border = parser.add_mutually_exclusive_group()
+    border.add_argument(
+        "--keep_io",
+        action="store_true",
+        default=True,
+        help="let inputs and outputs keep their types (the default)",
+    )
+    border.add_argument(
+        "--no_keep_io", dest="keep_io", action="store_false", help="convert them, too"
+    )
+    for flag, what in (("keep_nodes", "nodes by name"), ("keep_ops", "op types")):
+        parser.add_argument(
+            f"--{flag}",
+            type=comma_list,
+            action="extend",
+            default=[],
+            metavar="A,B",
+            help=f"{what} that stay as they are",
+        )
+    add_inputs(parser)
+    add_output(parser)
+    add_format(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from qdqtune.report.precision import conversion_record, conversion_text
+    from qdqtune.workflows.precision import convert_model
+
+    report = convert_model(
+        options.model,
+        Precision(options.to),
+        options.output,
+        keep_io=options.keep_io,
+        keep_nodes=options.keep_nodes,
+        keep_ops=options.keep_ops,
+        request=input_request(options),
+        force=options.force,
+    )
+    if options.format == "json":
+        print(json.dumps(conversion_record(report), indent=1))
+    else:
+        print(conversion_text(report))
+    return 0

@@ -1,0 +1,283 @@
+"""Which nodes stay as they are when a model is converted to half precision, and why.
+
+Each rule looks at the whole graph and names nodes; the first rule that names a node gives the
+reason. Some hold for any change of type (another domain, control flow, no such form of the op);
+the others know where half precision goes wrong:
+
+- float16 ends at 65504, and the square of 256 is beyond it: sums of squares, as LayerNorm and
+  RMSNorm are exported, stay float32 up to the division that makes the numbers small again.
+- float16 has nothing below 6e-8: an epsilon of 1e-12 would be zero, and the division behind it
+  infinite. A scale of that size would lose its digits.
+- bfloat16 and float16 count to 256 and 2048 without gaps: positions and sizes that are computed in
+  floats stay float32 until they are integers (or sines) again.
+
+What is not here is left to the engine: half-precision kernels accumulate in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+import onnx_ir as ir
+
+from qdqtune.graph.constants import (
+    LARGEST,
+    SMALLEST_NORMAL,
+    Magnitudes,
+    constant_behind,
+    constant_of,
+    magnitudes,
+)
+from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE, WEIGHTED_OPS, is_op, is_standard
+from qdqtune.graph.precision_patterns import (
+    behind_casts,
+    gives_integers,
+    is_masking,
+    is_square,
+    needs_digits,
+    readers,
+    towards_division,
+)
+from qdqtune.graph.precision_types import Change, Slots, dtype_of, slots, takes_any_type
+from qdqtune.records.errors import UsageError
+
+#: Ops whose result is a sum or product of so many or such large terms that half precision is not
+#: enough, whatever they read.
+SENSITIVE_OPS = frozenset(
+    {"CumSum", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "ReduceSumSquare"}
+)
+
+_SUMS = ("GlobalAveragePool", "ReduceMean", "ReduceSum")
+# Where integers that went through floats have to come out right.
+_EXACT = ("Ceil", "Cos", "Floor", "Mod", "Round", "Sin")
+_LOOK_UP = ("Gather", "GatherElements", "GatherND")
+_INTEGER_SUMS = ("ConvInteger", "MatMulInteger")
+# The largest magnitude that a quantized type can hold.
+_QUANTIZED_LIMIT: dict[ir.DataType | None, float] = {
+    ir.DataType.INT4: 8.0,
+    ir.DataType.UINT4: 15.0,
+    ir.DataType.INT8: 128.0,
+    ir.DataType.UINT8: 255.0,
+    ir.DataType.INT16: 32768.0,
+    ir.DataType.UINT16: 65535.0,
+    ir.DataType.FLOAT8E4M3FN: 448.0,
+    ir.DataType.FLOAT8E5M2: 57344.0,
+}
+
+Named = Iterator[tuple[ir.Node, str]]
+
+
+class Keeper:
+    """Finds the nodes of a model that stay as they are.
+
+    Args:
+        model: The model, every node named and every type that can be known known.
+        change: What is to change.
+        keep_nodes: Names of nodes that stay in any case.
+        keep_ops: Op types that stay in any case.
+
+    Attributes:
+        slots: What may change, by node name.
+        saturating: Constants whose numbers beyond the range are masks or bounds.
+
+    Raises:
+        UsageError: If there is no node of such a name.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        change: Change,
+        keep_nodes: Collection[str],
+        keep_ops: Collection[str],
+    ) -> None:
+        self._model = model
+        self._change = change
+        self._nodes = [node for node in model.graph if not is_op(node, "Constant")]
+        self._keep_nodes = frozenset(keep_nodes)
+        self._keep_ops = frozenset(keep_ops)
+        self._known: dict[ir.Value, Magnitudes] = {}
+        self.saturating: set[ir.Value] = set()
+        self.slots: dict[str, Slots] = {
+            node.name or "": slots(node, change) for node in self._nodes
+        }
+        _check_names(self._keep_nodes, [node.name or "" for node in model.graph])
+
+    def kept(self) -> dict[str, str]:
+        """Name to reason."""
+        rules: list[Callable[[], Named]] = [self._foreign, self._asked_for, self._impossible]
+        if self._change.target != ir.DataType.FLOAT:
+            rules += [self._scales, self._sums_of_squares, self._constants]
+            rules += [self._integer_sums, self._exact_numbers]
+        reasons: dict[str, str] = {}
+        for rule in rules:
+            for node, reason in rule():
+                if self._concerns(node):
+                    reasons.setdefault(node.name or "", reason)
+        return reasons
+
+    def _concerns(self, node: ir.Node) -> bool:
+        found = self.slots.get(node.name or "")
+        return found is not None and found.concerned
+
+    def _foreign(self) -> Named:
+        for node in self._nodes:
+            values = [value for value in node.inputs if value is not None]
+            values += [value for value in node.outputs if value.uses() or value.is_graph_output()]
+            if any(
+                attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+                for attribute in node.attributes.values()
+            ):
+                yield node, "control flow"
+            elif node.op_identifier() in self._model.functions:
+                yield node, "a function of the model"
+            elif not is_standard(node):
+                yield node, f"an op of {node.domain}"
+            elif any(value.name and not _is_tensor(value) for value in values):
+                yield node, "its types are not known, or not those of tensors"
+
+    def _asked_for(self) -> Named:
+        for node in self._nodes:
+            if node.name in self._keep_nodes:
+                yield node, "asked for by name"
+            elif is_op(node, *self._keep_ops):
+                yield node, f"{node.op_type} is sensitive to rounding, or was asked for"
+
+    def _impossible(self) -> Named:
+        name = self._change.target.name.lower()
+        for node in self._nodes:
+            if not self.slots[node.name or ""].whole:
+                yield node, f"{node.op_type} has no {name} form in opset {self._change.opset}"
+
+    def _scales(self) -> Named:
+        """Q/DQ whose scale does not survive."""
+        target = self._change.target
+        for node in self._nodes:
+            if not is_op(node, QUANTIZE, DEQUANTIZE):
+                continue
+            tensor = constant_of(node.inputs[1])
+            quantized = node.outputs[0] if is_op(node, QUANTIZE) else node.inputs[0]
+            dtype = dtype_of(quantized) if quantized is not None else None
+            if tensor is None:
+                yield node, "its scale is not a constant"
+            elif dtype == ir.DataType.INT32:
+                yield node, "an int32 bias: its scale is a product of two"
+            elif node.inputs[1] is not None and self._change.concerns(node.inputs[1]):
+                scale = self._magnitudes(node.inputs[1], tensor)
+                if scale.least < SMALLEST_NORMAL[target]:
+                    yield node, f"its scale is too small for {target.name.lower()}"
+                elif scale.most * _QUANTIZED_LIMIT.get(dtype, 1.0) > LARGEST[target]:
+                    yield node, f"its range is too large for {target.name.lower()}"
+
+    def _sums_of_squares(self) -> Named:
+        reason = "a sum of squares, or what is divided by it"
+        for node in self._nodes:
+            if not is_op(node, *_SUMS) or node.inputs[0] is None:
+                continue
+            square = behind_casts(node.inputs[0]).producer()
+            if square is not None and is_square(square):
+                yield square, reason
+                yield node, reason
+                for follower in towards_division(node):
+                    yield follower, reason
+
+    def _constants(self) -> Named:
+        name = self._change.target.name.lower()
+        for node in self._nodes:
+            if is_op(node, QUANTIZE, DEQUANTIZE):
+                continue
+            for position, value in enumerate(node.inputs):
+                tensor = constant_behind(value)
+                if value is None or tensor is None or not self._change.concerns(value):
+                    continue
+                if takes_any_type(node, position):
+                    continue
+                numbers = self._magnitudes(value, tensor)
+                if numbers.most > LARGEST[self._change.target]:
+                    if is_masking(node, numbers):
+                        self.saturating.add(value)
+                    else:
+                        yield node, f"a constant too large for {name}"
+                elif 0.0 < numbers.most < SMALLEST_NORMAL[self._change.target] and needs_digits(
+                    node, position, numbers
+                ):
+                    yield node, f"a constant too small for {name}"
+                    if numbers.size == 1:
+                        for follower in towards_division(node):
+                            yield follower, f"a constant too small for {name}"
+
+    def _integer_sums(self) -> Named:
+        """Integer products and the rescaling behind them: sums far beyond what float16 holds."""
+        reason = "rescales a sum of integers"
+        for node in self._nodes:
+            source = node.inputs[0].producer() if node.inputs and node.inputs[0] else None
+            if is_op(node, "Cast") and is_op(source, *_INTEGER_SUMS):
+                for reader in readers(node):
+                    yield reader, reason
+                    for value in reader.inputs:
+                        other = value.producer() if value is not None else None
+                        if is_op(other, "Mul") and other is not None:
+                            yield other, reason
+
+    def _exact_numbers(self) -> Named:
+        """Float arithmetic on integers and constants whose result has to be exact."""
+        static = self._static_values()
+        pending: list[ir.Value] = []
+        for node in self._nodes:
+            found = self.slots[node.name or ""]
+            reading = [value for value in node.inputs if value in static]
+            if is_op(node, *_EXACT) and reading and self._change.concerns(node.inputs[0]):
+                yield node, "exact numbers, computed from integers"
+                pending += reading
+            elif gives_integers(node):
+                pending += reading
+            elif is_standard(node):
+                pending += [value for i in found.fixed if (value := node.inputs[i]) in static]
+        seen: set[ir.Value] = set()
+        while pending:
+            value = pending.pop()
+            producer = value.producer()
+            if value in seen or producer is None or not self._change.concerns(value):
+                continue
+            seen.add(value)
+            if not is_op(producer, "Cast", "Constant"):
+                yield producer, "exact numbers, computed from integers"
+            pending += [value for value in producer.inputs if value in static]
+
+    def _static_values(self) -> set[ir.Value]:
+        """Float values that no float input of the model, and no table of weights, has a part in."""
+        static: set[ir.Value] = set()
+        for node in self._nodes:
+            read = [value for value in node.inputs if self._is_float(value)]
+            table = is_op(node, *_LOOK_UP) and constant_of(node.inputs[0]) is not None
+            if not is_standard(node) or table or node.op_type in WEIGHTED_OPS - {"MatMul"}:
+                continue
+            if all(value in static or constant_of(value) is not None for value in read):
+                static.update(value for value in node.outputs if self._is_float(value))
+        return static
+
+    def _is_float(self, value: ir.Value | None) -> bool:
+        if value is None or not value.name:
+            return False
+        dtype = dtype_of(value)
+        return dtype is None or dtype.is_floating_point()
+
+    def _magnitudes(self, value: ir.Value, tensor: ir.TensorProtocol) -> Magnitudes:
+        if value not in self._known:
+            self._known[value] = magnitudes(tensor)
+        return self._known[value]
+
+
+def _check_names(wanted: Collection[str], present: Iterable[str]) -> None:
+    missing = sorted(set(wanted).difference(present))
+    if missing:
+        raise UsageError(
+            f"The model has no node {', '.join(map(repr, missing))}.",
+            "Names are those in the file; nodes without one are called after op and output.",
+        )
+
+
+def _is_tensor(value: ir.Value) -> bool:
+    return dtype_of(value) is not None and (
+        value.type is None or isinstance(value.type, ir.TensorType)
+    )

@@ -1,0 +1,169 @@
+"""Which inputs and outputs of a node may change their float type, read off the ONNX schemas.
+
+An op's schema names a type variable for each of its inputs and outputs and says which types the
+variable may stand for, at each opset anew: Conv takes bfloat16 from opset 22 on, Resize takes any
+image but float32 scales only, Range takes no half precision at all. Nothing of that is listed here.
+What is listed is what schemas can't say: which ops don't care what type they read, which choose the
+type that they give, and which inputs are better left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import onnx
+import onnx_ir as ir
+
+from qdqtune.graph.op_classes import is_op, is_standard
+from qdqtune.records.precision import Precision
+
+DTYPE = {
+    Precision.FP32: ir.DataType.FLOAT,
+    Precision.FP16: ir.DataType.FLOAT16,
+    Precision.BF16: ir.DataType.BFLOAT16,
+}
+HALF_TYPES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+_TYPE_STRING = {
+    ir.DataType.FLOAT: "tensor(float)",
+    ir.DataType.FLOAT16: "tensor(float16)",
+    ir.DataType.BFLOAT16: "tensor(bfloat16)",
+}
+
+# The attribute with which an op chooses the type of its output.
+_TYPE_ATTRIBUTE = {
+    "BlackmanWindow": "output_datatype",
+    "Cast": "to",
+    "EyeLike": "dtype",
+    "HammingWindow": "output_datatype",
+    "HannWindow": "output_datatype",
+    "MelWeightMatrix": "output_datatype",
+    "RandomNormal": "dtype",
+    "RandomNormalLike": "dtype",
+    "RandomUniform": "dtype",
+    "RandomUniformLike": "dtype",
+}
+# Without the attribute these give what they read.
+_LIKE_OPS = ("EyeLike", "RandomNormalLike", "RandomUniformLike")
+
+# The region of interest may be of half precision where the scales beside it may not; and
+# `stash_type` decides what LayerNormalization's statistics are.
+_FIXED_INPUTS = {"Resize": (1,)}
+_FIXED_OUTPUTS = {"LayerNormalization": (1, 2)}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One float type for others.
+
+    Attributes:
+        sources: The types that go.
+        target: The type that comes.
+        opset: The model's opset.
+    """
+
+    sources: frozenset[ir.DataType]
+    target: ir.DataType
+    opset: int
+
+    def concerns(self, value: ir.Value | None) -> bool:
+        """Whether the value is of a type that goes."""
+        return value is not None and bool(value.name) and dtype_of(value) in self.sources
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Positions of a node's inputs and outputs that are of a type that goes.
+
+    Attributes:
+        inputs: Inputs that can change.
+        outputs: Outputs that can change.
+        fixed: Inputs that can't.
+        whole: Whether the op exists in the new type: all outputs and the first input can change.
+    """
+
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    fixed: tuple[int, ...] = ()
+    whole: bool = False
+
+    @property
+    def concerned(self) -> bool:
+        """Whether the node has to do with a type that goes."""
+        return bool(self.inputs or self.outputs or self.fixed or not self.whole)
+
+
+def dtype_of(value: ir.Value) -> ir.DataType | None:
+    """Element type, if known; also of an initializer that doesn't declare it."""
+    if value.dtype is None and value.const_value is not None:
+        return value.const_value.dtype
+    return value.dtype
+
+
+def slots(node: ir.Node, change: Change) -> Slots:
+    """Look up what may change at a standard node."""
+    inputs = [i for i, value in enumerate(node.inputs) if change.concerns(value)]
+    outputs = [i for i, value in enumerate(node.outputs) if change.concerns(value)]
+    if not inputs and not outputs:
+        return Slots(whole=True)
+    schema = schema_of(node.op_type, change.opset) if is_standard(node) else None
+    if schema is None:
+        return Slots(fixed=tuple(inputs))
+    movable = [i for i in inputs if _allows(schema, schema.inputs, i, change.target)]
+    movable = [i for i in movable if i not in _FIXED_INPUTS.get(node.op_type, ())]
+    fixed = _FIXED_OUTPUTS.get(node.op_type, ())
+    settled = [i for i in outputs if i not in fixed]
+    changing = [i for i in settled if _allows(schema, schema.outputs, i, change.target)]
+    whole = bool(movable or changing) and changing == settled and (0 not in inputs or 0 in movable)
+    left = tuple(i for i in inputs if i not in movable)
+    return Slots(tuple(movable), tuple(changing), left, whole)
+
+
+def takes_any_type(node: ir.Node, position: int) -> bool:
+    """Whether the node works the same whatever float type this input is of."""
+    if is_op(node, "Cast", "Shape", "Size"):
+        return True
+    if is_op(node, "CastLike"):
+        return position == 0
+    return is_op(node, *_LIKE_OPS) and chooses_type(node)
+
+
+def chooses_type(node: ir.Node) -> bool:
+    """Whether the type of the node's output is its own choice, not that of its inputs."""
+    if is_op(node, "ConstantOfShape"):
+        return True
+    if not is_op(node, *_TYPE_ATTRIBUTE):
+        return False
+    return not is_op(node, *_LIKE_OPS) or _TYPE_ATTRIBUTE[node.op_type] in node.attributes
+
+
+def choose_type(node: ir.Node, dtype: ir.DataType) -> None:
+    """Make such a node give another type; values of a ConstantOfShape are the caller's to cast."""
+    name = _TYPE_ATTRIBUTE[node.op_type]
+    node.attributes[name] = ir.AttrInt64(name, dtype.value)
+
+
+@cache
+def schema_of(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
+    """The schema of a standard op at an opset; None if there is no such op."""
+    try:
+        return onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _allows(
+    schema: onnx.defs.OpSchema,
+    formals: Sequence[onnx.defs.OpSchema.FormalParameter],
+    position: int,
+    dtype: ir.DataType,
+) -> bool:
+    if not formals:
+        return False
+    formal = formals[min(position, len(formals) - 1)]
+    for constraint in schema.type_constraints:
+        if constraint.type_param_str == formal.type_str:
+            return _TYPE_STRING[dtype] in constraint.allowed_type_strs
+    return bool(formal.type_str == _TYPE_STRING[dtype])

@@ -1,0 +1,245 @@
+"""Carrying out a plan: types are changed and Casts put in, as few as will do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import onnx_ir as ir
+
+from qdqtune.graph.constants import constant_of, retyped
+from qdqtune.graph.op_classes import DEQUANTIZE, is_op
+from qdqtune.graph.precision_plan import Plan
+from qdqtune.graph.precision_types import choose_type, chooses_type, dtype_of
+
+_SUFFIX = {
+    ir.DataType.FLOAT: "fp32",
+    ir.DataType.FLOAT16: "fp16",
+    ir.DataType.BFLOAT16: "bf16",
+}
+
+
+class Retyping:
+    """Changes a model as planned.
+
+    Args:
+        model: The model that the plan was made for.
+        plan: The plan.
+
+    Attributes:
+        saturated: Names of constants whose numbers were cut to the new range.
+        modified: Whether anything changed.
+    """
+
+    def __init__(self, model: ir.Model, plan: Plan) -> None:
+        self._graph = model.graph
+        self._bodies = [graph for graph in model.graphs() if graph is not model.graph]
+        self._plan = plan
+        self._names = {value.name for graph in model.graphs() for value in _values(graph)}
+        self._node_names = {node.name for graph in model.graphs() for node in graph}
+        self._versions: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
+        self._given = dict(plan.given)
+        self.saturated: list[str] = []
+        self.modified = False
+
+    def apply(self) -> None:
+        """Do it."""
+        casts = [node for node in self._graph if is_op(node, "Cast") and not _is_idle(node)]
+        constants = [
+            value
+            for value in _values(self._graph)
+            if self._plan.change.concerns(value) and constant_of(value) is not None
+        ]
+        for value in constants:
+            self._given[value] = self._constant_type(value)
+        uses = self._uses_in_other_types()
+        outputs = self._outputs_in_other_types()
+        for value, dtype in self._given.items():
+            if dtype != dtype_of(value):
+                self._retype(value, dtype)
+        for value, readers in uses.items():
+            for node, position, dtype in readers:
+                node.replace_input_with(position, self._version(value, dtype))
+        for graph, position, dtype in outputs:
+            self._convert_output(graph, position, dtype)
+        for cast in casts:
+            if _is_idle(cast):
+                self._drop(cast)
+
+    def _constant_type(self, value: ir.Value) -> ir.DataType:
+        """The type of a constant itself; readers in another one get a copy."""
+        wishes = {self._plan.wanted(user, position) for user, position in value.uses()}
+        if value.is_graph_output():
+            wishes.add(self._plan.wanted_outside(value))
+        old = dtype_of(value)
+        assert old is not None
+        target = self._plan.change.target
+        return target if wishes - {None} == {target} else old
+
+    def _uses_in_other_types(
+        self,
+    ) -> dict[ir.Value, list[tuple[ir.Node, int, ir.DataType]]]:
+        found = defaultdict(list)
+        for value, given in self._given.items():
+            for node, position in value.uses():
+                wanted = self._plan.wanted(node, position)
+                if wanted is not None and wanted != given:
+                    found[value].append((node, position, wanted))
+        return found
+
+    def _outputs_in_other_types(self) -> list[tuple[ir.Graph, int, ir.DataType]]:
+        found = []
+        for graph in (self._graph, *self._bodies):
+            for position, value in enumerate(graph.outputs):
+                if value not in self._given:
+                    continue
+                outside = graph is self._graph
+                wanted = self._plan.wanted_outside(value) if outside else dtype_of(value)
+                if wanted is not None and wanted != self._given[value]:
+                    found.append((graph, position, wanted))
+        return found
+
+    def _retype(self, value: ir.Value, dtype: ir.DataType) -> None:
+        self.modified = True
+        producer = value.producer()
+        tensor = constant_of(value)
+        if tensor is not None:
+            self._note_saturation(value)
+            tensor = retyped(tensor, dtype, value.name)
+            if producer is None:
+                value.const_value = tensor
+            else:
+                producer.attributes.clear()
+                producer.attributes["value"] = ir.AttrTensor("value", tensor)
+        elif producer is not None:
+            set_output_type(producer, dtype)
+        value.type = ir.TensorType(dtype)
+        if producer is not None:
+            value.const_value = None
+
+    def _note_saturation(self, value: ir.Value) -> None:
+        if value in self._plan.saturating:
+            self.saturated.append(value.name or "")
+
+    def _version(self, value: ir.Value, dtype: ir.DataType, *, own: bool = False) -> ir.Value:
+        """The value in another type; `own` asks for one that nothing else stands for."""
+        known = self._versions.get((value, dtype))
+        if known is not None:
+            return known
+        self.modified = True
+        source = value.producer()
+        tensor = constant_of(value)
+        if tensor is not None:
+            version = self._constant_copy(value, tensor, dtype)
+        elif not own and is_op(source, "Cast") and _widens(source, dtype):
+            assert source is not None
+            assert source.inputs[0] is not None
+            version = source.inputs[0]
+        else:
+            version = self._cast(value, dtype)
+        if version is not value:
+            self._versions[value, dtype] = version
+        return version
+
+    def _constant_copy(
+        self, value: ir.Value, tensor: ir.TensorProtocol, dtype: ir.DataType
+    ) -> ir.Value:
+        self._note_saturation(value)
+        name = self._new_name(f"{value.name}_{_SUFFIX[dtype]}")
+        copy = ir.Value(
+            name=name,
+            type=ir.TensorType(dtype),
+            shape=_copied(value.shape),
+            const_value=retyped(tensor, dtype, name),
+        )
+        self._graph.register_initializer(copy)
+        return copy
+
+    def _cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        name = self._new_name(f"{value.name}_{_SUFFIX[dtype]}")
+        node_name = f"Cast_{name}"
+        while node_name in self._node_names:
+            node_name += "_2"
+        self._node_names.add(node_name)
+        result = ir.Value(name=name, type=ir.TensorType(dtype), shape=_copied(value.shape))
+        attributes = [ir.AttrInt64("to", dtype.value)]
+        node = ir.Node("", "Cast", [value], attributes, outputs=[result], name=node_name)
+        producer = value.producer()
+        if producer is not None:
+            self._graph.insert_after(producer, node)
+        else:
+            self._graph.insert_before(self._graph[0], node)
+        return result
+
+    def _convert_output(self, graph: ir.Graph, position: int, dtype: ir.DataType) -> None:
+        """The output keeps its name: what had it so far gets another."""
+        value = graph.outputs[position]
+        if graph is not self._graph:
+            graph.outputs[position] = self._version(value, dtype)
+            return
+        version = self._version(value, dtype, own=True)
+        graph.outputs[position] = version
+        if version.name != value.name and not value.is_graph_output():
+            name, suffix = value.name, _SUFFIX[self._given[value]]
+            value.name = self._new_name(f"{name}_{suffix}")
+            version.name = name
+
+    def _drop(self, cast: ir.Node) -> None:
+        """Take out a Cast that does nothing any more."""
+        source, result = cast.inputs[0], cast.outputs[0]
+        assert source is not None
+        if result.is_graph_output():
+            free = source.producer() is not None and not source.is_graph_output()
+            if not free or any(result in body.outputs for body in self._bodies):
+                return
+            position = list(self._graph.outputs).index(result)
+            self._graph.outputs[position] = source
+            source.name, result.name = result.name, self._new_name(f"{result.name}_dropped")
+        elif any(result in body.outputs for body in self._bodies):
+            return
+        result.replace_all_uses_with(source)
+        self._graph.remove(cast, safe=True)
+        self.modified = True
+
+    def _new_name(self, base: str) -> str:
+        name, copies = base, 1
+        while name in self._names:
+            copies += 1
+            name = f"{base}_{copies}"
+        self._names.add(name)
+        return name
+
+
+def _values(graph: ir.Graph) -> list[ir.Value]:
+    results = [value for node in graph for value in node.outputs if value.name]
+    return [*graph.inputs, *graph.initializers.values(), *results]
+
+
+def _copied(shape: ir.Shape | None) -> ir.Shape | None:
+    return None if shape is None else shape.copy()
+
+
+def _is_idle(cast: ir.Node) -> bool:
+    source = cast.inputs[0]
+    return source is not None and dtype_of(source) == dtype_of(cast.outputs[0])
+
+
+def _widens(cast: ir.Node | None, dtype: ir.DataType) -> bool:
+    """Whether a Cast to float32 comes from that type, so that its input is what comes back."""
+    if cast is None or cast.inputs[0] is None or dtype == ir.DataType.FLOAT:
+        return False
+    return dtype_of(cast.inputs[0]) == dtype
+
+
+def set_output_type(node: ir.Node, dtype: ir.DataType) -> None:
+    """Let a node that says in an attribute what float type it gives say another one."""
+    if is_op(node, "ConstantOfShape"):
+        attribute = node.attributes.get("value")
+        if attribute is None:
+            tensor: ir.TensorProtocol = ir.tensor([0.0], dtype=dtype)
+        else:
+            tensor = retyped(attribute.as_tensor(), dtype, None)
+        node.attributes["value"] = ir.AttrTensor("value", tensor)
+    elif chooses_type(node):
+        choose_type(node, dtype)
+    elif is_op(node, DEQUANTIZE) and "output_dtype" in node.attributes:
+        node.attributes["output_dtype"] = ir.AttrInt64("output_dtype", dtype.value)

@@ -1,0 +1,126 @@
+"""Converting a model file to another float precision, and seeing what it costs."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import onnx_ir as ir
+
+from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.calibration.overflow import first_overflow
+from qdqtune.calibration.quality import AS_WRITTEN, output_sqnr
+from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.graph.files import check_result, check_writable, load_model, save_model
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.precision import convert_precision
+from qdqtune.graph.precision_rules import SENSITIVE_OPS
+from qdqtune.graph.precision_types import HALF_TYPES
+from qdqtune.graph.rounding import compute_in_float32
+from qdqtune.graph.shapes import infer_shapes
+from qdqtune.records.errors import EngineError, UsageError
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.precision import ConvertReport, Precision
+
+_logger = logging.getLogger(__name__)
+
+_JUDGED_SAMPLES = 2
+_NOTHING_SAID = InputRequest()
+
+
+def convert_model(
+    model: str | os.PathLike[str],
+    precision: Precision,
+    output: str | os.PathLike[str],
+    *,
+    keep_io: bool = True,
+    keep_nodes: Collection[str] = (),
+    keep_ops: Collection[str] = (),
+    request: InputRequest = _NOTHING_SAID,
+    force: bool = False,
+) -> ConvertReport:
+    """Convert a model to another float type and write it, checked.
+
+    Both models are run on random inputs to see how far their outputs are apart; half precision is
+    computed in float32 and rounded op by op (`qdqtune.graph.rounding`), which is what GPUs do and
+    CPUs can.
+
+    Args:
+        model: A model in any precision, with or without Q/DQ.
+        precision: What to convert to.
+        output: Where to write.
+        keep_io: Whether inputs and outputs keep their types.
+        keep_nodes: Names of nodes that stay as they are.
+        keep_ops: Op types that stay as they are, beside those that always do.
+        request: What the inputs look like.
+        force: Whether `output` may be replaced.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    source, target = Path(model), Path(output)
+    check_writable(target, force=force)
+    loaded = load_model(source)
+    _check_ops(loaded, keep_ops)
+    sensitive = frozenset() if precision is Precision.FP32 else SENSITIVE_OPS
+    conversion = convert_precision(
+        loaded,
+        precision,
+        keep_io=keep_io,
+        keep_nodes=keep_nodes,
+        keep_ops=sensitive.union(keep_ops),
+    )
+    with tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=target.parent) as folder:
+        staged = save_model(loaded, Path(folder) / target.name)
+        check_result(staged, source)
+        sqnr_db, overflow = _judge(source, staged, request)
+        for file in sorted(Path(folder).iterdir(), reverse=True):
+            check_writable(target.with_name(file.name), force=force)
+            os.replace(file, target.with_name(file.name))
+    return ConvertReport(target, conversion, sqnr_db, overflow)
+
+
+def _check_ops(model: ir.Model, ops: Collection[str]) -> None:
+    missing = sorted(set(ops).difference(node.op_type for node in model.graph))
+    if missing:
+        raise UsageError(f"The model has no {', '.join(missing)}.", "Ops are spelled as in ONNX.")
+
+
+def _judge(source: Path, staged: Path, request: InputRequest) -> tuple[dict[str, float], str]:
+    """Decibels per output and the first node that overflows; nothing if it can't be known here.
+
+    Raises:
+        UsageError: If the request does not fit the model.
+    """
+    with tempfile.TemporaryDirectory(prefix="qdqtune-") as name, Worker() as worker:
+        folder = Path(name)
+        before, reference, _ = _runnable(source, folder / "before.onnx")
+        after, candidate, rounded = _runnable(staged, folder / "after.onnx")
+
+        def samples() -> Iterator[Feeds]:
+            return random_inputs(GraphIndex(before), _JUDGED_SAMPLES, request)
+
+        try:
+            sqnr_db = output_sqnr(worker, reference, candidate, samples(), options=AS_WRITTEN)
+            overflow = ""
+            if any(db == -math.inf for db in sqnr_db.values()):
+                overflow = first_overflow(after, rounded, worker, next(samples()), folder)
+        except (WorkerFailure, EngineError) as failure:
+            _logger.warning("what it costs could not be measured here: %s", failure)
+            return {}, ""
+    return sqnr_db, overflow
+
+
+def _runnable(path: Path, twin: Path) -> tuple[ir.Model, Path, dict[str, str]]:
+    """A model that runs on CPUs, its file, and which of its results are rounded."""
+    model = load_model(path)
+    infer_shapes(model)
+    index = GraphIndex(model)
+    if not any(index.dtype(name) in HALF_TYPES for name in index.value):
+        return model, path, {}
+    rounded = compute_in_float32(model)
+    return model, save_model(model, twin), rounded
