@@ -118,14 +118,3 @@ def test_models_with_other_inputs_are_not_compared(
     code, errors = run("bench", residual_path, path)
     assert code == 2
     assert "takes other inputs" in errors
-
-
-def test_a_quantized_model_is_not_quantized_again(
-    run: Run, residual_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    quantized = tmp_path / "q.onnx"
-    assert main(["insert", str(residual_path), "--ops", "Conv", "-o", str(quantized)]) == 0
-    capsys.readouterr()
-    code, errors = run("insert", quantized, "--ops", "Conv", "-o", tmp_path / "r.onnx")
-    assert code == 1
-    assert "qdqtune strip" in errors

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx import numpy_helper
 
 from qdqtune import zoo
 from qdqtune.calibration.inputs import random_inputs
@@ -16,7 +17,12 @@ from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.dialects import DIALECTS
-from qdqtune.workflows.quantization import Choice, insert_qdq
+from qdqtune.records.errors import UsageError
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.precision import Precision
+from qdqtune.records.ranges import CalibrationSource
+from qdqtune.workflows.insertion import Choice, insert_qdq
+from qdqtune.workflows.precision import convert_model
 from tests.conftest import model_from_text
 
 WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
@@ -51,7 +57,7 @@ def test_resnet18_with_and_without_the_engines_optimizations(tmp_path: Path) -> 
     agreement = SignalToNoise()
     with Worker() as worker:
         fused, plain = worker.open(quantized), worker.open(quantized, AS_WRITTEN)
-        for feeds in random_inputs(index, 2, seed=5):
+        for feeds in random_inputs(index, 2, InputRequest(seed=5)):
             agreement.add(worker.run(plain, feeds), worker.run(fused, feeds))
     assert agreement.decibels()["logits"] >= 40.0
 
@@ -107,3 +113,60 @@ def test_half_precision_models_get_half_precision_scales(tmp_path: Path) -> None
     written = {tensor.name: tensor for tensor in onnx.load(quantized).graph.initializer}
     assert written["x_scale"].data_type == onnx.TensorProto.FLOAT16
     assert written["w_scale"].data_type == onnx.TensorProto.FLOAT16
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize("first", [False, True], ids=["on the way", "before"])
+def test_what_is_not_quantized_can_be_half_floats(
+    precision: Precision, first: bool, tmp_path: Path
+) -> None:
+    source, quantized = tmp_path / "float.onnx", tmp_path / "int8.onnx"
+    onnx.save(zoo.build("resnet18", **SMALL["resnet18"]), source)
+    if first:
+        convert_model(source, precision, tmp_path / "half.onnx")
+        source = tmp_path / "half.onnx"
+    report = insert_qdq(
+        source, Choice(ops=["Conv"]), quantized, dialect="tensorrt",
+        precision=None if first else precision,
+    )  # fmt: skip
+    onnx.checker.check_model(str(quantized), full_check=True)
+    assert len(report.quantized) == 20
+    assert min(report.sqnr_db.values()) >= 15.0
+    half = {Precision.FP16: onnx.TensorProto.FLOAT16, Precision.BF16: onnx.TensorProto.BFLOAT16}
+    scales = [one for one in onnx.load(quantized).graph.initializer if one.name.endswith("_scale")]
+    assert {scale.data_type for scale in scales} == {half[precision]}
+
+
+def test_an_engine_without_half_kernels_is_told_what_to_do(tmp_path: Path) -> None:
+    source, half = tmp_path / "float.onnx", tmp_path / "half.onnx"
+    onnx.save(zoo.build("resnet18", **SMALL["resnet18"]), source)
+    convert_model(source, Precision.FP16, half)
+    with pytest.raises(UsageError, match="float16") as caught:
+        insert_qdq(half, Choice(ops=["Conv"]), tmp_path / "q.onnx", dialect="onnxruntime")
+    assert "--high_precision_dtype fp32" in caught.value.hint
+    report = insert_qdq(
+        half, Choice(ops=["Conv"]), tmp_path / "q.onnx", dialect="onnxruntime",
+        precision=Precision.FP32,
+    )  # fmt: skip
+    assert len(report.quantized) == 20
+
+
+def test_calibration_data_is_what_counts(tmp_path: Path) -> None:
+    source = tmp_path / "float.onnx"
+    onnx.save(zoo.build("resnet18", **SMALL["resnet18"]), source)
+    images = np.random.default_rng(0).normal(size=(6, 3, 64, 64)).astype(np.float32)
+    reports = [
+        insert_qdq(
+            source, Choice(ops=["Conv"]), tmp_path / f"{factor}.onnx", data=images * factor,
+        )
+        for factor in (1, 100)
+    ]  # fmt: skip
+    assert all(report.calibration is CalibrationSource.DATA for report in reports)
+    assert reports[0].calibrated_on.startswith("6 samples")
+    scales = [
+        numpy_helper.to_array(one)
+        for factor in (1, 100)
+        for one in onnx.load(tmp_path / f"{factor}.onnx").graph.initializer
+        if one.name == "image_scale"
+    ]
+    np.testing.assert_allclose(scales[1], 100 * scales[0], rtol=1e-5)

@@ -7,7 +7,16 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_format, add_output, comma_list, common, natural
+from qdqtune.cli.flags import (
+    add_format,
+    add_inputs,
+    add_output,
+    comma_list,
+    common,
+    input_request,
+    positive,
+)
+from qdqtune.records.precision import Precision
 from qdqtune.records.ranges import CalibrationSource
 
 if TYPE_CHECKING:
@@ -21,9 +30,11 @@ def add_parser(commands: Commands) -> None:
         "insert",
         parents=[common()],
         help="write a model with Q/DQ on chosen ops",
-        description="Quantize chosen ops of a float model, calibrated, in an engine's dialect.",
+        description="Quantize chosen ops of a model, calibrated, in an engine's dialect. A model "
+        "that has Q/DQ already is taken apart first and keeps its scales; with nothing chosen, "
+        "what was quantized in it is quantized again.",
     )
-    parser.add_argument("model", metavar="MODEL", help="a float ONNX model")
+    parser.add_argument("model", metavar="MODEL", help="a float or Q/DQ ONNX model")
     chosen = parser.add_argument_group("what to quantize (these add up)")
     for flag, what in (("ops", "op types"), ("nodes", "node names"), ("tensors", "tensor names")):
         chosen.add_argument(
@@ -35,7 +46,20 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--dialect", help="a dialect by name, instead of the engine's own here")
     parser.add_argument("--quant_type", default="int8", help="int8, uint8 or fp8")
-    parser.add_argument("--seed", type=natural, default=0, help="for random calibration inputs")
+    parser.add_argument(
+        "--high_precision_dtype",
+        choices=[precision.value for precision in Precision],
+        help="float type of what isn't quantized (default: the model's own)",
+    )
+    parser.add_argument(
+        "--calibration_data",
+        metavar="SOURCE",
+        help="an .npy or .npz file, a folder of them, or module:function (default: random inputs)",
+    )
+    parser.add_argument(
+        "--calibration_samples", type=positive, metavar="N", help="use at most this many samples"
+    )
+    add_inputs(parser)
     parser.add_argument("--save_placement", metavar="FILE", help="also write the placement")
     add_output(parser)
     add_format(parser)
@@ -43,19 +67,26 @@ def add_parser(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from qdqtune.workflows.quantization import Choice, insert_qdq
+    from qdqtune.report.progress import progress_bar
+    from qdqtune.workflows.insertion import Choice, insert_qdq
 
-    report = insert_qdq(
-        options.model,
-        Choice(options.ops, options.nodes, options.tensors, options.placement),
-        options.output,
-        engine=options.engine,
-        dialect=options.dialect,
-        quant_type=options.quant_type,
-        seed=options.seed,
-        save_placement=options.save_placement,
-        force=options.force,
-    )
+    dtype = options.high_precision_dtype
+    with progress_bar("calibrating", quiet=options.quiet) as progress:
+        report = insert_qdq(
+            options.model,
+            Choice(options.ops, options.nodes, options.tensors, options.placement),
+            options.output,
+            engine=options.engine,
+            dialect=options.dialect,
+            quant_type=options.quant_type,
+            precision=Precision(dtype) if dtype else None,
+            inputs=input_request(options),
+            data=options.calibration_data,
+            samples=options.calibration_samples,
+            save_placement=options.save_placement,
+            force=options.force,
+            progress=progress,
+        )
     _print(report, options.format)
     return 0
 

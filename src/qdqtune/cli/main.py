@@ -12,13 +12,14 @@ import sys
 from collections.abc import Sequence
 
 from qdqtune._version import __version__
-from qdqtune.cli import bench, doctor, insert, strip
+from qdqtune.cli import bench, convert, doctor, insert, shapes, strip
 from qdqtune.cli.flags import normalize
 from qdqtune.records.errors import QdqtuneError, UsageError
+from qdqtune.report.tables import message
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
-_COMMANDS = (bench, insert, strip, doctor)
+_COMMANDS = (bench, insert, strip, convert, shapes, doctor)
 
 
 def entry_point() -> None:
@@ -54,7 +55,11 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         # A full disk, a file that vanished: nothing that a traceback would explain better.
         where = f": {error.filename}" if error.filename else ""
-        print(f"error: {error.strerror or error}{where}", file=sys.stderr)
+        print(message(f"error: {error.strerror or error}{where}"), file=sys.stderr)
+        return FAILED
+    except MemoryError:
+        print("error: There is not enough memory for this.", file=sys.stderr)
+        print("       Try a smaller batch, or a machine with more of it.", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -89,19 +94,26 @@ class _PrintVersions(argparse.Action):
         parser.exit()
 
 
+class _PrintableFormatter(logging.Formatter):
+    """Names of a stranger's model end up in log lines, too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return message(super().format(record))
+
+
 def _set_up_logging(verbose: int, quiet: bool) -> None:
     ours = (
         logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     )
-    logging.basicConfig(
-        stream=sys.stderr, format="%(levelname)s: %(message)s", level=logging.ERROR, force=True
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_PrintableFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.ERROR, force=True)
     logging.getLogger("qdqtune").setLevel(ours)
     if verbose >= 2:
         logging.getLogger().setLevel(logging.DEBUG)
 
 
 def _complain(error: QdqtuneError) -> None:
-    print(f"error: {error.what}", file=sys.stderr)
+    print(message(f"error: {error.what}"), file=sys.stderr)
     if error.hint:
-        print(f"       {error.hint}", file=sys.stderr)
+        print(message(f"       {error.hint}"), file=sys.stderr)

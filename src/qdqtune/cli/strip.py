@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_output, common
+from qdqtune.cli.flags import add_format, add_inputs, add_output, common, input_request
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands
@@ -24,18 +25,27 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--weights_from", metavar="FLOAT", help="the float model that has the original weights"
     )
+    parser.add_argument("--save_placement", metavar="FILE", help="also write what was quantized")
+    add_inputs(parser)
     add_output(parser)
+    add_format(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from qdqtune.workflows.quantization import strip_qdq
+    from qdqtune.report.stripping import stripping_record, stripping_text
+    from qdqtune.workflows.stripping import strip_qdq
 
-    reading = strip_qdq(
-        options.model, options.output, weights_from=options.weights_from, force=options.force
+    report = strip_qdq(
+        options.model,
+        options.output,
+        weights_from=options.weights_from,
+        save_placement=options.save_placement,
+        inputs=input_request(options),
+        force=options.force,
     )
-    tensors = len(reading.placement.tensors)
-    print(f"{options.output}: took {reading.pairs} DequantizeLinear off {tensors} tensors")
-    if reading.left:
-        print(f"{reading.left} Q and DQ nodes stayed: they belong to no pair with constant scales")
+    if options.format == "json":
+        print(json.dumps(stripping_record(report), indent=1))
+    else:
+        print(stripping_text(report))
     return 0

@@ -97,6 +97,11 @@ class Dialect:
     batched_weight_axes: bool = True
     float_types: frozenset[ir.DataType] = FLOAT_TYPES
 
+    @property
+    def asks_for_shapes(self) -> bool:
+        """Whether it depends on shapes which ops have an integer kernel."""
+        return any(rule.least_elements > 1 for rule in self.rules.values())
+
     def format_of(self, quant_type: str) -> QuantFormat:
         """The formats of a quant type.
 

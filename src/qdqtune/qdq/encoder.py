@@ -127,7 +127,9 @@ class Encoder:
                 "Is it a placement of another model?",
             )
         if not index.is_float(edge.tensor):
-            raise UsageError(f"The tensor {edge.tensor!r} does not hold floats.")
+            raise UsageError(
+                f"The tensor {edge.tensor!r} does not hold floats.", "Take it out of the placement."
+            )
 
     def _role(self, edge: Edge) -> Role:
         if not self.index.is_constant(edge.tensor):

@@ -209,7 +209,8 @@ class _Rewiring:
         if producer is None or self._index.read_by_body(tensor):
             raise UsageError(
                 f"The graph output {tensor!r} can't be quantized: it is an input, a constant, or "
-                "read inside a control-flow body."
+                "read inside a control-flow body.",
+                "Quantize its readers instead.",
             )
         plain = pieces.output.removesuffix("_dequantized") + "_unquantized"
         self._renamed[tensor] = plain

@@ -111,6 +111,9 @@ class _Stripper:
 
     def _become_output(self, index: int, dequantized: ir.Value, origin: ir.Value) -> None:
         name = dequantized.name
+        if origin.is_initializer() and origin.name == name:
+            self._graph.outputs[index] = origin
+            return
         dequantized.name = f"{name}_dequantized"
         if origin.producer() is None or origin.is_graph_output():
             copy = ir.node("Identity", [origin], name=f"{name}_Identity")
@@ -233,12 +236,27 @@ def _encoding_of(node: ir.Node) -> ReadEncoding | None:
     if "block_size" in node.attributes or len(scale.shape) > 1:
         return None  # one scale per block: another format than ours
     axis = node.attributes.get("axis")
+    if not _fits(scale, zero_point, stored, axis.as_int() if axis is not None else 1):
+        return None
     return ReadEncoding(
         dtype=zero_point.dtype if zero_point is not None else stored.dtype,
         scale=scale.numpy(),
         zero_point=zero_point.numpy() if zero_point is not None else None,
         axis=axis.as_int() if axis is not None else 1,
     )
+
+
+def _fits(
+    scale: ir.TensorProtocol, zero_point: ir.TensorProtocol | None, stored: ir.Value, axis: int
+) -> bool:
+    """Whether there are as many scales and zero points as channels; strangers' files may lie."""
+    if not scale.size or (zero_point is not None and zero_point.size != scale.size):
+        return False
+    constant = ir.convenience.get_const_tensor(stored)
+    if scale.size == 1 or constant is None:
+        return True
+    dims = constant.shape.numpy()
+    return -len(dims) <= axis < len(dims) and dims[axis] == scale.size
 
 
 def _original_name(node: ir.Node, stored: ir.Value) -> str:

@@ -80,7 +80,7 @@ def select_nodes(
         placement = unit(index, dialect, index.node[name], whole=True)
         if not placement.edges:
             reason = why_not(index, dialect, index.node[name], quant_type)
-            raise UsageError(f"The node {name!r} can't be quantized: {reason}.")
+            raise UsageError(f"The node {name!r} can't be quantized: {reason}.", "Leave it out.")
         units.append(placement)
         quantized.append(name)
     return Selection(merge(units), tuple(quantized))
@@ -100,7 +100,8 @@ def select_tensors(index: GraphIndex, dialect: Dialect, names: Iterable[str]) ->
             dtype = index.dtype(name)
             raise UsageError(
                 f"The tensor {name!r} can't be quantized: it holds "
-                f"{dtype.name.lower() if dtype else 'values of unknown type'}, not floats."
+                f"{dtype.name.lower() if dtype else 'values of unknown type'}, not floats.",
+                "Leave it out.",
             )
         wanted.append(Placement.of(index.readers(name)))
     placement = close(index, dialect, merge(wanted))

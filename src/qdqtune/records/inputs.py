@@ -138,4 +138,6 @@ def _number(text: str) -> float:
 
 def _put(found: dict[str, _T], name: str, value: _T, what: str) -> None:
     if found.setdefault(name, value) != value:
-        raise UsageError(f"{what[0].upper()}{what[1:]} {name!r} is given twice, differently.")
+        raise UsageError(
+            f"{what[0].upper()}{what[1:]} {name!r} is given twice, differently.", "Give it once."
+        )

@@ -22,7 +22,10 @@ class InsertReport:
         placement: What was inserted.
         pairs: Tensors that got Q/DQ.
         calibration: Where the ranges come from.
+        calibrated_on: The samples in words.
+        scales_kept: How many activations keep a scale that came with the model.
         sqnr_db: Signal-to-noise ratio per output against the float model; empty if unknown.
+        sqnr_given_db: The same against the Q/DQ model that was given; empty for a float one.
     """
 
     output: Path
@@ -33,4 +36,7 @@ class InsertReport:
     placement: Placement
     pairs: int
     calibration: CalibrationSource
+    calibrated_on: str
+    scales_kept: int
     sqnr_db: dict[str, float]
+    sqnr_given_db: dict[str, float]

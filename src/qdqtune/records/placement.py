@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from qdqtune.records.errors import UsageError
 
 SCHEMA = 1
+_MADE_BY = "Such files are made by `qdqtune insert … --save_placement FILE`."
 
 
 class Edge(NamedTuple):
@@ -87,10 +88,12 @@ class Placement:
         """
         try:
             body = json.loads(text)
-        except ValueError as error:
-            raise UsageError(f"{source} is not a placement file: {error}.") from None
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{source} is not a placement file: {error}.", _MADE_BY) from None
         if not isinstance(body, dict) or body.get("kind") != "placement":
-            raise UsageError(f'{source} is not a placement file: it has no "kind": "placement".')
+            raise UsageError(
+                f'{source} is not a placement file: it has no "kind": "placement".', _MADE_BY
+            )
         if body.get("schema") != SCHEMA:
             raise UsageError(
                 f"{source} has placement schema {body.get('schema')!r}, not {SCHEMA}.",
@@ -102,7 +105,7 @@ class Placement:
 def _edges(body: Mapping[str, Any], source: str) -> frozenset[Edge]:
     edges = body.get("edges", [])
     if not isinstance(edges, list):
-        raise UsageError(f'{source}: "edges" must be a list.')
+        raise UsageError(f'{source}: "edges" must be a list.', _MADE_BY)
     for edge in edges:
         if not (isinstance(edge, list) and [type(part) for part in edge] == [str, str, int]):
             raise UsageError(
@@ -115,5 +118,5 @@ def _edges(body: Mapping[str, Any], source: str) -> frozenset[Edge]:
 def _outputs(body: Mapping[str, Any], source: str) -> frozenset[str]:
     outputs = body.get("outputs", [])
     if not isinstance(outputs, list) or not all(isinstance(name, str) for name in outputs):
-        raise UsageError(f'{source}: "outputs" must be a list of tensor names.')
+        raise UsageError(f'{source}: "outputs" must be a list of tensor names.', _MADE_BY)
     return frozenset(outputs)

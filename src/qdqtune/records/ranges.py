@@ -19,6 +19,7 @@ class CalibrationSource(str, Enum):
 
     DATA = "data"
     RANDOM = "random"
+    GIVEN = "given"  # scales that came with a quantized model
 
 
 @dataclass(frozen=True)
@@ -74,5 +75,7 @@ class Ranges:
             ):
                 raise ValueError("a range is not finite, or its low end is above its high end")
             return cls(pairs, CalibrationSource(body["source"]), int(body["samples"]))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise UsageError(f"{name} is not a ranges file: {error}.") from None
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise UsageError(
+                f"{name} is not a ranges file: {error}.", "Calibrate again to get one."
+            ) from None

@@ -67,7 +67,7 @@ def compare(
     """
     paths = [os.fspath(model) for model in models]
     if not paths:
-        raise UsageError("There is no model to time.")
+        raise UsageError("There is no model to time.", "Name at least one file.")
     name = registry.resolve(engine)
     feeds = _feeds(paths, inputs)
     options = SessionOptions(threads=threads, engine_options=engine_options or {})

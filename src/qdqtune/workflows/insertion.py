@@ -1,61 +1,61 @@
-"""Placing Q/DQ by hand: insert into a float model, strip from a quantized one."""
+"""Placing Q/DQ by hand: into a float model, or anew into a quantized one."""
 
 from __future__ import annotations
 
-import json
+import itertools
 import logging
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import onnx_ir as ir
-
-from qdqtune.calibration.inputs import random_inputs
+from qdqtune.calibration.data import open_samples
+from qdqtune.calibration.expected import expected_inputs
+from qdqtune.calibration.inputs import Feeds, random_inputs
 from qdqtune.calibration.minmax import collect_ranges
-from qdqtune.calibration.quality import AS_WRITTEN, output_sqnr
+from qdqtune.calibration.observed import observe_shapes, unknown_tensors
 from qdqtune.engines import registry
-from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.engines.isolated import Worker
 from qdqtune.engines.native import native_dialect
-from qdqtune.graph.files import check_result, check_writable, load_model, save_model, write_text
-from qdqtune.graph.fingerprint import fingerprint
-from qdqtune.graph.folding import fold
+from qdqtune.graph.files import check_result, check_writable, save_model, write_text
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE, is_op
-from qdqtune.graph.opset import least_opset, raise_opset
+from qdqtune.graph.input_shapes import resolve_shapes
+from qdqtune.graph.precision_types import HALF_TYPES
 from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.shapes import at_shapes
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named
+from qdqtune.qdq.given import tells_range
 from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.read import Reading, strip
-from qdqtune.qdq.selection import Selection, select_nodes, select_ops, select_tensors
-from qdqtune.qdq.units import merge
-from qdqtune.records.errors import ModelError, UsageError
+from qdqtune.qdq.reading import ReadEncoding
+from qdqtune.qdq.selection import Selection
+from qdqtune.qdq.translate import translate
+from qdqtune.records.errors import UsageError
+from qdqtune.records.inputs import InputRequest
 from qdqtune.records.insertion import InsertReport
 from qdqtune.records.placement import Placement
-from qdqtune.records.ranges import CalibrationSource
+from qdqtune.records.precision import Precision
+from qdqtune.records.ranges import CalibrationSource, Ranges
+from qdqtune.workflows.choice import Choice, select
+from qdqtune.workflows.judging import judge
+from qdqtune.workflows.source import (
+    Source,
+    float32_twin,
+    has_types,
+    open_source,
+    ranges_behind_casts,
+)
+
+__all__ = ["Choice", "insert_qdq"]
 
 _logger = logging.getLogger(__name__)
 
-_CALIBRATION_SAMPLES = 8
-_JUDGED_SAMPLES = 2
+_RANDOM_SAMPLES = 8
+_JUDGED_SAMPLES = 8
 
-
-@dataclass(frozen=True)
-class Choice:
-    """What a user wants quantized; the parts add up.
-
-    Attributes:
-        ops: Op types.
-        nodes: Node names.
-        tensors: Tensor names.
-        placement: A placement file, taken as it is.
-    """
-
-    ops: Sequence[str] = ()
-    nodes: Sequence[str] = ()
-    tensors: Sequence[str] = ()
-    placement: str | Path | None = None
+Progress = Callable[[int, "int | None"], None]
+_NOTHING_SAID = InputRequest()
 
 
 def insert_qdq(
@@ -66,22 +66,34 @@ def insert_qdq(
     engine: str = registry.AUTO,
     dialect: str | None = None,
     quant_type: str = "int8",
-    seed: int = 0,
+    precision: Precision | None = None,
+    inputs: InputRequest = _NOTHING_SAID,
+    data: Any = None,
+    samples: int | None = None,
     save_placement: str | Path | None = None,
     force: bool = False,
+    progress: Progress | None = None,
 ) -> InsertReport:
     """Quantize what was chosen, calibrated, and write the model.
 
+    A model that has Q/DQ already is taken apart first. Its own scales are kept wherever the
+    dialect can express them; what has none is calibrated. With nothing chosen, what was quantized
+    in it is quantized again.
+
     Args:
-        model: A float model.
+        model: A float or Q/DQ model.
         choice: What to quantize.
         output: Where to write.
         engine: Whose dialect to write; it need not be installed.
         dialect: A dialect by name, instead of the engine's own on this machine.
         quant_type: One of the dialect's quant types.
-        seed: For random calibration inputs.
+        precision: The float type of everything that isn't quantized; None is the model's own.
+        inputs: Shapes to calibrate at; ranges and seed of random inputs.
+        data: Calibration data, as `qdqtune.calibration.data.open_samples` takes it; None is random.
+        samples: Use at most this many samples of the data.
         save_placement: Where to write the placement, too.
         force: Whether files may be replaced.
+        progress: Called with the samples calibrated and their number, if known.
 
     Raises:
         QdqtuneError: Whatever the user can act on.
@@ -91,18 +103,23 @@ def insert_qdq(
     spoken = dialect_named(dialect) if dialect else native_dialect(engine)
     layout = spoken.format_of(quant_type)
     _check_outputs(Path(model), Path(output), save_placement, force=force)
-    loaded = _folded_model(Path(model), layout.least_opset)
-    selection = select(GraphIndex(loaded), spoken, quant_type, choice)
-    with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder, Worker() as worker:
-        base = PreparedModel(loaded, Path(folder))
-        samples = random_inputs(base.index, _CALIBRATION_SAMPLES, seed)
-        _logger.info("calibrating on %d random samples", _CALIBRATION_SAMPLES)
-        ranges = collect_ranges(
-            base, worker, samples, CalibrationSource.RANDOM, selection.placement
-        )
-        inserter = Inserter(base, spoken, quant_type, ranges)
+    source = open_source(model, layout.least_opset, precision)
+    feeding = _feeding(source, inputs, data, samples)
+    selection = _selection(source, feeding.shapes, spoken, quant_type, choice)
+    room = tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=Path(output).absolute().parent)
+    with room as folder, Worker() as worker:
+        base = PreparedModel(source.model, Path(folder))
+        if spoken.asks_for_shapes and unknown_tensors(base.index):
+            observe_shapes(base, worker, next(iter(feeding.judged())))
+            selection = _selection(source, feeding.shapes, spoken, quant_type, choice)
+        given = source.reading.encodings if source.reading is not None else {}
+        ranges = _ranges(source, base, worker, selection.placement, feeding, progress)
+        inserter = Inserter(base, spoken, quant_type, ranges, given)
         quantized = inserter.model(selection.placement)
-        sqnr_db = _judge(base, inserter, selection.placement, worker, seed)
+        candidate = inserter.write(selection.placement, "candidate")
+        check_result(candidate, Path(model))
+        native = spoken is native_dialect("onnxruntime")
+        quality = judge(source, base, candidate, worker, feeding.judged, native=native)
         written = save_model(quantized, output, force=force)
     if save_placement is not None:
         made_for = quantized.metadata_props["qdqtune.float_model"]
@@ -116,87 +133,139 @@ def insert_qdq(
         placement=selection.placement,
         pairs=len(selection.placement.tensors),
         calibration=ranges.source,
-        sqnr_db=sqnr_db,
+        calibrated_on=feeding.describe(),
+        scales_kept=_kept(base.index, selection.placement, given),
+        sqnr_db=quality.against_float,
+        sqnr_given_db=quality.against_given,
     )
 
 
-def strip_qdq(
-    model: str | Path, output: str | Path, *, weights_from: str | Path | None, force: bool = False
-) -> Reading:
-    """Take Q/DQ out of a model and write the float model inside it.
+@dataclass(frozen=True)
+class _Feeding:
+    """What the model is run on.
 
-    Args:
-        model: A Q/DQ model.
-        output: Where to write.
-        weights_from: A float model whose weights replace the dequantized ones.
-        force: Whether `output` may be replaced.
-
-    Returns:
-        What was found.
-
-    Raises:
-        QdqtuneError: Whatever the user can act on; also if the model has no Q/DQ.
+    Attributes:
+        shapes: Concrete input shapes.
+        samples: Makes the calibration samples.
+        judged: Makes the samples that the result is judged on.
+        source: Data, or random inputs.
+        describe: Says what the samples are; how many is known when they were read.
     """
-    check_writable(output, force=force)
-    loaded = load_model(model)
-    originals = load_model(weights_from) if weights_from else None
-    if originals is not None:
-        fold(originals)
-    reading = strip(loaded, originals)
-    if not reading.pairs:
-        why = (
-            f"its {reading.left} Q and DQ nodes belong to no pair with constant scales"
-            if reading.left
-            else "there is nothing to strip"
+
+    shapes: Mapping[str, tuple[int, ...]]
+    samples: Callable[[], Iterable[Feeds]]
+    judged: Callable[[], Iterable[Feeds]]
+    source: CalibrationSource
+    describe: Callable[[], str]
+
+
+def _feeding(source: Source, request: InputRequest, data: Any, limit: int | None) -> _Feeding:
+    index = GraphIndex(source.model)
+    if data is None:
+        shapes = resolve_shapes(source.model, request)
+        request = replace(request, shapes=shapes, dims={})
+        other = replace(request, seed=request.seed + 1)
+        return _Feeding(
+            shapes,
+            lambda: random_inputs(index, _RANDOM_SAMPLES, request),
+            lambda: random_inputs(index, 2, other),
+            CalibrationSource.RANDOM,
+            lambda: f"{_RANDOM_SAMPLES} random samples",
         )
-        raise ModelError(f"{model} has no Q/DQ pairs that can be taken out: {why}.")
-    save_model(loaded, output, force=force)
-    return reading
+    samples = open_samples(data, expected_inputs(source.model), limit=limit)
+    shapes = {name: tuple(array.shape) for name, array in samples.first.items()}
+    return _Feeding(
+        shapes,
+        lambda: samples,
+        lambda: itertools.islice(samples, _JUDGED_SAMPLES),
+        CalibrationSource.DATA,
+        samples.describe,
+    )
 
 
-def select(index: GraphIndex, dialect: Dialect, quant_type: str, choice: Choice) -> Selection:
-    """Turn a choice into one placement.
+def _selection(
+    source: Source,
+    shapes: Mapping[str, tuple[int, ...]],
+    dialect: Dialect,
+    quant_type: str,
+    choice: Choice,
+) -> Selection:
+    with at_shapes(source.model, shapes):
+        index = GraphIndex(source.model)
+        if choice or source.reading is None:
+            selection = select(index, dialect, quant_type, choice)
+        elif _same_language(source, dialect, quant_type):
+            nodes = sorted({edge.node for edge in source.reading.placement.edges if edge.node})
+            selection = Selection(source.reading.placement, tuple(nodes))
+        else:
+            selection = translate(index, dialect, quant_type, source.reading.placement)
+    if selection.placement:
+        return selection
+    reasons = "; ".join(sorted(set(selection.left_float.values())))
+    hint = "Activations such as Relu are quantized as a part of the op before them."
+    if has_types(source.model, HALF_TYPES - dialect.float_types):
+        hint = "Let its floats be float32: --high_precision_dtype fp32."
+    raise UsageError(
+        f"Nothing of what was chosen can be quantized{': ' + reasons if reasons else ''}.", hint
+    )
 
-    Raises:
-        UsageError: If nothing was chosen, nothing of it can be quantized, or something of it is
-            not in the model.
-    """
-    parts = []
-    if choice.ops:
-        parts.append(select_ops(index, dialect, choice.ops, quant_type))
-    if choice.nodes:
-        parts.append(select_nodes(index, dialect, choice.nodes, quant_type))
-    if choice.tensors:
-        parts.append(select_tensors(index, dialect, choice.tensors))
-    if choice.placement is not None:
-        parts.append(Selection(_read_placement(choice.placement, index)))
-    if not parts:
-        raise UsageError(
-            "Nothing was chosen to be quantized.",
-            "Name op types (--ops Conv,MatMul), nodes, tensors, or a placement file.",
+
+def _same_language(source: Source, dialect: Dialect, quant_type: str) -> bool:
+    """Whether the file was written by qdqtune in the very dialect that is asked for."""
+    labels = source.labels
+    written = (labels.get("qdqtune.dialect"), labels.get("qdqtune.quant_type"))
+    return written == (dialect.name, quant_type)
+
+
+def _ranges(
+    source: Source,
+    base: PreparedModel,
+    worker: Worker,
+    placement: Placement,
+    feeding: _Feeding,
+    progress: Progress | None,
+) -> Ranges:
+    """Ranges of what is quantized and came without scales, labelled by the weakest of both."""
+    given = source.reading.encodings if source.reading is not None else {}
+    edges = [
+        edge
+        for edge in base.index.effective(placement)
+        if not (edge.tensor in given and tells_range(given[edge.tensor]))
+        and not base.index.is_constant(edge.tensor)
+    ]
+    if not edges:
+        return Ranges({}, source.scales_from)
+    if given:
+        _logger.warning(
+            "what has no scale in %s is calibrated on %s: %d of the tensors",
+            source.path, feeding.describe(), len({edge.tensor for edge in edges}),
+        )  # fmt: skip
+    _logger.info("calibrating on %s", feeding.describe())
+    twin = float32_twin(source.model)
+    if twin is source.model:
+        ranges = collect_ranges(
+            base, worker, feeding.samples(), feeding.source, Placement.of(edges), progress
         )
-    left_float = {name: reason for part in parts for name, reason in part.left_float.items()}
-    placement = merge(part.placement for part in parts)
-    if not placement:
-        reasons = "; ".join(sorted(set(left_float.values())))
-        raise UsageError(
-            f"Nothing of what was chosen can be quantized{': ' + reasons if reasons else ''}.",
-            "Activations such as Relu are quantized as a part of the op before them.",
-        )
-    quantized = tuple(dict.fromkeys(name for part in parts for name in part.quantized))
-    return Selection(placement, quantized, left_float)
+    else:
+        with tempfile.TemporaryDirectory(prefix="twin-", dir=base.store.folder) as folder:
+            ranges = collect_ranges(
+                PreparedModel(twin, Path(folder)), worker, feeding.samples(), feeding.source,
+                progress=progress,
+            )  # fmt: skip
+        ranges = ranges_behind_casts(ranges, base.index)
+    weakest = CalibrationSource.RANDOM
+    if given and weakest in (ranges.source, source.scales_from):
+        return replace(ranges, source=weakest)
+    return ranges
 
 
-def _read_placement(path: str | Path, index: GraphIndex) -> Placement:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"The placement file {path} can't be read: {error}.") from None
-    placement = Placement.from_json(text, str(path))
-    made_for = json.loads(text).get("model")
-    if made_for and made_for != fingerprint(index.model):
-        _logger.warning("%s was made for another model, or another version of this one", path)
-    return placement
+def _kept(index: GraphIndex, placement: Placement, given: Mapping[str, ReadEncoding]) -> int:
+    """How many activations keep the scale that came with the model."""
+    tensors = {edge.tensor for edge in index.effective(placement)}
+    return sum(
+        not index.is_constant(name) and name in given and tells_range(given[name])
+        for name in tensors
+    )
 
 
 def _check_outputs(
@@ -208,45 +277,3 @@ def _check_outputs(
     check_writable(save_placement, force=force)
     if Path(save_placement).absolute() in (model.absolute(), output.absolute()):
         raise UsageError("The placement can't be written over a model.", "Choose another name.")
-
-
-def _folded_model(path: Path, opset: int) -> ir.Model:
-    """A float model, folded, at an opset in which it can be quantized.
-
-    Raises:
-        ModelError: If it can't be read, or has Q/DQ already.
-    """
-    model = load_model(path)
-    if any(is_op(node, QUANTIZE, DEQUANTIZE) for node in model.graph):
-        raise ModelError(
-            f"{path} has Q/DQ nodes already.", f"Take them out first: qdqtune strip {path} -o …"
-        )
-    fold(model)
-    if raise_opset(model, max(opset, least_opset(GraphIndex(model)))):
-        fold(model)
-    _logger.info("%s: folded, %d nodes left", path, len(model.graph))
-    return model
-
-
-def _judge(
-    base: PreparedModel, inserter: Inserter, placement: Placement, worker: Worker, seed: int
-) -> dict[str, float]:
-    """The output error, on inputs that were not calibrated with; empty if it can't be known here.
-
-    Raises:
-        ModelError: If the result is not a valid model.
-        EngineError: If the engine does not run a model in its own dialect.
-    """
-    native = inserter.dialect is native_dialect("onnxruntime")
-    reference = base.write(base.whole(), "reference")
-    candidate = inserter.write(placement, "candidate")
-    check_result(candidate)
-    samples = random_inputs(base.index, _JUDGED_SAMPLES, seed + 1)
-    try:
-        options = None if native else AS_WRITTEN
-        return output_sqnr(worker, reference, candidate, samples, options=options)
-    except WorkerFailure as failure:
-        if native:
-            raise
-        _logger.warning("the output error could not be measured here: %s", failure)
-        return {}

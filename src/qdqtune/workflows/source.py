@@ -1,0 +1,114 @@
+"""The model that a workflow starts from: float, or quantized already and taken apart."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx_ir as ir
+
+from qdqtune.graph.files import load_model
+from qdqtune.graph.folding import fold
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE, is_op
+from qdqtune.graph.opset import least_opset, raise_opset
+from qdqtune.graph.precision import convert_precision
+from qdqtune.graph.precision_types import HALF_TYPES
+from qdqtune.qdq.integer_ops import refuse_integer_ops
+from qdqtune.qdq.read import strip
+from qdqtune.qdq.reading import Reading
+from qdqtune.records.precision import Precision
+from qdqtune.records.ranges import CalibrationSource, Ranges
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as workflows take it.
+
+    Attributes:
+        path: The file.
+        model: The float model, folded: the file's own, or the one inside a Q/DQ file.
+        reading: What was quantized in the file; None if it is a float model.
+        labels: What qdqtune wrote into the file's metadata when it quantized it.
+        has_bfloat16: Whether the file does, which CPUs can't run.
+    """
+
+    path: Path
+    model: ir.Model
+    reading: Reading | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    has_bfloat16: bool = False
+
+    @property
+    def scales_from(self) -> CalibrationSource:
+        """What the file's scales were taken from, as far as it says."""
+        label = self.labels.get("qdqtune.calibration", "")
+        known = {source.value: source for source in CalibrationSource}
+        return known.get(label, CalibrationSource.GIVEN)
+
+
+def open_source(path: str | Path, opset: int = 0, precision: Precision | None = None) -> Source:
+    """Read a model, fold it, and take out the Q/DQ that it may have.
+
+    A Q/DQ model is folded first: what its pairs guard stays, so that its tensors are still those
+    that its scales were learned for.
+
+    Args:
+        path: A float or Q/DQ model.
+        opset: The least opset that is needed.
+        precision: The float type that the model is to be computed in; None is its own.
+
+    Raises:
+        ModelError: If it can't be read, or is quantized in a way that can't be undone.
+    """
+    model = load_model(path)
+    refuse_integer_ops(model, path)
+    labels = {
+        key: value for key, value in model.metadata_props.items() if key.startswith("qdqtune.")
+    }
+    fold(model)
+    has_bfloat16 = has_types(model, {ir.DataType.BFLOAT16})
+    if precision is not None and convert_precision(model, precision).modified:
+        fold(model)
+    if raise_opset(model, max(opset, least_opset(GraphIndex(model)))):
+        fold(model)
+    reading = None
+    if any(is_op(node, QUANTIZE, DEQUANTIZE) for node in model.graph):
+        reading = strip(model)
+        if reading.left:
+            _logger.warning(
+                "%d Q and DQ nodes belong to no pair with constant scales: they stay as they are",
+                reading.left,
+            )
+    _logger.info("%s: folded, %d nodes left", path, len(model.graph))
+    return Source(Path(path), model, reading, labels, has_bfloat16)
+
+
+def float32_twin(model: ir.Model) -> ir.Model:
+    """The model itself, or its float32 form if it has half floats, which CPUs hardly run."""
+    if not has_types(model, HALF_TYPES):
+        return model
+    twin = model.clone()
+    convert_precision(twin, Precision.FP32)
+    return twin
+
+
+def has_types(model: ir.Model, dtypes: Collection[ir.DataType]) -> bool:
+    """Whether a tensor of the main graph is of one of these types."""
+    index = GraphIndex(model)
+    return any(index.dtype(name) in dtypes for name in index.value)
+
+
+def ranges_behind_casts(ranges: Ranges, index: GraphIndex) -> Ranges:
+    """The ranges with those of Cast results added: a Cast changes the type, not the values."""
+    known = dict(ranges.by_tensor)
+    for node in index.nodes:
+        if is_op(node, "Cast") and node.inputs[0] is not None:
+            source, result = node.inputs[0].name or "", node.outputs[0].name or ""
+            if source in known:
+                known.setdefault(result, known[source])
+    return Ranges(known, ranges.source, ranges.samples)
