@@ -20,7 +20,7 @@ from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.precision import Precision
-from qdqtune.records.ranges import CalibrationSource
+from qdqtune.records.ranges import CalibrationSource, RangeMethod
 from qdqtune.workflows.insertion import Choice, insert_qdq
 from qdqtune.workflows.precision import convert_model
 from tests.conftest import model_from_text
@@ -170,3 +170,17 @@ def test_calibration_data_is_what_counts(tmp_path: Path) -> None:
         if one.name == "image_scale"
     ]
     np.testing.assert_allclose(scales[1], 100 * scales[0], rtol=1e-5)
+
+
+def test_of_all_ways_to_calibrate_the_best_is_taken(tmp_path: Path) -> None:
+    source = tmp_path / "float.onnx"
+    onnx.save(zoo.build("resnet18", **SMALL["resnet18"]), source)
+    images = np.random.default_rng(0).normal(size=(6, 3, 64, 64)).astype(np.float32)
+    report = insert_qdq(source, Choice(ops=["Conv"]), tmp_path / "best.onnx", data=images)
+    assert set(report.tried_db) == {method.value for method in RangeMethod}
+    assert report.tried_db[report.method.value] == max(report.tried_db.values())
+    for method in RangeMethod:
+        target = tmp_path / f"{method.value}.onnx"
+        alone = insert_qdq(source, Choice(ops=["Conv"]), target, data=images, method=method)
+        assert alone.method is method
+        assert alone.tried_db == {method.value: pytest.approx(report.tried_db[method.value])}

@@ -17,7 +17,7 @@ from qdqtune.cli.flags import (
     positive,
 )
 from qdqtune.records.precision import Precision
-from qdqtune.records.ranges import CalibrationSource
+from qdqtune.records.ranges import CalibrationSource, RangeMethod
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands
@@ -59,6 +59,11 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--calibration_samples", type=positive, metavar="N", help="use at most this many samples"
     )
+    parser.add_argument(
+        "--calibration_method",
+        choices=[method.value for method in RangeMethod],
+        help="how ranges follow from the data (default: all are tried, the best is taken)",
+    )
     add_inputs(parser)
     parser.add_argument("--save_placement", metavar="FILE", help="also write the placement")
     add_output(parser)
@@ -70,7 +75,7 @@ def _run(options: argparse.Namespace) -> int:
     from qdqtune.report.progress import progress_bar
     from qdqtune.workflows.insertion import Choice, insert_qdq
 
-    dtype = options.high_precision_dtype
+    dtype, method = options.high_precision_dtype, options.calibration_method
     with progress_bar("calibrating", quiet=options.quiet) as progress:
         report = insert_qdq(
             options.model,
@@ -83,6 +88,7 @@ def _run(options: argparse.Namespace) -> int:
             inputs=input_request(options),
             data=options.calibration_data,
             samples=options.calibration_samples,
+            method=RangeMethod(method) if method else None,
             save_placement=options.save_placement,
             force=options.force,
             progress=progress,

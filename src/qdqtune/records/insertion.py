@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qdqtune.records.placement import Placement
-from qdqtune.records.ranges import CalibrationSource
+from qdqtune.records.ranges import CalibrationSource, RangeMethod
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class InsertReport:
         pairs: Tensors that got Q/DQ.
         calibration: Where the ranges come from.
         calibrated_on: The samples in words.
+        method: How the ranges followed from the samples.
+        tried_db: The worst output's ratio for every method that was tried.
         scales_kept: How many activations keep a scale that came with the model.
         sqnr_db: Signal-to-noise ratio per output against the float model; empty if unknown.
         sqnr_given_db: The same against the Q/DQ model that was given; empty for a float one.
@@ -37,6 +39,8 @@ class InsertReport:
     pairs: int
     calibration: CalibrationSource
     calibrated_on: str
+    method: RangeMethod
+    tried_db: dict[str, float]
     scales_kept: int
     sqnr_db: dict[str, float]
     sqnr_given_db: dict[str, float]

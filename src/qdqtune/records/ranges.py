@@ -22,6 +22,14 @@ class CalibrationSource(str, Enum):
     GIVEN = "given"  # scales that came with a quantized model
 
 
+class RangeMethod(str, Enum):
+    """How a range follows from the values of a tensor."""
+
+    MINMAX = "minmax"  # all of them fit
+    MSE = "mse"  # the mean squared error is least: rare values are cut off
+    PERCENTILE = "percentile"  # all but one in ten thousand fit
+
+
 @dataclass(frozen=True)
 class Ranges:
     """Smallest and largest value per tensor.

@@ -25,6 +25,8 @@ def insertion_record(report: InsertReport) -> dict[str, Any]:
         "dialect": report.dialect,
         "quant_type": report.quant_type,
         "calibration": report.calibration.value,
+        "calibration_method": report.method.value,
+        "tried_sqnr_db": finite(report.tried_db),
         "quantized": list(report.quantized),
         "left_float": report.left_float,
         "qdq_pairs": report.pairs,
@@ -49,7 +51,13 @@ def insertion_text(report: InsertReport) -> str:
         also = f", {given:.1f} dB against the file as given" if given is not None else ""
         lines.append(f"output {name}: SQNR {db:.1f} dB against float{also}")
     if report.calibration is CalibrationSource.DATA:
-        lines.append(f"calibrated on {report.calibrated_on}")
+        others = ", ".join(
+            f"{method} {db:.1f} dB"
+            for method, db in report.tried_db.items()
+            if method != report.method.value
+        )
+        than = f" ({others})" if others else ""
+        lines.append(f"calibrated on {report.calibrated_on}, {report.method.value} ranges{than}")
     lines = [printable(line) for line in lines]
     if report.calibration is CalibrationSource.RANDOM:
         lines.append(RANDOM_WARNING)

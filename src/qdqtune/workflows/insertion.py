@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from qdqtune.calibration.clipping import clip_ranges
 from qdqtune.calibration.data import open_samples
 from qdqtune.calibration.expected import expected_inputs
 from qdqtune.calibration.inputs import Feeds, random_inputs
@@ -24,7 +27,7 @@ from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.precision_types import HALF_TYPES
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import at_shapes
-from qdqtune.qdq.dialect import Dialect
+from qdqtune.qdq.dialect import Dialect, QuantFormat
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.given import tells_range
 from qdqtune.qdq.insert import Inserter
@@ -36,9 +39,9 @@ from qdqtune.records.inputs import InputRequest
 from qdqtune.records.insertion import InsertReport
 from qdqtune.records.placement import Placement
 from qdqtune.records.precision import Precision
-from qdqtune.records.ranges import CalibrationSource, Ranges
+from qdqtune.records.ranges import CalibrationSource, RangeMethod, Ranges
 from qdqtune.workflows.choice import Choice, select
-from qdqtune.workflows.judging import judge
+from qdqtune.workflows.judging import Quality, judge
 from qdqtune.workflows.source import (
     Source,
     float32_twin,
@@ -70,6 +73,7 @@ def insert_qdq(
     inputs: InputRequest = _NOTHING_SAID,
     data: Any = None,
     samples: int | None = None,
+    method: RangeMethod | None = None,
     save_placement: str | Path | None = None,
     force: bool = False,
     progress: Progress | None = None,
@@ -91,6 +95,8 @@ def insert_qdq(
         inputs: Shapes to calibrate at; ranges and seed of random inputs.
         data: Calibration data, as `qdqtune.calibration.data.open_samples` takes it; None is random.
         samples: Use at most this many samples of the data.
+        method: How ranges follow from the data; None tries every way and takes what is closest to
+            the float model. Random inputs are always taken whole.
         save_placement: Where to write the placement, too.
         force: Whether files may be replaced.
         progress: Called with the samples calibrated and their number, if known.
@@ -113,13 +119,18 @@ def insert_qdq(
             observe_shapes(base, worker, next(iter(feeding.judged())))
             selection = _selection(source, feeding.shapes, spoken, quant_type, choice)
         given = source.reading.encodings if source.reading is not None else {}
-        ranges = _ranges(source, base, worker, selection.placement, feeding, progress)
-        inserter = Inserter(base, spoken, quant_type, ranges, given)
-        quantized = inserter.model(selection.placement)
-        candidate = inserter.write(selection.placement, "candidate")
-        check_result(candidate, Path(model))
         native = spoken is native_dialect("onnxruntime")
-        quality = judge(source, base, candidate, worker, feeding.judged, native=native)
+        attempts = []
+        for way, ranges in _ranges(
+            source, base, worker, selection.placement, feeding, layout, method, progress
+        ):
+            inserter = Inserter(base, spoken, quant_type, ranges, given)
+            candidate = inserter.write(selection.placement, f"candidate_{way.value}")
+            check_result(candidate, Path(model))
+            quality = judge(source, base, candidate, worker, feeding.judged, native=native)
+            attempts.append(_Attempt(way, ranges, inserter, quality))
+        best = max(attempts, key=lambda attempt: attempt.worst_db)
+        quantized = best.inserter.model(selection.placement)
         written = save_model(quantized, output, force=force)
     if save_placement is not None:
         made_for = quantized.metadata_props["qdqtune.float_model"]
@@ -132,12 +143,28 @@ def insert_qdq(
         left_float=selection.left_float,
         placement=selection.placement,
         pairs=len(selection.placement.tensors),
-        calibration=ranges.source,
+        calibration=best.ranges.source,
         calibrated_on=feeding.describe(),
+        method=best.method,
+        tried_db={attempt.method.value: attempt.worst_db for attempt in attempts},
         scales_kept=_kept(base.index, selection.placement, given),
-        sqnr_db=quality.against_float,
-        sqnr_given_db=quality.against_given,
+        sqnr_db=best.quality.against_float,
+        sqnr_given_db=best.quality.against_given,
     )
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One way to choose ranges, and what came of it."""
+
+    method: RangeMethod
+    ranges: Ranges
+    inserter: Inserter
+    quality: Quality
+
+    @property
+    def worst_db(self) -> float:
+        return min(self.quality.against_float.values(), default=-math.inf)
 
 
 @dataclass(frozen=True)
@@ -157,6 +184,10 @@ class _Feeding:
     judged: Callable[[], Iterable[Feeds]]
     source: CalibrationSource
     describe: Callable[[], str]
+
+    @property
+    def is_data(self) -> bool:
+        return self.source is CalibrationSource.DATA
 
 
 def _feeding(source: Source, request: InputRequest, data: Any, limit: int | None) -> _Feeding:
@@ -223,9 +254,11 @@ def _ranges(
     worker: Worker,
     placement: Placement,
     feeding: _Feeding,
+    layout: QuantFormat,
+    method: RangeMethod | None,
     progress: Progress | None,
-) -> Ranges:
-    """Ranges of what is quantized and came without scales, labelled by the weakest of both."""
+) -> Iterator[tuple[RangeMethod, Ranges]]:
+    """Ranges of what is quantized and came without scales, in every way that was asked for."""
     given = source.reading.encodings if source.reading is not None else {}
     edges = [
         edge
@@ -234,29 +267,50 @@ def _ranges(
         and not base.index.is_constant(edge.tensor)
     ]
     if not edges:
-        return Ranges({}, source.scales_from)
+        yield RangeMethod.MINMAX, Ranges({}, source.scales_from)
+        return
     if given:
         _logger.warning(
             "what has no scale in %s is calibrated on %s: %d of the tensors",
             source.path, feeding.describe(), len({edge.tensor for edge in edges}),
         )  # fmt: skip
     _logger.info("calibrating on %s", feeding.describe())
+    with _runnable(source, base) as runnable:
+        watched = Placement.of(edges) if runnable is base else None
+        whole = collect_ranges(
+            runnable, worker, feeding.samples(), feeding.source, watched, progress
+        )
+        ways = {RangeMethod.MINMAX: whole}
+        if _may_clip(feeding, layout, method):
+            ways |= clip_ranges(runnable, worker, feeding.samples(), whole, layout.activation)
+    for way, ranges in ways.items():
+        if method in (None, way) or len(ways) == 1:
+            found = ranges_behind_casts(ranges, base.index)
+            yield way, replace(found, source=_weakest(source, feeding) if given else found.source)
+
+
+def _may_clip(feeding: _Feeding, layout: QuantFormat, method: RangeMethod | None) -> bool:
+    """Whether clipped ranges are worth a try: float8 has digits enough at both ends."""
+    is_integer = layout.activation.dtype.is_integer()
+    return method is not RangeMethod.MINMAX and is_integer and feeding.is_data
+
+
+@contextmanager
+def _runnable(source: Source, base: PreparedModel) -> Iterator[PreparedModel]:
+    """The base, or its float32 twin while it is needed."""
     twin = float32_twin(source.model)
     if twin is source.model:
-        ranges = collect_ranges(
-            base, worker, feeding.samples(), feeding.source, Placement.of(edges), progress
-        )
-    else:
-        with tempfile.TemporaryDirectory(prefix="twin-", dir=base.store.folder) as folder:
-            ranges = collect_ranges(
-                PreparedModel(twin, Path(folder)), worker, feeding.samples(), feeding.source,
-                progress=progress,
-            )  # fmt: skip
-        ranges = ranges_behind_casts(ranges, base.index)
-    weakest = CalibrationSource.RANDOM
-    if given and weakest in (ranges.source, source.scales_from):
-        return replace(ranges, source=weakest)
-    return ranges
+        yield base
+        return
+    with tempfile.TemporaryDirectory(prefix="twin-", dir=base.store.folder) as folder:
+        yield PreparedModel(twin, Path(folder))
+
+
+def _weakest(source: Source, feeding: _Feeding) -> CalibrationSource:
+    """What to call scales that partly came with the model and partly were calibrated."""
+    if CalibrationSource.RANDOM in (source.scales_from, feeding.source):
+        return CalibrationSource.RANDOM
+    return feeding.source
 
 
 def _kept(index: GraphIndex, placement: Placement, given: Mapping[str, ReadEncoding]) -> int:
