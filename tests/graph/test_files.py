@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,10 @@ import pytest
 
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.fingerprint import fingerprint
+from qdqtune.graph.folding import fold
 from qdqtune.records.errors import ModelError, OutputError
 from tests.conftest import model_from_text
+from tests.fuzz.seeds import nested
 
 
 def save_external(model: onnx.ModelProto, path: Path) -> Path:
@@ -123,7 +127,7 @@ def test_external_data_missing(residual: onnx.ModelProto, tmp_path: Path) -> Non
     assert str(tmp_path) in caught.value.hint
 
 
-@pytest.mark.parametrize("location", ["../weights.bin", "/etc/passwd", "a/../../weights.bin", ""])
+@pytest.mark.parametrize("location", ["../weights.bin", "/etc/passwd", "a/../../weights.bin"])
 def test_external_data_outside(location: str, residual: onnx.ModelProto, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
@@ -154,7 +158,7 @@ def test_external_data_links(residual: onnx.ModelProto, tmp_path: Path) -> None:
     [
         ({"offset": "999999"}, "ends before it"),
         ({"length": "999999"}, "ends before it"),
-        ({"offset": "-8"}, "ends before it"),
+        ({"offset": "-8"}, "broken type, offset"),
         ({"offset": "x"}, "broken type, offset"),
     ],
 )
@@ -244,3 +248,117 @@ def test_sparse_weights_are_refused(residual: onnx.ModelProto, tmp_path: Path) -
     onnx.save(residual, path)
     with pytest.raises(ModelError, match="sparse weights"):
         load_model(path)
+
+
+def external_tensor(location: str) -> onnx.TensorProto:
+    tensor = onnx.TensorProto(
+        name="t", data_type=onnx.TensorProto.FLOAT, dims=[4],
+        data_location=onnx.TensorProto.EXTERNAL,
+    )  # fmt: skip
+    for key, value in (("location", location), ("offset", "0"), ("length", "16")):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def in_attribute(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    node = onnx.helper.make_node("Constant", [], ["c"], name="c", value=tensor)
+    model.graph.node.insert(0, node)
+
+
+def in_function(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    node = onnx.helper.make_node("Constant", [], ["c"], value=tensor)
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    model.functions.append(onnx.helper.make_function("l", "f", [], ["c"], [node], opsets))
+    model.opset_import.add(domain="l", version=1)
+
+
+def in_body(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    value = onnx.helper.make_tensor_value_info
+    copy = onnx.helper.make_node("Identity", ["t"], ["b"])
+    body = onnx.helper.make_graph([copy], "b", [], [value("b", 1, [4])], [tensor])
+    model.graph.input.append(value("c", onnx.TensorProto.BOOL, []))
+    branches = {"then_branch": body, "else_branch": body}
+    model.graph.node.append(onnx.helper.make_node("If", ["c"], ["i"], name="if", **branches))
+
+
+@pytest.mark.parametrize("hide", [in_attribute, in_function, in_body])
+def test_external_data_is_found_wherever_it_hides(
+    hide: Callable[[onnx.ModelProto, onnx.TensorProto], None],
+    residual: onnx.ModelProto,
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for outside in (tmp_path / "t.bin", folder / "t.bin"):
+        outside.write_bytes(bytes(16))
+    hide(residual, external_tensor("../t.bin"))
+    path = folder / "m.onnx"
+    path.write_bytes(residual.SerializeToString())
+    with pytest.raises(ModelError, match="outside the model's folder"):
+        load_model(path)
+    path.write_bytes(path.read_bytes().replace(b"\x08../t.bin", b"\x08./.t.bin"))
+    (folder / ".t.bin").write_bytes(bytes(range(16)))
+    model = load_model(path)
+    saved = save_model(model, tmp_path / "saved.onnx")
+    assert fingerprint(load_model(saved)) == fingerprint(model)
+
+
+def test_a_folder_in_between_may_not_be_a_link(residual: onnx.ModelProto, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    (folder / "real").mkdir(parents=True)
+    path = save_external(residual, folder / "m.onnx")
+    (folder / "weights.bin").rename(folder / "real" / "weights.bin")
+    relocate(path, location="real/weights.bin")
+    load_model(path)
+    (folder / "link").symlink_to("real")
+    relocate(path, location="link/weights.bin")
+    with pytest.raises(ModelError, match="is a link"):
+        load_model(path)
+
+
+def test_unknown_keys_of_external_data_mean_nothing(
+    residual: onnx.ModelProto, tmp_path: Path
+) -> None:
+    path = save_external(residual, tmp_path / "m.onnx")
+    before = fingerprint(load_model(path))
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for key in ("__class__", "base_dir", "prepacked_0"):
+            tensor.external_data.add(key=key, value="/")
+    path.write_bytes(model.SerializeToString())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fingerprint(load_model(path)) == before
+
+
+@pytest.mark.parametrize("depth", [10, 30])
+def test_nested_bodies_go_through(depth: int, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(nested(depth).SerializeToString())
+    model = load_model(path)
+    fold(model)
+    fingerprint(model)
+    save_model(model, tmp_path / "out.onnx")
+    assert fingerprint(load_model(tmp_path / "out.onnx")) == fingerprint(model)
+
+
+def test_both_spellings_of_the_standard_domain(residual: onnx.ModelProto, tmp_path: Path) -> None:
+    residual.opset_import[0].domain = "ai.onnx"
+    path = tmp_path / "m.onnx"
+    path.write_bytes(residual.SerializeToString())
+    assert load_model(path).opset_imports == {"": 17}
+
+
+def test_large_weights_are_not_handed_to_the_checker(
+    residual: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    check = onnx.checker.check_model
+    monkeypatch.setattr(onnx.checker, "check_model", lambda m: (seen.append(m), check(m)))
+    weight = np.ones((300, 300), np.float32)
+    residual.graph.initializer.append(onnx.numpy_helper.from_array(weight, "large"))
+    path = tmp_path / "m.onnx"
+    onnx.save(residual, path)
+    load_model(path)
+    (proto,) = seen
+    assert proto.ByteSize() < 2000

@@ -105,7 +105,9 @@ def open_samples(
         UsageError: If the data is not what the model wants.
     """
     if not inputs:
-        raise UsageError("The model has no inputs, so there is nothing to feed.")
+        raise UsageError(
+            "The model has no inputs, so there is nothing to feed.", "Leave the data out."
+        )
     if limit is not None and limit < 1:
         raise UsageError(f"The model can't be run on {limit} samples.", "Take at least one.")
     remarks = Remarks()

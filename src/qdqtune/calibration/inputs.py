@@ -7,6 +7,7 @@ attention see nothing.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,9 @@ _REAL_TYPES = FLOAT_TYPES | {ir.DataType.DOUBLE}
 _PIXEL_TYPES = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
 
 _NOTHING_SAID = InputRequest()
+
+# Larger inputs are a mistake in the model's shapes, not something to wait for.
+_MOST_BYTES = 1 << 34
 
 Feeds = dict[str, npt.NDArray[Any]]
 
@@ -82,6 +86,12 @@ class _Maker:
                 f"No values can be made up for the input {self.name!r}: it is {kind}.",
                 "Give calibration data.",
             )
+        if math.prod(shape) * value.dtype.itemsize > _MOST_BYTES:
+            raise ModelError(
+                f"No values can be made up for the input {self.name!r}: its shape is {shape}, more "
+                "than memory could hold.",
+                "Check the model's input shapes: `qdqtune shapes MODEL`.",
+            )
         self.dtype = value.dtype
         self.shape = shape
         self.bounds = bounds
@@ -119,11 +129,13 @@ def _check_bounds(name: str, dtype: ir.DataType, bounds: tuple[float, float]) ->
     if not least <= bounds[0] <= bounds[1] <= most:
         raise UsageError(
             f"The range of the input {name!r}, {bounds[0]} to {bounds[1]}, does not fit its type: "
-            f"{dtype.name.lower()} holds {least} to {most}."
+            f"{dtype.name.lower()} holds {least} to {most}.",
+            "Give a range within that.",
         )
     if _is_whole(dtype) and any(bound != int(bound) for bound in bounds):
         raise UsageError(
-            f"The input {name!r} holds whole numbers, but its range is {bounds[0]} to {bounds[1]}."
+            f"The input {name!r} holds whole numbers, but its range is {bounds[0]} to {bounds[1]}.",
+            "Give whole numbers.",
         )
 
 

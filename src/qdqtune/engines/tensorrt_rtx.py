@@ -126,7 +126,7 @@ def build_in_child(
     except subprocess.TimeoutExpired:
         return _failed(nothing, [f"the build took longer than {timeout_s:g} s"])
     if child.returncode == 2:
-        raise EngineError(child.stderr.strip())
+        raise EngineError(child.stderr.strip(), _INSTALL)
     try:
         return BuildReport.from_dict(json.loads(child.stdout))
     except (ValueError, TypeError, KeyError):

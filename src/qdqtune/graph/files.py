@@ -6,19 +6,25 @@ unless asked. Weights stay in their files (memory-mapped) until somebody needs t
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
 
+from qdqtune.graph.external import check_external_data, load_attributes
 from qdqtune.graph.naming import name_nodes
+from qdqtune.graph.onnx_checks import first_line, inconsistency
+from qdqtune.graph.parsing import parse_model
+from qdqtune.graph.proto_walk import contents
+from qdqtune.graph.validity import check_model
+from qdqtune.graph.weights import WeightStore, values_of
 from qdqtune.records.errors import ModelError, OutputError
+
+#: In a model's `meta`: whether its weights lay beside it when it was loaded.
+EXTERNAL = "qdqtune.external_data"
 
 # One protobuf message can hold 2 GiB; past this size weights go to a file beside the model.
 _EMBED_LIMIT_BYTES = 1 << 30
@@ -35,32 +41,28 @@ def load_model(path: str | os.PathLike[str]) -> ir.Model:
             missing, too short or outside the model's folder.
     """
     file = Path(path)
-    proto = _parse(file)
-    for tensor in _external_tensors(proto):
-        _check_external(tensor, file)
-    if proto.graph.sparse_initializer:
-        raise ModelError(
-            f"{file} has sparse weights, which qdqtune does not read.", "Export them as dense ones."
-        )
+    proto = parse_model(file)
+    found = contents(proto)
+    check_external_data(found.tensors, file)
+    check_model(proto, found, file)
+    load_attributes(found, file)
     try:
-        onnx.checker.check_model(str(file))
-    except onnx.checker.ValidationError as error:
-        reason = str(error).strip().splitlines()[0]
+        model: ir.Model = ir.from_proto(proto)
+    except ir.serde.SerdeError as error:
         raise ModelError(
-            f"{file} is not a valid ONNX model: {reason}",
-            "Export it again, or see what `onnx.checker.check_model` says about it.",
-        ) from None
-    model = ir.from_proto(proto)
+            f"{file} is not a valid ONNX model: {first_line(error)}", "Export it again."
+        ) from error
     name_nodes(model)
     ir.external_data.set_base_dir(model.graph, str(file.absolute().parent))
+    model.meta[EXTERNAL] = any(isinstance(each, ir.ExternalTensor) for each in _weights(model))
     return model
 
 
 def save_model(model: ir.Model, path: str | os.PathLike[str], *, force: bool = False) -> Path:
     """Write a model, whole or not at all.
 
-    Weights are put into the file itself; a model too large for one file gets `<name>.data`
-    beside it.
+    The weights of a model that had them beside it when it was loaded, or that is too large for one
+    file, go to `<name>.data`.
 
     Args:
         model: The model; it is not changed.
@@ -75,18 +77,16 @@ def save_model(model: ir.Model, path: str | os.PathLike[str], *, force: bool = F
     """
     target = Path(path)
     check_writable(target, force=force)
-    weights = _tensors_of(model)
-    too_large = sum(tensor.nbytes for tensor in weights) > _EMBED_LIMIT_BYTES
     data_name = target.name + ".data"
-    if too_large:
+    external = bool(model.meta.get(EXTERNAL)) or _is_too_large(model)
+    if external:
         check_writable(target.with_name(data_name), force=force)
     with tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=target.parent) as folder:
         staged = Path(folder) / target.name
         try:
-            if too_large:
-                ir.save(model, staged, external_data=data_name)
-            else:
-                _save_embedded(model, staged)
+            store = WeightStore(Path(folder), data_name) if external else None
+            with _weights_in(model, store):
+                ir.save(model, staged)
             for file in sorted(Path(folder).iterdir(), reverse=True):
                 os.replace(file, target.parent / file.name)
         except OSError as error:
@@ -111,22 +111,34 @@ def write_text(path: str | os.PathLike[str], text: str, *, force: bool) -> None:
         os.replace(staged, target)
     except OSError as error:
         staged.unlink(missing_ok=True)
-        raise OutputError(f"{target} could not be written: {error.strerror}.") from None
+        raise OutputError(
+            f"{target} could not be written: {error.strerror}.",
+            "Check that the disk has room and the folder can be written to.",
+        ) from None
 
 
-def check_result(path: Path) -> None:
+def check_result(path: Path, original: Path | None = None) -> None:
     """Make sure that a model we wrote is valid, shapes and types included.
 
+    Args:
+        path: What we wrote.
+        original: What it was made from, which may have been inconsistent before us.
+
     Raises:
-        ModelError: If it is not; that is a mistake of ours.
+        ModelError: If it is not.
     """
-    try:
-        onnx.checker.check_model(str(path), full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+    fault = inconsistency(parse_model(path))
+    if not fault:
+        return
+    if original is not None and (before := inconsistency(parse_model(original))):
         raise ModelError(
-            f"The quantized model would not be valid: {str(error).strip().splitlines()[0]}",
-            "Nothing was written. This is a bug in qdqtune: please report it with the model.",
-        ) from error
+            f"The model's types or shapes contradict each other: {before}",
+            "Export it again; ONNX Runtime may run it, but nothing can be derived from it.",
+        )
+    raise ModelError(
+        f"The quantized model would not be valid: {fault}",
+        "Nothing was written. This is a bug in qdqtune: please report it with the model.",
+    )
 
 
 def check_writable(path: str | os.PathLike[str], *, force: bool) -> None:
@@ -148,99 +160,33 @@ def check_writable(path: str | os.PathLike[str], *, force: bool) -> None:
         raise OutputError(f"The folder {target.parent} can't be written to.", "Choose another.")
 
 
-def _parse(file: Path) -> onnx.ModelProto:
-    try:
-        proto = onnx.load(str(file), format="protobuf", load_external_data=False)
-    except FileNotFoundError:
-        raise ModelError(f"{file} does not exist.", "Check the path.") from None
-    except IsADirectoryError:
-        raise ModelError(f"{file} is a folder.", "Name the .onnx file in it.") from None
-    except OSError as error:
-        raise ModelError(f"{file} can't be read: {error.strerror}.") from None
-    except DecodeError:
-        raise ModelError(
-            f"{file} is not an ONNX file.",
-            "Models in other formats must be exported to ONNX first.",
-        ) from None
-    if not proto.HasField("graph") or not proto.ir_version:
-        raise ModelError(f"{file} is not an ONNX file: it holds no graph.")
-    if not proto.graph.node:
-        raise ModelError(
-            f"{file} has an empty graph: there is nothing to quantize or time.",
-            "Check how it was exported.",
-        )
-    return proto
-
-
-def _external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    pending = [proto.graph]
-    while pending:
-        graph = pending.pop()
-        for tensor in graph.initializer:
-            if tensor.data_location == onnx.TensorProto.EXTERNAL:
-                yield tensor
-        for node in graph.node:
-            for attribute in node.attribute:
-                pending += [attribute.g] if attribute.HasField("g") else []
-                pending += attribute.graphs
-                for tensor in (attribute.t, *attribute.tensors):
-                    if tensor.data_location == onnx.TensorProto.EXTERNAL:
-                        yield tensor
-
-
-def _check_external(tensor: onnx.TensorProto, model_file: Path) -> None:
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = entries.get("location", "")
-    what = f"{model_file}: the weight {tensor.name!r} lies in {location!r}"
-    folder = model_file.absolute().parent
-    file = folder / location
-    inside = file.resolve().is_relative_to(folder.resolve())
-    if not location or Path(location).is_absolute() or not inside:
-        raise ModelError(
-            f"{what}, which is outside the model's folder.",
-            "External data must lie beside the model, as a relative path.",
-        )
-    try:
-        facts = file.lstat()
-    except OSError:
-        raise ModelError(
-            f"{what}, and that file is missing.", f"Put it into {folder}, beside the model."
-        ) from None
-    if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
-        raise ModelError(f"{what}, which is a link, not a plain file.", "Copy the file there.")
-    try:
-        needed = -(-math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8)
-        offset = int(entries.get("offset", 0))
-        length = int(entries.get("length", needed))
-    except (ValueError, TypeError):
-        raise ModelError(f"{what}, with a broken type, offset or length.") from None
-    if offset < 0 or length < needed or offset + length > facts.st_size:
-        raise ModelError(
-            f"{what}, but that file ends before it.", "The file is truncated: copy it again."
-        )
-
-
-def _tensors_of(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+def _weights(model: ir.Model) -> Iterator[ir.TensorProtocol]:
     for graph in model.graphs():
         for value in graph.initializers.values():
             if value.const_value is not None:
                 yield value.const_value
 
 
-def _save_embedded(model: ir.Model, path: Path) -> None:
-    """Write with all weights inside; external tensors are read now and the model left as it was."""
-    external = [
-        value
-        for graph in model.graphs()
-        for value in graph.initializers.values()
-        if isinstance(value.const_value, ir.ExternalTensor)
-    ]
-    kept = [value.const_value for value in external]
+def _is_too_large(model: ir.Model) -> bool:
+    return sum(tensor.nbytes for tensor in _weights(model)) > _EMBED_LIMIT_BYTES
+
+
+@contextlib.contextmanager
+def _weights_in(model: ir.Model, store: WeightStore | None) -> Iterator[None]:
+    """Let the model's weights lie in a store for a while, or in the model itself."""
+    kept: list[tuple[ir.Value, ir.TensorProtocol]] = []
     try:
-        for value, tensor in zip(external, kept, strict=True):
-            assert tensor is not None
-            value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
-        ir.save(model, path)
+        for graph in model.graphs():
+            for name, value in graph.initializers.items():
+                tensor = value.const_value
+                if tensor is None:
+                    continue
+                kept.append((value, tensor))
+                if store is not None:
+                    value.const_value = store.stored(len(kept), name, tensor)
+                elif isinstance(tensor, ir.ExternalTensor):
+                    value.const_value = ir.Tensor(values_of(tensor), tensor.dtype, name=name)
+        yield
     finally:
-        for value, tensor in zip(external, kept, strict=True):
+        for value, tensor in kept:
             value.const_value = tensor

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+import numpy as np
 import onnx_ir as ir
+
+from qdqtune.graph.weights import slabs, values_of
 
 _DIGEST_BYTES = 16
 
@@ -30,7 +33,14 @@ def tensor_digest(tensor: ir.TensorProtocol) -> str:
     """A hash of a tensor's type, shape and values."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
-    digest.update(tensor.tobytes())
+    if isinstance(tensor, ir.StringTensor):
+        digest.update(repr(list(tensor.string_data())).encode())
+    elif tensor.dtype.bitwidth < 8:
+        digest.update(tensor.tobytes())  # several to a byte
+    else:
+        values = values_of(tensor)
+        for slab in slabs(values):
+            digest.update(np.ascontiguousarray(values[slab]).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

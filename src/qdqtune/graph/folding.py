@@ -1,13 +1,15 @@
 """Constant and BatchNorm folding that never touches quantization.
 
-The work is onnxscript's; what is ours is what it may fold and that node names survive: a Conv
-keeps its name when the BatchNorm behind it disappears into it.
+The work is onnxscript's; what is ours is what it may fold, that node names survive (a Conv keeps
+its name when the BatchNorm behind it disappears into it), and that bodies of control flow and
+functions stay as they are.
 """
 
 from __future__ import annotations
 
 import logging
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 from onnxscript import optimizer, rewriter
@@ -17,10 +19,15 @@ from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_gemm_rule,
 )
 
+from qdqtune.graph.bodies import bodies_aside, body_shapes_kept
+from qdqtune.graph.constants import retyped
+from qdqtune.graph.fold_limits import FoldLimits
 from qdqtune.graph.kernel_shapes import write_kernel_shapes
-from qdqtune.graph.naming import name_nodes
+from qdqtune.graph.naming import name_apart_from_bodies, name_nodes
+from qdqtune.graph.onnx_checks import first_line
 from qdqtune.graph.op_classes import QDQ_OPS, is_op, is_standard
 from qdqtune.graph.shapes import infer_shapes
+from qdqtune.records.errors import ModelError
 
 _logger = logging.getLogger(__name__)
 
@@ -29,45 +36,106 @@ _BATCHNORM_RULES = (
     fuse_batchnorm_into_conv_transpose_rule,
     fuse_batchnorm_into_gemm_rule,
 )
-
-# Ops that hardly make a constant larger: folding them costs no file size, whatever their input is.
-_NEVER_GROW = frozenset(
-    {
-        "Cast", "Identity", "Neg", "Reciprocal", "Reshape", "Slice", "Sqrt", "Squeeze",
-        "Transpose", "Unsqueeze",
-    }
-)  # fmt: skip
+# The first file format in which weights need not be inputs.
+_FREE_WEIGHTS_IR_VERSION = 4
+# Our limits decide before anything is computed; onnxscript looks at the result only.
+_NO_LIMIT = 1 << 62
 
 
 def fold(model: ir.Model) -> bool:
     """Fold constants and BatchNorms in place; Q/DQ nodes and what they guard stay.
 
+    Bodies of control flow and functions are carried through; only an If whose condition turns out
+    to be constant is replaced by the branch that it takes.
+
     Returns:
         Whether anything changed.
+
+    Raises:
+        ModelError: If the model makes no sense to those who try.
     """
     name_nodes(model)
-    # Old files list their weights as inputs, too; as defaults that may be overridden they could
-    # neither be folded nor quantized.
-    fixed = passes.RemoveInitializersFromInputsPass()(model)
-    lifted = passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    infer_shapes(model)
-    folded = optimizer.fold_constants(
-        model, onnx_shape_inference=False, should_fold=_may_fold, output_size_limit=1 << 24
-    )
-    fused = _fold_batchnorms(model)
-    written = write_kernel_shapes(model)
-    modified = bool(fixed.modified or lifted.modified or folded.modified or fused or written)
-    if modified:
-        passes.RemoveUnusedNodesPass()(model)
-        name_nodes(model)
-        infer_shapes(model)
+    try:
+        with body_shapes_kept(model):
+            modified = _fold(model)
+            if modified:
+                infer_shapes(model)
+    except ModelError:
+        raise
+    except Exception as error:
+        # Whatever a stranger's model makes onnxscript or onnx_ir stumble over.
+        reason = first_line(error.__cause__ or error)
+        raise ModelError(
+            f"The model's constants can't be folded: {reason}",
+            "A node of it has inputs or attributes that don't fit; export the model again.",
+        ) from error
     return modified
 
 
-def _may_fold(node: ir.Node) -> bool | None:
-    if not is_standard(node) or node.op_type in QDQ_OPS:
-        return False
-    return True if node.op_type in _NEVER_GROW else None
+def _fold(model: ir.Model) -> bool:
+    with bodies_aside(model):
+        # Old files list their weights as inputs, too; as defaults that may be overridden they
+        # could neither be folded nor quantized.
+        fixed = passes.RemoveInitializersFromInputsPass()(model)
+        if fixed.modified:
+            model.ir_version = max(model.ir_version, _FREE_WEIGHTS_IR_VERSION)
+        lifted = passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(
+            model
+        )
+    infer_shapes(model)
+    folded = _fold_constants(model)
+    with bodies_aside(model):
+        fused = _fold_batchnorms(model)
+        written = write_kernel_shapes(model)
+        modified = bool(fixed.modified or lifted.modified or folded or fused or written)
+        if modified:
+            passes.RemoveUnusedNodesPass()(model)
+    if modified:
+        name_nodes(model)
+        name_apart_from_bodies(model)
+    return modified
+
+
+def _fold_constants(model: ir.Model) -> bool:
+    limits = FoldLimits()
+    modified = False
+    decided = frozenset(filter(_is_decided, model.graph))
+    while True:
+        with bodies_aside(model, but=decided) as without_body, np.errstate(all="ignore"):
+
+            def may_fold(node: ir.Node) -> bool:
+                if not is_standard(node) or node.op_type in QDQ_OPS or node in without_body:
+                    return False
+                return limits.allow(node)
+
+            result = optimizer.fold_constants(
+                model,
+                onnx_shape_inference=False,
+                should_fold=may_fold,
+                output_size_limit=_NO_LIMIT,
+            )
+        modified |= bool(result.modified)
+        before, decided = decided, frozenset(filter(_is_decided, model.graph))
+        if decided <= before:  # what is left of them can't be taken apart
+            return modified
+
+
+def _is_decided(node: ir.Node) -> bool:
+    """Whether an If always takes the same branch."""
+    condition = node.inputs[0] if node.inputs else None
+    return is_op(node, "If") and condition is not None and condition.const_value is not None
+
+
+def _keep_precision(node: ir.Node) -> None:
+    """Give a node's constants the type of its input: bfloat16 ones were multiplied in float32."""
+    data = node.inputs[0]
+    for value in node.inputs[1:]:
+        constant = value.const_value if value is not None else None
+        if data is None or data.dtype is None or value is None or constant is None:
+            continue
+        if constant.dtype != data.dtype and constant.dtype.is_floating_point():
+            value.const_value = retyped(constant, data.dtype, value.name)
+            value.dtype = data.dtype
 
 
 def _fold_batchnorms(model: ir.Model) -> bool:
@@ -87,5 +155,6 @@ def _fold_batchnorms(model: ir.Model) -> bool:
         name = absorbed.get(node.outputs[0].name)
         if name is not None and name not in kept:
             node.name = name
+            _keep_precision(node)
     _logger.debug("folded %d BatchNormalization nodes", before - len(model.graph))
     return len(model.graph) != before

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph.op_classes import FLOAT_TYPES
+from qdqtune.graph.weights import slabs, values_of
 from qdqtune.records.errors import ModelError, UsageError
 from qdqtune.records.placement import Edge, Placement
 
@@ -96,8 +97,11 @@ class GraphIndex:
         if tensor not in self._finite:
             constant = self.value[tensor].const_value
             assert constant is not None
-            values = constant.numpy().astype(np.float32)
-            self._finite[tensor] = bool(np.isfinite(values).all())
+            values = values_of(constant)
+            self._finite[tensor] = all(
+                np.isfinite(values[slab].astype(np.float32, copy=False)).all()
+                for slab in slabs(values)
+            )
         return self._finite[tensor]
 
     def is_float(self, tensor: str) -> bool:
@@ -119,7 +123,7 @@ class GraphIndex:
             shape = value.const_value.shape  # type: ignore[assignment]
         if shape is None:
             return None
-        return tuple(dim if isinstance(dim, int) else None for dim in shape)
+        return tuple(dim if isinstance(dim, int) and dim >= 0 else None for dim in shape)
 
     def effective(self, placement: Placement) -> frozenset[Edge]:
         """Every edge that sees a quantized value: the union of edge bits and output bits.

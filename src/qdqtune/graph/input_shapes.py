@@ -184,7 +184,8 @@ def _check_shape(
     if len(dims) != len(shape):
         raise UsageError(
             f"The input {name!r} has {len(dims)} dims, {shape_text(dims)}, but the shape "
-            f"{shape_text(shape)} has {len(shape)}."
+            f"{shape_text(shape)} has {len(shape)}.",
+            "Give a size for every dim.",
         )
     for axis, (dim, size) in enumerate(zip(dims, shape, strict=True)):
         if isinstance(dim, int) and size not in (None, dim) and not change_fixed:

@@ -23,7 +23,7 @@ def write_kernel_shapes(model: ir.Model) -> bool:
         weight = node.inputs[1]
         tensor = weight.const_value if weight is not None else None
         if tensor is not None:
-            window = tensor.numpy().shape[2:]
+            window = tensor.shape.numpy()[2:]
             node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", window)
             modified = True
     return modified

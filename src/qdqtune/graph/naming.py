@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
 import onnx_ir as ir
+
+
+class _Names:
+    """Hands out names that nobody has; a base that was asked for before costs no second search."""
+
+    def __init__(self, taken: Iterable[str | None]) -> None:
+        self.taken = set(taken)
+        self._copies: defaultdict[str, int] = defaultdict(lambda: 1)
+
+    def new(self, base: str) -> str:
+        name = base
+        while name in self.taken:
+            self._copies[base] += 1
+            name = f"{base}_{self._copies[base]}"
+        self.taken.add(name)
+        return name
 
 
 def name_nodes(model: ir.Model) -> bool:
@@ -14,23 +33,42 @@ def name_nodes(model: ir.Model) -> bool:
     Returns:
         Whether anything was renamed.
     """
-    nodes = [node for graph in model.graphs() for node in graph]
-    taken: set[str] = set()
+    names = _Names(())
     unnamed: list[ir.Node] = []
-    for node in nodes:
-        if node.name and node.name not in taken:
-            taken.add(node.name)
+    for node in (node for graph in model.graphs() for node in graph):
+        if node.name and node.name not in names.taken:
+            names.taken.add(node.name)
         else:
             unnamed.append(node)
     for node in unnamed:
-        base = node.name or f"{node.op_type}_{_first_output(node)}"
-        name, copies = base, 1
-        while name in taken:
-            copies += 1
-            name = f"{base}_{copies}"
-        taken.add(name)
-        node.name = name
+        node.name = names.new(node.name or f"{node.op_type}_{_first_output(node)}")
     return bool(unnamed)
+
+
+def name_apart_from_bodies(model: ir.Model) -> None:
+    """Rename values of the main graph whose names the bodies of control flow use for their own.
+
+    A pass that sees the main graph only may have come up with such a name.
+    """
+    inner = {
+        value.name
+        for graph in model.graphs()
+        if graph is not model.graph
+        for value in (*graph.inputs, *graph.initializers.values(), *_results(graph))
+    }
+    if not inner:
+        return
+    graph = model.graph
+    own = [*graph.initializers.values(), *_results(graph)]
+    names = _Names(inner.union(value.name for value in (*graph.inputs, *own)))
+    for value in own:
+        if value.name in inner and value.name and not value.is_graph_output():
+            value.name = names.new(value.name)
+
+
+def _results(graph: ir.Graph) -> Iterator[ir.Value]:
+    for node in graph:
+        yield from node.outputs
 
 
 def _first_output(node: ir.Node) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,8 @@ class PreparedModel:
     """A base model whose variants are small files beside one shared weights file.
 
     Args:
-        model: The base; it must not change while this object is in use.
+        model: The base; it must not change while this object is in use. Its weights move into the
+            folder: the model keeps only references to them.
         folder: Where variants and weights go.
 
     Attributes:
@@ -35,11 +37,15 @@ class PreparedModel:
         _inline_bodies(model)
         self.nodes = [ir.to_proto(node) for node in self.index.nodes]
         self.node_parts = [node_part(node) for node in self.nodes]
-        self.constant_parts = {
-            name: constant_part(self.store.reference(("base", name), name, value.const_value))
-            for name, value in model.graph.initializers.items()
-            if value.const_value is not None
-        }
+        self.constant_parts: dict[str, bytes] = {}
+        for name, value in model.graph.initializers.items():
+            if value.const_value is not None:
+                key = ("base", name)
+                self.constant_parts[name] = constant_part(
+                    self.store.reference(key, name, value.const_value)
+                )
+                value.const_value = self.store.stored(key, name, value.const_value)
+        gc.collect()  # weights that were folded hang on in cycles of nodes that are gone
         frame = _frame(model)
         self._graph_frame: bytes = frame.graph.SerializeToString()
         frame.ClearField("graph")
@@ -91,6 +97,7 @@ class PreparedModel:
         """A variant as a model, its weights still in the shared file."""
         model: ir.Model = ir.from_proto(onnx.ModelProto.FromString(variant))
         ir.external_data.set_base_dir(model.graph, str(self.store.folder))
+        model.meta.update(self.index.model.meta)
         return model
 
 

@@ -1,4 +1,4 @@
-"""Protobuf's wire format, as far as it takes to put a model together from serialized parts.
+"""Protobuf's wire format, as far as it takes to join serialized parts and to look into broken ones.
 
 A serialized message is its fields one after the other, so a graph can be joined from parts that
 were serialized once, instead of being copied and serialized anew for each variant.
@@ -6,9 +6,14 @@ were serialized once, instead of being copied and serialized anew for each varia
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
-_LENGTH_DELIMITED = 2
+_VARINT, _LENGTH_DELIMITED = 0, 2
+_FIXED_BYTES = {1: 8, 5: 4}
 
 
 def field_part(parent: type[Message], name: str, payload: bytes) -> bytes:
@@ -30,3 +35,63 @@ def _varint(number: int) -> bytes:
         number >>= 7
     encoded.append(number)
     return bytes(encoded)
+
+
+def nesting_depth(descriptor: Descriptor, data: bytes, *, enough: int) -> int:
+    """How many messages lie inside each other in a serialized one that can't be parsed.
+
+    Args:
+        descriptor: The outermost message.
+        data: Its serialized form; what comes after a broken part of it is not looked at.
+        enough: Where to stop counting.
+    """
+    deepest = 0
+    pending = [(descriptor, memoryview(data), 1)]
+    while pending:
+        message, content, depth = pending.pop()
+        deepest = max(deepest, depth)
+        if deepest >= enough:
+            break
+        inner = {
+            field.number: field.message_type
+            for field in message.fields
+            if field.message_type is not None
+        }
+        for number, payload in _payloads(content):
+            if number in inner:
+                pending.append((inner[number], payload, depth + 1))
+    return deepest
+
+
+def _payloads(content: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """The length-delimited fields of a message, up to where it is broken."""
+    position = 0
+    with contextlib.suppress(IndexError):
+        while position < len(content):
+            tag, position = _read_varint(content, position)
+            kind = tag & 7
+            if kind == _LENGTH_DELIMITED:
+                length, position = _read_varint(content, position)
+                if position + length > len(content):
+                    return
+                yield tag >> 3, content[position : position + length]
+                position += length
+            elif kind == _VARINT:
+                _, position = _read_varint(content, position)
+            elif kind in _FIXED_BYTES:
+                position += _FIXED_BYTES[kind]
+            else:
+                return
+
+
+def _read_varint(content: memoryview, position: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = content[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, position
+        shift += 7
+        if shift > 63:
+            raise IndexError("a varint has at most ten bytes")

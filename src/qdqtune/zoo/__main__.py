@@ -63,7 +63,9 @@ def _write(arguments: argparse.Namespace) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
-        raise OutputError(f"{path} can't be written: {error.strerror}") from error
+        raise OutputError(
+            f"{path} can't be written: {error.strerror}", "Choose another file with -o."
+        ) from error
     sys.stdout.write(f"{path}: {len(content) / 1e6:.1f} MB\n")
 
 

@@ -1,0 +1,137 @@
+"""External data: weights in files beside the model, and nowhere else.
+
+A model says by itself where its weights lie. Nothing is opened before it is clear that this is a
+plain file in the model's folder, reached through no link, and large enough.
+"""
+
+from __future__ import annotations
+
+import math
+import stat
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import onnx
+import onnx_ir as ir
+
+from qdqtune.graph.proto_walk import Contents
+from qdqtune.records.errors import ModelError
+
+# Readers of some versions take any key for the name of an attribute to set.
+_KEYS = frozenset({"location", "offset", "length", "checksum"})
+_MOST_DIGITS = 19
+
+
+def check_external_data(tensors: Iterable[onnx.TensorProto], model_file: Path) -> None:
+    """Check every reference to a file; keys that mean nothing are dropped.
+
+    Raises:
+        ModelError: If weights are missing, too short, or not in the model's folder.
+    """
+    for tensor in tensors:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            _check(tensor, model_file)
+        elif tensor.external_data:
+            tensor.ClearField("external_data")
+
+
+def load_attributes(found: Contents, model_file: Path) -> None:
+    """Read what attributes keep in files: only weights find their files again after a change.
+
+    Args:
+        found: A model's contents, checked.
+        model_file: Where they come from.
+    """
+    for tensor in found.in_attributes:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            folder = str(model_file.absolute().parent)
+            onnx.external_data_helper.load_external_data_for_tensor(tensor, folder)
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+
+
+def _check(tensor: onnx.TensorProto, model_file: Path) -> None:
+    entries = _entries(tensor, model_file)
+    location = entries.get("location", "")
+    what = f"{model_file}: the weight {tensor.name!r} lies in {location!r}"
+    folder = model_file.absolute().parent
+    size = _file_size(location, folder, what)
+    try:
+        needed = -(-math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8)
+        offset = _number(entries.get("offset", "0"))
+        length = _number(entries.get("length", str(needed)))
+    except (ValueError, TypeError):
+        raise ModelError(
+            f"{what}, with a broken type, offset or length.", "Export the model again."
+        ) from None
+    if min(tensor.dims, default=0) < 0 or length < needed:
+        raise ModelError(
+            f"{what}, where {length} bytes are its own; its shape {list(tensor.dims)} does not fit "
+            "that.",
+            "Export the model again.",
+        )
+    if offset + length > size:
+        raise ModelError(
+            f"{what}, but that file ends before it.", "The file is truncated: copy it again."
+        )
+
+
+def _entries(tensor: onnx.TensorProto, model_file: Path) -> dict[str, str]:
+    known = [(entry.key, entry.value) for entry in tensor.external_data if entry.key in _KEYS]
+    entries = dict(known)
+    if len(entries) < len(known):
+        raise ModelError(
+            f"{model_file}: the weight {tensor.name!r} lies in more than one place.",
+            "Export the model again.",
+        )
+    if len(known) < len(tensor.external_data):
+        del tensor.external_data[:]
+        for key, value in known:
+            tensor.external_data.add(key=key, value=value)
+    return entries
+
+
+def _file_size(location: str, folder: Path, what: str) -> int:
+    if not location or "\0" in location:
+        raise ModelError(f"{what}, which is no file name.", "Export the model again.")
+    file = folder / location
+    if not _stays_inside(location) or not _resolved(file).is_relative_to(_resolved(folder)):
+        raise ModelError(
+            f"{what}, which is outside the model's folder.",
+            "External data must lie beside the model, as a relative path.",
+        )
+    try:
+        facts = file.lstat()
+    except OSError:
+        raise ModelError(
+            f"{what}, and that file is missing.", f"Put it into {folder}, beside the model."
+        ) from None
+    parents = list(Path(location).parents)[:-1]
+    is_linked = facts.st_nlink > 1 or any((folder / parent).is_symlink() for parent in parents)
+    if not stat.S_ISREG(facts.st_mode) or is_linked:
+        raise ModelError(
+            f"{what}, which is a link, not a plain file.",
+            "Copy the file there: a link could lead to any file of this machine.",
+        )
+    return facts.st_size
+
+
+def _stays_inside(location: str) -> bool:
+    """Whether a path is relative and goes down only, whichever system reads it."""
+    return not any(
+        path.is_absolute() or path.drive or ".." in path.parts
+        for path in (PurePosixPath(location), PureWindowsPath(location))
+    )
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # a link to itself, which is found to be one later
+        return path
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        raise ValueError(text)
+    return int(text)

@@ -1,0 +1,101 @@
+"""ONNX's own checker and shape inference, as judges of a model.
+
+They get the model without its weights, so that their size doesn't matter, and never open a file.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx
+import onnx_ir as ir
+
+from qdqtune.graph.guarded import call_guarded
+from qdqtune.graph.proto_walk import Contents, contents
+
+# The values of tensors up to this size may be shapes and axes, which the judges want to see.
+_SMALL_BYTES = 1024
+_MADE_UP = "qdqtune: this shape is made up"
+
+
+def invalidity(proto: onnx.ModelProto, found: Contents) -> str:
+    """What ONNX's checker finds wrong with a model; empty if nothing."""
+    return _checked(skeleton(proto, found))
+
+
+def inconsistency(proto: onnx.ModelProto) -> str:
+    """What the checker, or shape inference, finds wrong with types and shapes; empty if nothing."""
+    bones = skeleton(proto, contents(proto))
+    fault = _checked(bones)
+    if fault:
+        return fault
+    for value in (*bones.graph.input, *bones.graph.output):
+        if value.doc_string == _MADE_UP:
+            value.type.tensor_type.ClearField("shape")
+    answer = call_guarded(lambda: _inferred(bones).encode())
+    return "ONNX's shape inference crashes on it" if answer is None else answer.decode()
+
+
+def skeleton(proto: onnx.ModelProto, found: Contents) -> onnx.ModelProto:
+    """A copy without the values of larger weights, which become inputs.
+
+    An input or output without a shape gets one: the checker insists on it, engines don't.
+    """
+    bones = onnx.ModelProto(ir_version=proto.ir_version, domain=proto.domain)
+    bones.opset_import.extend(proto.opset_import)
+    bones.metadata_props.extend(proto.metadata_props)
+    bones.functions.extend(proto.functions)
+    source, graph = proto.graph, bones.graph
+    graph.name = source.name
+    graph.node.extend(source.node)
+    graph.input.extend(source.input)
+    graph.output.extend(source.output)
+    graph.value_info.extend(source.value_info)
+    fed = {value.name for value in source.input}
+    for tensor in source.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and _nbytes(tensor) <= _SMALL_BYTES:
+            graph.initializer.append(tensor)
+        if tensor.name not in fed:
+            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            graph.input.append(value)
+    for value in (*graph.input, *graph.output):
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+            value.type.tensor_type.shape.SetInParent()
+            value.doc_string = _MADE_UP
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in found.nested):
+        for tensor in contents(bones).nested:
+            # The checker would look for the file in whatever folder we happen to be in.
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                tensor.ClearField("external_data")
+                tensor.ClearField("data_location")
+                tensor.dims[:] = [0]
+    return bones
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what somebody else's code has to say."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _checked(proto: onnx.ModelProto) -> str:
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        return first_line(error)
+    return ""
+
+
+def _inferred(proto: onnx.ModelProto) -> str:
+    try:
+        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True)
+    except onnx.shape_inference.InferenceError as error:
+        return first_line(error)
+    return ""
+
+
+def _nbytes(tensor: onnx.TensorProto) -> int:
+    if tensor.data_type == onnx.TensorProto.STRING:
+        return sum(map(len, tensor.string_data))
+    size: int = -(-math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8)
+    return size

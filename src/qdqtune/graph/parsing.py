@@ -1,0 +1,85 @@
+"""From a file to a model's proto, or to the reason why not."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from qdqtune.graph.wire import nesting_depth
+from qdqtune.records.errors import ModelError
+
+if TYPE_CHECKING:
+    import os
+
+# What one protobuf message can hold, and how deep its readers follow messages inside messages.
+_LARGEST_FILE = (1 << 31) - 1
+_DEEPEST = 100
+
+
+def parse_model(file: Path) -> onnx.ModelProto:
+    """Read the proto of a model; external data stays where it is.
+
+    Raises:
+        ModelError: If there is no such file, or it is not an ONNX model with something in it.
+    """
+    _check_file(file)
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise _unreadable(file, error) from None
+    try:
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(content)
+    except DecodeError:
+        if nesting_depth(onnx.ModelProto.DESCRIPTOR, content, enough=_DEEPEST) >= _DEEPEST:
+            raise ModelError(
+                f"{file} is nested too deeply: no reader of ONNX files follows more than "
+                f"{_DEEPEST} messages inside each other, which is about 30 control-flow bodies.",
+                "Export it with flatter control flow.",
+            ) from None
+        raise ModelError(
+            f"{file} is not an ONNX file.",
+            "Models in other formats must be exported to ONNX first.",
+        ) from None
+    if not proto.HasField("graph") or not proto.ir_version:
+        raise ModelError(
+            f"{file} is not an ONNX file: it holds no graph.",
+            "Models in other formats must be exported to ONNX first.",
+        )
+    if not proto.graph.output:
+        raise ModelError(
+            f"{file} has no outputs: there is nothing that it could compute.",
+            "Check how it was exported.",
+        )
+    if not proto.graph.node:
+        raise ModelError(
+            f"{file} has an empty graph: there is nothing to quantize or time.",
+            "Check how it was exported.",
+        )
+    return proto
+
+
+def _check_file(file: Path) -> None:
+    try:
+        facts: os.stat_result = file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelError(f"{file} does not exist.", "Check the path.") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from None
+    if stat.S_ISDIR(facts.st_mode):
+        raise ModelError(f"{file} is a folder.", "Name the .onnx file in it.")
+    if not stat.S_ISREG(facts.st_mode):
+        raise ModelError(f"{file} is not a plain file.", "Save the model to one first.")
+    if facts.st_size > _LARGEST_FILE:
+        raise ModelError(
+            f"{file} is larger than 2 GiB, which no ONNX file can be.",
+            "Save it with external data: onnx.save(model, path, save_as_external_data=True).",
+        )
+
+
+def _unreadable(file: Path, error: OSError | ValueError) -> ModelError:
+    why = getattr(error, "strerror", None) or error
+    return ModelError(f"{file} can't be read: {why}.", "Check its path and permissions.")

@@ -1,0 +1,126 @@
+"""One walk over everything inside a model's proto.
+
+Without recursion: a stranger decides how deep it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import onnx
+
+
+@dataclass
+class Contents:
+    """What was found in a model.
+
+    Attributes:
+        tensors: Every tensor: initializers, attributes, and the parts of sparse ones.
+        nested: Those of them that are not initializers of the main graph.
+        in_attributes: Those of them that are attributes of nodes.
+        has_sparse: Whether some of them are parts of sparse ones.
+        has_references: Whether attributes outside of functions refer to a function's.
+        is_text: Whether every name and text is one: what is not UTF-8 comes as bytes.
+    """
+
+    tensors: list[onnx.TensorProto] = field(default_factory=list)
+    nested: list[onnx.TensorProto] = field(default_factory=list)
+    in_attributes: list[onnx.TensorProto] = field(default_factory=list)
+    has_sparse: bool = False
+    has_references: bool = False
+    is_text: bool = True
+
+
+def contents(proto: onnx.ModelProto) -> Contents:
+    """Walk over a model: its graph, bodies of control flow, functions, and training graphs."""
+    found = Contents()
+    _see(found, (proto.producer_name, proto.producer_version, proto.domain, proto.doc_string))
+    _see(found, (text for entry in proto.metadata_props for text in (entry.key, entry.value)))
+    _see(found, (opset.domain for opset in proto.opset_import))
+    found.tensors += proto.graph.initializer
+    _walk_graphs([proto.graph], found)
+    for training in proto.training_info:
+        _walk_graphs([training.initialization, training.algorithm], found)
+    del found.nested[: len(proto.graph.initializer)]
+    has_references = found.has_references
+    for function in proto.functions:
+        _see(found, (function.name, function.domain, function.doc_string, function.overload))
+        _see(found, (*function.input, *function.output, *function.attribute))
+        bodies = _walk_nodes(function.node, found)
+        for attribute in function.attribute_proto:
+            bodies += _look_at(attribute, found)
+        _walk_graphs(bodies, found)
+    found.has_references = has_references
+    found.nested += found.in_attributes
+    found.tensors += found.nested
+    for tensor in found.tensors:
+        _see(found, (tensor.name, tensor.doc_string))
+        _see(found, (text for entry in tensor.external_data for text in (entry.key, entry.value)))
+    return found
+
+
+def nodes_within(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Every node of a list and of the bodies in it."""
+    pending = [nodes]
+    while pending:
+        for node in pending.pop():
+            yield node
+            for attribute in node.attribute:
+                pending += (body.node for body in _bodies(attribute))
+
+
+def _walk_graphs(pending: list[onnx.GraphProto], found: Contents) -> None:
+    while pending:
+        graph = pending.pop()
+        _see(found, (graph.name, graph.doc_string))
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            _see(found, (value.name, value.doc_string))
+            _see(found, (dim.dim_param for dim in value.type.tensor_type.shape.dim))
+        found.nested += graph.initializer
+        for sparse in graph.sparse_initializer:
+            _add_sparse(sparse, found)
+        pending += _walk_nodes(graph.node, found)
+
+
+def _walk_nodes(nodes: Iterable[onnx.NodeProto], found: Contents) -> list[onnx.GraphProto]:
+    """Look at nodes; returns the bodies in them."""
+    bodies: list[onnx.GraphProto] = []
+    for node in nodes:
+        _see(found, (node.name, node.op_type, node.domain, node.doc_string, *node.input))
+        _see(found, node.output)
+        for attribute in node.attribute:
+            bodies += _look_at(attribute, found)
+    return bodies
+
+
+def _look_at(attribute: onnx.AttributeProto, found: Contents) -> Sequence[onnx.GraphProto]:
+    """Look at an attribute, whatever type it claims to have: readers may go by the field alone."""
+    _see(found, (attribute.name,))
+    if attribute.ref_attr_name:
+        found.has_references = True
+    if attribute.HasField("t"):
+        found.in_attributes.append(attribute.t)
+    found.in_attributes += attribute.tensors
+    if attribute.HasField("sparse_tensor"):
+        _add_sparse(attribute.sparse_tensor, found)
+    for sparse in attribute.sparse_tensors:
+        _add_sparse(sparse, found)
+    return _bodies(attribute)
+
+
+def _bodies(attribute: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
+    bodies = [attribute.g] if attribute.HasField("g") else []
+    bodies += attribute.graphs
+    return bodies
+
+
+def _add_sparse(sparse: onnx.SparseTensorProto, found: Contents) -> None:
+    found.has_sparse = True
+    found.nested += (sparse.values, sparse.indices)
+
+
+def _see(found: Contents, texts: Iterable[str | bytes]) -> None:
+    for text in texts:
+        if type(text) is not str:
+            found.is_text = False

@@ -1,0 +1,160 @@
+"""Whether a model is one: checked here where native code would crash, mumble or not look.
+
+ONNX's own checker comes last.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from qdqtune.graph.onnx_checks import invalidity
+from qdqtune.graph.proto_walk import Contents, nodes_within
+from qdqtune.records.errors import ModelError
+
+_EXPORT_AGAIN = "Export it again, or see what `onnx.checker.check_model` says about it."
+# How deep functions may call functions, here and in ONNX's own checker.
+_DEEPEST_CALL = 100
+# NumPy before 2.0 takes no more dims.
+_MOST_DIMS = 32
+
+_Function = tuple[str, str, str]
+
+
+def check_model(proto: onnx.ModelProto, found: Contents, file: Path) -> None:
+    """Make sure that a model can be worked with.
+
+    Args:
+        proto: The model.
+        found: What is in it.
+        file: Where it comes from.
+
+    Raises:
+        ModelError: If it is not a valid ONNX model, or one that is not supported.
+    """
+    if not found.is_text:
+        raise ModelError(f"{file} has a name in it that is not UTF-8 text.", _EXPORT_AGAIN)
+    if found.has_references:
+        raise ModelError(
+            f"{file} has attributes that stand for those of a function, but outside of any.",
+            _EXPORT_AGAIN,
+        )
+    _check_versions(proto, file)
+    _check_tensors(proto, found, file)
+    _check_calls(proto, file)
+    fault = invalidity(proto, found)
+    if fault:
+        raise ModelError(f"{file} is not a valid ONNX model: {fault}", _EXPORT_AGAIN)
+
+
+def _check_versions(proto: onnx.ModelProto, file: Path) -> None:
+    if proto.ir_version > onnx.IR_VERSION:
+        raise ModelError(
+            f"{file} is in version {proto.ir_version} of the ONNX format; the newest one known "
+            f"here is {onnx.IR_VERSION}.",
+            "Update the onnx package, or export with an older one.",
+        )
+    versions: dict[str, int] = {}
+    for opset in proto.opset_import:
+        # Two spellings of one domain; the empty one is what everybody expects.
+        opset.domain = "" if opset.domain == "ai.onnx" else opset.domain
+        if versions.setdefault(opset.domain, opset.version) != opset.version:
+            raise ModelError(
+                f"{file} imports two versions of the opset {opset.domain!r}: "
+                f"{versions[opset.domain]} and {opset.version}.",
+                "Export it again.",
+            )
+    newest = onnx.defs.onnx_opset_version()
+    if not 0 < versions.get("", 1) <= newest:
+        raise ModelError(
+            f"{file} uses version {versions['']} of the ONNX opset; known here are 1 to {newest}.",
+            "Update the onnx package, or export with an older opset.",
+        )
+
+
+def _check_tensors(proto: onnx.ModelProto, found: Contents, file: Path) -> None:
+    names: set[str] = set()
+    for tensor in proto.graph.initializer:
+        if tensor.name in names or not tensor.name:
+            raise ModelError(
+                f"{file} has two weights, or one without a name, called {tensor.name!r}.",
+                "Export it again.",
+            )
+        names.add(tensor.name)
+    if found.has_sparse:
+        raise ModelError(
+            f"{file} has sparse weights, which qdqtune does not read.", "Export them as dense ones."
+        )
+    for tensor in found.tensors:
+        fault = "" if tensor.data_location == onnx.TensorProto.EXTERNAL else _fault(tensor)
+        if fault:
+            raise ModelError(
+                f"{file}: the constant {tensor.name!r} is broken: {fault}.", "Export it again."
+            )
+
+
+def _fault(tensor: onnx.TensorProto) -> str:
+    """Why a tensor's values can't be read; empty if they can."""
+    try:
+        dtype = ir.DataType(tensor.data_type)
+    except ValueError:
+        return f"there is no element type {tensor.data_type}"
+    if dtype == ir.DataType.UNDEFINED:
+        return "it has no element type"
+    if len(tensor.dims) > _MOST_DIMS or min(tensor.dims, default=0) < 0:
+        return "no tensor has such dims"
+    elements = math.prod(tensor.dims)
+    if dtype == ir.DataType.STRING:
+        found, wanted = len(tensor.string_data), elements
+    elif tensor.HasField("raw_data"):
+        found, wanted = len(tensor.raw_data), -(-elements * dtype.bitwidth // 8)
+    else:
+        found, wanted = _typed_values(tensor), _typed_count(elements, dtype)
+    if found != wanted:
+        return f"it holds {found} values or bytes where its shape needs {wanted}"
+    return ""
+
+
+def _typed_values(tensor: onnx.TensorProto) -> int:
+    fields = (
+        tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data,
+        tensor.uint64_data,
+    )  # fmt: skip
+    return sum(map(len, fields))
+
+
+def _typed_count(elements: int, dtype: ir.DataType) -> int:
+    if dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
+        return 2 * elements
+    packed = {4: 2, 2: 4}.get(dtype.bitwidth, 1)
+    return -(-elements // packed)
+
+
+def _check_calls(proto: onnx.ModelProto, file: Path) -> None:
+    """Functions must not call themselves: some readers follow them until their stack ends."""
+    called: dict[_Function, set[_Function]] = {
+        (each.domain, each.name, each.overload): set() for each in proto.functions
+    }
+    for function in proto.functions:
+        own = called[function.domain, function.name, function.overload]
+        for node in nodes_within(function.node):
+            callee = (node.domain, node.op_type, node.overload)
+            if callee in called:
+                own.add(callee)
+    depth = 0
+    while called:
+        leaves = {name for name, callees in called.items() if not callees}
+        depth += 1
+        if not leaves:
+            names = ", ".join(repr(name) for _, name, _ in sorted(called)[:3])
+            raise ModelError(f"{file} has functions that call themselves: {names}.", _EXPORT_AGAIN)
+        if depth > _DEEPEST_CALL:
+            raise ModelError(
+                f"{file} has functions nested too deeply: more than {_DEEPEST_CALL} that call each "
+                "other in a row.",
+                "Inline them: onnx.inliner.inline_local_functions(model).",
+            )
+        called = {name: callees - leaves for name, callees in called.items() if name not in leaves}
