@@ -183,7 +183,8 @@ def _settings(options: SessionOptions) -> Any:
         else:
             raise ValueError(
                 f"unknown option '{key}' of ONNX Runtime; known are {_LEVEL_OPTION}, "
-                f"{_PATTERN_OPTION} and its session configuration entries, such as session.set_denormal_as_zero"
+                f"{_PATTERN_OPTION} and its session configuration entries, such as "
+                "session.set_denormal_as_zero"
             )
     return settings
 
