@@ -76,7 +76,7 @@ def test_a_foreign_file_in_every_dialect(dialect: str, folder: Path, tmp_path: P
     convs = sum(node.op_type == "Conv" for node in onnx.load(folder / "float.onnx").graph.node)
     written = {node.name: node.op_type for node in onnx.load(target).graph.node}
     assert sum(written[name] == "Conv" for name in report.quantized) == convs
-    assert report.scales_kept >= convs
+    assert report.scales_kept + report.ranges_kept >= convs
     assert min(report.sqnr_given_db.values()) > 10.0
     assert min(report.sqnr_db.values()) > 10.0
 
@@ -101,7 +101,7 @@ def test_a_choice_takes_what_it_names_with_the_scales_of_the_file(
                  if node.op_type == "Conv")  # fmt: skip
     report = insert_qdq(folder / "QDQ.onnx", Choice(nodes=[first]), target, dialect="tensorrt")
     assert report.quantized == (first,)
-    assert report.scales_kept == 1
+    assert (report.scales_kept, report.ranges_kept) == (0, 1)  # uint8 with a zero point
     assert report.calibration is CalibrationSource.GIVEN
 
 

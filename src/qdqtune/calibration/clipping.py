@@ -60,16 +60,19 @@ def clip_ranges(
     squared, frequent = dict(ranges.by_tensor), dict(ranges.by_tensor)
     for name in tensors:
         squared[name] = _least_error(values[name], *ranges.by_tensor[name], layout)
-        frequent[name] = _frequent(values[name])
+        frequent[name] = _frequent(values[name], *ranges.by_tensor[name])
     return {
         RangeMethod.MSE: Ranges(squared, ranges.source, ranges.samples),
         RangeMethod.PERCENTILE: Ranges(frequent, ranges.source, ranges.samples),
     }
 
 
-def _frequent(values: npt.NDArray[Any]) -> tuple[float, float]:
-    low, high = np.percentile(values, [100.0 - _PERCENTILE, _PERCENTILE])
-    return float(low), float(high)
+def _frequent(values: npt.NDArray[Any], low: float, high: float) -> tuple[float, float]:
+    """What most values fit into; the whole range where nearly all of them are one number."""
+    if not values.size:
+        return low, high
+    least, most = np.percentile(values, [100.0 - _PERCENTILE, _PERCENTILE])
+    return (float(least), float(most)) if least < most else (low, high)
 
 
 def _least_error(
@@ -117,12 +120,19 @@ def _with_values(base: PreparedModel, tensors: Sequence[str], count: int) -> onn
     proto: onnx.ModelProto = onnx.ModelProto.FromString(base.whole())
     graph = proto.graph
     del graph.output[:]
-    numbers = {"flat": -1, "first": 0, "last": np.iinfo(np.int64).max, "one": 1, "count": count}
+    numbers = {
+        "flat": -1,
+        "first": 0,
+        "last": np.iinfo(np.int64).max,
+        "one": 1,
+        "two": 2,
+        "count": 2 * count,
+    }
     graph.initializer.extend(
         make_tensor(f"{_OUTPUT}_{name}", onnx.TensorProto.INT64, [1], [int(number)])
         for name, number in numbers.items()
     )
-    flat, first, last, one, many = (f"{_OUTPUT}_{name}" for name in numbers)
+    flat, first, last, one, two, many = (f"{_OUTPUT}_{name}" for name in numbers)
     # Backwards, so that each tensor is looked at as soon as it is there: see `minmax`.
     for position, tensor in reversed(list(enumerate(tensors))):
         name = f"{_OUTPUT}_{position}"
@@ -132,7 +142,9 @@ def _with_values(base: PreparedModel, tensors: Sequence[str], count: int) -> onn
                 make_node("Reshape", [f"{name}_real", flat], [f"{name}_flat"]),
                 make_node("Shape", [f"{name}_flat"], [f"{name}_size"]),
                 make_node("Div", [f"{name}_size", many], [f"{name}_times"]),
-                make_node("Add", [f"{name}_times", one], [f"{name}_step"]),
+                # An odd step: an even one would pass over half of most channels.
+                make_node("Mul", [f"{name}_times", two], [f"{name}_even"]),
+                make_node("Add", [f"{name}_even", one], [f"{name}_step"]),
                 make_node("Slice", [f"{name}_flat", first, last, first, f"{name}_step"], [name]),
             ]
         )

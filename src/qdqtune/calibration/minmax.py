@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
-import onnx_ir as ir
-from onnx.helper import make_node, make_tensor, make_tensor_value_info
 
 from qdqtune.calibration.inputs import Feeds
+from qdqtune.calibration.quality import opening_options
+from qdqtune.calibration.reductions import OUTPUT, REDUCTIONS, with_reductions
 from qdqtune.engines.isolated import OpenModel, Worker, WorkerFailure
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
@@ -23,12 +22,6 @@ from qdqtune.records.ranges import CalibrationSource, Ranges
 
 Progress = Callable[[int, "int | None"], None]
 """Takes how many samples are done, and how many there are if that is known."""
-
-_OUTPUT = "qdqtune_extremes"
-
-# The engine's minimum and maximum pass NaN over unless it comes first. A sum of absolute values is
-# NaN if and only if one of them is, also where it overflows; it makes runs 6 to 13 % longer.
-_REDUCTIONS = ("ReduceMin", "ReduceMax", "ReduceL1")
 
 _logger = logging.getLogger(__name__)
 
@@ -64,17 +57,18 @@ def collect_ranges(
         watched = [name for name in watched if name in quantized]
     if not watched:
         return Ranges({}, source)
+    model, watched = with_reductions(base, watched)
     extremes = _Extremes(watched)
     total = operator.length_hint(samples) or None
-    path = base.write(_with_extremes(base, watched).SerializeToString(), "calibration")
+    path = base.write(model.SerializeToString(), "calibration")
     opened: OpenModel | None = None
     try:
         # With the engine's optimizations: what is watched has a reader, so it is not fused away.
         # Seen on one core, everything watched, against as written (and the bare model): ResNet-18
         # 32 ms against 43 (28), MobileNetV2 19 against 27 (8), ViT 133 against 137 (93).
-        opened = worker.open(path)
+        opened = worker.open(path, opening_options(len(base.nodes)))
         for feeds in samples:
-            extremes.add(worker.run(opened, feeds)[_OUTPUT])
+            extremes.add(worker.run(opened, feeds)[OUTPUT])
             if progress is not None:
                 progress(extremes.samples, total)
         worker.release(opened)
@@ -114,7 +108,7 @@ class _Extremes:
         self._strange: dict[str, int] = {}
 
     def add(self, reductions: npt.NDArray[Any]) -> None:
-        lows, highs, sums = reductions.reshape(len(self._tensors), len(_REDUCTIONS)).T
+        lows, highs, sums = reductions.reshape(len(self._tensors), len(REDUCTIONS)).T
         # A tensor without elements has an infinite minimum, too: above its maximum.
         infinite = (np.isinf(lows) | np.isinf(highs)) & (lows <= highs)
         for name, strange in zip(self._tensors, infinite | np.isnan(sums), strict=True):
@@ -136,35 +130,3 @@ class _Extremes:
             for name, low, high in pairs
             if low <= high and name not in self._strange
         }
-
-
-def _with_extremes(base: PreparedModel, tensors: Sequence[str]) -> onnx.ModelProto:
-    """The base with one output: `_REDUCTIONS` of each tensor, in order."""
-    proto: onnx.ModelProto = onnx.ModelProto.FromString(base.whole())
-    graph = proto.graph
-    del graph.output[:]
-    one = f"{_OUTPUT}_one"
-    graph.initializer.append(make_tensor(one, onnx.TensorProto.INT64, [1], [1]))
-    # Backwards: ONNX Runtime computes the inputs of a node from the last to the first one added.
-    # So a tensor is reduced as soon as it is there, and its memory used again. Forwards, every
-    # tensor would live to the end: ViT took 600 MB instead of 180, and half as long again.
-    for position, tensor in reversed(list(enumerate(tensors))):
-        name = f"{_OUTPUT}_{position}"
-        source = tensor
-        if base.index.dtype(tensor) != ir.DataType.FLOAT:
-            source = f"{name}_cast"
-            graph.node.append(make_node("Cast", [tensor], [source], to=onnx.TensorProto.FLOAT))
-        for op_type in _REDUCTIONS:
-            reduced, scalar = f"{name}_{op_type}", f"{name}_{op_type}_scalar"
-            # Of no elements: inf, -inf and 0, which change nothing.
-            graph.node.append(make_node(op_type, [source], [reduced], keepdims=0))
-            graph.node.append(make_node("Reshape", [reduced, one], [scalar]))
-    scalars = [
-        f"{_OUTPUT}_{position}_{op_type}_scalar"
-        for position in range(len(tensors))
-        for op_type in _REDUCTIONS
-    ]
-    graph.node.append(make_node("Concat", scalars, [_OUTPUT], axis=0))
-    shape = [len(scalars)]
-    graph.output.append(make_tensor_value_info(_OUTPUT, onnx.TensorProto.FLOAT, shape))
-    return proto

@@ -50,6 +50,21 @@ def load_attributes(found: Contents, model_file: Path) -> None:
             tensor.ClearField("data_location")
 
 
+def external_files(model_file: Path) -> set[Path]:
+    """The files that a model's weights lie in; empty if it can't be read."""
+    try:
+        proto = onnx.load(str(model_file), load_external_data=False)
+    except Exception:  # whoever reads the model next says what is wrong with it
+        return set()
+    folder = model_file.resolve().parent
+    return {
+        (folder / entry.value).resolve()
+        for tensor in proto.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location" and "\0" not in entry.value
+    }
+
+
 def _check(tensor: onnx.TensorProto, model_file: Path) -> None:
     entries = _entries(tensor, model_file)
     location = entries.get("location", "")

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from qdqtune.graph.external import check_external_data, load_attributes
+from qdqtune.graph.external import check_external_data, external_files, load_attributes
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.onnx_checks import first_line, inconsistency
 from qdqtune.graph.parsing import parse_model
 from qdqtune.graph.proto_walk import contents
 from qdqtune.graph.validity import check_model
 from qdqtune.graph.weights import WeightStore, values_of
-from qdqtune.records.errors import ModelError, OutputError
+from qdqtune.records.errors import ModelError, OutputError, UsageError
 
 #: In a model's `meta`: whether its weights lay beside it when it was loaded.
 EXTERNAL = "qdqtune.external_data"
@@ -158,6 +158,42 @@ def check_writable(path: str | os.PathLike[str], *, force: bool) -> None:
         raise OutputError(f"The folder {target.parent} does not exist.", "Create it first.")
     if not os.access(target.parent, os.W_OK):
         raise OutputError(f"The folder {target.parent} can't be written to.", "Choose another.")
+
+
+def check_targets(
+    output: str | os.PathLike[str],
+    beside: str | os.PathLike[str] | None,
+    *sources: str | os.PathLike[str] | None,
+    force: bool,
+) -> None:
+    """Find out whether a model and a file beside it can be written without harm to what is read.
+
+    Args:
+        output: The model to write; it may replace a model that is read.
+        beside: Another file to write, if any.
+        sources: Models that are read.
+        force: Whether files may be replaced.
+
+    Raises:
+        OutputError: If one can't be written, or would replace weights that are needed.
+        UsageError: If both are one file, or the one beside is a model that is read.
+    """
+    check_writable(output, force=force)
+    models = [Path(source) for source in sources if source is not None]
+    weights = {file: model for model in models for file in external_files(model)}
+    target = Path(output).resolve()
+    data = target.with_name(target.name + ".data")
+    owner = weights.get(data)
+    if target in weights or (owner is not None and owner.resolve() != target):
+        raise OutputError(
+            f"{output} would replace weights that {weights.get(target, owner)} needs.",
+            "Choose another name.",
+        )
+    if beside is None:
+        return
+    check_writable(beside, force=force)
+    if Path(beside).resolve() in {target, data, *weights, *(model.resolve() for model in models)}:
+        raise UsageError(f"{beside} can't be written over a model.", "Choose another name.")
 
 
 def _weights(model: ir.Model) -> Iterator[ir.TensorProtocol]:

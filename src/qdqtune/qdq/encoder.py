@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph.index import GraphIndex
@@ -236,10 +237,8 @@ class Encoder:
             least = least_weight_scale(self._values(bias), data)
             if (encoding.scale < least).any():
                 least = least if encoding.axis is not None else least.max()
-                values = self._values(weight)
-                encoding = encode_weight(
-                    values, self.format.weight, encoding.axis, least, self._precision(weight)
-                )
+                coarser = np.maximum(encoding.scale, least).astype(self._precision(weight).numpy())
+                encoding = replace(encoding, scale=coarser.astype(np.float32))
             self._fitted[key] = encoding
         return self._fitted[key]
 

@@ -36,6 +36,13 @@ def _is_sound(given: ReadEncoding) -> bool:
     return bool(given.scale.size) and bool(sound.all())
 
 
+def is_kept(given: ReadEncoding, layout: TensorFormat) -> bool:
+    """Whether the format keeps the very scale of an activation."""
+    if not tells_range(given) or given.scale.size != 1:
+        return False
+    return _moved(int(_zero_points(given).reshape(-1)[0]), given.dtype, layout) is not None
+
+
 def given_activation(
     given: ReadEncoding, layout: TensorFormat, precision: ir.DataType
 ) -> Encoding | None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE, is_op
 from qdqtune.qdq.carried import carrier_of, carry
 from qdqtune.qdq.encoding import dequantize
 from qdqtune.qdq.insert import COPY_OF
-from qdqtune.qdq.reading import ReadEncoding, Reading
+from qdqtune.qdq.reading import ReadEncoding, Reading, wider
 from qdqtune.qdq.saturation import put_back, stands_for_activation
 from qdqtune.records.placement import Edge, Placement
 
 _QUANTIZED_SUFFIX = "_quantized"
+# Between these the steps of eight bits lie symmetrically; a Q gives none beyond but one.
+_NARROW_BOUNDS = ((-127, 127), (-128, 127), (1, 255), (0, 255))
 
 
 def strip(model: ir.Model, weights_from: ir.Model | None = None) -> Reading:
@@ -32,7 +37,7 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> Reading:
         What was there.
     """
     own = any(key.startswith("qdqtune.") for key in model.metadata_props)
-    stripper = _Stripper(model, weights_from, restore_activations=not own)
+    stripper = _Stripper(model, weights_from, foreign=not own)
     for node in list(model.graph):
         if is_op(node, DEQUANTIZE):
             stripper.take_out(node)
@@ -49,19 +54,18 @@ def read(model: ir.Model) -> Reading:
 
 
 class _Stripper:
-    def __init__(
-        self, model: ir.Model, weights_from: ir.Model | None, *, restore_activations: bool
-    ) -> None:
-        self._restore_activations = restore_activations
+    def __init__(self, model: ir.Model, weights_from: ir.Model | None, *, foreign: bool) -> None:
+        self._foreign = foreign
         self._activations: dict[ir.Value, ir.Value] = {}
         self._graph = model.graph
         self._graphs = tuple(model.graphs())
         self._originals = weights_from.graph.initializers if weights_from else {}
-        self._edges: list[tuple[ir.Value, str, int]] = []
+        self._edges: dict[tuple[ir.Value, str, int], None] = {}
         self._encodings: list[tuple[ir.Value, ReadEncoding]] = []
         self._removed: list[ir.Node] = []
-        self._restored: dict[str, ir.Value] = {}
+        self._restored: dict[object, ir.Value] = {}
         self._rounded: set[str] = set()
+        self._names: set[str | None] = set()
         self._pairs = 0
 
     def take_out(self, node: ir.Node) -> None:
@@ -70,15 +74,16 @@ class _Stripper:
         if encoding is None or stored is None:
             return
         producer, between = stored.producer(), []
-        if is_op(producer, "Clip"):  # a narrow range, as PyTorch writes it: Q, Clip, DQ
-            assert producer is not None
+        if producer is not None and _narrows(producer):
             between.append(producer)
             producer = producer.inputs[0].producer() if producer.inputs[0] is not None else None
         if is_op(producer, QUANTIZE):
             assert producer is not None
+            if not _is_pair(producer, encoding):
+                return
             origin = producer.inputs[0]
             self._removed += (producer, *between)
-            if self._restore_activations and origin is not None:
+            if self._foreign and origin is not None:
                 origin = self._activated(origin, encoding)
         elif not between and ir.convenience.get_const_tensor(stored) is not None:
             origin = self._restore(node, stored, encoding)
@@ -92,21 +97,36 @@ class _Stripper:
 
     def _activated(self, value: ir.Value, encoding: ReadEncoding) -> ir.Value:
         """The value, or the result of the activation that the Q behind it stood for."""
+        if not stands_for_activation(value, encoding):
+            return value
         if value not in self._activations:
-            if not stands_for_activation(value, encoding):
-                return value
-            self._activations[value] = put_back(value, encoding)
+            self._activations[value] = put_back(value, encoding, self._free_name)
         return self._activations[value]
+
+    def _free_name(self, wanted: str) -> str:
+        """A name that no value has yet."""
+        if not self._names:
+            self._names = {
+                value.name
+                for graph in self._graphs
+                for value in (*graph.inputs, *graph.initializers.values(), *_results(graph))
+            }
+        name, copies = wanted, 1
+        while name in self._names:
+            copies += 1
+            name = f"{wanted}_{copies}"
+        self._names.add(name)
+        return name
 
     def _hand_over(self, dequantized: ir.Value, origin: ir.Value) -> None:
         """Let every reader of the dequantized value read the original one."""
         for user, index in tuple(dequantized.uses()):
             if user.graph is self._graph and not is_op(user, QUANTIZE):
-                self._edges.append((origin, user.name or "", index))
+                self._edges[origin, user.name or "", index] = None
             user.replace_input_with(index, origin)
         for index, output in enumerate(self._graph.outputs):
             if output is dequantized:
-                self._edges.append((origin, "", index))
+                self._edges[origin, "", index] = None
                 self._become_output(index, dequantized, origin)
 
     def _become_output(self, index: int, dequantized: ir.Value, origin: ir.Value) -> None:
@@ -126,31 +146,41 @@ class _Stripper:
     def _restore(self, node: ir.Node, stored: ir.Value, encoding: ReadEncoding) -> ir.Value:
         """The float initializer behind a stored one."""
         name = _original_name(node, stored)
-        if name in self._restored:
-            return self._restored[name]
         steps = ir.convenience.get_const_tensor(stored)
         assert steps is not None
-        if name in self._graph.initializers:
-            return self._graph.initializers[name]
-        values = self._original(name, steps)
-        if values is None:
-            self._rounded.add(name)
-            values = ir.LazyTensor(
-                lambda: ir.Tensor(
-                    dequantize(steps.numpy(), encoding.scale, encoding.zero_point, encoding.axis)
-                ),
-                dtype=ir.DataType.from_numpy(encoding.scale.dtype),
-                shape=ir.Shape(steps.shape.numpy()),
-                name=name,
+        dtype = ir.DataType.from_numpy(encoding.scale.dtype)
+        original = self._original(name, steps, dtype)
+        kept = self._graph.initializers.get(name)
+        if kept is not None and not self._foreign:
+            return kept  # others read its float values, which stayed in the file
+        point = encoding.zero_point
+        way = (stored, encoding.scale.tobytes(), b"" if point is None else point.tobytes())
+        key: object = name if original is not None else (*way, encoding.axis)
+        if key not in self._restored:
+            name = self._free_name(name) if self._is_taken(name, node) else name
+            if original is None:
+                self._rounded.add(name)
+            self._restored[key] = self._constant(
+                name, original or _dequantized(steps, encoding, dtype, name)
             )
-        restored = self._restored[name] = self._constant(name, values)
-        return restored
+        return self._restored[key]
 
-    def _original(self, name: str, like: ir.TensorProtocol) -> ir.TensorProtocol | None:
+    def _is_taken(self, name: str, node: ir.Node) -> bool:
+        """Whether a name is another value's: not that of the DQ which goes."""
+        self._free_name("")  # so that all names are known
+        return name in self._graph.initializers or (
+            name in self._names and name != node.outputs[0].name
+        )
+
+    def _original(
+        self, name: str, like: ir.TensorProtocol, dtype: ir.DataType
+    ) -> ir.TensorProtocol | None:
         """The original values of a weight, if the model that was given for them has it."""
         original = self._originals.get(name)
         known = original.const_value if original is not None else None
-        return known if known is not None and tuple(known.shape) == tuple(like.shape) else None
+        if known is None or known.dtype != dtype or tuple(known.shape) != tuple(like.shape):
+            return None
+        return known
 
     def _constant(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
         value = ir.val(name, const_value=tensor)
@@ -167,21 +197,21 @@ class _Stripper:
             assert origin.const_value is not None
             for user, position in tuple(origin.uses()):
                 edge = (origin, user.name or "", position)
-                if edge not in self._edges or not carrier_of(user, self._graph):
+                if not carrier_of(user, self._graph) or edge not in self._edges:
                     continue
                 tensor, carried = carry(origin.const_value, encoding, user)
                 output = user.outputs[0]
                 name, readers = output.name or "", tuple(output.uses())
                 output.name = f"{name}_carried"
-                original = self._original(name, tensor)
+                original = self._original(name, tensor, tensor.dtype)
                 if original is not None:
                     self._rounded.discard(origin.name or "")
                 result = self._constant(name, original or tensor)
                 for reader, index in readers:
                     reader.replace_input_with(index, result)
                     if reader.graph is self._graph:
-                        self._edges.append((result, reader.name or "", index))
-                self._edges.remove(edge)
+                        self._edges[result, reader.name or "", index] = None
+                del self._edges[edge]
                 self._removed.append(user)
                 self._encodings.append((result, carried))
                 pending.append((result, carried))
@@ -215,7 +245,10 @@ class _Stripper:
             if not value.is_initializer()
             and self._reader_count(value) == quantized[value.name or ""]
         }
-        encodings = {value.name or "": encoding for value, encoding in self._encodings}
+        encodings: dict[str, ReadEncoding] = {}
+        for value, encoding in self._encodings:
+            name = value.name or ""
+            encodings[name] = wider(encodings.get(name, encoding), encoding)
         left = sum(is_op(node, QUANTIZE, DEQUANTIZE) for graph in self._graphs for node in graph)
         placement = Placement(edges, frozenset(outputs))
         return Reading(placement, encodings, self._pairs, left, len(self._rounded))
@@ -223,6 +256,51 @@ class _Stripper:
     def _reader_count(self, value: ir.Value) -> int:
         nodes = sum(user.graph is self._graph for user, _ in value.uses())
         return nodes + sum(output is value for output in self._graph.outputs)
+
+
+def _dequantized(
+    steps: ir.TensorProtocol, encoding: ReadEncoding, dtype: ir.DataType, name: str
+) -> ir.LazyTensor:
+    """The values that quantized ones stand for, computed when somebody wants them."""
+
+    def make() -> ir.TensorProtocol:
+        values = dequantize(steps.numpy(), encoding.scale, encoding.zero_point, encoding.axis)
+        return ir.Tensor(values, name=name)
+
+    return ir.LazyTensor(make, dtype=dtype, shape=ir.Shape(steps.shape.numpy()), name=name)
+
+
+def _results(graph: ir.Graph) -> Iterator[ir.Value]:
+    for node in graph:
+        yield from node.outputs
+
+
+def _narrows(node: ir.Node) -> bool:
+    """Whether a node is the Clip of a narrow range, which PyTorch writes between Q and DQ."""
+    if not is_op(node, "Clip") or len(node.inputs) != 3:
+        return False
+    bounds = [
+        ir.convenience.get_const_tensor(value) if value is not None else None
+        for value in node.inputs[1:]
+    ]
+    return (
+        tuple(
+            int(bound.numpy().reshape(-1)[0]) if bound is not None and bound.size == 1 else None
+            for bound in bounds
+        )
+        in _NARROW_BOUNDS
+    )
+
+
+def _is_pair(quantizer: ir.Node, encoding: ReadEncoding) -> bool:
+    """Whether a Q has the scale and zero point of a DQ; otherwise the two rescale."""
+    own = _encoding_of(quantizer)
+    if own is None or own.scale.shape != encoding.scale.shape:
+        return False
+    if own.scale.size > 1 and own.axis != encoding.axis:
+        return False
+    points = [np.zeros(1) if one.zero_point is None else one.zero_point for one in (own, encoding)]
+    return bool((own.scale == encoding.scale).all()) and bool((points[0] == points[1]).all())
 
 
 def _encoding_of(node: ir.Node) -> ReadEncoding | None:
@@ -239,7 +317,7 @@ def _encoding_of(node: ir.Node) -> ReadEncoding | None:
     if not _fits(scale, zero_point, stored, axis.as_int() if axis is not None else 1):
         return None
     return ReadEncoding(
-        dtype=zero_point.dtype if zero_point is not None else stored.dtype,
+        dtype=zero_point.dtype if zero_point is not None else _default_type(node),
         scale=scale.numpy(),
         zero_point=zero_point.numpy() if zero_point is not None else None,
         axis=axis.as_int() if axis is not None else 1,
@@ -257,6 +335,24 @@ def _fits(
         return True
     dims = constant.shape.numpy()
     return -len(dims) <= axis < len(dims) and dims[axis] == scale.size
+
+
+def _default_type(node: ir.Node) -> ir.DataType | None:
+    """The quantized type where there is no zero point to tell it: of the weight, or of the Q."""
+    stored = node.inputs[0]
+    if is_op(node, QUANTIZE):
+        quantizer: ir.Node | None = node
+    else:
+        constant = ir.convenience.get_const_tensor(stored) if stored is not None else None
+        if constant is not None:
+            return constant.dtype
+        quantizer = stored.producer() if stored is not None else None
+    if not is_op(quantizer, QUANTIZE):
+        return stored.dtype if stored is not None else None
+    assert quantizer is not None
+    given = quantizer.attributes.get("output_dtype")
+    number = given.as_int() if given is not None else 0
+    return ir.DataType(number) if number else ir.DataType.UINT8
 
 
 def _original_name(node: ir.Node, stored: ir.Value) -> str:

@@ -27,13 +27,18 @@ class ReadEncoding:
     axis: int
 
 
+def wider(one: ReadEncoding, other: ReadEncoding) -> ReadEncoding:
+    """Of two encodings of a tensor, for different readers of it, the one with larger steps."""
+    return other if other.scale.max(initial=0) > one.scale.max(initial=0) else one
+
+
 @dataclass
 class Reading:
     """What was found in a Q/DQ model, by the names of the float model inside it.
 
     Attributes:
         placement: Every edge that sees a quantized value, and every tensor whose readers all do.
-        encodings: Encoding by tensor name.
+        encodings: Encoding by tensor name; the coarsest where readers have different ones.
         pairs: How many DequantizeLinear nodes were understood.
         left: How many Q and DQ nodes were not: scales per block, integer ops between them, bodies.
         rounded: How many weights have the values that quantized ones stand for.

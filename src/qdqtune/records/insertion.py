@@ -26,6 +26,7 @@ class InsertReport:
         method: How the ranges followed from the samples.
         tried_db: The worst output's ratio for every method that was tried.
         scales_kept: How many activations keep a scale that came with the model.
+        ranges_kept: How many keep its range only, because the dialect can't express the scale.
         sqnr_db: Signal-to-noise ratio per output against the float model; empty if unknown.
         sqnr_given_db: The same against the Q/DQ model that was given; empty for a float one.
     """
@@ -42,5 +43,6 @@ class InsertReport:
     method: RangeMethod
     tried_db: dict[str, float]
     scales_kept: int
+    ranges_kept: int
     sqnr_db: dict[str, float]
     sqnr_given_db: dict[str, float]

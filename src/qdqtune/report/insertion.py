@@ -31,6 +31,7 @@ def insertion_record(report: InsertReport) -> dict[str, Any]:
         "left_float": report.left_float,
         "qdq_pairs": report.pairs,
         "scales_kept": report.scales_kept,
+        "ranges_kept": report.ranges_kept,
         "output_sqnr_db": finite(report.sqnr_db),
         "output_sqnr_given_db": finite(report.sqnr_given_db),
     }
@@ -44,8 +45,11 @@ def insertion_text(report: InsertReport) -> str:
     ]
     for reason, count in Counter(report.left_float.values()).most_common():
         lines.append(f"left float: {count} ops, {reason}")
-    if report.scales_kept:
-        lines.append(f"scales kept from the model: {report.scales_kept} activations")
+    if report.scales_kept or report.ranges_kept:
+        lines.append(
+            f"kept from the model: the scales of {report.scales_kept} activations, the ranges of "
+            f"{report.ranges_kept} more"
+        )
     for name, db in report.sqnr_db.items():
         given = report.sqnr_given_db.get(name)
         also = f", {given:.1f} dB against the file as given" if given is not None else ""

@@ -21,7 +21,7 @@ from qdqtune.calibration.observed import observe_shapes, unknown_tensors
 from qdqtune.engines import registry
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.native import native_dialect
-from qdqtune.graph.files import check_result, check_writable, save_model, write_text
+from qdqtune.graph.files import check_result, check_targets, save_model, write_text
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.precision_types import HALF_TYPES
@@ -29,7 +29,7 @@ from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import at_shapes
 from qdqtune.qdq.dialect import Dialect, QuantFormat
 from qdqtune.qdq.dialects import dialect_named
-from qdqtune.qdq.given import tells_range
+from qdqtune.qdq.given import is_kept, tells_range
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.reading import ReadEncoding
 from qdqtune.qdq.selection import Selection
@@ -45,7 +45,6 @@ from qdqtune.workflows.judging import Quality, judge
 from qdqtune.workflows.source import (
     Source,
     float32_twin,
-    has_types,
     open_source,
     ranges_behind_casts,
 )
@@ -108,8 +107,13 @@ def insert_qdq(
         engine = registry.resolve(engine)
     spoken = dialect_named(dialect) if dialect else native_dialect(engine)
     layout = spoken.format_of(quant_type)
-    _check_outputs(Path(model), Path(output), save_placement, force=force)
+    check_targets(output, save_placement, model, force=force)
     source = open_source(model, layout.least_opset, precision)
+    if data is None and method not in (None, RangeMethod.MINMAX):
+        raise UsageError(
+            f"The calibration method {method.value!r} looks at data, but none was given.",
+            "Give some: --calibration_data SOURCE.",
+        )
     feeding = _feeding(source, inputs, data, samples)
     selection = _selection(source, feeding.shapes, spoken, quant_type, choice)
     room = tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=Path(output).absolute().parent)
@@ -135,6 +139,8 @@ def insert_qdq(
     if save_placement is not None:
         made_for = quantized.metadata_props["qdqtune.float_model"]
         write_text(save_placement, selection.placement.to_json(made_for), force=force)
+    known = _given_tensors(base.index, selection.placement, given)
+    kept = [name for name in known if is_kept(given[name], layout.activation)]
     return InsertReport(
         output=written,
         dialect=spoken.name,
@@ -147,7 +153,8 @@ def insert_qdq(
         calibrated_on=feeding.describe(),
         method=best.method,
         tried_db={attempt.method.value: attempt.worst_db for attempt in attempts},
-        scales_kept=_kept(base.index, selection.placement, given),
+        scales_kept=len(kept),
+        ranges_kept=len(known) - len(kept),
         sqnr_db=best.quality.against_float,
         sqnr_given_db=best.quality.against_given,
     )
@@ -193,6 +200,11 @@ class _Feeding:
 def _feeding(source: Source, request: InputRequest, data: Any, limit: int | None) -> _Feeding:
     index = GraphIndex(source.model)
     if data is None:
+        if limit is not None:
+            raise UsageError(
+                "A number of calibration samples was given, but no calibration data.",
+                "Give some: --calibration_data SOURCE.",
+            )
         shapes = resolve_shapes(source.model, request)
         request = replace(request, shapes=shapes, dims={})
         other = replace(request, seed=request.seed + 1)
@@ -234,7 +246,8 @@ def _selection(
         return selection
     reasons = "; ".join(sorted(set(selection.left_float.values())))
     hint = "Activations such as Relu are quantized as a part of the op before them."
-    if has_types(source.model, HALF_TYPES - dialect.float_types):
+    left = " ".join(selection.left_float.values())
+    if any(f"{dtype.name.lower()} tensors" in left for dtype in HALF_TYPES):
         hint = "Let its floats be float32: --high_precision_dtype fp32."
     raise UsageError(
         f"Nothing of what was chosen can be quantized{': ' + reasons if reasons else ''}.", hint
@@ -313,21 +326,13 @@ def _weakest(source: Source, feeding: _Feeding) -> CalibrationSource:
     return feeding.source
 
 
-def _kept(index: GraphIndex, placement: Placement, given: Mapping[str, ReadEncoding]) -> int:
-    """How many activations keep the scale that came with the model."""
+def _given_tensors(
+    index: GraphIndex, placement: Placement, given: Mapping[str, ReadEncoding]
+) -> list[str]:
+    """The activations of a placement that came with a scale."""
     tensors = {edge.tensor for edge in index.effective(placement)}
-    return sum(
-        not index.is_constant(name) and name in given and tells_range(given[name])
+    return [
+        name
         for name in tensors
-    )
-
-
-def _check_outputs(
-    model: Path, output: Path, save_placement: str | Path | None, *, force: bool
-) -> None:
-    check_writable(output, force=force)
-    if save_placement is None:
-        return
-    check_writable(save_placement, force=force)
-    if Path(save_placement).absolute() in (model.absolute(), output.absolute()):
-        raise UsageError("The placement can't be written over a model.", "Choose another name.")
+        if not index.is_constant(name) and name in given and tells_range(given[name])
+    ]

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from qdqtune.calibration.inputs import Feeds
-from qdqtune.calibration.quality import AS_WRITTEN, output_sqnr
+from qdqtune.calibration.quality import AS_WRITTEN, opening_options, output_sqnr
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.prepared import PreparedModel
@@ -56,7 +56,7 @@ def judge(
     Raises:
         EngineError: If the engine does not run a model in its own dialect.
     """
-    options = None if native else AS_WRITTEN
+    options = opening_options(len(base.nodes)) if native else AS_WRITTEN
     reference = base.write(base.whole(), "reference")
     if has_types(source.model, {ir.DataType.BFLOAT16}):
         reference, candidate = _twin(reference, base), _twin(candidate, base)
@@ -79,4 +79,5 @@ def judge(
 
 def _twin(path: Path, base: PreparedModel) -> Path:
     """The float32 twin of a file: ONNX Runtime has no bfloat16 on CPUs."""
-    return save_model(float32_twin(load_model(path)), base.store.folder / f"{path.stem}.fp32.onnx")
+    number = len(list(base.store.folder.iterdir()))
+    return save_model(float32_twin(load_model(path)), base.store.folder / f"twin{number}.onnx")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from pathlib import Path
 
 from qdqtune.calibration.inputs import random_inputs
 from qdqtune.calibration.quality import AS_WRITTEN, output_sqnr
 from qdqtune.engines import registry
 from qdqtune.engines.isolated import Worker, WorkerFailure
-from qdqtune.graph.files import check_writable, load_model, save_model, write_text
+from qdqtune.graph.files import check_result, check_targets, load_model, save_model, write_text
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.input_shapes import resolve_shapes
+from qdqtune.graph.opset import raise_opset
 from qdqtune.qdq.integer_ops import refuse_integer_ops
 from qdqtune.qdq.read import strip
 from qdqtune.records.errors import ModelError
@@ -22,6 +25,8 @@ from qdqtune.records.stripping import StripReport
 _logger = logging.getLogger(__name__)
 
 _COMPARED_SAMPLES = 2
+# Activations that are put back may need it: Clip with inputs came with 11.
+_LEAST_OPSET = 11
 _NOTHING_SAID = InputRequest()
 
 
@@ -47,11 +52,11 @@ def strip_qdq(
     Raises:
         QdqtuneError: Whatever the user can act on; also if the model has no Q/DQ.
     """
-    check_writable(output, force=force)
-    if save_placement is not None:
-        check_writable(save_placement, force=force)
+    check_targets(output, save_placement, model, weights_from, force=force)
     loaded = load_model(model)
     refuse_integer_ops(loaded, model)
+    resolve_shapes(loaded, inputs)
+    raise_opset(loaded, _LEAST_OPSET)
     originals = load_model(weights_from) if weights_from else None
     if originals is not None:
         fold(originals)
@@ -64,8 +69,16 @@ def strip_qdq(
         )
         raise ModelError(
             f"{model} has no Q/DQ pairs that can be taken out: {why}.",
-            "A float model can be used as it is.",
+            "What belongs to no pair stays as it is."
+            if reading.left
+            else "A float model can be used as it is.",
         )
+    with tempfile.TemporaryDirectory(
+        prefix=".qdqtune-", dir=Path(output).absolute().parent
+    ) as room:
+        staged = save_model(loaded, Path(room) / "stripped.onnx")
+        check_result(staged, Path(model))
+        sqnr_db = _compared(Path(model), staged, GraphIndex(loaded), inputs)
     written = save_model(loaded, output, force=force)
     if save_placement is not None:
         text = reading.placement.to_json(fingerprint(loaded))
@@ -76,7 +89,7 @@ def strip_qdq(
         pairs=reading.pairs,
         left=reading.left,
         rounded=reading.rounded,
-        sqnr_db=_compared(Path(model), written, GraphIndex(loaded), inputs),
+        sqnr_db=sqnr_db,
     )
 
 
