@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,21 @@ settings.register_profile(
     "ci",
     derandomize=True,
     deadline=None,
-    max_examples=int(__import__("os").environ.get("HYPOTHESIS_EXAMPLES", "60")),
+    max_examples=int(__import__("os").environ.get("HYPOTHESIS_EXAMPLES", "25")),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """The command line sets levels and handlers; the next test must not see them."""
+    loggers = [logging.getLogger(), logging.getLogger("qdqtune")]
+    kept = [(logger.level, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, (level, handlers) in zip(loggers, kept, strict=True):
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
 
 
 def model_from_text(text: str, opset: int = 17, **weights: np.ndarray) -> onnx.ModelProto:

@@ -52,6 +52,8 @@ def load_attributes(found: Contents, model_file: Path) -> None:
 
 def external_files(model_file: Path) -> set[Path]:
     """The files that a model's weights lie in; empty if it can't be read."""
+    if not model_file.is_file():  # to open a pipe would wait for its other end
+        return set()
     try:
         proto = onnx.load(str(model_file), load_external_data=False)
     except Exception:  # whoever reads the model next says what is wrong with it

@@ -17,6 +17,7 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.onnx_checks import first_line
 from qdqtune.graph.op_classes import is_op
+from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.errors import ModelError
 
 _OLDEST = 7
@@ -71,6 +72,7 @@ def raise_opset(model: ir.Model, least: int) -> bool:
     if model.opset_imports.get("", 0) < least:
         raise ModelError(f"The model can't be raised from opset {current} to {least}.", advice)
     _pin_resizes(model, resized)
+    _mend_output_ranks(model)
     for node in model.graph:
         node.metadata_props.update(notes.get(node.name, {}))
     model.graph.metadata_props.update(graph_notes)
@@ -121,3 +123,15 @@ def _pin_hardmaxes(model: ir.Model) -> None:
                 f"Export the model with opset {_NEW_HARDMAX} or later.",
             )
         node.attributes["axis"] = ir.AttrInt64("axis", -1)
+
+
+def _mend_output_ranks(model: ir.Model) -> None:
+    """Infer shapes anew; in newer opsets inference sees where an output's rank was wrong."""
+    declared = [(output, output.shape) for output in model.graph.outputs]
+    for output, _ in declared:
+        output.shape = None
+    infer_shapes(model)
+    for output, shape in declared:
+        inferred = output.shape
+        if shape is None or inferred is None or len(inferred) == len(shape):
+            output.shape = shape

@@ -87,7 +87,6 @@ def convert_precision(
         needed = _needed_opset(model, steps[-1])
         if raise_opset(model, needed):
             name_nodes(model)
-            _mend_output_ranks(model)
             steps = [replace(step, opset=needed) for step in steps]
             report = replace(report, opset=needed, modified=True)
     for change in steps:
@@ -134,18 +133,6 @@ def _needed_opset(model: ir.Model, change: Change) -> int:
                 needed = opset
                 break
     return needed
-
-
-def _mend_output_ranks(model: ir.Model) -> None:
-    """Infer shapes anew; in newer opsets inference sees where an output's rank was wrong."""
-    declared = [(output, output.shape) for output in model.graph.outputs]
-    for output, _ in declared:
-        output.shape = None
-    infer_shapes(model)
-    for output, shape in declared:
-        inferred = output.shape
-        if shape is None or inferred is None or len(inferred) == len(shape):
-            output.shape = shape
 
 
 def _count_casts(model: ir.Model) -> int:
