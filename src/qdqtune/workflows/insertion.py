@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qdqtune.calibration.clipping import clip_ranges
-from qdqtune.calibration.data import open_samples
-from qdqtune.calibration.expected import expected_inputs
-from qdqtune.calibration.inputs import Feeds, random_inputs
-from qdqtune.calibration.minmax import collect_ranges
 from qdqtune.calibration.observed import observe_shapes, unknown_tensors
 from qdqtune.engines import registry
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.native import native_dialect
 from qdqtune.graph.files import check_result, check_targets, save_model, write_text
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.precision_types import HALF_TYPES
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import at_shapes
-from qdqtune.qdq.dialect import Dialect, QuantFormat
+from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.given import is_kept, tells_range
 from qdqtune.qdq.insert import Inserter
@@ -39,24 +31,19 @@ from qdqtune.records.inputs import InputRequest
 from qdqtune.records.insertion import InsertReport
 from qdqtune.records.placement import Placement
 from qdqtune.records.precision import Precision
-from qdqtune.records.ranges import CalibrationSource, RangeMethod, Ranges
+from qdqtune.records.ranges import RangeMethod, Ranges
+from qdqtune.workflows.calibrating import Progress, feeding_of, ranges_in_every_way
 from qdqtune.workflows.choice import Choice, select
 from qdqtune.workflows.judging import Quality, judge
 from qdqtune.workflows.source import (
     Source,
-    float32_twin,
     open_source,
-    ranges_behind_casts,
 )
 
 __all__ = ["Choice", "insert_qdq"]
 
 _logger = logging.getLogger(__name__)
 
-_RANDOM_SAMPLES = 8
-_JUDGED_SAMPLES = 8
-
-Progress = Callable[[int, "int | None"], None]
 _NOTHING_SAID = InputRequest()
 
 
@@ -114,7 +101,7 @@ def insert_qdq(
             f"The calibration method {method.value!r} looks at data, but none was given.",
             "Give some: --calibration_data SOURCE.",
         )
-    feeding = _feeding(source, inputs, data, samples)
+    feeding = feeding_of(source, inputs, data, samples)
     selection = _selection(source, feeding.shapes, spoken, quant_type, choice)
     room = tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=Path(output).absolute().parent)
     with room as folder, Worker() as worker:
@@ -125,7 +112,7 @@ def insert_qdq(
         given = source.reading.encodings if source.reading is not None else {}
         native = spoken is native_dialect("onnxruntime")
         attempts = []
-        for way, ranges in _ranges(
+        for way, ranges in ranges_in_every_way(
             source, base, worker, selection.placement, feeding, layout, method, progress
         ):
             inserter = Inserter(base, spoken, quant_type, ranges, given)
@@ -174,58 +161,6 @@ class _Attempt:
         return min(self.quality.against_float.values(), default=-math.inf)
 
 
-@dataclass(frozen=True)
-class _Feeding:
-    """What the model is run on.
-
-    Attributes:
-        shapes: Concrete input shapes.
-        samples: Makes the calibration samples.
-        judged: Makes the samples that the result is judged on.
-        source: Data, or random inputs.
-        describe: Says what the samples are; how many is known when they were read.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    samples: Callable[[], Iterable[Feeds]]
-    judged: Callable[[], Iterable[Feeds]]
-    source: CalibrationSource
-    describe: Callable[[], str]
-
-    @property
-    def is_data(self) -> bool:
-        return self.source is CalibrationSource.DATA
-
-
-def _feeding(source: Source, request: InputRequest, data: Any, limit: int | None) -> _Feeding:
-    index = GraphIndex(source.model)
-    if data is None:
-        if limit is not None:
-            raise UsageError(
-                "A number of calibration samples was given, but no calibration data.",
-                "Give some: --calibration_data SOURCE.",
-            )
-        shapes = resolve_shapes(source.model, request)
-        request = replace(request, shapes=shapes, dims={})
-        other = replace(request, seed=request.seed + 1)
-        return _Feeding(
-            shapes,
-            lambda: random_inputs(index, _RANDOM_SAMPLES, request),
-            lambda: random_inputs(index, 2, other),
-            CalibrationSource.RANDOM,
-            lambda: f"{_RANDOM_SAMPLES} random samples",
-        )
-    samples = open_samples(data, expected_inputs(source.model), limit=limit)
-    shapes = {name: tuple(array.shape) for name, array in samples.first.items()}
-    return _Feeding(
-        shapes,
-        lambda: samples,
-        lambda: itertools.islice(samples, _JUDGED_SAMPLES),
-        CalibrationSource.DATA,
-        samples.describe,
-    )
-
-
 def _selection(
     source: Source,
     shapes: Mapping[str, tuple[int, ...]],
@@ -259,71 +194,6 @@ def _same_language(source: Source, dialect: Dialect, quant_type: str) -> bool:
     labels = source.labels
     written = (labels.get("qdqtune.dialect"), labels.get("qdqtune.quant_type"))
     return written == (dialect.name, quant_type)
-
-
-def _ranges(
-    source: Source,
-    base: PreparedModel,
-    worker: Worker,
-    placement: Placement,
-    feeding: _Feeding,
-    layout: QuantFormat,
-    method: RangeMethod | None,
-    progress: Progress | None,
-) -> Iterator[tuple[RangeMethod, Ranges]]:
-    """Ranges of what is quantized and came without scales, in every way that was asked for."""
-    given = source.reading.encodings if source.reading is not None else {}
-    edges = [
-        edge
-        for edge in base.index.effective(placement)
-        if not (edge.tensor in given and tells_range(given[edge.tensor]))
-        and not base.index.is_constant(edge.tensor)
-    ]
-    if not edges:
-        yield RangeMethod.MINMAX, Ranges({}, source.scales_from)
-        return
-    if given:
-        _logger.warning(
-            "what has no scale in %s is calibrated on %s: %d of the tensors",
-            source.path, feeding.describe(), len({edge.tensor for edge in edges}),
-        )  # fmt: skip
-    _logger.info("calibrating on %s", feeding.describe())
-    with _runnable(source, base) as runnable:
-        watched = Placement.of(edges) if runnable is base else None
-        whole = collect_ranges(
-            runnable, worker, feeding.samples(), feeding.source, watched, progress
-        )
-        ways = {RangeMethod.MINMAX: whole}
-        if _may_clip(feeding, layout, method):
-            ways |= clip_ranges(runnable, worker, feeding.samples(), whole, layout.activation)
-    for way, ranges in ways.items():
-        if method in (None, way) or len(ways) == 1:
-            found = ranges_behind_casts(ranges, base.index)
-            yield way, replace(found, source=_weakest(source, feeding) if given else found.source)
-
-
-def _may_clip(feeding: _Feeding, layout: QuantFormat, method: RangeMethod | None) -> bool:
-    """Whether clipped ranges are worth a try: float8 has digits enough at both ends."""
-    is_integer = layout.activation.dtype.is_integer()
-    return method is not RangeMethod.MINMAX and is_integer and feeding.is_data
-
-
-@contextmanager
-def _runnable(source: Source, base: PreparedModel) -> Iterator[PreparedModel]:
-    """The base, or its float32 twin while it is needed."""
-    twin = float32_twin(source.model)
-    if twin is source.model:
-        yield base
-        return
-    with tempfile.TemporaryDirectory(prefix="twin-", dir=base.store.folder) as folder:
-        yield PreparedModel(twin, Path(folder))
-
-
-def _weakest(source: Source, feeding: _Feeding) -> CalibrationSource:
-    """What to call scales that partly came with the model and partly were calibrated."""
-    if CalibrationSource.RANDOM in (source.scales_from, feeding.source):
-        return CalibrationSource.RANDOM
-    return feeding.source
 
 
 def _given_tensors(
