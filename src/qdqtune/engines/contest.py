@@ -38,6 +38,19 @@ class _ModelFailed(Exception):
         self.error = error
 
 
+@dataclass(frozen=True)
+class _Length:
+    """How long a contest is: a time, or a number of runs, or of rounds."""
+
+    budget_s: float
+    runs: int | None = None
+    rounds: int | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.runs is not None or self.rounds is not None
+
+
 def compare_files(
     worker: Worker,
     paths: Sequence[str | os.PathLike[str]],
@@ -45,6 +58,7 @@ def compare_files(
     *,
     budget_s: float = 7.4,
     runs: int | None = None,
+    rounds: int | None = None,
     options: SessionOptions | None = None,
     timeout_s: float | None = None,
     progress: Progress | None = None,
@@ -58,6 +72,7 @@ def compare_files(
         feeds: The inputs.
         budget_s: Most seconds of timed runs per candidate; clear differences take less.
         runs: Timed runs per model, at least, instead of a budget; all of them are made.
+        rounds: Blocks of each candidate, instead of a budget; all of them are made.
         options: How to open the models.
         timeout_s: Limit for opening a model. A candidate's block is a hang after thirty seconds,
             or twenty times the baseline's block if that is more.
@@ -71,7 +86,7 @@ def compare_files(
     stored = feeds if isinstance(feeds, StoredFeeds) else worker.store(feeds)
     contest = _Contest(worker, [os.fspath(path) for path in paths], stored, options, timeout_s)
     try:
-        return contest.hold(budget_s, runs, progress, take_outputs)
+        return contest.hold(_Length(budget_s, runs, rounds), progress, take_outputs)
     finally:
         if stored is not feeds:
             worker.discard(stored)
@@ -92,8 +107,7 @@ class _Contest:
 
     def hold(
         self,
-        budget_s: float,
-        runs: int | None,
+        length: _Length,
         progress: Progress | None,
         take_outputs: TakeOutputs | None,
     ) -> tuple[list[Measurement], list[Comparison | None]]:
@@ -102,7 +116,7 @@ class _Contest:
         comparisons: dict[int, Comparison] = {}
         while present := [i for i in range(len(self.paths)) if i not in self.errors]:
             try:
-                found, compared = self._attempt(present, budget_s, runs, progress)
+                found, compared = self._attempt(present, length, progress)
                 if take_outputs is not None:
                     for index in present:
                         take_outputs(index, self._run(index))
@@ -119,19 +133,19 @@ class _Contest:
         return measurements, [comparisons.get(index) for index in range(1, len(self.paths))]
 
     def _attempt(
-        self, present: list[int], budget_s: float, runs: int | None, progress: Progress | None
+        self, present: list[int], length: _Length, progress: Progress | None
     ) -> tuple[list[Blocks], list[Comparison]]:
         self.limit_s = self.timeout_s
         for index in present:
             self._open(index)
-        end = time.monotonic() + budget_s * max(1, len(present) - 1)
+        end = time.monotonic() + length.budget_s * max(1, len(present) - 1)
         latencies_ms: list[float] = []
         for index in present:
             samples = self._block(index, _PILOT_RUNS)[_PILOT_DROP:]
             latencies_ms.append(statistics.median(samples))
             if index == present[0]:
                 self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * sum(samples) / 1000.0)
-        plan = plan_turns(latencies_ms, end - time.monotonic(), runs)
+        plan = plan_turns(latencies_ms, end - time.monotonic(), length.runs, length.rounds)
         block_s = plan.shapes[0].block_ms / 1000.0
         self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * block_s)
         return take_turns(
@@ -139,7 +153,7 @@ class _Contest:
             plan,
             progress,
             # Other processes may leave the engine less time than its own samples show.
-            time_is_up=lambda: runs is None and time.monotonic() > end,
+            time_is_up=lambda: not length.is_fixed and time.monotonic() > end,
         )
 
     def _open(self, index: int) -> None:

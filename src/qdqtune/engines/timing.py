@@ -40,6 +40,9 @@ _USEFUL_HALF_WIDTH = 0.012
 # Dropped runs move the compared runs apart, and the machine has more time to change.
 _WIDER_BY_DROPPING = 1.4
 _COLD_MATTERS_BELOW_MS = 20.0
+# The deviation of normal numbers over their median deviation; that of their median over their mean.
+_NORMAL_PER_MEDIAN = 1.4826
+_MEDIAN_PER_MEAN = 1.2533
 
 
 @dataclass(frozen=True)
@@ -118,15 +121,23 @@ class Plan:
         return [(max(_FEWEST_ROUNDS, round(part * self.rounds)), sure) for part, sure in _LOOKS]
 
 
-def plan_turns(latencies_ms: Sequence[float], budget_s: float, runs: int | None = None) -> Plan:
+def plan_turns(
+    latencies_ms: Sequence[float],
+    budget_s: float,
+    runs: int | None = None,
+    rounds: int | None = None,
+) -> Plan:
     """Fits as many rounds as possible into the time.
 
     Args:
         latencies_ms: What each model takes, roughly; the first is the baseline.
         budget_s: Seconds for all timed runs together.
         runs: Kept runs of each model, at least; with it, the time does not matter.
+        rounds: Blocks of each candidate; with it, neither matters.
     """
     shapes = tuple(BlockShape.of(latency_ms) for latency_ms in latencies_ms)
+    if rounds is not None:
+        return Plan(tuple(shape.leaner() for shape in shapes), rounds, fixed=True)
     if runs is not None:
         # Few runs make short blocks: with too few blocks nothing could be said about them.
         most = math.ceil(runs / (2 * _FEWEST_ROUNDS))
@@ -183,6 +194,20 @@ def compare_blocks(
         pairs=len(log_ratios),
         margin=margin,
     )
+
+
+def typical_gain(
+    baseline: Sequence[Sequence[float]], candidate: Sequence[Sequence[float]]
+) -> tuple[float, float]:
+    """Returns the median log ratio of two models that took turns, and its standard error.
+
+    The error comes from the median deviation, so that a few disturbed blocks don't blow it up; it
+    is that of a median of normal numbers.
+    """
+    log_ratios = scores(baseline, candidate)
+    middle = statistics.median(log_ratios)
+    spread = _NORMAL_PER_MEDIAN * statistics.median(abs(ratio - middle) for ratio in log_ratios)
+    return middle, _MEDIAN_PER_MEAN * spread / math.sqrt(len(log_ratios))
 
 
 def take_turns(
