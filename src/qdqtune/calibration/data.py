@@ -186,7 +186,8 @@ def _existing(path: Path) -> Path:
 def _user_samples(source: Any) -> tuple[UserSamples, bool]:
     """What a user's code makes, and whether it can be asked for more than once."""
     if isinstance(source, (str, os.PathLike)):
-        return find_function(os.fspath(source)), True
+        found = find_function(os.fspath(source))
+        return UserSamples(found.label, found.function, found.folder), True
     if isinstance(source, Mapping) or hasattr(source, "__array__"):
         return UserSamples("arrays", lambda: source), True
     kind = type(source).__name__

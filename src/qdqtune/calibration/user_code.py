@@ -38,7 +38,7 @@ class UserSamples:
 
     def __iter__(self) -> Iterator[tuple[Any, bool]]:
         """Items, and whether an item is not one sample but a stack of all of them."""
-        with self._running():
+        with _running(self.label, self.folder):
             made = self.make()
             if made is None:
                 raise UsageError(f"{self.label} gave nothing.", "Let it yield or return samples.")
@@ -47,34 +47,44 @@ class UserSamples:
         if whole:
             yield made, True
         while True:
-            with self._running():
+            with _running(self.label, self.folder):
                 item = next(items, _END)
             if item is _END:
                 return
             yield item, False
             del item  # a sample is not kept while the next one is made
 
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            if self.folder is not None:
-                stack.enter_context(_importing_from(self.folder))
-                # Results of commands go to stdout; what a loader prints is not one of them.
-                stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-            try:
-                yield
-            except UsageError:
-                raise
-            except (Exception, SystemExit) as error:
-                _logger.debug("%s failed", self.label, exc_info=True)
-                raise UsageError(
-                    f"{self.label} failed: {_last_words(error)}.",
-                    "Run it alone to see more; -vv prints the whole traceback.",
-                ) from error
+
+@dataclass(frozen=True)
+class UserFunction:
+    """A function of the user's, whose failures are the user's to mend.
+
+    Attributes:
+        label: What to call it.
+        function: The function.
+        folder: A folder to import from while it runs; None leaves everything as it is.
+    """
+
+    label: str
+    function: Callable[..., Any]
+    folder: Path | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it.
+
+        Raises:
+            UsageError: If it raises anything.
+        """
+        with _running(self.label, self.folder):
+            return self.function(*arguments)
 
 
-def find_function(spec: str) -> UserSamples:
+def find_function(spec: str, example: str = "(): yield {…}") -> UserFunction:
     """The function that `module:function` or `path/to/file.py:function` names.
+
+    Args:
+        spec: The two names.
+        example: What to write behind ``def name`` if there is no such function.
 
     Raises:
         UsageError: If there is no such function, or importing it fails.
@@ -84,20 +94,31 @@ def find_function(spec: str) -> UserSamples:
     folder = Path(where).absolute().parent if is_file else Path.cwd()
     if is_file and not Path(where).is_file():
         raise UsageError(f"There is no file {where}.", "Name it as path/to/file.py:function.")
-    found: list[Any] = []
-
-    def load() -> Any:
+    with _running(where, folder):
         module = _load_file(Path(where)) if is_file else importlib.import_module(where)
-        found.append(getattr(module, name, None))
-        return ()
-
-    list(UserSamples(where, load, folder))
-    function = found[0]
+        function = getattr(module, name, None)
     if not callable(function):
-        raise UsageError(
-            f"{where} has no function {name!r}.", f"Define it: def {name}(): yield {{…}}"
-        )
-    return UserSamples(spec, function, folder)
+        raise UsageError(f"{where} has no function {name!r}.", f"Define it: def {name}{example}")
+    return UserFunction(spec, function, folder)
+
+
+@contextlib.contextmanager
+def _running(label: str, folder: Path | None) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if folder is not None:
+            stack.enter_context(_importing_from(folder))
+            # Results of commands go to stdout; what a loader prints is not one of them.
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        try:
+            yield
+        except UsageError:
+            raise
+        except (Exception, SystemExit) as error:
+            _logger.debug("%s failed", label, exc_info=True)
+            raise UsageError(
+                f"{label} failed: {_last_words(error)}.",
+                "Run it alone to see more; -vv prints the whole traceback.",
+            ) from error
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,11 @@ class Worker:
         log_path: File for what the engine prints, limited in size.
         environment: Variables set in the child beside the inherited ones.
 
+    Attributes:
+        building_s: Seconds that the engine spent opening models, measured by itself.
+        timing_s: Seconds that it spent in timed runs, measured by itself.
+        waited_s: Seconds that callers waited for its answers.
+
     Everything that can fail inside the engine raises ``WorkerFailure``; ``measure`` and
     ``qdqtune.engines.contest.compare_files`` turn it into a failed ``Measurement``.
     """
@@ -87,6 +93,7 @@ class Worker:
         self.timeout_s = timeout_s
         self.building_s = 0.0
         self.timing_s = 0.0
+        self.waited_s = 0.0
         self._log_path = log_path
         self._environment = {**_CHILD_ENVIRONMENT, **(environment or {})}
         self._folder = tempfile.TemporaryDirectory(prefix="qdqtune-")
@@ -248,6 +255,7 @@ class Worker:
             if self._child is None:
                 self._child = ChildProcess(self._engine, self._environment, self._log_path)
                 self._generation += 1
+            start = time.monotonic()
             try:
                 return self._child.request(op, limit_s, **arguments)
             except WorkerFailure as failure:
@@ -258,3 +266,5 @@ class Worker:
                 self._child.kill()
                 self._child = None
                 raise
+            finally:
+                self.waited_s += time.monotonic() - start

@@ -1,0 +1,1 @@
+"""The search: regions, patterns, insertion points, schemes."""

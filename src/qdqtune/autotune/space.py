@@ -1,0 +1,126 @@
+"""What a search may choose: groups of like ops, each quantized or not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from qdqtune.graph.op_classes import WEIGHTED_OPS
+from qdqtune.qdq.completion import Completion
+from qdqtune.records.placement import Placement
+
+State = frozenset[int]
+"""Numbers of the groups that are quantized."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ops that are quantized together, because they play the same part in like regions.
+
+    Attributes:
+        pattern: Signature, with shapes, of the regions that they are part of.
+        role: Position of the op in that pattern.
+        op_type: What they are.
+        nodes: Names, in the graph's order.
+    """
+
+    pattern: str
+    role: int
+    op_type: str
+    nodes: tuple[str, ...]
+
+
+class Space:
+    """All placements that a search may propose for one model in one dialect.
+
+    Args:
+        completion: What each op needs to be quantized.
+        groups: The choices, in the graph's order.
+        weights: Share of the model's latency by node name, as far as it is known.
+    """
+
+    def __init__(
+        self, completion: Completion, groups: Sequence[Group], weights: Mapping[str, float]
+    ) -> None:
+        self.completion = completion
+        self.groups = tuple(groups)
+        self.potential = tuple(
+            sum(weights.get(node, 0.0) for node in group.nodes) for group in self.groups
+        )
+        self._placements: dict[State, Placement] = {}
+        self._keys: dict[State, str] = {}
+        self._neighbours = self._find_neighbours()
+
+    @property
+    def patterns(self) -> dict[str, list[int]]:
+        """The groups of each pattern, in order of first appearance."""
+        found: dict[str, list[int]] = {}
+        for number, group in enumerate(self.groups):
+            found.setdefault(group.pattern, []).append(number)
+        return found
+
+    @property
+    def everything(self) -> State:
+        """Every group."""
+        return frozenset(range(len(self.groups)))
+
+    def of_ops(self, op_types: Collection[str]) -> State:
+        """The groups of these op types, and all that only move values."""
+        return frozenset(
+            number
+            for number, group in enumerate(self.groups)
+            if group.op_type in op_types or self.moves(number)
+        )
+
+    def weighted(self) -> State:
+        """The ops with weights, and what moves their results."""
+        return self.of_ops(WEIGHTED_OPS)
+
+    def moves(self, number: int) -> bool:
+        """Whether a group's ops only move values."""
+        return self.groups[number].nodes[0] in self.completion.moving
+
+    def placement(self, state: State) -> Placement:
+        """What a choice comes to in the model."""
+        if state not in self._placements:
+            names = [name for number in state for name in self.groups[number].nodes]
+            self._placements[state] = self.completion.placement(names)
+        return self._placements[state]
+
+    def key(self, state: State) -> str:
+        """Equal for choices that come to the same placement, in every run."""
+        if state not in self._keys:
+            self._keys[state] = self.placement(state).digest()
+        return self._keys[state]
+
+    def nearest(self, placement: Placement) -> State:
+        """The groups whose ops are all integer kernels in a placement."""
+        edges = self.completion.index.effective(placement)
+        units = {**self.completion.working, **self.completion.moving}
+        return frozenset(
+            number
+            for number, group in enumerate(self.groups)
+            if all(units[name].edges <= edges for name in group.nodes)
+        )
+
+    def around(self, numbers: Iterable[int]) -> State:
+        """The groups that share a tensor with one of these, these included."""
+        return frozenset(near for number in numbers for near in self._neighbours[number])
+
+    def _find_neighbours(self) -> list[set[int]]:
+        touching: dict[str, set[int]] = {}
+        index = self.completion.index
+        for number, group in enumerate(self.groups):
+            for name in group.nodes:
+                for tensor in _tensors(index.node[name]):
+                    touching.setdefault(tensor, set()).add(number)
+        neighbours: list[set[int]] = [{number} for number in range(len(self.groups))]
+        for numbers in touching.values():
+            for number in numbers:
+                neighbours[number] |= numbers
+        return neighbours
+
+
+def _tensors(node: object) -> list[str]:
+    values = (*node.inputs, *node.outputs)  # type: ignore[attr-defined]
+    return [value.name for value in values if value is not None and value.name]

@@ -1,0 +1,216 @@
+"""What a tuning run tells: while it goes on, and when it is over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qdqtune.records.measurement import EngineInfo
+from qdqtune.records.placement import Placement
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class TuneEvent:
+    """One step of a run.
+
+    Attributes:
+        stage: What the run is at: ``calibration``, ``noise``, ``seeds``, ``sweep 1``, ...
+        message: What happened, in one line.
+        benchmarks: Candidates built and timed so far.
+        planned: How many there will be, roughly; None while that is not known.
+        speedup: Of the best candidate so far over the float model, as the search estimates it.
+        seconds: Since the run began.
+        eta_s: Seconds left, roughly; None while that is not known.
+    """
+
+    stage: str
+    message: str
+    benchmarks: int = 0
+    planned: int | None = None
+    speedup: float = 1.0
+    seconds: float = 0.0
+    eta_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What comparing the model with itself showed.
+
+    Attributes:
+        ratio: One open of it over the other; 1 but for noise.
+        detectable: The relative difference that a screening comparison can just see.
+    """
+
+    ratio: float
+    detectable: float
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Where the time went.
+
+    Attributes:
+        total: From start to end.
+        building: Opening models, inside the engine's process.
+        timing: Timed runs, inside the engine's process.
+        own: All that was not spent waiting for an engine.
+    """
+
+    total: float
+    building: float
+    timing: float
+    own: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in numbers: `summary.json`, which scripts read.
+
+    Attributes:
+        model: The file that was tuned.
+        mode: ``region``.
+        engine: What measured.
+        dialect: How Q/DQ was written.
+        quant_type: To what.
+        calibration: ``data``, ``random`` or ``given``.
+        calibrated_on: The same in words.
+        calibration_method: How ranges followed from it.
+        seed: Of the search and of random inputs.
+        preset: How thorough the run was.
+        stopped: Why the search ended: ``finished``, ``budget``, ``max_benchmarks``,
+            ``interrupted``.
+        baseline_ms: Latency of the model as given, at the end.
+        final_ms: Latency of the model that was written, beside it.
+        speedup: Baseline over final, from that one interleaved run; 1 if float was kept.
+        speedup_interval: Its interval.
+        confidence: Level of the interval.
+        kept_float: Whether the model is handed back as it was.
+        reason: Why; empty otherwise.
+        output_sqnr_db: The worst output's distance from the float model, in dB; None if unknown.
+        metric: The user's metric of what was written and of the float model, if there is one.
+        noise: What the check at the start showed.
+        benchmarks: Candidates built and timed.
+        memo_hits: Comparisons whose outcome was known from an earlier run.
+        failed: Candidates that the engine refused.
+        regions: Regions found.
+        patterns: Distinct ones, with shapes.
+        groups: Choices of the search.
+        qdq_pairs: Tensors that are quantized in what was written.
+        seconds: Where the time went.
+        files: What was written: a name to a path within the output folder.
+    """
+
+    model: str
+    engine: EngineInfo
+    dialect: str
+    quant_type: str
+    calibration: str
+    calibrated_on: str
+    calibration_method: str
+    seed: int
+    preset: str
+    stopped: str
+    baseline_ms: float
+    final_ms: float
+    speedup: float
+    speedup_interval: tuple[float, float]
+    confidence: float
+    kept_float: bool
+    reason: str
+    output_sqnr_db: float | None
+    metric: Mapping[str, float] | None
+    noise: Noise
+    benchmarks: int
+    memo_hits: int
+    failed: int
+    regions: int
+    patterns: int
+    groups: int
+    qdq_pairs: int
+    seconds: Seconds
+    files: Mapping[str, str] = field(default_factory=dict)
+    mode: str = "region"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        value = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        low, high = self.speedup_interval
+        sqnr = self.output_sqnr_db
+        return {
+            "kind": "summary",
+            "schema": SCHEMA,
+            **value,
+            "engine": self.engine.to_dict(),
+            "speedup_interval": [low, high if math.isfinite(high) else None],
+            "output_sqnr_db": sqnr if sqnr is not None and math.isfinite(sqnr) else None,
+            "metric": dict(self.metric) if self.metric is not None else None,
+            "noise": vars(self.noise),
+            "subgraph_benchmarks": 0,
+            "seconds": vars(self.seconds),
+            "files": dict(self.files),
+        }
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What came of a run.
+
+    Attributes:
+        model: The model to use: the fastest correct one that was found, or the one given.
+        output_dir: The run's folder.
+        placement: What is quantized in it.
+        summary: The run in numbers.
+    """
+
+    model: Path
+    output_dir: Path
+    placement: Placement
+    summary: Summary
+
+    @property
+    def speedup(self) -> float:
+        """Over the model as given."""
+        return self.summary.speedup
+
+
+@dataclass(frozen=True)
+class TunePlan:
+    """What a run would do: the answer to a dry run.
+
+    Attributes:
+        model: The file.
+        engine: What would measure.
+        dialect: How Q/DQ would be written.
+        quant_type: To what.
+        nodes: Ops of the model, folded.
+        regions: Regions found.
+        patterns: Distinct ones, with shapes.
+        groups: Choices of the search.
+        quantizable: Ops that can be quantized.
+        left_float: Reason to the number of ops that can't.
+        seeds: Whole-model placements to begin with, and how many tensors each quantizes.
+        benchmarks: Candidates at most.
+    """
+
+    model: str
+    engine: str
+    dialect: str
+    quant_type: str
+    nodes: int
+    regions: int
+    patterns: int
+    groups: int
+    quantizable: int
+    left_float: Mapping[str, int]
+    seeds: Mapping[str, int]
+    benchmarks: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        value = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {"kind": "plan", "schema": SCHEMA, **value}

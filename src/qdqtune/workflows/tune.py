@@ -1,0 +1,178 @@
+"""Tuning: one call, and a model is faster, provably; or it comes back as it was."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from qdqtune.autotune.space import Space
+from qdqtune.calibration.user_code import UserFunction, find_function
+from qdqtune.engines import registry
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.native import native_dialect
+from qdqtune.engines.shares import estimated_shares
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.ranges import RangeMethod
+from qdqtune.records.tuning import TunePlan, TuneResult
+from qdqtune.workflows.calibrating import feeding_of
+from qdqtune.workflows.source import open_source
+from qdqtune.workflows.tuning.folder import RunFolder
+from qdqtune.workflows.tuning.request import Callback, TuneRequest
+from qdqtune.workflows.tuning.run import TuneRun
+from qdqtune.workflows.tuning.scouting import find_choices, seeds_of
+from qdqtune.workflows.tuning.settings import preset_named
+
+DEFAULT_OUTPUT_DIR = "autotuner_output"
+DEFAULT_MIN_SQNR_DB = 15.0
+DEFAULT_MAX_DROP = 0.01
+DEFAULT_THRESHOLD = 1.02
+
+_NOTHING_SAID = InputRequest()
+_EVALUATE_EXAMPLE = "(path): return accuracy"
+
+
+def tune(
+    model: str | Path,
+    *,
+    engine: str = registry.AUTO,
+    engine_options: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    preset: str = "default",
+    seed: int = 0,
+    budget_s: float | None = None,
+    max_benchmarks: int | None = None,
+    quant_type: str = "int8",
+    inputs: InputRequest = _NOTHING_SAID,
+    calibration_data: Any = None,
+    calibration_samples: int | None = None,
+    calibration_method: RangeMethod | None = None,
+    min_sqnr_db: float | None = DEFAULT_MIN_SQNR_DB,
+    evaluate: str | Callable[[str], float] | None = None,
+    max_drop: float = DEFAULT_MAX_DROP,
+    performance_threshold: float = DEFAULT_THRESHOLD,
+    output_dir: str | Path = DEFAULT_OUTPUT_DIR,
+    force: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> TuneResult:
+    """Find the fastest correct placement of Q/DQ for a model on an engine, and write it.
+
+    The same call on the same folder goes on where an earlier one was stopped. Ctrl-C ends the
+    search; the best model so far is finished and written.
+
+    Args:
+        model: A float model, or one with Q/DQ, which is taken apart first; its own placement is
+            then where the search begins, and the file is what has to be beaten.
+        engine: What will run the model.
+        engine_options: The engine's own options.
+        threads: Threads per run; None is the engine's default.
+        preset: How thorough to be: ``quick``, ``default`` or ``extensive``.
+        seed: Of the search and of random inputs.
+        budget_s: End the search after so many seconds.
+        max_benchmarks: End it after so many candidates; None is the preset's number.
+        quant_type: One of the quant types of the engine's dialect.
+        inputs: Shapes to run at; ranges of random inputs.
+        calibration_data: As `qdqtune.calibration.data.open_samples` takes it; None is random.
+        calibration_samples: Use at most this many samples of it.
+        calibration_method: How ranges follow from it; None takes the best of all.
+        min_sqnr_db: How near to the float model every output must be; None is not asked.
+        evaluate: A function, or ``module:function``, that takes a model's path and returns a
+            metric: more is better.
+        max_drop: How much of the metric may be lost.
+        performance_threshold: The speedup below which the model is handed back as it was.
+        output_dir: Where everything is written.
+        force: Whether an earlier run in that folder may be replaced.
+        callbacks: Called with every step.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    name = registry.resolve(engine)
+    request = TuneRequest(
+        model=Path(model),
+        engine=name,
+        options=SessionOptions(threads=threads, engine_options=dict(engine_options or {})),
+        dialect=native_dialect(name, options=engine_options),
+        preset_name=preset,
+        preset=preset_named(preset),
+        seed=seed,
+        budget_s=budget_s,
+        max_benchmarks=max_benchmarks,
+        quant_type=quant_type,
+        inputs=inputs,
+        min_sqnr_db=min_sqnr_db,
+        evaluate=_evaluator(evaluate),
+        max_drop=max_drop,
+        threshold=performance_threshold,
+        method=calibration_method,
+        callbacks=tuple(callbacks),
+    )
+    layout = request.dialect.format_of(quant_type)
+    source = open_source(model, layout.least_opset)
+    feeding = feeding_of(source, replace(inputs, seed=seed), calibration_data, calibration_samples)
+    folder = RunFolder(output_dir, request.model, force=force)
+    with TuneRun(request, source, feeding, folder) as run:
+        return run.whole()
+
+
+def plan_tune(
+    model: str | Path,
+    *,
+    engine: str = registry.AUTO,
+    engine_options: Mapping[str, str] | None = None,
+    preset: str = "default",
+    max_benchmarks: int | None = None,
+    quant_type: str = "int8",
+    inputs: InputRequest = _NOTHING_SAID,
+) -> TunePlan:
+    """What `tune` would do, found out without running the model; nothing is written.
+
+    Args:
+        model: See `tune`, as for all of these.
+        engine: What would run the model.
+        engine_options: The engine's own options.
+        preset: How thorough to be.
+        max_benchmarks: End the search after so many candidates.
+        quant_type: One of the quant types of the engine's dialect.
+        inputs: Shapes to run at.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    name = registry.resolve(engine)
+    dialect = native_dialect(name, options=engine_options)
+    chosen = preset_named(preset)
+    source = open_source(model, dialect.format_of(quant_type).least_opset)
+    feeding = feeding_of(source, inputs, None, None)
+    with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
+        base = PreparedModel(source.model, Path(folder))
+        completion, grouping = find_choices(base, dialect, quant_type, feeding, None)
+        space = Space(completion, grouping.groups, estimated_shares(completion.index))
+        reading = source.reading
+        seeds = seeds_of(space, reading.placement if reading is not None else None)
+        return TunePlan(
+            model=str(model),
+            engine=name,
+            dialect=dialect.name,
+            quant_type=quant_type,
+            nodes=len(base.nodes),
+            regions=grouping.regions,
+            patterns=grouping.patterns,
+            groups=len(grouping.groups),
+            quantizable=len(completion.working) + len(completion.moving),
+            left_float=dict(Counter(completion.left_float.values()).most_common()),
+            seeds={label: len(space.placement(state).tensors) for label, state in seeds.items()},
+            benchmarks=chosen.limits(len(grouping.groups), max_benchmarks).benchmarks,
+        )
+
+
+def _evaluator(evaluate: str | Callable[[str], float] | None) -> UserFunction | None:
+    if evaluate is None:
+        return None
+    if isinstance(evaluate, str):
+        return find_function(evaluate, _EVALUATE_EXAMPLE)
+    return UserFunction(getattr(evaluate, "__name__", "the evaluate function"), evaluate)

@@ -1,0 +1,87 @@
+"""Where the time of a run goes, and what its callers hear."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from qdqtune.engines.isolated import Worker
+from qdqtune.records.tuning import Seconds, TuneEvent
+from qdqtune.workflows.tuning.request import Callback
+
+_logger = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Keeps time and tells every step.
+
+    Args:
+        callbacks: Who wants to hear.
+        budget_s: Seconds that the search may take; None has no end.
+
+    Attributes:
+        workers: Whose time is not our own.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], budget_s: float | None) -> None:
+        self.workers: list[Worker] = []
+        self._callbacks = callbacks
+        self._budget_s = budget_s
+        self._start = time.monotonic()
+        self._search_start: float | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the run began."""
+        return time.monotonic() - self._start
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the search has had its time."""
+        return self._budget_s is not None and self.elapsed_s >= self._budget_s
+
+    def search_begins(self) -> None:
+        """From here on, benchmarks tell how long the rest will take."""
+        self._search_start = time.monotonic()
+
+    def tell(
+        self,
+        stage: str,
+        message: str,
+        *,
+        benchmarks: int = 0,
+        planned: int | None = None,
+        speedup: float = 1.0,
+        rest_s: float = 0.0,
+    ) -> None:
+        """Tell a step.
+
+        Args:
+            stage: What the run is at.
+            message: What happened.
+            benchmarks: Candidates timed so far.
+            planned: Candidates that there will be.
+            speedup: Of the best so far.
+            rest_s: Seconds that what follows the search will take.
+        """
+        eta_s = None
+        if self._search_start is not None and planned and benchmarks:
+            each_s = (time.monotonic() - self._search_start) / benchmarks
+            eta_s = max(0, planned - benchmarks) * each_s + rest_s
+            if self._budget_s is not None:
+                eta_s = min(eta_s, max(0.0, self._budget_s - self.elapsed_s) + rest_s)
+        event = TuneEvent(stage, message, benchmarks, planned, speedup, self.elapsed_s, eta_s)
+        _logger.info("%s: %s", stage, message)
+        for callback in self._callbacks:
+            callback(event)
+
+    def seconds(self) -> Seconds:
+        """Where the time went so far."""
+        total = self.elapsed_s
+        return Seconds(
+            total=total,
+            building=sum(worker.building_s for worker in self.workers),
+            timing=sum(worker.timing_s for worker in self.workers),
+            own=max(0.0, total - sum(worker.waited_s for worker in self.workers)),
+        )

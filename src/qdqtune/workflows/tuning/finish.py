@@ -1,0 +1,102 @@
+"""From the best choice to the file that is handed over: written, read back, timed anew."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from qdqtune.calibration.inputs import Feeds
+from qdqtune.engines.contest import compare_files
+from qdqtune.engines.isolated import Worker
+from qdqtune.graph.files import check_result, load_model, save_model
+from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.read import read
+from qdqtune.qdq.units import canonical
+from qdqtune.records.errors import EngineError
+from qdqtune.records.measurement import Comparison, Verdict
+from qdqtune.records.placement import Placement
+from qdqtune.workflows.tuning.folder import FINAL, RunFolder
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Two files side by side.
+
+    Attributes:
+        baseline_ms: Latency of the first.
+        final_ms: Latency of the second.
+        comparison: Second over first.
+    """
+
+    baseline_ms: float
+    final_ms: float
+    comparison: Comparison
+
+
+def write_final(
+    inserter: Inserter, placement: Placement, folder: RunFolder, original: Path
+) -> Path:
+    """Write the model and make sure that what is in the file is what was measured.
+
+    Raises:
+        EngineError: If the file's Q/DQ are not those of the placement.
+    """
+    path = save_model(inserter.model(placement), folder / FINAL, force=True)
+    check_result(path, original)
+    found = canonical(inserter.index, read(load_model(path)).placement)
+    wanted = canonical(inserter.index, placement)
+    if found.edges != wanted.edges:
+        lost, added = len(wanted.edges - found.edges), len(found.edges - wanted.edges)
+        path.unlink()
+        raise EngineError(
+            f"The file does not hold the placement that was measured: {lost} places are lost, "
+            f"{added} added.",
+            "Nothing was written. This is a bug in qdqtune: please report it with the model.",
+        )
+    return path
+
+
+def time_final(
+    worker: Worker, baseline: Path, final: Path, feeds: Feeds, budget_s: float
+) -> Timed | str:
+    """Time the file against the model as it was given.
+
+    Args:
+        worker: A fresh one: nothing of the search is left in it.
+        baseline: The model as given.
+        final: What may be handed over.
+        feeds: What both are run on.
+        budget_s: Seconds that it may take.
+
+    Returns:
+        How they compare, or why the final one can't be timed.
+
+    Raises:
+        EngineError: If the engine doesn't run the model as it was given.
+    """
+    (base, found), (comparison,) = compare_files(
+        worker, [baseline, final], feeds, budget_s=budget_s
+    )
+    if not base.ok:
+        raise EngineError(
+            f"The engine does not run {baseline}: {base.error}",
+            "It ran before: is the machine out of memory?",
+        )
+    if comparison is None:
+        return f"the engine does not run it: {found.error}"
+    return Timed(base.latency_ms, found.latency_ms, comparison)
+
+
+def why_not_shipped(comparison: Comparison, threshold: float) -> str:
+    """Why a model isn't fast enough to be handed over; empty if it is."""
+    if comparison.verdict is not Verdict.FASTER:
+        return (
+            f"the best that was found is not faster for certain: {comparison.ratio:.3f}x, "
+            f"between {comparison.low:.3f}x and {comparison.high:.3f}x"
+        )
+    if comparison.ratio < threshold:
+        return f"the best that was found gains {comparison.ratio:.3f}x, less than {threshold:g}x"
+    return ""

@@ -1,0 +1,116 @@
+"""The folder that a run writes to."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from qdqtune.graph.external import external_files
+from qdqtune.graph.files import write_text
+from qdqtune.records.errors import OutputError
+
+BASELINE = "baseline.onnx"
+FINAL = "optimized_final.onnx"
+PLACEMENT = "placement.json"
+RANGES = "ranges.json"
+JOURNAL = "measurements.jsonl"
+SUMMARY = "summary.json"
+CANDIDATES = "region_models"
+LOGS = "logs"
+
+_OURS = (BASELINE, FINAL, PLACEMENT, RANGES, JOURNAL, SUMMARY)
+
+
+class RunFolder:
+    """Where the files of one run lie.
+
+    Args:
+        path: The folder; it is made if there is none.
+        model: The model that is tuned; the folder must not be a place where writing harms it.
+        force: Whether an earlier run in it may be replaced.
+
+    Raises:
+        OutputError: If it can't be written to, or holds files that are not of a run.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], model: Path, *, force: bool) -> None:
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"The folder {self.path} can't be made: {error.strerror}.", "Choose another one."
+            ) from None
+        if not os.access(self.path, os.W_OK):
+            raise OutputError(f"The folder {self.path} can't be written to.", "Choose another one.")
+        written = {(self.path / name).resolve() for name in _OURS}
+        written |= {file.with_name(file.name + ".data") for file in written}
+        for file in {model.resolve(), *external_files(model)}:
+            if file in written:
+                raise OutputError(
+                    f"{model} lies in the output folder, where the run would replace {file.name}.",
+                    "Choose another --output_dir.",
+                )
+        if force:
+            self._clear()
+        elif not (self.path / JOURNAL).exists() and any(
+            (self.path / name).exists() for name in (FINAL, CANDIDATES)
+        ):
+            raise OutputError(
+                f"{self.path} holds results without their {JOURNAL}.",
+                "Choose another --output_dir, or pass --force to replace them.",
+            )
+        for name in (CANDIDATES, LOGS):
+            (self.path / name).mkdir(exist_ok=True)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def write(self, name: str, text: str) -> Path:
+        """Write one of the run's text files, whole or not at all."""
+        write_text(self.path / name, text, force=True)
+        return self.path / name
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """Write one of the run's JSON files."""
+        return self.write(name, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+    def copy_model(self, model: Path, name: str) -> Path:
+        """Copy a model byte for byte, with the files that its weights lie in.
+
+        Raises:
+            OutputError: If there is no room.
+        """
+        target = self.path / name
+        folder = model.resolve().parent
+        try:
+            for file in sorted(external_files(model)):
+                beside = self.path / file.relative_to(folder)
+                beside.parent.mkdir(parents=True, exist_ok=True)
+                if not beside.exists() or not beside.samefile(file):
+                    _copy(file, beside)
+            _copy(model, target)
+        except OSError as error:
+            raise OutputError(
+                f"{target} could not be written: {error.strerror}.",
+                "Check that the disk has room.",
+            ) from None
+        return target
+
+    def _clear(self) -> None:
+        for name in _OURS:
+            for file in (self.path / name, self.path / f"{name}.data"):
+                file.unlink(missing_ok=True)
+        shutil.rmtree(self.path / CANDIDATES, ignore_errors=True)
+
+
+def _copy(source: Path, target: Path) -> None:
+    staged = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copyfile(source, staged)
+        os.replace(staged, target)
+    finally:
+        staged.unlink(missing_ok=True)

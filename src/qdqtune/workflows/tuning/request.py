@@ -1,0 +1,40 @@
+"""What was asked for, all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from qdqtune.calibration.user_code import UserFunction
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.qdq.dialect import Dialect
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.ranges import RangeMethod
+from qdqtune.records.tuning import TuneEvent
+from qdqtune.workflows.tuning.settings import Preset
+
+Callback = Callable[[TuneEvent], None]
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """A call of `qdqtune.tune`, looked over; see there for what the fields mean."""
+
+    model: Path
+    engine: str
+    options: SessionOptions
+    dialect: Dialect
+    quant_type: str
+    preset_name: str
+    preset: Preset
+    seed: int
+    budget_s: float | None
+    max_benchmarks: int | None
+    inputs: InputRequest
+    method: RangeMethod | None
+    min_sqnr_db: float | None
+    evaluate: UserFunction | None
+    max_drop: float
+    threshold: float
+    callbacks: tuple[Callback, ...] = ()

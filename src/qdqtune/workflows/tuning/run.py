@@ -1,0 +1,384 @@
+"""One tuning run, from the model to the file that is handed over."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from qdqtune.autotune.grouping import Grouping
+from qdqtune.autotune.search import PlacementSearch
+from qdqtune.autotune.space import Space, State
+from qdqtune.autotune.trial import Effort, Score, Trial
+from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.graph.fingerprint import fingerprint
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.insert import Inserter
+from qdqtune.records.errors import EngineError
+from qdqtune.records.measurement import Comparison, EngineInfo
+from qdqtune.records.placement import Placement
+from qdqtune.records.ranges import RangeMethod, Ranges
+from qdqtune.records.tuning import Noise, Summary, TuneResult
+from qdqtune.workflows.calibrating import Feeding, ranges_in_every_way
+from qdqtune.workflows.judging import judge
+from qdqtune.workflows.source import Source
+from qdqtune.workflows.tuning import folder as names
+from qdqtune.workflows.tuning.accuracy import checked_metric, correct_part
+from qdqtune.workflows.tuning.arena import Arena
+from qdqtune.workflows.tuning.clock import Reporter
+from qdqtune.workflows.tuning.finish import Timed, time_final, why_not_shipped, write_final
+from qdqtune.workflows.tuning.folder import RunFolder
+from qdqtune.workflows.tuning.journal import Journal
+from qdqtune.workflows.tuning.request import TuneRequest
+from qdqtune.workflows.tuning.scouting import check_noise, find_choices, latency_shares, seeds_of
+
+_logger = logging.getLogger(__name__)
+
+_FLOAT: State = frozenset()
+
+
+@dataclass
+class _Story:
+    """What a run has come to so far; the summary is made of it."""
+
+    grouping: Grouping = field(default_factory=lambda: Grouping((), 0, 0))
+    noise: Noise = field(default_factory=lambda: Noise(1.0, 0.0))
+    baseline_ms: float = 0.0
+    final_ms: float = 0.0
+    comparison: Comparison | None = None
+    stopped: str = "finished"
+    reason: str = ""
+    method: RangeMethod = RangeMethod.MINMAX
+    sqnr_db: float | None = None
+    metric: dict[str, float] | None = None
+    calibration: str = "random"
+    placement: Placement = field(default_factory=Placement)
+    benchmarks: int = 0
+    failed: int = 0
+    memo_hits: int = 0
+
+
+class TuneRun:
+    """Carries a request out.
+
+    Args:
+        request: What was asked for.
+        source: The model.
+        feeding: What it is run on.
+        folder: Where everything goes.
+    """
+
+    def __init__(
+        self, request: TuneRequest, source: Source, feeding: Feeding, folder: RunFolder
+    ) -> None:
+        self._request = request
+        self._source = source
+        self._feeding = feeding
+        self._folder = folder
+        self._story = _Story()
+        self._stack = contextlib.ExitStack()
+        self._reporter = Reporter(request.callbacks, request.budget_s)
+        # Calibration and accuracy are ONNX Runtime's business, whatever is tuned for.
+        self._runner = self._worker(Worker(log_path=folder / names.LOGS / "runs.log"))
+        self._engine = self._worker(self._new_engine("engine.log"))
+
+    def __enter__(self) -> TuneRun:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def whole(self) -> TuneResult:
+        """Everything, in order."""
+        request, story, tell = self._request, self._story, self._reporter.tell
+        info = self._engine_info()
+        self._folder.copy_model(request.model, names.BASELINE)
+        candidates = self._folder / names.CANDIDATES
+        shutil.rmtree(candidates, ignore_errors=True)
+        candidates.mkdir()
+        base = PreparedModel(self._source.model, candidates)
+        completion, story.grouping = find_choices(
+            base, request.dialect, request.quant_type, self._feeding, self._runner
+        )
+        tell(
+            "model",
+            f"{len(base.nodes)} ops, {story.grouping.regions} regions, "
+            f"{story.grouping.patterns} patterns, {len(story.grouping.groups)} choices",
+        )
+        if not story.grouping.groups:
+            story.reason = _nothing_to_do(completion)
+            return self._hand_over(info)
+        self._search_and_finish(base, completion, info)
+        return self._hand_over(info)
+
+    def _search_and_finish(
+        self, base: PreparedModel, completion: Completion, info: EngineInfo
+    ) -> None:
+        request, story, tell = self._request, self._story, self._reporter.tell
+        feeds = self._engine.store(next(iter(self._feeding.judged())))
+        plain = base.write(base.whole(), "float")
+        screen = request.preset.rounds[Effort.SCREEN]
+        story.noise, story.baseline_ms = check_noise(
+            self._engine, plain, feeds, request.preset.rounds[Effort.CONFIRM], screen
+        )
+        story.final_ms = story.baseline_ms
+        tell("noise", f"a step can see differences from {100 * story.noise.detectable:.1f} % on")
+        shares = latency_shares(self._engine, plain, feeds, base.index)
+        space = Space(completion, story.grouping.groups, shares)
+        everything = space.placement(space.everything)
+        ways = self._calibrate(base, everything)
+        first = next(iter(ways.values()))
+        story.calibration = first.source.value
+        journal = Journal(
+            self._folder / names.JOURNAL, self._header(info, first, completion.dialect.name)
+        )
+        self._stack.callback(journal.close)
+        given = self._source.reading.encodings if self._source.reading is not None else {}
+        inserter = Inserter(base, request.dialect, request.quant_type, first, given)
+        arena = Arena(self._engine, inserter, space, feeds, request.preset.rounds, journal)
+        state = self._search(space, arena)
+        story.benchmarks, story.failed = arena.benchmarks, arena.failed
+        story.memo_hits = journal.memo_hits
+        self._finish(space, state, base, ways)
+
+    def _calibrate(self, base: PreparedModel, placement: Placement) -> dict[RangeMethod, Ranges]:
+        request = self._request
+        self._reporter.tell("calibration", f"on {self._feeding.describe()}")
+        layout = request.dialect.format_of(request.quant_type)
+        return dict(
+            ranges_in_every_way(
+                self._source, base, self._runner, placement, self._feeding, layout,
+                request.method, None,
+            )
+        )  # fmt: skip
+
+    def _search(self, space: Space, arena: Arena) -> State:
+        """Let the search ask and the engine answer, until one of them has had enough."""
+        request, story = self._request, self._story
+        reading = self._source.reading
+        seeds = seeds_of(space, reading.placement if reading is not None else None)
+        limits = request.preset.limits(len(space.groups), request.max_benchmarks)
+        search = PlacementSearch(space, seeds, limits, request.seed)
+        self._reporter.search_begins()
+        try:
+            while (trial := search.ask()) is not None:
+                if self._reporter.is_over:
+                    story.stopped = "budget"
+                    break
+                scores = arena.answer(trial)
+                search.tell(scores)
+                self._tell_trial(search, trial, scores, arena.benchmarks)
+        except KeyboardInterrupt:
+            story.stopped = "interrupted"
+            _logger.warning("interrupted: finishing the best model so far; once more to abort")
+        if story.stopped == "finished" and search.asked >= limits.benchmarks:
+            story.stopped = "max_benchmarks"
+        return search.incumbent
+
+    def _tell_trial(
+        self, search: PlacementSearch, trial: Trial, scores: list[Score], benchmarks: int
+    ) -> None:
+        best = max((score.gain for score in scores), default=-math.inf)
+        change = f"best {100 * math.expm1(best):+.1f} %" if math.isfinite(best) else "all refused"
+        self._reporter.tell(
+            trial.stage,
+            f"{len(scores)} candidates, {change}",
+            benchmarks=benchmarks,
+            planned=search.planned,
+            speedup=math.exp(search.gain),
+            rest_s=self._request.preset.final_s,
+        )
+
+    def _finish(
+        self, space: Space, state: State, base: PreparedModel, ways: dict[RangeMethod, Ranges]
+    ) -> None:
+        story, request = self._story, self._request
+        if not space.placement(state):
+            story.reason = "no candidate was faster than the float model"
+            return
+        best, inserter = self._best_ranges(space, state, base, ways)
+        state = self._correct(space, state, inserter)
+        placement = space.placement(state)
+        story.method = best
+        if not placement:
+            story.reason = "what is faster is not accurate enough"
+            return
+        story.sqnr_db = self._sqnr_db(inserter, placement)
+        final = write_final(inserter, placement, self._folder, request.model)
+        self._folder.write(names.RANGES, ways[best].to_json())
+        self._reporter.tell("final", "timing the file against the model as it was given")
+        with contextlib.closing(self._new_engine("final.log")) as worker:
+            self._reporter.workers.append(worker)
+            feeds = next(iter(self._feeding.judged()))
+            timed = time_final(
+                worker, self._folder / names.BASELINE, final, feeds, request.preset.final_s
+            )
+        if isinstance(timed, Timed):
+            story.baseline_ms, story.final_ms = timed.baseline_ms, timed.final_ms
+            story.comparison = timed.comparison
+            story.reason = why_not_shipped(timed.comparison, request.threshold)
+        else:
+            story.reason = timed
+        if not story.reason:
+            story.placement = placement
+
+    def _best_ranges(
+        self, space: Space, state: State, base: PreparedModel, ways: dict[RangeMethod, Ranges]
+    ) -> tuple[RangeMethod, Inserter]:
+        """The ranges with which the choice is nearest to the float model."""
+        request = self._request
+        given = self._source.reading.encodings if self._source.reading is not None else {}
+        inserters = {
+            way: Inserter(base, request.dialect, request.quant_type, ranges, given)
+            for way, ranges in ways.items()
+        }
+        if len(inserters) == 1:
+            return next(iter(inserters.items()))
+        placement = space.placement(state)
+        best = max(inserters, key=lambda way: self._sqnr_db(inserters[way], placement) or -math.inf)
+        return best, inserters[best]
+
+    def _correct(self, space: Space, state: State, inserter: Inserter) -> State:
+        request, story = self._request, self._story
+        evaluate, least_db = request.evaluate, request.min_sqnr_db
+        least = -math.inf
+        if evaluate is not None:
+            self._reporter.tell("accuracy", f"{evaluate.label} on the model as it was given")
+            before = checked_metric(evaluate(str(request.model)), evaluate.label)
+            least = before - request.max_drop
+            story.metric = {"float": before}
+
+        def sqnr_db(choice: State) -> float:
+            found = self._sqnr_db(inserter, space.placement(choice))
+            return math.inf if found is None else found
+
+        def is_correct(choice: State) -> bool:
+            placement = space.placement(choice)
+            if not placement:
+                return True
+            if least_db is not None and sqnr_db(choice) < least_db:
+                return False
+            if evaluate is None:
+                return True
+            path = inserter.write(placement, "evaluated")
+            metric = checked_metric(evaluate(str(path)), evaluate.label)
+            assert story.metric is not None
+            story.metric["final"] = metric
+            return metric >= least
+
+        self._reporter.tell("accuracy", "comparing outputs with the float model")
+        return correct_part(space, state, is_correct, sqnr_db)
+
+    def _sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
+        """The worst output's distance from the float model; None if it can't be known here."""
+        path = inserter.write(placement, "judged")
+        native = self._request.engine == "onnxruntime"
+        quality = judge(
+            self._source, inserter.base, path, self._runner, self._feeding.judged, native=native
+        )
+        return min(quality.against_float.values(), default=None)
+
+    def _hand_over(self, info: EngineInfo) -> TuneResult:
+        """Write what the run came to."""
+        story, request, folder = self._story, self._request, self._folder
+        kept = bool(story.reason) or not story.placement
+        if kept:
+            story.placement = Placement()
+            story.final_ms = story.baseline_ms
+            (folder / (names.FINAL + ".data")).unlink(missing_ok=True)
+            folder.copy_model(request.model, names.FINAL)
+        made_for = fingerprint(self._source.model)
+        folder.write(names.PLACEMENT, story.placement.to_json(made_for))
+        summary = self._summary(info, kept)
+        folder.write_json(names.SUMMARY, summary.to_dict())
+        self._reporter.tell(
+            "done",
+            story.reason or f"{summary.speedup:.2f}x",
+            benchmarks=story.benchmarks,
+            speedup=summary.speedup,
+        )
+        return TuneResult(folder / names.FINAL, folder.path, story.placement, summary)
+
+    def _summary(self, info: EngineInfo, kept: bool) -> Summary:
+        story, request, found = self._story, self._request, self._story.comparison
+        is_faster = found is not None and not kept
+        written = (names.BASELINE, names.FINAL, names.PLACEMENT, names.RANGES, names.JOURNAL)
+        return Summary(
+            model=str(request.model),
+            engine=info,
+            dialect=request.dialect.name,
+            quant_type=request.quant_type,
+            calibration=story.calibration,
+            calibrated_on=self._feeding.describe(),
+            calibration_method=story.method.value,
+            seed=request.seed,
+            preset=request.preset_name,
+            stopped=story.stopped,
+            baseline_ms=story.baseline_ms,
+            final_ms=story.final_ms,
+            speedup=found.ratio if found is not None and is_faster else 1.0,
+            speedup_interval=(found.low, found.high)
+            if found is not None and is_faster
+            else (1.0, 1.0),
+            confidence=found.confidence if found is not None else 1.0,
+            kept_float=kept,
+            reason=story.reason,
+            output_sqnr_db=story.sqnr_db if is_faster else None,
+            metric=story.metric,
+            noise=story.noise,
+            benchmarks=story.benchmarks,
+            memo_hits=story.memo_hits,
+            failed=story.failed,
+            regions=story.grouping.regions,
+            patterns=story.grouping.patterns,
+            groups=len(story.grouping.groups),
+            qdq_pairs=len(story.placement.tensors),
+            seconds=self._reporter.seconds(),
+            files={
+                name.partition(".")[0]: name for name in written if (self._folder / name).exists()
+            },
+        )
+
+    def _header(self, info: EngineInfo, ranges: Ranges, dialect: str) -> dict[str, object]:
+        """What measurements depend on."""
+        return {
+            "model": fingerprint(self._source.model),
+            "engine": info.to_dict(),
+            "dialect": dialect,
+            "quant_type": self._request.quant_type,
+            "ranges": ranges.digest(),
+            "shapes": {name: list(shape) for name, shape in self._feeding.shapes.items()},
+        }
+
+    def _engine_info(self) -> EngineInfo:
+        try:
+            return self._engine.info()
+        except WorkerFailure as failure:
+            raise EngineError(
+                f"{self._request.engine} does not start: {failure}", "See `qdqtune doctor`."
+            ) from None
+
+    def _new_engine(self, log: str) -> Worker:
+        request = self._request
+        return Worker(request.engine, request.options, log_path=self._folder / names.LOGS / log)
+
+    def _worker(self, worker: Worker) -> Worker:
+        self._stack.callback(worker.close)
+        self._reporter.workers.append(worker)
+        return worker
+
+
+def _nothing_to_do(completion: Completion) -> str:
+    reasons = Counter(completion.left_float.values())
+    common = "; ".join(reason for reason, _ in reasons.most_common(3))
+    return f"nothing of it can be quantized{': ' + common if common else ''}"
