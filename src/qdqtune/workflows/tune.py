@@ -55,6 +55,8 @@ def tune(
     evaluate: str | Callable[[str], float] | None = None,
     max_drop: float = DEFAULT_MAX_DROP,
     performance_threshold: float = DEFAULT_THRESHOLD,
+    qdq_baseline: str | Path | None = None,
+    node_filter: Sequence[str] = (),
     output_dir: str | Path = DEFAULT_OUTPUT_DIR,
     force: bool = False,
     callbacks: Sequence[Callback] = (),
@@ -84,6 +86,9 @@ def tune(
             metric: more is better.
         max_drop: How much of the metric may be lost.
         performance_threshold: The speedup below which the model is handed back as it was.
+        qdq_baseline: A quantized form of the model, whoever made it, to begin with as well.
+        node_filter: Wildcard patterns of node names: only what matches may be quantized, with
+            what is like it.
         output_dir: Where everything is written.
         force: Whether an earlier run in that folder may be replaced.
         callbacks: Called with every step.
@@ -109,6 +114,8 @@ def tune(
         max_drop=max_drop,
         threshold=performance_threshold,
         method=calibration_method,
+        qdq_baseline=Path(qdq_baseline) if qdq_baseline is not None else None,
+        node_filter=tuple(node_filter),
         callbacks=tuple(callbacks),
     )
     layout = request.dialect.format_of(quant_type)
@@ -150,10 +157,11 @@ def plan_tune(
     feeding = feeding_of(source, inputs, None, None)
     with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
         base = PreparedModel(source.model, Path(folder))
-        completion, grouping = find_choices(base, dialect, quant_type, feeding, None)
+        completion, grouping = find_choices(base, dialect, quant_type, feeding)
         space = Space(completion, grouping.groups, estimated_shares(completion.index))
         reading = source.reading
-        seeds = seeds_of(space, reading.placement if reading is not None else None)
+        given = {"as given": reading.placement.tensors} if reading is not None else {}
+        seeds = seeds_of(space, given)
         return TunePlan(
             model=str(model),
             engine=name,

@@ -37,4 +37,6 @@ class TuneRequest:
     evaluate: UserFunction | None
     max_drop: float
     threshold: float
+    qdq_baseline: Path | None = None
+    node_filter: tuple[str, ...] = ()
     callbacks: tuple[Callback, ...] = ()

@@ -19,14 +19,14 @@ from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.insert import Inserter
-from qdqtune.records.errors import EngineError
+from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.measurement import Comparison, EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod, Ranges
 from qdqtune.records.tuning import Noise, Summary, TuneResult
 from qdqtune.workflows.calibrating import Feeding, ranges_in_every_way
 from qdqtune.workflows.judging import judge
-from qdqtune.workflows.source import Source
+from qdqtune.workflows.source import Source, open_source
 from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning.accuracy import checked_metric, correct_part
 from qdqtune.workflows.tuning.arena import Arena
@@ -58,6 +58,7 @@ class _Story:
     metric: dict[str, float] | None = None
     calibration: str = "random"
     placement: Placement = field(default_factory=Placement)
+    seeds: dict[str, float] = field(default_factory=dict)
     benchmarks: int = 0
     failed: int = 0
     memo_hits: int = 0
@@ -108,8 +109,9 @@ class TuneRun:
         candidates.mkdir()
         base = PreparedModel(self._source.model, candidates)
         completion, story.grouping = find_choices(
-            base, request.dialect, request.quant_type, self._feeding, self._runner
-        )
+            base, request.dialect, request.quant_type, self._feeding, self._runner,
+            request.node_filter,
+        )  # fmt: skip
         tell(
             "model",
             f"{len(base.nodes)} ops, {story.grouping.regions} regions, "
@@ -125,6 +127,7 @@ class TuneRun:
         self, base: PreparedModel, completion: Completion, info: EngineInfo
     ) -> None:
         request, story, tell = self._request, self._story, self._reporter.tell
+        given_tensors = self._given()
         feeds = self._engine.store(next(iter(self._feeding.judged())))
         plain = base.write(base.whole(), "float")
         screen = request.preset.rounds[Effort.SCREEN]
@@ -146,7 +149,7 @@ class TuneRun:
         given = self._source.reading.encodings if self._source.reading is not None else {}
         inserter = Inserter(base, request.dialect, request.quant_type, first, given)
         arena = Arena(self._engine, inserter, space, feeds, request.preset.rounds, journal)
-        state = self._search(space, arena)
+        state = self._search(space, arena, given_tensors)
         story.benchmarks, story.failed = arena.benchmarks, arena.failed
         story.memo_hits = journal.memo_hits
         self._finish(space, state, base, ways)
@@ -162,11 +165,10 @@ class TuneRun:
             )
         )  # fmt: skip
 
-    def _search(self, space: Space, arena: Arena) -> State:
+    def _search(self, space: Space, arena: Arena, given: dict[str, frozenset[str]]) -> State:
         """Let the search ask and the engine answer, until one of them has had enough."""
         request, story = self._request, self._story
-        reading = self._source.reading
-        seeds = seeds_of(space, reading.placement if reading is not None else None)
+        seeds = seeds_of(space, given)
         limits = request.preset.limits(len(space.groups), request.max_benchmarks)
         search = PlacementSearch(space, seeds, limits, request.seed)
         self._reporter.search_begins()
@@ -177,6 +179,13 @@ class TuneRun:
                     break
                 scores = arena.answer(trial)
                 search.tell(scores)
+                if trial.reference == _FLOAT:
+                    gains = dict(zip(trial.candidates, scores, strict=True))
+                    story.seeds.update(
+                        (label, math.exp(gains[state].gain))
+                        for label, state in seeds.items()
+                        if state in gains and gains[state].failure is None
+                    )
                 self._tell_trial(search, trial, scores, arena.benchmarks)
         except KeyboardInterrupt:
             story.stopped = "interrupted"
@@ -184,6 +193,21 @@ class TuneRun:
         if story.stopped == "finished" and search.asked >= limits.benchmarks:
             story.stopped = "max_benchmarks"
         return search.incumbent
+
+    def _given(self) -> dict[str, frozenset[str]]:
+        """What is quantized in files that somebody made of the model."""
+        request, found = self._request, {}
+        if self._source.reading is not None:
+            found["as given"] = self._source.reading.placement.tensors
+        if request.qdq_baseline is not None:
+            reading = open_source(request.qdq_baseline).reading
+            if reading is None:
+                raise UsageError(
+                    f"{request.qdq_baseline} has no Q/DQ to begin with.",
+                    "Name a quantized form of the model, or leave --qdq_baseline out.",
+                )
+            found["Q/DQ baseline"] = reading.placement.tensors
+        return found
 
     def _tell_trial(
         self, search: PlacementSearch, trial: Trial, scores: list[Score], benchmarks: int
@@ -336,6 +360,7 @@ class TuneRun:
             output_sqnr_db=story.sqnr_db if is_faster else None,
             metric=story.metric,
             noise=story.noise,
+            seeds=story.seeds,
             benchmarks=story.benchmarks,
             memo_hits=story.memo_hits,
             failed=story.failed,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from qdqtune.autotune.grouping import Grouping, group_ops
@@ -20,8 +23,7 @@ from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import at_shapes
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialect import Dialect
-from qdqtune.records.errors import EngineError
-from qdqtune.records.placement import Placement
+from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.tuning import Noise
 from qdqtune.workflows.calibrating import Feeding
 
@@ -35,7 +37,12 @@ _BETWEEN = frozenset({"Add", "AveragePool", "Concat", "GlobalAveragePool"})
 
 
 def find_choices(
-    base: PreparedModel, dialect: Dialect, quant_type: str, feeding: Feeding, worker: Worker | None
+    base: PreparedModel,
+    dialect: Dialect,
+    quant_type: str,
+    feeding: Feeding,
+    worker: Worker | None = None,
+    node_filter: Collection[str] = (),
 ) -> tuple[Completion, Grouping]:
     """What can be quantized in a model, and which of it belongs together.
 
@@ -46,30 +53,56 @@ def find_choices(
         feeding: The input shapes.
         worker: An ONNX Runtime worker for shapes that can't be inferred; without one they stay
             unknown.
+        node_filter: Wildcard patterns of node names: groups without a match are left float.
     """
     with at_shapes(base.index.model, feeding.shapes):
         index = GraphIndex(base.index.model)
         if worker is not None and unknown_tensors(index):
             observe_shapes(base, worker, next(iter(feeding.judged())))
         completion = Completion(index, dialect, quant_type)
-        return completion, group_ops(index, completion)
+        grouping = group_ops(index, completion)
+    if node_filter:
+        matching = re.compile("|".join(map(fnmatch.translate, node_filter)))
+        chosen = [group for group in grouping.groups if any(map(matching.match, group.nodes))]
+        if not chosen:
+            raise UsageError(
+                "No op that could be quantized matches the node filter.",
+                f"Its patterns are: {', '.join(node_filter)}.",
+            )
+        grouping = replace(grouping, groups=tuple(chosen))
+    return completion, grouping
 
 
-def seeds_of(space: Space, given: Placement | None) -> dict[str, State]:
+def seeds_of(space: Space, given: Mapping[str, Collection[str]]) -> dict[str, State]:
     """Whole-model choices to begin with.
 
     Args:
         space: The choices.
-        given: What was quantized in the file as it came, if anything.
+        given: Names of tensors that are quantized in a file that somebody made, by what to call it.
     """
     seeds = {
         "everything": space.everything,
         "weighted ops": space.weighted(),
         "weighted ops and what is between": space.of_ops(WEIGHTED_OPS | _BETWEEN),
     }
-    if given is not None:
-        seeds["as given"] = space.nearest(given)
+    seeds.update((name, _like(space, frozenset(tensors))) for name, tensors in given.items())
     return {name: state for name, state in seeds.items() if state}
+
+
+def _like(space: Space, tensors: frozenset[str]) -> State:
+    """The groups whose ops read nothing but what is quantized in a file, and constants."""
+    completion = space.completion
+    units = {**completion.working, **completion.moving}
+    return frozenset(
+        number
+        for number, group in enumerate(space.groups)
+        if all(
+            edge.tensor in tensors or completion.index.is_constant(edge.tensor)
+            for name in group.nodes
+            for edge in units[name].edges
+            if edge.node == name
+        )
+    )
 
 
 def latency_shares(

@@ -1,0 +1,157 @@
+"""`qdqtune tune` against the float model and against the best of `quantize_static`'s blankets.
+
+Blankets are what `quantize_static` does by default in QDQ format, per channel: s8/s8, u8/s8 with
+8-bit and with 7-bit weights, u8/u8. The best of them, by latency, is what a tuned model is compared
+with, in one more interleaved run. Ratios are judged by the lower end of a 90 % interval.
+
+    python -m benchmarks.tuning --models resnet18,vit --preset quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+from benchmarks import results
+from qdqtune import zoo
+from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.engines.contest import compare_files
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isolated import Worker
+from qdqtune.engines.timing import compare_blocks
+from qdqtune.graph.files import load_model
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.shapes import infer_shapes
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.measurement import Comparison
+from qdqtune.workflows.tune import tune
+
+KIND = "tuning"
+COLUMNS = {
+    "model": "model", "tuned over float": "over_float", "90 % from": "over_float_low",
+    "best blanket": "blanket", "over float": "blanket_over_float",
+    "tuned over blanket": "over_blanket", "from": "over_blanket_low",
+    "benchmarks": "benchmarks", "seconds": "seconds", "own": "own_s", "SQNR": "sqnr_db",
+    "kept float": "kept_float", "commit": "commit",
+}  # fmt: skip
+_SAMPLES = 4
+_CONFIDENCE = 0.90
+_S8, _U8 = QuantType.QInt8, QuantType.QUInt8
+_BLANKETS = {
+    "s8/s8": (_S8, _S8, False),
+    "u8/s8": (_U8, _S8, False),
+    "u8/s8 7 bits": (_U8, _S8, True),
+    "u8/u8": (_U8, _U8, False),
+}
+
+
+class _Reader(CalibrationDataReader):  # type: ignore[misc]
+    def __init__(self, samples: Iterator[Feeds]) -> None:
+        self._samples = samples
+
+    def get_next(self) -> Feeds | None:
+        return next(self._samples, None)
+
+
+def measure(name: str, preset: str, budget_s: float) -> dict[str, Any]:
+    """One record for a zoo model or a model file."""
+    with tempfile.TemporaryDirectory(prefix="qdqtune-bench-") as folder:
+        space = Path(folder)
+        path = Path(name)
+        if not path.exists():
+            path = space / "zoo.onnx"
+            onnx.save(zoo.build(name), path)
+        result = tune(path, threads=1, preset=preset, output_dir=space / "run")
+        model = load_model(path)
+        infer_shapes(model)
+        index = GraphIndex(model)
+        blankets = _blankets(path, index, space)
+        feeds = next(random_inputs(index, 1, InputRequest(seed=1)))
+        with Worker("onnxruntime", SessionOptions(threads=1)) as worker:
+            labels = list(blankets)
+            measured, _ = compare_files(
+                worker, [path, *blankets.values()], feeds, budget_s=budget_s / 2
+            )
+            speeds = {
+                label: compare_blocks(measured[0].blocks_ms, found.blocks_ms, _CONFIDENCE)
+                for label, found in zip(labels, measured[1:], strict=True)
+                if found.ok
+            }
+            best = max(speeds, key=lambda label: speeds[label].ratio, default="")
+            over_float = _compared(worker, path, result.model, feeds, budget_s)
+            over_blanket = (
+                _compared(worker, blankets[best], result.model, feeds, budget_s) if best else None
+            )
+    summary = result.summary
+    return {
+        "kind": KIND,
+        "model": path.stem if Path(name).exists() else name,
+        "preset": preset,
+        "over_float": over_float.ratio,
+        "over_float_low": over_float.low,
+        "blanket": best,
+        "blanket_over_float": speeds[best].ratio if best else None,
+        "blankets": {label: found.ratio for label, found in speeds.items()},
+        "over_blanket": over_blanket.ratio if over_blanket else None,
+        "over_blanket_low": over_blanket.low if over_blanket else None,
+        "benchmarks": summary.benchmarks,
+        "seconds": summary.seconds.total,
+        "own_s": summary.seconds.own,
+        "sqnr_db": summary.output_sqnr_db,
+        "kept_float": summary.kept_float,
+    }
+
+
+def _blankets(path: Path, index: GraphIndex, space: Path) -> dict[str, Path]:
+    written = {}
+    for number, (label, (activation, weight, reduce_range)) in enumerate(_BLANKETS.items()):
+        target = space / f"blanket{number}.onnx"
+        try:
+            quantize_static(
+                str(path), str(target), _Reader(random_inputs(index, _SAMPLES)),
+                quant_format=QuantFormat.QDQ, per_channel=True, activation_type=activation,
+                weight_type=weight, reduce_range=reduce_range,
+            )  # fmt: skip
+        except Exception as error:  # not every model can be quantized by it in every way
+            print(f"{path.name}: quantize_static {label}: {error}", flush=True)
+            continue
+        written[label] = target
+    return written
+
+
+def _compared(worker: Worker, one: Path, other: Path, feeds: Feeds, budget_s: float) -> Comparison:
+    measured, _ = compare_files(worker, [one, other], feeds, budget_s=budget_s)
+    return compare_blocks(measured[0].blocks_ms, measured[1].blocks_ms, _CONFIDENCE)
+
+
+def main() -> None:
+    """Tune the models, append to the results file, print the table from it."""
+    logging.getLogger().setLevel(logging.ERROR)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=__doc__)
+    names = [name for name in zoo.ARCHITECTURES if name != "chain"]
+    parser.add_argument("--models", default=",".join(names), help="zoo models or files, by comma")
+    parser.add_argument("--preset", default="quick")
+    parser.add_argument("--budget_s", type=float, default=8.0, help="seconds per comparison")
+    options = parser.parse_args()
+    for name in options.models.split(","):
+        record = measure(name, options.preset, options.budget_s)
+        results.append(record)
+        print(
+            f"{record['model']}: {record['over_float']:.3f}x float "
+            f"(from {record['over_float_low']:.3f}), {record['benchmarks']} benchmarks, "
+            f"{record['seconds']:.0f} s",
+            flush=True,
+        )
+    print()
+    print(results.table(results.newest(results.read(KIND), "model", "preset"), COLUMNS))
+
+
+if __name__ == "__main__":
+    main()
