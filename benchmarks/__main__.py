@@ -1,31 +1,19 @@
-"""`make bench ARGS="--models resnet18,vit --preset quick"`."""
+"""`make bench`: what tuning gains; `make bench ARGS="files --models vit"`: what a placement gains."""
 
 from __future__ import annotations
 
-import argparse
+import sys
 
-from benchmarks import against_quantize_static, results
-from qdqtune import zoo
+from benchmarks import against_quantize_static, tuning
 
-PRESETS = {"quick": 4.0, "default": 8.0, "extensive": 30.0}
+_KINDS = {"tuning": tuning.main, "files": against_quantize_static.main}
 
 
 def main() -> None:
-    """Measure the models, append to the results file, print the table from it."""
-    parser = argparse.ArgumentParser(prog="make bench ARGS=…", description=__doc__)
-    names = [name for name in zoo.ARCHITECTURES if name != "chain"]
-    parser.add_argument("--models", default=",".join(names), help="zoo models, by comma")
-    parser.add_argument("--preset", choices=PRESETS, default="default")
-    options = parser.parse_args()
-    for name in options.models.split(","):
-        for record in against_quantize_static.measure(name, PRESETS[options.preset]):
-            results.append({**record, "preset": options.preset})
-            print(
-                f"{record['model']} {record['ops']}: {record['ours_over_theirs']:.3f}x", flush=True
-            )
-    records = results.newest(results.read(against_quantize_static.KIND), "model", "ops")
-    print()
-    print(results.table(records, against_quantize_static.COLUMNS))
+    """Run the benchmark that is named first, or that of tuning."""
+    arguments = sys.argv[1:]
+    kind = arguments.pop(0) if arguments and arguments[0] in _KINDS else "tuning"
+    _KINDS[kind](arguments)
 
 
 main()

@@ -6,10 +6,11 @@ whether the optimized graphs hold the same integer kernels.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import onnx
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
+from benchmarks import results
 from qdqtune import zoo
 from qdqtune.calibration.inputs import Feeds, random_inputs
 from qdqtune.calibration.minmax import collect_ranges
@@ -43,6 +45,7 @@ COLUMNS = {
     "same kernels": "same_kernels", "SQNR ours": "sqnr_db", "SQNR theirs": "their_sqnr_db",
     "commit": "commit",
 }  # fmt: skip
+PRESETS = {"quick": 4.0, "default": 8.0, "extensive": 30.0}
 _SAMPLES = 4
 
 
@@ -122,3 +125,20 @@ def _integer_kernels(worker: Worker, path: Path, optimized: Path) -> Counter[str
     worker.release(worker.open(path, options))
     nodes = onnx.load(optimized, load_external_data=False).graph.node
     return Counter(node.op_type for node in nodes if node.op_type.startswith(("QLinear", "QGemm")))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the models, append to the results file, print the table from it."""
+    parser = argparse.ArgumentParser(prog="make bench ARGS=files …", description=__doc__)
+    names = [name for name in zoo.ARCHITECTURES if name != "chain"]
+    parser.add_argument("--models", default=",".join(names), help="zoo models, by comma")
+    parser.add_argument("--preset", choices=PRESETS, default="default")
+    options = parser.parse_args(arguments)
+    for name in options.models.split(","):
+        for record in measure(name, PRESETS[options.preset]):
+            results.append({**record, "preset": options.preset})
+            print(
+                f"{record['model']} {record['ops']}: {record['ours_over_theirs']:.3f}x", flush=True
+            )
+    print()
+    print(results.table(results.newest(results.read(KIND), "model", "ops"), COLUMNS))

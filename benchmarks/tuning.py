@@ -4,7 +4,7 @@ Blankets are what `quantize_static` does by default in QDQ format, per channel: 
 8-bit and with 7-bit weights, u8/u8. The best of them, by latency, is what a tuned model is compared
 with, in one more interleaved run. Ratios are judged by the lower end of a 90 % interval.
 
-    python -m benchmarks.tuning --models resnet18,vit --preset quick
+    make bench ARGS="--models resnet18,vit --preset quick"
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,15 +131,15 @@ def _compared(worker: Worker, one: Path, other: Path, feeds: Feeds, budget_s: fl
     return compare_blocks(measured[0].blocks_ms, measured[1].blocks_ms, _CONFIDENCE)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Tune the models, append to the results file, print the table from it."""
     logging.getLogger().setLevel(logging.ERROR)
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=__doc__)
+    parser = argparse.ArgumentParser(prog="make bench ARGS=…", description=__doc__)
     names = [name for name in zoo.ARCHITECTURES if name != "chain"]
     parser.add_argument("--models", default=",".join(names), help="zoo models or files, by comma")
     parser.add_argument("--preset", default="quick")
     parser.add_argument("--budget_s", type=float, default=8.0, help="seconds per comparison")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     for name in options.models.split(","):
         record = measure(name, options.preset, options.budget_s)
         results.append(record)
@@ -151,7 +151,3 @@ def main() -> None:
         )
     print()
     print(results.table(results.newest(results.read(KIND), "model", "preset"), COLUMNS))
-
-
-if __name__ == "__main__":
-    main()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qdqtune.autotune.canonical import canonical_region
+from qdqtune.autotune.region import leaves
+from qdqtune.autotune.region_search import CombinedRegionSearch
 from qdqtune.autotune.space import Group
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.completion import Completion
@@ -15,7 +18,7 @@ class Grouping:
 
     Attributes:
         groups: In the graph's order.
-        regions: How many regions there are.
+        regions: How many regions there are, those that consist of others not counted.
         patterns: How many distinct ones, with shapes.
     """
 
@@ -27,19 +30,32 @@ class Grouping:
 def group_ops(index: GraphIndex, completion: Completion) -> Grouping:
     """Find the choices that a dialect leaves in a model.
 
+    Regions with the same structure and shapes share a pattern, and the ops in one place of it are
+    one group: all the insertion points of that place, in every region of the pattern.
+
     Args:
         index: The model, with shapes.
         completion: What can be quantized in it.
     """
-    found: dict[tuple[str, int], list[str]] = {}
-    for node in index.nodes:
-        if node.name in completion.working or node.name in completion.moving:
-            shapes = [str(index.shape(value.name or "")) for value in node.inputs if value]
-            attributes = sorted((a.name, str(a.value)) for a in node.attributes.values())
-            key = f"{node.op_type}{attributes}{shapes}"
-            found.setdefault((key, 0), []).append(node.name or "")
-    groups = tuple(
-        Group(pattern, role, index.node[names[0]].op_type, tuple(names))
-        for (pattern, role), names in found.items()
-    )
-    return Grouping(groups, len(groups), len(groups))
+    regions = CombinedRegionSearch(index).search_regions()
+    numbers: dict[str, int] = {}
+    found: dict[tuple[int, int], list[int]] = {}
+    parts = list(leaves(regions))
+    for region in parts:
+        form = canonical_region(region, index)
+        number = numbers.setdefault(form.signature(shapes=True), len(numbers))
+        for role, position in enumerate(form.nodes):
+            name = index.nodes[position].name or ""
+            if name in completion.working or name in completion.moving:
+                found.setdefault((number, role), []).append(position)
+    signatures = list(numbers)
+    groups = [
+        Group(
+            signatures[number],
+            role,
+            index.nodes[positions[0]].op_type,
+            tuple(index.nodes[position].name or "" for position in sorted(positions)),
+        )
+        for (number, role), positions in sorted(found.items(), key=lambda item: min(item[1]))
+    ]
+    return Grouping(tuple(groups), len(parts), len(numbers))

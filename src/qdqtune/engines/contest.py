@@ -46,10 +46,6 @@ class _Length:
     runs: int | None = None
     rounds: int | None = None
 
-    @property
-    def is_fixed(self) -> bool:
-        return self.runs is not None or self.rounds is not None
-
 
 def compare_files(
     worker: Worker,
@@ -72,7 +68,7 @@ def compare_files(
         feeds: The inputs.
         budget_s: Most seconds of timed runs per candidate; clear differences take less.
         runs: Timed runs per model, at least, instead of a budget; all of them are made.
-        rounds: Blocks of each candidate, instead of a budget; all of them are made.
+        rounds: Blocks of each candidate; fewer if they don't fit into the budget.
         options: How to open the models.
         timeout_s: Limit for opening a model. A candidate's block is a hang after thirty seconds,
             or twenty times the baseline's block if that is more.
@@ -153,7 +149,7 @@ class _Contest:
             plan,
             progress,
             # Other processes may leave the engine less time than its own samples show.
-            time_is_up=lambda: not length.is_fixed and time.monotonic() > end,
+            time_is_up=lambda: length.runs is None and time.monotonic() > end,
         )
 
     def _open(self, index: int) -> None:

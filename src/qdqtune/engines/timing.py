@@ -133,7 +133,7 @@ def plan_turns(
         latencies_ms: What each model takes, roughly; the first is the baseline.
         budget_s: Seconds for all timed runs together.
         runs: Kept runs of each model, at least; with it, the time does not matter.
-        rounds: Blocks of each candidate; with it, neither matters.
+        rounds: Blocks of each candidate; with it, the plan is not made to fit the time.
     """
     shapes = tuple(BlockShape.of(latency_ms) for latency_ms in latencies_ms)
     if rounds is not None:

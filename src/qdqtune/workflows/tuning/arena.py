@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from pathlib import Path
 
 from qdqtune.autotune.space import Space, State
@@ -15,6 +14,7 @@ from qdqtune.qdq.insert import Inserter
 from qdqtune.records.errors import EngineError, QdqtuneError
 from qdqtune.records.measurement import Measurement
 from qdqtune.workflows.tuning.journal import Journal
+from qdqtune.workflows.tuning.settings import Preset
 
 
 class Arena:
@@ -25,7 +25,7 @@ class Arena:
         inserter: Writes candidates.
         space: What states mean.
         feeds: What every model is run on.
-        rounds: Blocks of each candidate, by effort.
+        preset: How thorough to be.
         journal: What is known, and where measurements go.
 
     Attributes:
@@ -39,7 +39,7 @@ class Arena:
         inserter: Inserter,
         space: Space,
         feeds: StoredFeeds,
-        rounds: Mapping[Effort, int],
+        preset: Preset,
         journal: Journal,
     ) -> None:
         self.benchmarks = 0
@@ -48,7 +48,7 @@ class Arena:
         self._inserter = inserter
         self._space = space
         self._feeds = feeds
-        self._rounds = rounds
+        self._preset = preset
         self._journal = journal
         self._files: dict[str, Path] = {}
 
@@ -83,7 +83,7 @@ class Arena:
 
     def _effort(self, effort: Effort) -> str:
         """How thoroughly something is measured, as the journal says it."""
-        return f"{effort.value}-{self._rounds[effort]}"
+        return f"{effort.value}-{self._preset.rounds[effort]}"
 
     def _write_again(self, state: State) -> None:
         """A candidate that an earlier run measured can be exported after this one, too."""
@@ -101,7 +101,13 @@ class Arena:
                 scores[state] = Score.failed(str(error))
                 self._record(own, state, effort, scores[state], Measurement(error=str(error)))
         paths = [self.file_of(reference), *files.values()]
-        measured, _ = compare_files(self._worker, paths, self._feeds, rounds=self._rounds[effort])
+        measured, _ = compare_files(
+            self._worker,
+            paths,
+            self._feeds,
+            rounds=self._preset.rounds[effort],
+            budget_s=self._preset.seconds[effort],
+        )
         base = measured[0]
         if not base.ok:
             raise EngineError(

@@ -13,7 +13,7 @@ from types import TracebackType
 from qdqtune.autotune.grouping import Grouping
 from qdqtune.autotune.search import PlacementSearch
 from qdqtune.autotune.space import Space, State
-from qdqtune.autotune.trial import Effort, Score, Trial
+from qdqtune.autotune.trial import Score, Trial
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.prepared import PreparedModel
@@ -130,10 +130,7 @@ class TuneRun:
         given_tensors = self._given()
         feeds = self._engine.store(next(iter(self._feeding.judged())))
         plain = base.write(base.whole(), "float")
-        screen = request.preset.rounds[Effort.SCREEN]
-        story.noise, story.baseline_ms = check_noise(
-            self._engine, plain, feeds, request.preset.rounds[Effort.CONFIRM], screen
-        )
+        story.noise, story.baseline_ms = check_noise(self._engine, plain, feeds, request.preset)
         story.final_ms = story.baseline_ms
         tell("noise", f"a step can see differences from {100 * story.noise.detectable:.1f} % on")
         shares = latency_shares(self._engine, plain, feeds, base.index)
@@ -148,7 +145,7 @@ class TuneRun:
         self._stack.callback(journal.close)
         given = self._source.reading.encodings if self._source.reading is not None else {}
         inserter = Inserter(base, request.dialect, request.quant_type, first, given)
-        arena = Arena(self._engine, inserter, space, feeds, request.preset.rounds, journal)
+        arena = Arena(self._engine, inserter, space, feeds, request.preset, journal)
         state = self._search(space, arena, given_tensors)
         story.benchmarks, story.failed = arena.benchmarks, arena.failed
         story.memo_hits = journal.memo_hits
@@ -276,6 +273,7 @@ class TuneRun:
         request, story = self._request, self._story
         evaluate, least_db = request.evaluate, request.min_sqnr_db
         least = -math.inf
+        metrics: dict[State, float] = {}
         if evaluate is not None:
             self._reporter.tell("accuracy", f"{evaluate.label} on the model as it was given")
             before = checked_metric(evaluate(str(request.model)), evaluate.label)
@@ -295,13 +293,14 @@ class TuneRun:
             if evaluate is None:
                 return True
             path = inserter.write(placement, "evaluated")
-            metric = checked_metric(evaluate(str(path)), evaluate.label)
-            assert story.metric is not None
-            story.metric["final"] = metric
-            return metric >= least
+            metrics[choice] = checked_metric(evaluate(str(path)), evaluate.label)
+            return metrics[choice] >= least
 
         self._reporter.tell("accuracy", "comparing outputs with the float model")
-        return correct_part(space, state, is_correct, sqnr_db)
+        state = correct_part(space, state, is_correct, sqnr_db)
+        if story.metric is not None and state in metrics:
+            story.metric["final"] = metrics[state]
+        return state
 
     def _sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
         """The worst output's distance from the float model; None if it can't be known here."""

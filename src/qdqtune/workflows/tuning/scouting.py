@@ -12,6 +12,7 @@ from pathlib import Path
 
 from qdqtune.autotune.grouping import Grouping, group_ops
 from qdqtune.autotune.space import Space, State
+from qdqtune.autotune.trial import Effort
 from qdqtune.calibration.observed import observe_shapes, unknown_tensors
 from qdqtune.engines.contest import compare_files
 from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
@@ -26,6 +27,7 @@ from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.tuning import Noise
 from qdqtune.workflows.calibrating import Feeding
+from qdqtune.workflows.tuning.settings import Preset
 
 _logger = logging.getLogger(__name__)
 
@@ -121,7 +123,7 @@ def latency_shares(
 
 
 def check_noise(
-    worker: Worker, path: Path, feeds: StoredFeeds, rounds: int, screen_rounds: int
+    worker: Worker, path: Path, feeds: StoredFeeds, preset: Preset
 ) -> tuple[Noise, float]:
     """Time the model against itself.
 
@@ -129,8 +131,7 @@ def check_noise(
         worker: The engine.
         path: The model.
         feeds: What it is run on.
-        rounds: How many blocks to take.
-        screen_rounds: How many a screening comparison will have.
+        preset: How thorough comparisons will be.
 
     Returns:
         What can be seen on this machine, and the model's latency in milliseconds.
@@ -138,7 +139,8 @@ def check_noise(
     Raises:
         EngineError: If the engine doesn't run the model.
     """
-    (one, other), _ = compare_files(worker, [path, path], feeds, rounds=rounds)
+    rounds, seconds = preset.rounds[Effort.CONFIRM], preset.seconds[Effort.CONFIRM]
+    (one, other), _ = compare_files(worker, [path, path], feeds, rounds=rounds, budget_s=seconds)
     for measurement in (one, other):
         if not measurement.ok:
             raise EngineError(
@@ -147,5 +149,5 @@ def check_noise(
                 "on it.",
             )
     gain, error = typical_gain(one.blocks_ms, other.blocks_ms)
-    screened = error * math.sqrt(rounds / screen_rounds)
+    screened = error * math.sqrt(len(other.blocks_ms) / preset.rounds[Effort.SCREEN])
     return Noise(math.exp(gain), math.expm1(_SEEN * screened)), one.latency_ms

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from qdqtune.autotune.search import Limits
 from qdqtune.autotune.trial import Effort
@@ -16,12 +17,14 @@ class Preset:
 
     Attributes:
         rounds: Blocks of each candidate, by effort.
+        seconds: Most seconds of timed runs per candidate, by effort: slow models get fewer blocks.
         sweeps: How often the groups are gone through.
         benchmarks: Candidates, at most: a number, and as many more per group.
         final_s: Seconds for the last comparison.
     """
 
     rounds: Mapping[Effort, int]
+    seconds: Mapping[Effort, float]
     sweeps: int
     benchmarks: tuple[int, float]
     final_s: float
@@ -38,10 +41,17 @@ class Preset:
         return Limits(sweeps=self.sweeps, benchmarks=allowed if most is None else most)
 
 
+_Number = TypeVar("_Number", int, float)
+
+
+def _by_effort(screen: _Number, confirm: _Number) -> dict[Effort, _Number]:
+    return {Effort.SCREEN: screen, Effort.CONFIRM: confirm}
+
+
 PRESETS: dict[str, Preset] = {
-    "quick": Preset({Effort.SCREEN: 10, Effort.CONFIRM: 24}, 2, (24, 1.2), 6.0),
-    "default": Preset({Effort.SCREEN: 14, Effort.CONFIRM: 40}, 4, (40, 3.0), 8.0),
-    "extensive": Preset({Effort.SCREEN: 30, Effort.CONFIRM: 100}, 10, (100, 10.0), 30.0),
+    "quick": Preset(_by_effort(10, 24), _by_effort(1.5, 3.0), 2, (24, 1.2), 6.0),
+    "default": Preset(_by_effort(14, 40), _by_effort(3.0, 8.0), 4, (40, 3.0), 8.0),
+    "extensive": Preset(_by_effort(30, 100), _by_effort(8.0, 30.0), 10, (100, 10.0), 30.0),
 }
 
 
