@@ -1,4 +1,4 @@
-"""`make bench`: what tuning gains; `make bench ARGS="files --models vit"`: what a placement gains."""
+"""`make bench` tunes; `make bench ARGS="files --models vit"` compares files of given placements."""
 
 from __future__ import annotations
 

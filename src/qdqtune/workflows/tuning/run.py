@@ -177,11 +177,11 @@ class TuneRun:
                 scores = arena.answer(trial)
                 search.tell(scores)
                 if trial.reference == _FLOAT:
-                    gains = dict(zip(trial.candidates, scores, strict=True))
+                    gains = dict(zip(map(space.key, trial.candidates), scores, strict=True))
                     story.seeds.update(
-                        (label, math.exp(gains[state].gain))
+                        (label, math.exp(gains[space.key(state)].gain))
                         for label, state in seeds.items()
-                        if state in gains and gains[state].failure is None
+                        if space.key(state) in gains and gains[space.key(state)].failure is None
                     )
                 self._tell_trial(search, trial, scores, arena.benchmarks)
         except KeyboardInterrupt:

@@ -1,0 +1,152 @@
+"""Regions: pieces of a graph with boundary tensors, in a tree."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+
+class RegionType(Enum):
+    """What a region consists of."""
+
+    LEAF = "LEAF"  # nodes only
+    COMPOSITE = "COMPOSITE"  # other regions
+    ROOT = "ROOT"  # the whole graph
+
+
+class Region:
+    """A piece of the graph; every walk over a tree of them is a loop, so any depth will do.
+
+    Args:
+        region_id: A number of its own.
+        level: Depth in the tree; regions without a parent are at 0.
+        region_type: What it consists of.
+
+    Attributes:
+        id: The number.
+        level: The depth.
+        type: What it consists of.
+        parent: The region that this one is a child of.
+        nodes: Positions in the index of the nodes that belong to it directly.
+        inputs: Tensors that it reads and doesn't make, constants left out, in structural order.
+        outputs: Tensors that others see, in structural order.
+        metadata: Anything a caller wants to remember.
+    """
+
+    def __init__(self, region_id: int, level: int, region_type: RegionType) -> None:
+        self.id = region_id
+        self.level = level
+        self.type = region_type
+        self.parent: Region | None = None
+        self.nodes: set[int] = set()
+        self.inputs: list[str] = []
+        self.outputs: list[str] = []
+        self.metadata: dict[str, Any] = {}
+        self._children: dict[int, Region] = {}
+
+    @property
+    def children(self) -> list[Region]:
+        """The children in the order in which they were added."""
+        return list(self._children.values())
+
+    def get_children(self, *, sort: bool = False) -> list[Region]:
+        """The children; sorted, the deepest first, and small before large."""
+        children = self.children
+        if sort:
+            children.sort(
+                key=lambda child: (-child.level, child.get_size_of_region_and_descendants())
+            )
+        return children
+
+    def add_child(self, child: Region) -> None:
+        """Take a region as a child, away from its parent if it has one.
+
+        A child of the same id is there already: nothing happens. The region itself, or one that
+        it lies in, is refused with a warning.
+        """
+        if child.id == self.id or (child._children and self.is_descendant_of(child)):
+            _log.warning("Region %d can't lie in region %d, which lies in it.", child.id, self.id)
+            return
+        if child.id in self._children:
+            return
+        if child.parent is not None:
+            child.parent.remove_child(child)
+        child.parent = self
+        self._children[child.id] = child
+
+    def remove_child(self, child: Region) -> bool:
+        """Let a child go.
+
+        Returns:
+            Whether it was a child.
+        """
+        found = self._children.pop(child.id, None)
+        if found is None:
+            return False
+        found.parent = None
+        return True
+
+    def is_descendant_of(self, ancestor: Region) -> bool:
+        """Whether this region lies in another one, at any depth."""
+        above = self.parent
+        while above is not None:
+            if above.id == ancestor.id:
+                return True
+            above = above.parent
+        return False
+
+    def get_nodes(self, *, sort: bool = False) -> list[int]:
+        """Positions of its own nodes."""
+        return sorted(self.nodes) if sort else list(self.nodes)
+
+    def get_region_nodes_and_descendants(self) -> set[int]:
+        """Positions of its own nodes and of those in all regions below."""
+        if not self._children:
+            return set(self.nodes)
+        return set().union(*(region.nodes for region in walk([self])))
+
+    def contains_node(self, position: int) -> bool:
+        """Whether a node belongs to it directly."""
+        return position in self.nodes
+
+    def contains_node_within_region_and_descendants(self, position: int) -> bool:
+        """Whether a node belongs to it or to a region below."""
+        return any(position in region.nodes for region in walk([self]))
+
+    def get_size_of_region_and_descendants(self) -> int:
+        """How many nodes it has, regions below included."""
+        return sum(len(region.nodes) for region in walk([self]))
+
+    def merge(self, other: Region) -> None:
+        """Take over the nodes and the children of another region."""
+        if other is self:
+            return
+        self.nodes |= other.nodes
+        for child in other.children:
+            self.add_child(child)
+
+    def __repr__(self) -> str:
+        return (
+            f"Region[id={self.id}, level={self.level}, type={self.type.value}, "
+            f"nodes={len(self.nodes)}, children={len(self._children)}, "
+            f"inputs={len(self.inputs)}, outputs={len(self.outputs)}]"
+        )
+
+
+def walk(regions: Iterable[Region]) -> Iterator[Region]:
+    """Every region of the trees, each before its children."""
+    waiting = list(regions)[::-1]
+    while waiting:
+        region = waiting.pop()
+        yield region
+        if region._children:
+            waiting.extend(reversed(region.children))
+
+
+def leaves(regions: Iterable[Region]) -> list[Region]:
+    """The regions of the trees that have no children."""
+    return [region for region in walk(regions) if not region._children]
