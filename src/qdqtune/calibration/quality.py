@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -56,6 +57,68 @@ class SignalToNoise:
         return {name: _decibels(self._signal[name], noise) for name, noise in self._noise.items()}
 
 
+class Reference:
+    """A model's outputs on some samples, kept on disk: any number of others are compared with them.
+
+    No two models are open at once: one may fill the memory.
+
+    Args:
+        worker: Where models run.
+        model: The reference.
+        samples: Inputs.
+        options: How to open the reference; `AS_WRITTEN` for a dialect of another engine.
+
+    Raises:
+        WorkerFailure: If the reference does not run.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        model: Path,
+        samples: Iterable[Feeds],
+        *,
+        options: SessionOptions | None = None,
+    ) -> None:
+        self._worker = worker
+        self._folder = tempfile.TemporaryDirectory(prefix="qdqtune-")
+        self._kept: list[tuple[StoredFeeds, Path]] = []
+        self._options = options
+        opened = worker.open(model, options)
+        for feeds in samples:
+            stored = worker.store(feeds)
+            outputs = Path(self._folder.name) / f"{len(self._kept)}.npz"
+            write_arrays(outputs, worker.run(opened, stored))
+            self._kept.append((stored, outputs))
+        worker.release(opened)
+
+    def sqnr_db(self, model: Path, options: SessionOptions | None = None) -> dict[str, float]:
+        """Compare a model with the reference, output by output.
+
+        Args:
+            model: The one in question.
+            options: How to open it; None is like the reference.
+
+        Returns:
+            Decibels per float output.
+
+        Raises:
+            WorkerFailure: If it does not run.
+        """
+        ratio = SignalToNoise()
+        opened = self._worker.open(model, options or self._options)
+        for stored, outputs in self._kept:
+            ratio.add(read_arrays(outputs), self._worker.run(opened, stored))
+        self._worker.release(opened)
+        return ratio.decibels()
+
+    def close(self) -> None:
+        """Forget the samples and outputs."""
+        for stored, _ in self._kept:
+            self._worker.discard(stored)
+        self._folder.cleanup()
+
+
 def output_sqnr(
     worker: Worker,
     float_model: Path,
@@ -64,39 +127,9 @@ def output_sqnr(
     *,
     options: SessionOptions | None = None,
 ) -> dict[str, float]:
-    """Compare two models output by output.
-
-    They are open one after the other, never both: a model may fill the memory.
-
-    Args:
-        worker: Where they run.
-        float_model: The reference.
-        quantized_model: The one in question.
-        samples: Inputs.
-        options: How to open both; `AS_WRITTEN` for a dialect of another engine.
-
-    Returns:
-        Decibels per float output.
-
-    Raises:
-        WorkerFailure: If one of them does not run.
-    """
-    ratio = SignalToNoise()
-    with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
-        kept: list[tuple[StoredFeeds, Path]] = []
-        reference = worker.open(float_model, options)
-        for feeds in samples:
-            stored = worker.store(feeds)
-            outputs = Path(folder) / f"{len(kept)}.npz"
-            write_arrays(outputs, worker.run(reference, stored))
-            kept.append((stored, outputs))
-        worker.release(reference)
-        candidate = worker.open(quantized_model, options)
-        for stored, outputs in kept:
-            ratio.add(read_arrays(outputs), worker.run(candidate, stored))
-            worker.discard(stored)
-        worker.release(candidate)
-    return ratio.decibels()
+    """Compare two models output by output; see `Reference`."""
+    with contextlib.closing(Reference(worker, float_model, samples, options=options)) as reference:
+        return reference.sqnr_db(quantized_model)
 
 
 def _is_real(dtype: np.dtype[Any]) -> bool:

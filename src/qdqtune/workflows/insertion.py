@@ -34,7 +34,7 @@ from qdqtune.records.precision import Precision
 from qdqtune.records.ranges import RangeMethod, Ranges
 from qdqtune.workflows.calibrating import Progress, feeding_of, ranges_in_every_way
 from qdqtune.workflows.choice import Choice, select
-from qdqtune.workflows.judging import Quality, judge
+from qdqtune.workflows.judging import Judge, Quality
 from qdqtune.workflows.source import (
     Source,
     open_source,
@@ -111,6 +111,7 @@ def insert_qdq(
             selection = _selection(source, feeding.shapes, spoken, quant_type, choice)
         given = source.reading.encodings if source.reading is not None else {}
         native = spoken is native_dialect("onnxruntime")
+        judge = Judge(source, base, worker, feeding.judged, native=native)
         attempts = []
         for way, ranges in ranges_in_every_way(
             source, base, worker, selection.placement, feeding, layout, method, progress
@@ -118,8 +119,8 @@ def insert_qdq(
             inserter = Inserter(base, spoken, quant_type, ranges, given)
             candidate = inserter.write(selection.placement, f"candidate_{way.value}")
             check_result(candidate, Path(model))
-            quality = judge(source, base, candidate, worker, feeding.judged, native=native)
-            attempts.append(_Attempt(way, ranges, inserter, quality))
+            attempts.append(_Attempt(way, ranges, inserter, judge.quality(candidate)))
+        judge.close()
         best = max(attempts, key=lambda attempt: attempt.worst_db)
         quantized = best.inserter.model(selection.placement)
         written = save_model(quantized, output, force=force)

@@ -30,7 +30,7 @@ def correct_part(
         space: What states mean.
         state: The fastest choice.
         is_correct: Whether a choice may be shipped.
-        sqnr_db: How near to the float model a choice is.
+        sqnr_db: How near to the float model a choice is, roughly.
     """
     if not state or is_correct(state):
         return state

@@ -25,7 +25,7 @@ from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod, Ranges
 from qdqtune.records.tuning import Noise, Summary, TuneResult
 from qdqtune.workflows.calibrating import Feeding, ranges_in_every_way
-from qdqtune.workflows.judging import judge
+from qdqtune.workflows.judging import Judge
 from qdqtune.workflows.source import Source, open_source
 from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning.accuracy import checked_metric, correct_part
@@ -82,6 +82,7 @@ class TuneRun:
         self._feeding = feeding
         self._folder = folder
         self._story = _Story()
+        self._judging: Judge | None = None
         self._stack = contextlib.ExitStack()
         self._reporter = Reporter(request.callbacks, request.budget_s)
         # Calibration and accuracy are ONNX Runtime's business, whatever is tuned for.
@@ -284,6 +285,10 @@ class TuneRun:
             found = self._sqnr_db(inserter, space.placement(choice))
             return math.inf if found is None else found
 
+        def roughly_db(choice: State) -> float:
+            path = inserter.write(space.placement(choice), "judged")
+            return self._judge(inserter.base).roughly_db(path)
+
         def is_correct(choice: State) -> bool:
             placement = space.placement(choice)
             if not placement:
@@ -297,7 +302,7 @@ class TuneRun:
             return metrics[choice] >= least
 
         self._reporter.tell("accuracy", "comparing outputs with the float model")
-        state = correct_part(space, state, is_correct, sqnr_db)
+        state = correct_part(space, state, is_correct, roughly_db)
         if story.metric is not None and state in metrics:
             story.metric["final"] = metrics[state]
         return state
@@ -305,11 +310,17 @@ class TuneRun:
     def _sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
         """The worst output's distance from the float model; None if it can't be known here."""
         path = inserter.write(placement, "judged")
-        native = self._request.engine == "onnxruntime"
-        quality = judge(
-            self._source, inserter.base, path, self._runner, self._feeding.judged, native=native
-        )
-        return min(quality.against_float.values(), default=None)
+        found = self._judge(inserter.base).quality(path).against_float
+        return min(found.values(), default=None)
+
+    def _judge(self, base: PreparedModel) -> Judge:
+        if self._judging is None:
+            native = self._request.engine == "onnxruntime"
+            self._judging = Judge(
+                self._source, base, self._runner, self._feeding.judged, native=native
+            )
+            self._stack.callback(self._judging.close)
+        return self._judging
 
     def _hand_over(self, info: EngineInfo) -> TuneResult:
         """Write what the run came to."""
