@@ -350,3 +350,25 @@ def test_b20_a_model_that_does_not_run_is_no_baseline(tmp_path: Path) -> None:
     onnx.save(proto, path)
     with pytest.raises(EngineError):
         tune(path, engine="onnxruntime", preset="quick", output_dir=tmp_path / "run")
+
+
+def test_ops_on_tensors_without_a_range_are_no_choices(tmp_path: Path) -> None:
+    path = tmp_path / "infinite.onnx"
+    weights = np.random.default_rng(0).normal(size=(8, 8, 3, 3)).astype(np.float32)
+    proto = model_from_text(
+        """g (float[1,8,16,16] x) => (float[1,8,16,16] y) {
+            a = Conv<pads=[1,1,1,1]>(x, w)
+            b = Sub(a, a)
+            c = Log(b)
+            d = Add(c, a)
+            e = Exp(d)
+            f = Add(e, a)
+            y = Conv<pads=[1,1,1,1]>(f, w)
+        }""",
+        w=weights,
+    )
+    onnx.save(proto, path)
+    result = simulated(path, output_dir=tmp_path / "run")
+    assert result.summary.benchmarks > 0
+    assert result.summary.failed == 0
+    assert not {"c", "d"} & result.placement.tensors

@@ -35,7 +35,13 @@ from qdqtune.workflows.tuning.finish import Timed, time_final, why_not_shipped, 
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.request import TuneRequest
-from qdqtune.workflows.tuning.scouting import check_noise, find_choices, latency_shares, seeds_of
+from qdqtune.workflows.tuning.scouting import (
+    check_noise,
+    find_choices,
+    latency_shares,
+    seeds_of,
+    with_ranges,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -135,16 +141,22 @@ class TuneRun:
         story.final_ms = story.baseline_ms
         tell("noise", f"a step can see differences from {100 * story.noise.detectable:.1f} % on")
         shares = latency_shares(self._engine, plain, feeds, base.index)
-        space = Space(completion, story.grouping.groups, shares)
-        everything = space.placement(space.everything)
-        ways = self._calibrate(base, everything)
+        given = self._source.reading.encodings if self._source.reading is not None else {}
+        names_of_all = [*completion.working, *completion.moving]
+        ways = self._calibrate(base, completion.placement(names_of_all))
         first = next(iter(ways.values()))
+
+        def known(tensor: str) -> bool:
+            found = tensor in first.by_tensor or tensor in given
+            return found or base.index.is_constant(tensor)
+
+        story.grouping = with_ranges(story.grouping, completion, known)
+        space = Space(completion, story.grouping.groups, shares)
         story.calibration = first.source.value
         journal = Journal(
             self._folder / names.JOURNAL, self._header(info, first, completion.dialect.name)
         )
         self._stack.callback(journal.close)
-        given = self._source.reading.encodings if self._source.reading is not None else {}
         inserter = Inserter(base, request.dialect, request.quant_type, first, given)
         arena = Arena(self._engine, inserter, space, feeds, request.preset, journal)
         state = self._search(space, arena, given_tensors)

@@ -6,7 +6,7 @@ import fnmatch
 import logging
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +73,25 @@ def find_choices(
             )
         grouping = replace(grouping, groups=tuple(chosen))
     return completion, grouping
+
+
+def with_ranges(
+    grouping: Grouping, completion: Completion, known: Callable[[str], bool]
+) -> Grouping:
+    """The choices without those that touch a tensor of which no range is known.
+
+    Args:
+        grouping: The choices.
+        completion: What each op needs.
+        known: Whether a tensor has a range, or is a constant.
+    """
+    units = {**completion.working, **completion.moving}
+    kept = [
+        group
+        for group in grouping.groups
+        if all(known(tensor) for name in group.nodes for tensor in units[name].tensors)
+    ]
+    return replace(grouping, groups=tuple(kept))
 
 
 def seeds_of(space: Space, given: Mapping[str, Collection[str]]) -> dict[str, State]:
