@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 DEMO   := work/demo
+,      := ,
 
 .PHONY: install demo test lint bench clean
 
@@ -16,9 +17,18 @@ $(READY): pyproject.toml
 
 demo: $(READY)
 	@mkdir -p $(DEMO)
-	$(BIN)/python -m qdqtune.zoo resnet18 -o $(DEMO)/resnet18.onnx --force
-	$(BIN)/qdqtune insert $(DEMO)/resnet18.onnx --ops Conv,Gemm -o $(DEMO)/resnet18_int8.onnx --force
-	$(BIN)/qdqtune bench $(DEMO)/resnet18.onnx $(DEMO)/resnet18_int8.onnx --threads 1
+	$(call tune_and_compare,resnet18,Conv$(,)Gemm$(,)Add$(,)MaxPool$(,)GlobalAveragePool$(,)Flatten)
+	$(call tune_and_compare,efficientnet,Conv$(,)Gemm$(,)Add$(,)Mul$(,)Sigmoid$(,)GlobalAveragePool$(,)Flatten)
+
+# A zoo model, float, blanket and tuned. Blanket is every op (the second argument) that ONNX
+# Runtime's quantize_static would quantize by default.
+define tune_and_compare
+	$(BIN)/python -m qdqtune.zoo $(1) -o $(DEMO)/$(1).onnx --force
+	$(BIN)/qdqtune tune $(DEMO)/$(1).onnx --preset quick --threads 1 --budget 45 -o $(DEMO)/$(1) --force
+	$(BIN)/qdqtune insert $(DEMO)/$(1).onnx --ops $(2) -o $(DEMO)/$(1)_blanket.onnx --force -q
+	$(BIN)/qdqtune bench $(DEMO)/$(1).onnx $(DEMO)/$(1)_blanket.onnx $(DEMO)/$(1)/optimized_final.onnx --threads 1
+
+endef
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -13,8 +13,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from qdqtune import zoo
 from qdqtune.cli.main import main
 from qdqtune.graph.wire import field_part
+from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, FINAL, JOURNAL, LOGS
+from qdqtune.workflows.tuning.journal import Journal
 from tests.conftest import model_from_text
 from tests.fuzz.seeds import function_chain
 
@@ -259,7 +262,33 @@ REQUESTS: dict[str, tuple[str, int]] = {
     "has no Q/DQ pairs": ("strip {model} -o {out}", 1),
     "takes other inputs": ("bench {model} {other}", 2),
     "No values can be made up": ("bench {words}", 1),
+    "lies in the output folder": ("tune {run}/baseline.onnx -o {run}", 1),
+    "holds results without their": ("tune {model} -o {bare}", 1),
+    "is not the folder of a tuning run": ("export {folder} --list", 2),
+    "No candidate is named": ("export {run}", 2),
+    "has no candidate": ("export {run} --candidate c9", 2),
+    "No file to write is named": ("export {run} --candidate c0000", 2),
+    "The file of the candidate": ("export {run} --candidate c0000 -o {out}", 1),
+    "is not what was measured": ("export {run} --candidate c0001 -o {out}", 1),
+    "among the candidates of the run": (
+        "export {run} --candidate c0001 -o {run}/region_models/x.onnx",
+        1,
+    ),
+    "There is nothing to compare": ("verify {model}", 2),
 }
+
+
+def unfinished_run(folder: Path) -> Path:
+    """The folder of a run over another model; one candidate has no file, one is another's."""
+    (folder / CANDIDATES).mkdir(parents=True)
+    (folder / LOGS).mkdir()
+    onnx.save(sound(), folder / BASELINE)
+    onnx.save(sound(), folder / CANDIDATES / "c0001.onnx")
+    journal = Journal(folder / JOURNAL, {"model": "another"})
+    journal.name_of("first")
+    journal.name_of("second")
+    journal.close()
+    return folder
 
 
 @pytest.mark.parametrize("words", REQUESTS)
@@ -272,15 +301,49 @@ def test_requests(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     )
     text = tmp_path / "text.json"
     text.write_text("no JSON")
+    bare = tmp_path / "bare"
+    (bare / CANDIDATES).mkdir(parents=True)
+    run = unfinished_run(tmp_path / "run")
     line, expected = REQUESTS[words]
-    arguments = line.format(folder=tmp_path, text=text, **files).split()
+    arguments = line.format(folder=tmp_path, text=text, bare=bare, run=run, **files).split()
     code, what, _ = complaint(arguments, tmp_path, capsys)
     assert code == expected
     assert words in what
+
+
+# What a tuning run finds out when it has begun, and its folder is there: command line.
+
+TUNE = "tune {model} --engine simulated --preset quick --max_benchmarks 2 -q "
+RUNS: dict[str, str] = {
+    "holds a run with another": TUNE + "-o {run}",
+    "has no Q/DQ to begin with": TUNE + "-o {fresh} --qdq_baseline {model}",
+    "matches the node filter": TUNE + "-o {fresh} --node_filter nothing*",
+    "which is not a number": TUNE + "-o {fresh} --evaluate {code}:text",
+}
+
+
+@pytest.mark.parametrize("words", RUNS)
+def test_runs(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, code, run = tmp_path / "model.onnx", tmp_path / "code.py", tmp_path / "run"
+    onnx.save(zoo.build("resnet18", width=32, image=64), model)
+    code.write_text("def text(path): return 'good'")
+    before = (unfinished_run(run) / JOURNAL).read_bytes()
+    fresh = tmp_path / "fresh"
+    line = RUNS[words].format(model=model, code=code, run=run, fresh=fresh)
+    assert main(line.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    what, *hint = captured.err.rstrip("\n").split("\n")
+    assert what.startswith("error: ")
+    assert words in what
+    assert hint
+    assert all(line.startswith("       ") for line in hint)
+    assert (run / JOURNAL).read_bytes() == before
+    assert not (fresh / FINAL).exists()
 
 
 def test_the_page_lists_what_is_tested() -> None:
     page = (ROOT / "docs" / "errors.md").read_text()
     listed = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
     assert len(listed) == len(set(listed))
-    assert set(listed) == {*FILES, *MODELS, *REQUESTS}
+    assert set(listed) == {*FILES, *MODELS, *REQUESTS, *RUNS}

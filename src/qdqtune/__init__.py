@@ -1,10 +1,37 @@
 """qdqtune: quantized ONNX models that are actually faster.
 
-Importing this package is cheap; engines are imported when they are used, in a process of their own.
+Importing this package is cheap: what it offers is imported when it is asked for, and engines when
+they are used, in a process of their own.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from qdqtune._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from qdqtune.records.tuning import TuneResult
+    from qdqtune.workflows.comparison import compare
+    from qdqtune.workflows.tune import tune
+
+__all__ = ["TuneResult", "__version__", "compare", "tune"]
+
+_HOMES = {
+    "TuneResult": "qdqtune.records.tuning",
+    "compare": "qdqtune.workflows.comparison",
+    "tune": "qdqtune.workflows.tune",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

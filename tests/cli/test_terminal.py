@@ -24,8 +24,10 @@ NAMES = ["\x1b[31mred", "a\nb", "a\rb", "a\0b", "[red]x[/red]", "\u202eabc", "\x
         (["insert", "{model}", "--tensors", "zz", "-o", "{out}"], 2),
         (["insert", "{model}", "--nodes", "zz", "-o", "{out}"], 2),
         (["strip", "{model}", "-o", "{out}"], 1),
+        (["tune", "{model}", "--engine", "simulated", "--preset", "quick", "-v", "-o", "{out}"], 0),
+        (["tune", "{model}", "--dry_run", "--engine", "simulated"], 0),
     ],
-    ids=["bench", "insert", "tensors", "nodes", "strip"],
+    ids=["bench", "insert", "tensors", "nodes", "strip", "tune", "plan"],
 )
 def test_names_do_nothing(
     command: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from qdqtune.records.inputs import InputRequest
+from qdqtune.records.ranges import RangeMethod
 
 
 def common() -> argparse.ArgumentParser:
@@ -47,6 +48,24 @@ def add_engine_option(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=VALUE",
         help="an option of the engine's own; may be repeated",
+    )
+
+
+def add_calibration(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say where ranges come from."""
+    group = parser.add_argument_group("calibration (see docs/calibration.md)")
+    group.add_argument(
+        "--calibration_data",
+        metavar="SOURCE",
+        help="an .npy or .npz file, a folder of them, or module:function (default: random inputs)",
+    )
+    group.add_argument(
+        "--calibration_samples", type=positive, metavar="N", help="use at most this many samples"
+    )
+    group.add_argument(
+        "--calibration_method",
+        choices=[method.value for method in RangeMethod],
+        help="how ranges follow from the data (default: all are tried, the best is taken)",
     )
 
 

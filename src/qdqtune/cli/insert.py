@@ -8,13 +8,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from qdqtune.cli.flags import (
+    add_calibration,
     add_format,
     add_inputs,
     add_output,
     comma_list,
     common,
     input_request,
-    positive,
 )
 from qdqtune.records.precision import Precision
 from qdqtune.records.ranges import CalibrationSource, RangeMethod
@@ -51,19 +51,7 @@ def add_parser(commands: Commands) -> None:
         choices=[precision.value for precision in Precision],
         help="float type of what isn't quantized (default: the model's own)",
     )
-    parser.add_argument(
-        "--calibration_data",
-        metavar="SOURCE",
-        help="an .npy or .npz file, a folder of them, or module:function (default: random inputs)",
-    )
-    parser.add_argument(
-        "--calibration_samples", type=positive, metavar="N", help="use at most this many samples"
-    )
-    parser.add_argument(
-        "--calibration_method",
-        choices=[method.value for method in RangeMethod],
-        help="how ranges follow from the data (default: all are tried, the best is taken)",
-    )
+    add_calibration(parser)
     add_inputs(parser)
     parser.add_argument("--save_placement", metavar="FILE", help="also write the placement")
     add_output(parser)

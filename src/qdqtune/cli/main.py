@@ -12,14 +12,14 @@ import sys
 from collections.abc import Sequence
 
 from qdqtune._version import __version__
-from qdqtune.cli import bench, convert, doctor, insert, shapes, strip
+from qdqtune.cli import bench, convert, doctor, export, insert, shapes, strip, tune, verify
 from qdqtune.cli.flags import normalize
 from qdqtune.records.errors import QdqtuneError, UsageError
 from qdqtune.report.tables import message
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
-_COMMANDS = (bench, insert, strip, convert, shapes, doctor)
+_COMMANDS = (tune, verify, export, bench, insert, strip, convert, shapes, doctor)
 
 
 def entry_point() -> None:

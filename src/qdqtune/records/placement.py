@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from qdqtune.records.errors import UsageError
 
 SCHEMA = 1
+_DIGEST_BYTES = 16
 _MADE_BY = "Such files are made by `qdqtune insert … --save_placement FILE`."
 
 
@@ -59,6 +61,11 @@ class Placement:
     def tensors(self) -> frozenset[str]:
         """Every tensor that gets a pair."""
         return frozenset(edge.tensor for edge in self.edges) | self.outputs
+
+    def digest(self) -> str:
+        """A hash of the places: equal for equal placements, in every process."""
+        text = self.to_json().encode()
+        return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
 
     def to_json(self, model_fingerprint: str = "") -> str:
         """Write the file form, `placement.json`: sorted, so that equal placements are equal files.

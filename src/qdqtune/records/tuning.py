@@ -103,6 +103,8 @@ class Summary:
         qdq_pairs: Tensors that are quantized in what was written.
         seconds: Where the time went.
         files: What was written: a name to a path within the output folder.
+        seeds: Whole-model placements that the search began with, by name, and the speedup of each
+            over the float model as the search saw it.
     """
 
     model: str
@@ -134,6 +136,7 @@ class Summary:
     qdq_pairs: int
     seconds: Seconds
     files: Mapping[str, str] = field(default_factory=dict)
+    seeds: Mapping[str, float] = field(default_factory=dict)
     mode: str = "region"
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,6 +156,7 @@ class Summary:
             "subgraph_benchmarks": 0,
             "seconds": vars(self.seconds),
             "files": dict(self.files),
+            "seeds": dict(self.seeds),
         }
 
 

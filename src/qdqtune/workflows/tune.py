@@ -28,7 +28,7 @@ from qdqtune.workflows.tuning.scouting import find_choices, seeds_of
 from qdqtune.workflows.tuning.settings import preset_named
 
 DEFAULT_OUTPUT_DIR = "autotuner_output"
-DEFAULT_MIN_SQNR_DB = 15.0
+DEFAULT_MIN_SQNR_DB = 10.0
 DEFAULT_MAX_DROP = 0.01
 DEFAULT_THRESHOLD = 1.02
 

@@ -60,7 +60,8 @@ def _harm(space: Space, part: State, sqnr_db: Callable[[State], float]) -> float
     decibels = sqnr_db(part)
     error = 10.0 ** (-decibels / 10.0) if math.isfinite(decibels) else (decibels < 0) * math.inf
     share = sum(space.potential[number] for number in part)
-    return error / max(share, 1e-6)
+    # Ops with a small share of their own may still carry what others gain.
+    return error / (share + len(part) / len(space.groups))
 
 
 def checked_metric(value: object, name: str) -> float:

@@ -1,0 +1,233 @@
+"""`qdqtune tune`: find the Q/DQ placement that makes a model fastest, by measuring."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import re
+from typing import TYPE_CHECKING
+
+from qdqtune.cli.flags import (
+    add_calibration,
+    add_engine_option,
+    add_format,
+    add_inputs,
+    comma_list,
+    common,
+    input_request,
+    positive,
+)
+from qdqtune.records.ranges import RangeMethod
+
+if TYPE_CHECKING:
+    from qdqtune.cli import Commands
+    from qdqtune.records.tuning import TuneResult
+
+_OK, _INTERRUPTED = 0, 130
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "tune",
+        parents=[common()],
+        help="find where quantization pays in a model, by measuring",
+        description="Try Q/DQ placements, measure each on the engine that will run the model, and "
+        "write the fastest correct model found, with calibrated scales. What is not faster than "
+        "the model as given is never written. Ctrl-C keeps the best found so far.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a float or Q/DQ ONNX model")
+    parser.add_argument(
+        "-o",
+        "--output_dir",
+        default="autotuner_output",
+        metavar="DIR",
+        help="folder for everything that is written; a run in it is gone on with "
+        "(default: %(default)s)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace an earlier run in DIR")
+    parser.add_argument("--engine", default="auto", help="what runs it (default: %(default)s)")
+    add_engine_option(parser)
+    parser.add_argument(
+        "--threads", type=positive, help="threads per run (default: the engine's own)"
+    )
+    parser.add_argument("--quant_type", default="int8", help="int8, uint8 or fp8")
+    _add_search(parser)
+    _add_accuracy(parser)
+    add_calibration(parser)
+    add_inputs(parser)
+    add_format(parser)
+    parser.set_defaults(run=_run)
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("search")
+    group.add_argument(
+        "--preset",
+        default="default",
+        choices=("quick", "default", "extensive"),
+        help="how thorough to be (default: %(default)s)",
+    )
+    group.add_argument(
+        "--budget",
+        type=_seconds,
+        metavar="300|30m|2h",
+        help="end the search after this time; the best found so far is finished and written",
+    )
+    group.add_argument(
+        "--max_benchmarks", type=positive, metavar="N", help="try at most N candidates"
+    )
+    group.add_argument(
+        "--performance_threshold",
+        type=_ratio,
+        default=1.02,
+        metavar="X",
+        help="keep the model as given if what was found is not X times as fast "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--qdq_baseline",
+        metavar="FILE",
+        help="the model quantized by somebody else: begin with what is quantized there, too",
+    )
+    group.add_argument(
+        "--node_filter",
+        type=comma_list,
+        action="extend",
+        default=[],
+        metavar="A*,B*",
+        help="quantize only nodes whose names match one of these wildcards, and what is like them",
+    )
+    group.add_argument(
+        "--dry_run", action="store_true", help="say what would be done; measure and write nothing"
+    )
+
+
+def _add_accuracy(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how accurate it must be")
+    group.add_argument(
+        "--min_sqnr",
+        type=_decibels,
+        default=10.0,
+        metavar="DB",
+        help="least signal-to-noise ratio of the outputs against float, or none "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--evaluate",
+        metavar="module:function",
+        help="a function that takes a model's path and returns a metric; more is better",
+    )
+    group.add_argument(
+        "--max_drop",
+        type=_not_negative,
+        default=0.01,
+        metavar="X",
+        help="how much lower than float's that metric may be (default: %(default)s)",
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.dry_run:
+        return _plan(options)
+    from qdqtune.report.tune_progress import tune_progress
+    from qdqtune.workflows.tune import tune
+
+    method = options.calibration_method
+    with tune_progress(quiet=options.quiet) as watch:
+        result = tune(
+            options.model,
+            engine=options.engine,
+            engine_options=dict(options.engine_option),
+            threads=options.threads,
+            preset=options.preset,
+            seed=options.seed,
+            budget_s=options.budget,
+            max_benchmarks=options.max_benchmarks,
+            quant_type=options.quant_type,
+            inputs=input_request(options),
+            calibration_data=options.calibration_data,
+            calibration_samples=options.calibration_samples,
+            calibration_method=RangeMethod(method) if method else None,
+            min_sqnr_db=options.min_sqnr,
+            evaluate=options.evaluate,
+            max_drop=options.max_drop,
+            performance_threshold=options.performance_threshold,
+            qdq_baseline=options.qdq_baseline,
+            node_filter=options.node_filter,
+            output_dir=options.output_dir,
+            force=options.force,
+            callbacks=[watch],
+        )
+    _print(result, options.format)
+    return _INTERRUPTED if result.summary.stopped == "interrupted" else _OK
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from qdqtune.report.tuning import plan_text
+    from qdqtune.workflows.tune import plan_tune
+
+    plan = plan_tune(
+        options.model,
+        engine=options.engine,
+        engine_options=dict(options.engine_option),
+        preset=options.preset,
+        max_benchmarks=options.max_benchmarks,
+        quant_type=options.quant_type,
+        inputs=input_request(options),
+    )
+    is_json = options.format == "json"
+    print(json.dumps(plan.to_dict(), indent=1) if is_json else plan_text(plan))
+    return _OK
+
+
+def _print(result: TuneResult, form: str) -> None:
+    from qdqtune.report.insertion import RANDOM_WARNING
+    from qdqtune.report.tuning import is_calibrated_on_random, tune_text
+
+    if form == "json":
+        print(json.dumps(result.summary.to_dict(), indent=1))
+        if is_calibrated_on_random(result.summary):
+            logging.getLogger("qdqtune").warning(RANDOM_WARNING)
+    else:
+        print(tune_text(result))
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if found is None or float(found[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is no time; write 300, 90s, 30m or 2h")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def _decibels(text: str) -> float | None:
+    if text.lower() == "none":
+        return None
+    return _number(text, "none or a number of dB")
+
+
+def _ratio(text: str) -> float:
+    number = _number(text, "a ratio such as 1.02")
+    if number < 1.0:
+        raise argparse.ArgumentTypeError(f"{text} would allow a slower model; write 1 or more")
+    return number
+
+
+def _not_negative(text: str) -> float:
+    number = _number(text, "a number such as 0.01")
+    if number < 0.0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
+    return number
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text} is not {what}")
+    return number

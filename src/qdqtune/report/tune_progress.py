@@ -1,0 +1,115 @@
+"""A tuning run while it goes on: a live line on a terminal, one line per step elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from qdqtune.records.tuning import TuneEvent
+from qdqtune.report.durations import duration
+from qdqtune.report.tables import message, printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+# Seldom: to draw the bar takes time on a machine that is measuring.
+_REFRESHES_PER_S = 2
+
+Watch = Callable[[TuneEvent], None]
+
+
+@contextmanager
+def tune_progress(*, quiet: bool) -> Iterator[Watch]:
+    """Something on stderr that shows how far a run is.
+
+    Args:
+        quiet: Show nothing.
+
+    Yields:
+        A callback for the run.
+    """
+    if quiet:
+        yield lambda _event: None
+    elif sys.stderr.isatty():
+        with _bar() as bar, _logs_above():
+            yield _Live(bar).show
+    else:
+        yield _print_line
+
+
+def event_line(event: TuneEvent) -> str:
+    """One step as a line of a log."""
+    facts = [_benchmarks(event)] if event.benchmarks or event.planned else []
+    if event.planned:
+        facts.append(f"{event.speedup:.3f}x so far")
+    if event.eta_s is not None:
+        facts.append(f"{duration(event.eta_s)} left")
+    also = f" ({', '.join(facts)})" if facts else ""
+    return message(f"[{duration(event.seconds)}] {event.stage}: {event.message}{also}")
+
+
+@contextmanager
+def _logs_above() -> Iterator[None]:
+    """Let log lines go through the `sys.stderr` of the moment, which prints them above the bar."""
+    handlers = [one for one in logging.getLogger().handlers if type(one) is logging.StreamHandler]
+    before = [handler.setStream(sys.stderr) for handler in handlers]
+    try:
+        yield
+    finally:
+        for handler, stream in zip(handlers, before, strict=True):
+            if stream is not None:
+                handler.setStream(stream)
+
+
+def _print_line(event: TuneEvent) -> None:
+    sys.stderr.write(event_line(event) + "\n")
+    sys.stderr.flush()
+
+
+def _benchmarks(event: TuneEvent) -> str:
+    if event.planned is None:
+        return f"{event.benchmarks} benchmarks"
+    return f"{event.benchmarks} of {event.planned} benchmarks"
+
+
+def _bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    # Only fields of ours are shown, without markup: a message may hold names out of the model.
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[count]}", markup=False),
+        TextColumn("best {task.fields[best]:.3f}x", markup=False),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+        refresh_per_second=_REFRESHES_PER_S,
+    )
+
+
+class _Live:
+    """The bar, told what happens."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._best = 1.0
+        self._task = bar.add_task("starting", total=None, count="", best=self._best, left="")
+
+    def show(self, event: TuneEvent) -> None:
+        if event.planned is not None:  # only the search knows how good its best is
+            self._best = event.speedup
+        self._bar.update(
+            self._task,
+            description=printable(event.stage),
+            completed=event.benchmarks,
+            total=event.planned,
+            count=f"{event.benchmarks}/{event.planned}" if event.planned else "",
+            best=self._best,
+            left=f"{duration(event.eta_s)} left" if event.eta_s is not None else "",
+        )

@@ -1,0 +1,116 @@
+"""What `tune` shows when it is over, and what a dry run shows."""
+
+from __future__ import annotations
+
+from qdqtune.records.ranges import CalibrationSource
+from qdqtune.records.tuning import Summary, TunePlan, TuneResult
+from qdqtune.report.bench import engine_line
+from qdqtune.report.durations import duration
+from qdqtune.report.insertion import RANDOM_WARNING
+from qdqtune.report.tables import printable, text_table
+
+_STOPPED = {
+    "budget": "The time was up before the search was over; the same command goes on with it.",
+    "max_benchmarks": "No more benchmarks were allowed; with a larger number the search goes on.",
+    "interrupted": "The search was interrupted; the same command goes on with it.",
+}
+
+
+def tune_text(result: TuneResult) -> str:
+    """The text form; the last line says if the scales can't be trusted."""
+    summary = result.summary
+    lines = [engine_line(summary.engine)]
+    if summary.engine.name == "simulated":
+        lines.append("These times are simulated: they say nothing about a real machine.")
+    lines += ["", _table(summary), ""]
+    lines += [printable(line) for line in _verdict(summary)]
+    lines += [printable(line) for line in _accuracy(summary)]
+    lines += [printable(line) for line in _effort(summary)]
+    lines += [printable(line) for line in _files(result)]
+    if is_calibrated_on_random(summary):
+        lines.append(RANDOM_WARNING)
+    return "\n".join(lines)
+
+
+def is_calibrated_on_random(summary: Summary) -> bool:
+    """Whether there are scales in the model, and random inputs behind them."""
+    return summary.calibration == CalibrationSource.RANDOM.value and not summary.kept_float
+
+
+def _table(summary: Summary) -> str:
+    rows = [["float", f"{summary.baseline_ms:.3f}", "", ""]]
+    if summary.seeds:
+        name, speedup = max(summary.seeds.items(), key=lambda seed: seed[1])
+        rows.append([f"best blanket ({name})", "", f"{speedup:.3f}x", "seen while searching"])
+    if summary.kept_float:
+        rows.append(["tuned", "", "", "float is kept"])
+    else:
+        low, high = summary.speedup_interval
+        interval = f"{low:.3f} to {high:.3f}"
+        rows.append(["tuned", f"{summary.final_ms:.3f}", f"{summary.speedup:.3f}x", interval])
+    return text_table(["model", "median ms", "speedup", "interval"], rows, right=(1, 2))
+
+
+def _verdict(summary: Summary) -> list[str]:
+    if summary.kept_float:
+        reason = summary.reason.rstrip(".") or "nothing that was tried is faster"
+        return [f"The float model is kept, byte for byte: {reason}."]
+    level = f"{100 * summary.confidence:g} %"
+    return [
+        f"Speedup is over the model as given, with its {level} interval, timed once more at the "
+        "end.",
+        f"{summary.qdq_pairs} tensors are {summary.quant_type}, in the {summary.dialect} dialect.",
+    ]
+
+
+def _accuracy(summary: Summary) -> list[str]:
+    lines = []
+    if summary.output_sqnr_db is not None and not summary.kept_float:
+        lines.append(f"Output SQNR {summary.output_sqnr_db:.1f} dB against float.")
+    if summary.metric is not None:
+        values = ", ".join(f"{name} {value:.6g}" for name, value in summary.metric.items())
+        lines.append(f"Your metric: {values}.")
+    if summary.calibration == CalibrationSource.DATA.value:
+        method = summary.calibration_method
+        lines.append(f"Calibrated on {summary.calibrated_on}, {method} ranges.")
+    return lines
+
+
+def _effort(summary: Summary) -> list[str]:
+    seconds = summary.seconds
+    details = [f"{summary.failed} failed"] if summary.failed else []
+    details += [f"{summary.memo_hits} known from before"] if summary.memo_hits else []
+    also = f" ({', '.join(details)})" if details else ""
+    lines = [
+        f"{summary.benchmarks} benchmarks{also} of {summary.groups} choices in "
+        f"{summary.regions} regions ({summary.patterns} patterns), {duration(seconds.total)}: "
+        f"building {duration(seconds.building)}, timing {duration(seconds.timing)}, "
+        f"own {duration(seconds.own)}.",
+        f"Noise: the model against itself {summary.noise.ratio:.3f}x; a screening sees "
+        f"differences from {100 * summary.noise.detectable:.1f} %.",
+    ]
+    if summary.stopped in _STOPPED:
+        lines.append(_STOPPED[summary.stopped])
+    return lines
+
+
+def _files(result: TuneResult) -> list[str]:
+    others = [name for name in result.summary.files.values() if name != result.model.name]
+    return [f"Written: {result.model}", f"Beside it: {', '.join([*others, 'summary.json'])}"]
+
+
+def plan_text(plan: TunePlan) -> str:
+    """What a run would do."""
+    lines = [
+        f"{plan.model}: {plan.nodes} ops, {plan.quantizable} can be {plan.quant_type} in the "
+        f"{plan.dialect} dialect",
+        *(
+            f"left float: {count} ops, {reason}"
+            for reason, count in sorted(plan.left_float.items(), key=lambda item: -item[1])
+        ),
+        f"{plan.regions} regions, {plan.patterns} patterns, {plan.groups} choices",
+        "first tried: "
+        + ", ".join(f"{name} ({count} tensors)" for name, count in plan.seeds.items()),
+        f"at most {plan.benchmarks} benchmarks on {plan.engine}; nothing was measured or written",
+    ]
+    return "\n".join(printable(line) for line in lines)

@@ -1,0 +1,160 @@
+"""Measuring a model anew: is it what a tuning run said?"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from qdqtune.engines import registry
+from qdqtune.graph.files import load_model
+from qdqtune.graph.index import GraphIndex
+from qdqtune.qdq.read import strip
+from qdqtune.qdq.units import canonical
+from qdqtune.records.errors import UsageError
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.measurement import EngineInfo
+from qdqtune.records.placement import Edge, Placement
+from qdqtune.records.verification import Claim, Edges, VerifyReport
+from qdqtune.workflows.comparison import compare
+from qdqtune.workflows.tuning.folder import BASELINE, JOURNAL, PLACEMENT, SUMMARY
+from qdqtune.workflows.tuning.journal import read_lines
+
+_logger = logging.getLogger(__name__)
+
+_NOTHING_SAID = InputRequest()
+
+
+def verify(
+    model: str | os.PathLike[str],
+    *,
+    against: str | os.PathLike[str] | None = None,
+    engine: str | None = None,
+    engine_options: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    runs: int | None = None,
+    inputs: InputRequest = _NOTHING_SAID,
+    progress: Callable[[int, int], None] | None = None,
+) -> VerifyReport:
+    """Time a model anew, and check it against what lies beside it.
+
+    Args:
+        model: The model in question.
+        against: The float model; None is the `baseline.onnx` beside it.
+        engine: What runs both; None is what the summary beside the model names, else the one
+            usable here.
+        engine_options: The engine's own options; None are those of the summary.
+        threads: Threads per run; None is as in the summary, else the engine's default.
+        runs: Timed runs per model; None takes as many as fit into some seconds.
+        inputs: Shapes, ranges and seed of the random inputs; if no sizes are given, those of the
+            run.
+        progress: Called with the rounds done and planned.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on. A model that is not what it was said to be is
+            no error but a report.
+    """
+    file = Path(model)
+    edges = None
+    claim, is_spoken_of = _claim_about(file)
+    baseline = _baseline_of(file, against)
+    if is_spoken_of and not (claim is not None and claim.kept_float):
+        edges = _compare_edges(file)
+    if claim is not None and engine in (None, claim.engine.name):
+        engine = claim.engine.name
+        threads = claim.engine.threads if threads is None else threads
+        engine_options = engine_options or claim.engine.options
+    if claim is not None and not (inputs.shapes or inputs.dims):
+        inputs = replace(inputs, shapes=_shapes_of_run(file.parent))
+    bench = compare(
+        [baseline, file],
+        engine=engine or registry.AUTO,
+        engine_options=engine_options,
+        threads=threads,
+        runs=runs,
+        inputs=inputs,
+        progress=progress,
+    )
+    is_as_given = None
+    if claim is not None and claim.kept_float:
+        is_as_given = filecmp.cmp(file, baseline, shallow=False)
+    return VerifyReport(bench, claim, edges, is_as_given)
+
+
+def _baseline_of(file: Path, against: str | os.PathLike[str] | None) -> Path:
+    if against is not None:
+        return Path(against)
+    beside = file.with_name(BASELINE)
+    if not beside.is_file():
+        raise UsageError(
+            f"There is nothing to compare {file} with: no {BASELINE} lies beside it.",
+            "Name the float model: --against FLOAT.",
+        )
+    return beside
+
+
+def _claim_about(file: Path) -> tuple[Claim | None, bool]:
+    """What a summary beside a file says about it, and whether what lies there may be about it."""
+    path = file.with_name(SUMMARY)
+    if not path.is_file():
+        return None, True
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        if summary["kind"] != "summary":
+            return None, True
+        if file.name not in summary["files"].values() or file.name == BASELINE:
+            return None, False
+        return _claim(summary), True
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        _logger.warning("%s can't be read as the summary of a run: it is left out", path)
+        return None, True
+
+
+def _claim(summary: Mapping[str, Any]) -> Claim:
+    low, high = summary["speedup_interval"]
+    return Claim(
+        speedup=float(summary["speedup"]),
+        low=float(low),
+        high=math.inf if high is None else float(high),
+        kept_float=bool(summary["kept_float"]),
+        engine=EngineInfo.from_dict(summary["engine"]),
+    )
+
+
+def _shapes_of_run(folder: Path) -> dict[str, tuple[int | None, ...]]:
+    """What the inputs of a run's models were like; empty if nothing is known of it."""
+    journal = folder / JOURNAL
+    lines = read_lines(journal) if journal.is_file() else ()
+    headers = [line.get("header") for line in lines if line["kind"] == "run"]
+    found = headers[0].get("shapes", {}) if headers and isinstance(headers[0], dict) else {}
+    return {name: tuple(shape) for name, shape in found.items()}
+
+
+def _compare_edges(file: Path) -> Edges | None:
+    path = file.with_name(PLACEMENT)
+    if not path.is_file():
+        return None
+    placement = Placement.from_json(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    model = load_model(file)
+    found = strip(model).placement.edges
+    index = GraphIndex(model)
+    unknown = sorted(tensor for tensor in placement.tensors if tensor not in index.value)
+    known = Placement(
+        frozenset(edge for edge in placement.edges if edge.tensor in index.value),
+        placement.outputs.difference(unknown),
+    )
+    expected = canonical(index, known).edges
+    missing = (*unknown, *_in_words(expected - found))
+    return Edges(len(expected) + len(unknown), missing, _in_words(found - expected))
+
+
+def _in_words(edges: Iterable[Edge]) -> tuple[str, ...]:
+    return tuple(
+        f"{edge.tensor} into {edge.node or 'the output'}:{edge.position}" for edge in sorted(edges)
+    )

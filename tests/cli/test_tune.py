@@ -1,0 +1,352 @@
+"""`qdqtune tune` and `export`, as a user calls them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import pytest
+
+from qdqtune import zoo
+from qdqtune.cli.main import main
+from qdqtune.graph.files import load_model
+from qdqtune.qdq.read import read
+from qdqtune.records.measurement import EngineInfo
+from qdqtune.records.placement import Placement
+from qdqtune.records.tuning import Noise, Seconds, Summary, TuneEvent, TuneResult
+from qdqtune.report.insertion import RANDOM_WARNING
+from qdqtune.report.tune_progress import event_line, tune_progress
+from qdqtune.report.tuning import tune_text
+
+Capture = pytest.CaptureFixture[str]
+
+QUICK = ["--preset", "quick", "--max_benchmarks", "6"]
+SIMULATED = ["--engine", "simulated", *QUICK]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tune") / "model.onnx"
+    onnx.save(zoo.build("resnet18", width=32, image=64), path)
+    return path
+
+
+@dataclass
+class Finished:
+    """A run that is over, and what it printed."""
+
+    folder: Path
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def finished(model: Path) -> Finished:
+    folder = model.with_name("run")
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        assert main(["tune", str(model), *SIMULATED, "-o", str(folder)]) == 0
+    return Finished(folder, out.getvalue(), err.getvalue())
+
+
+def test_one_command_gives_a_faster_model(finished: Finished) -> None:
+    run, lines = finished.folder, finished.out.splitlines()
+    assert lines[-1] == RANDOM_WARNING
+    assert "These times are simulated: they say nothing about a real machine." in lines
+    assert f"Written: {run / 'optimized_final.onnx'}" in lines
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["speedup"] > 1.02
+    assert not summary["kept_float"]
+    (tuned,) = [line for line in lines if line.startswith("tuned")]
+    assert f"{summary['speedup']:.3f}x" in tuned
+    assert summary["benchmarks"] <= 6
+    placement = Placement.from_json((run / "placement.json").read_text())
+    assert read(load_model(run / "optimized_final.onnx")).placement.edges == placement.edges
+    assert len(placement.tensors) == summary["qdq_pairs"] > 0
+    # One line per step, on stderr: stdout is no terminal here.
+    steps = [line for line in finished.err.splitlines() if line.startswith("[")]
+    assert any("of 6 benchmarks" in line and "x so far" in line for line in steps)
+    assert steps[-1].split("] ")[1].startswith("done: ")
+
+
+def test_json_is_the_summary(model: Path, tmp_path: Path, capsys: Capture) -> None:
+    arguments = ["tune", str(model), *SIMULATED, "--output-dir", str(tmp_path), "--format", "json"]
+    assert main([*arguments, "--seed", "3", "-q"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    record = json.loads(captured.out)
+    assert record == json.loads((tmp_path / "summary.json").read_text())
+    assert record["seed"] == 3
+    assert record["engine"]["name"] == "simulated"
+    assert record["calibration"] == "random"
+
+
+def test_float_is_kept_where_nothing_pays(model: Path, tmp_path: Path, capsys: Capture) -> None:
+    no_kernels = ["--engine_option", "profile=float-only"]
+    assert main(["tune", str(model), *SIMULATED, *no_kernels, "-o", str(tmp_path), "-q"]) == 0
+    out = capsys.readouterr().out
+    assert "The float model is kept, byte for byte: " in out
+    assert RANDOM_WARNING not in out
+    assert (tmp_path / "optimized_final.onnx").read_bytes() == model.read_bytes()
+
+
+def test_a_dry_run_writes_nothing(
+    model: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", str(model), "--dry_run", "--max_benchmarks", "7"]) == 0
+    assert "at most 7 benchmarks on onnxruntime" in capsys.readouterr().out
+    assert main(["tune", str(model), "--dry-run", "--engine", "simulated", "--format=json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["kind"] == "plan"
+    assert plan["groups"] > 5
+    assert plan["quantizable"] <= plan["nodes"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--budget", "soon"], "write 300, 90s, 30m or 2h"),
+        (["--budget", "0"], "is no time"),
+        (["--preset", "slow"], "invalid choice"),
+        (["--max_benchmarks", "0"], "from 1 up"),
+        (["--min_sqnr", "much"], "not none or a number of dB"),
+        (["--performance_threshold", "0.9"], "would allow a slower model"),
+        (["--max_drop", "-1"], "from 0 up"),
+        (["--evaluate", "no_such_module_here:f"], "no_such_module_here"),
+        (["--quant_type", "int3"], "no quant type 'int3'"),
+        (["--node_filter", "nothing*"], "matches the node filter"),
+        (["--qdq_baseline", "{model}"], "has no Q/DQ to begin with"),
+    ],
+)
+def test_mistakes(
+    arguments: list[str], words: str, model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    filled = [argument.format(model=model) for argument in arguments]
+    assert main(["tune", str(model), *SIMULATED, "-o", str(tmp_path), "-q", *filled]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+    assert not (tmp_path / "optimized_final.onnx").exists()
+
+
+def test_the_output_folder_is_not_the_model_s(model: Path, capsys: Capture) -> None:
+    baseline = model.with_name("baseline.onnx")
+    baseline.write_bytes(model.read_bytes())
+    assert main(["tune", str(baseline), *SIMULATED, "-o", str(model.parent), "-q"]) == 1
+    assert "would replace baseline.onnx" in capsys.readouterr().err
+    assert baseline.read_bytes() == model.read_bytes()
+
+
+def test_an_accuracy_that_nothing_reaches(
+    model: Path, finished: Finished, tmp_path: Path, capsys: Capture
+) -> None:
+    """The earlier run is gone on with: nothing is measured again, but the result is another."""
+    shutil.copytree(finished.folder, tmp_path / "run")
+    arguments = ["tune", str(model), *SIMULATED, "-o", str(tmp_path / "run"), "-q"]
+    assert main([*arguments, "--format", "json", "--min_sqnr", "200"]) == 0
+    strict = json.loads(capsys.readouterr().out)
+    assert (strict["benchmarks"], strict["memo_hits"]) == (0, 6)
+    assert strict["kept_float"]
+    assert strict["reason"]
+    assert main([*arguments, "--format", "json", "--min_sqnr", "none"]) == 0
+    assert not json.loads(capsys.readouterr().out)["kept_float"]
+
+
+def test_ctrl_c_leaves_the_best_so_far(model: Path, tmp_path: Path) -> None:
+    """The whole foreground group gets the signal, as on a terminal."""
+    command = [sys.executable, "-m", "qdqtune", "tune", str(model), "-o", str(tmp_path)]
+    process = subprocess.Popen(
+        [*command, "--engine", "simulated", "--preset", "extensive"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    read_so_far = ""
+    for line in process.stderr:
+        read_so_far += line
+        if "benchmarks" in line:
+            break
+    time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, read_so_far + errors
+    assert "Traceback" not in errors
+    assert "The search was interrupted; the same command goes on with it." in out
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["stopped"] == "interrupted"
+    onnx.checker.check_model(str(tmp_path / "optimized_final.onnx"), full_check=True)
+
+
+def test_any_candidate_can_be_exported(finished: Finished, tmp_path: Path, capsys: Capture) -> None:
+    run, output = finished.folder, tmp_path / "out.onnx"
+    assert main(["export", str(run), "--list", "--format", "json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["candidates"]
+    assert len(listed) >= 6
+    (plain,) = [one for one in listed if one["tensors"] == 0]
+    assert plain["speedup"] == 1.0
+    chosen = max(listed, key=lambda one: one["tensors"])
+    arguments = ["export", str(run), "--candidate", chosen["id"], "-o", str(output)]
+    assert main(arguments) == 0
+    assert str(output) in capsys.readouterr().out
+    assert len(read(load_model(output)).placement.tensors) == chosen["tensors"]
+    assert main(arguments) == 1
+    assert "exists already" in capsys.readouterr().err
+    assert main(["export", str(run)]) == 2
+    missing = capsys.readouterr()
+    assert missing.out == ""
+    assert all(one["id"] in missing.err for one in listed)
+    assert main(["export", str(run), "--candidate", "c99"]) == 2
+    unknown = capsys.readouterr().err
+    assert "has no candidate 'c99'" in unknown
+    assert chosen["id"] in unknown
+
+
+# What is shown, without a run.
+
+EVENT = TuneEvent("sweep 1", "4 candidates, \x1b[2Jbest", 12, 40, 1.25, 61.0, 100.0)
+
+
+def test_a_step_is_one_line() -> None:
+    assert event_line(EVENT) == (
+        "[1 min 01 s] sweep 1: 4 candidates, \ufffd[2Jbest "
+        "(12 of 40 benchmarks, 1.250x so far, 1 min 40 s left)"
+    )
+    early = TuneEvent("model", "49 ops", seconds=0.25)
+    assert event_line(early) == "[0.2 s] model: 49 ops"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with tune_progress(quiet=False) as watch:
+        watch(EVENT)
+    shown = screen.getvalue()
+    for words in ("sweep 1", "12/40", "best 1.250x", "1 min 40 s left"):
+        assert words in shown
+    assert "\x1b[2J" not in shown
+    with tune_progress(quiet=False) as watch:
+        watch(EVENT)
+        watch(TuneEvent("final", "timing"))
+    last = screen.getvalue().rpartition("final")[2]
+    assert "best 1.250x" in last  # of the search; what comes after it knows no better
+
+
+@pytest.mark.parametrize("screen", [Terminal, io.StringIO])
+def test_quiet_shows_nothing(screen: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", screen())
+    with tune_progress(quiet=True) as watch:
+        watch(EVENT)
+    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
+
+
+def summary(**changes: object) -> Summary:
+    values: dict[str, object] = {
+        "model": "m.onnx",
+        "engine": EngineInfo("onnxruntime", "1", "a CPU", "avx2", 1),
+        "dialect": "onnxruntime",
+        "quant_type": "int8",
+        "calibration": "data",
+        "calibrated_on": "32 samples of x.npz",
+        "calibration_method": "mse",
+        "seed": 0,
+        "preset": "quick",
+        "stopped": "finished",
+        "baseline_ms": 20.0,
+        "final_ms": 10.0,
+        "speedup": 2.0,
+        "speedup_interval": (1.9, 2.1),
+        "confidence": 0.96,
+        "kept_float": False,
+        "reason": "",
+        "output_sqnr_db": 31.26,
+        "metric": {"float": 0.91, "final": 0.9},
+        "noise": Noise(1.001, 0.012),
+        "benchmarks": 30,
+        "memo_hits": 4,
+        "failed": 1,
+        "regions": 9,
+        "patterns": 5,
+        "groups": 7,
+        "qdq_pairs": 44,
+        "seconds": Seconds(125.0, 20.0, 90.0, 5.0),
+        "files": {"optimized_final": "optimized_final.onnx", "placement": "placement.json"},
+        "seeds": {"everything": 1.5, "weighted ops": 1.7},
+    }
+    return Summary(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def text(**changes: object) -> list[str]:
+    run = Path("run")
+    model = run / "optimized_final.onnx"
+    return tune_text(TuneResult(model, run, Placement(), summary(**changes))).splitlines()
+
+
+def test_the_text_says_what_matters() -> None:
+    lines = text()
+    rows = [line.split() for line in lines if line.startswith(("float", "best", "tuned"))]
+    assert rows[0] == ["float", "20.000"]
+    assert rows[1][:5] == ["best", "blanket", "(weighted", "ops)", "1.700x"]
+    assert rows[2] == ["tuned", "10.000", "2.000x", "1.900", "to", "2.100"]
+    shown = "\n".join(lines)
+    for words in (
+        "its 96 % interval",
+        "44 tensors are int8, in the onnxruntime dialect.",
+        "Output SQNR 31.3 dB",
+        "float 0.91, final 0.9",
+        "Calibrated on 32 samples of x.npz, mse ranges.",
+        "30 benchmarks (1 failed, 4 known from before)",
+        "2 min 05 s",
+        "differences from 1.2 %",
+        "Beside it: placement.json, summary.json",
+    ):
+        assert words in shown
+    assert RANDOM_WARNING not in shown
+    assert text(calibration="random")[-1] == RANDOM_WARNING
+
+
+def test_kept_float_is_said_with_its_reason() -> None:
+    lines = text(kept_float=True, reason="it gains 1.01x, less than 1.02x", calibration="random")
+    assert "The float model is kept, byte for byte: it gains 1.01x, less than 1.02x." in lines
+    assert not any("SQNR" in line for line in lines)
+    assert RANDOM_WARNING not in lines
+
+
+@pytest.mark.parametrize("stopped", ["budget", "max_benchmarks", "interrupted"])
+def test_why_a_search_ended_early(stopped: str) -> None:
+    assert len(text(stopped=stopped)) == len(text()) + 1
+
+
+# The package itself.
+
+
+def test_importing_is_light_and_offers_what_it_says() -> None:
+    code = (
+        "import sys, qdqtune\n"
+        "assert not {'numpy', 'onnx', 'onnx_ir', 'rich', 'argparse'} & set(sys.modules)\n"
+        "assert {'tune', 'compare', 'TuneResult'} <= set(dir(qdqtune))\n"
+        "for name in qdqtune.__all__: assert getattr(qdqtune, name) is not None\n"
+        "from qdqtune import tune\n"
+        "from qdqtune.workflows.tune import tune as same\n"
+        "assert tune is same\n"
+        "try: qdqtune.tuna\n"
+        "except AttributeError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "module 'qdqtune' has no attribute 'tuna'", done.stderr
