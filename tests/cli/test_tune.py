@@ -156,7 +156,7 @@ def test_an_accuracy_that_nothing_reaches(
     arguments = ["tune", str(model), *SIMULATED, "-o", str(tmp_path / "run"), "-q"]
     assert main([*arguments, "--format", "json", "--min_sqnr", "200"]) == 0
     strict = json.loads(capsys.readouterr().out)
-    assert (strict["benchmarks"], strict["memo_hits"]) == (0, 6)
+    assert strict["benchmarks"] == 0 < strict["memo_hits"]
     assert strict["kept_float"]
     assert strict["reason"]
     assert main([*arguments, "--format", "json", "--min_sqnr", "none"]) == 0
@@ -191,7 +191,7 @@ def test_any_candidate_can_be_exported(finished: Finished, tmp_path: Path, capsy
     run, output = finished.folder, tmp_path / "out.onnx"
     assert main(["export", str(run), "--list", "--format", "json"]) == 0
     listed = json.loads(capsys.readouterr().out)["candidates"]
-    assert len(listed) >= 6
+    assert len(listed) >= 3
     (plain,) = [one for one in listed if one["tensors"] == 0]
     assert plain["speedup"] == 1.0
     chosen = max(listed, key=lambda one: one["tensors"])

@@ -134,7 +134,7 @@ def test_a_file_that_was_not_measured_is_refused(run_dir: Path, tmp_path: Path) 
 
 def test_an_id_that_leads_out_of_the_folder_is_none(run_dir: Path, tmp_path: Path) -> None:
     journal = Journal(run_dir / JOURNAL, {"model": "residual"})
-    journal.note("candidate", {"id": "../../residual", "key": FLOAT.digest()})
+    journal._append({"kind": "candidate", "id": "../../residual", "key": FLOAT.digest()})
     journal.close()
     assert "../../residual" not in {one.id for one in list_candidates(run_dir)}
     with pytest.raises(UsageError, match="has no candidate"):

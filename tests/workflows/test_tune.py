@@ -156,16 +156,20 @@ def test_another_model_is_refused_and_the_field_named(resnet: Path, tmp_path: Pa
     simulated(resnet, output_dir=tmp_path / "run", max_benchmarks=2)
     other = tmp_path / "other.onnx"
     onnx.save(zoo.build("resnet18", width=16, image=64, classes=10), other)
+    before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
     with pytest.raises(UsageError, match="another model"):
         simulated(other, output_dir=tmp_path / "run", max_benchmarks=2)
+    logs = tmp_path / "run/logs"
+    assert all(
+        file.read_bytes() == content for file, content in before.items() if file.parent != logs
+    )
     simulated(other, output_dir=tmp_path / "run", max_benchmarks=2, force=True)
 
 
 def test_a_budget_ends_the_search_with_the_best_so_far(resnet: Path, tmp_path: Path) -> None:
     result = simulated(resnet, output_dir=tmp_path / "run", budget_s=0.0)
     assert result.summary.stopped == "budget"
-    assert result.summary.benchmarks == 0
-    assert result.summary.kept_float
+    assert 0 < result.summary.benchmarks <= len(result.summary.seeds)
 
 
 def test_ctrl_c_leaves_the_best_so_far(resnet: Path, tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ from enum import Enum
 
 from qdqtune.autotune.space import State
 
+SEEDS = "seeds"
+"""The stage of the first trials: whole-model choices against the float model."""
+
 
 class Effort(Enum):
     """How long a comparison may take: a few rounds sort out, more decide."""

@@ -27,6 +27,7 @@ class Arena:
         feeds: What every model is run on.
         preset: How thorough to be.
         journal: What is known, and where measurements go.
+        ranges: A digest of the ranges behind the candidates' scales.
 
     Attributes:
         benchmarks: Candidates built and timed.
@@ -41,6 +42,7 @@ class Arena:
         feeds: StoredFeeds,
         preset: Preset,
         journal: Journal,
+        ranges: str = "",
     ) -> None:
         self.benchmarks = 0
         self.failed = 0
@@ -50,6 +52,7 @@ class Arena:
         self._feeds = feeds
         self._preset = preset
         self._journal = journal
+        self._ranges = ranges
         self._files: dict[str, Path] = {}
 
     def answer(self, trial: Trial) -> list[Score]:
@@ -83,7 +86,7 @@ class Arena:
 
     def _effort(self, effort: Effort) -> str:
         """How thoroughly something is measured, as the journal says it."""
-        return f"{effort.value}-{self._preset.rounds[effort]}"
+        return f"{effort.value}-{self._preset.rounds[effort]}-{self._ranges[:8]}"
 
     def _write_again(self, state: State) -> None:
         """A candidate that an earlier run measured can be exported after this one, too."""

@@ -39,7 +39,7 @@ class _Tried:
         if line["failure"] is not None:
             self.failure = line["failure"]
             return
-        is_confirmed = line["effort"] == "confirm"
+        is_confirmed = line["effort"].startswith("confirm")
         if is_confirmed < self.is_confirmed:
             return
         self.failure = None

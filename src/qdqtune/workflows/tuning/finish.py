@@ -39,18 +39,17 @@ class Timed:
 def write_final(
     inserter: Inserter, placement: Placement, folder: RunFolder, original: Path
 ) -> Path:
-    """Write the model and make sure that what is in the file is what was measured.
+    """Write the model aside, and make sure that what is in the file is what was measured.
 
     Raises:
         EngineError: If the file's Q/DQ are not those of the placement.
     """
-    path = save_model(inserter.model(placement), folder / FINAL, force=True)
+    path = save_model(inserter.model(placement), folder.staging() / FINAL, force=True)
     check_result(path, original)
     found = canonical(inserter.index, read(load_model(path)).placement)
     wanted = canonical(inserter.index, placement)
     if found.edges != wanted.edges:
         lost, added = len(wanted.edges - found.edges), len(found.edges - wanted.edges)
-        path.unlink()
         raise EngineError(
             f"The file does not hold the placement that was measured: {lost} places are lost, "
             f"{added} added.",

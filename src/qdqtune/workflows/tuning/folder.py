@@ -21,6 +21,7 @@ SUMMARY = "summary.json"
 CANDIDATES = "region_models"
 LOGS = "logs"
 
+_STAGING = ".staged"
 _OURS = (BASELINE, FINAL, PLACEMENT, RANGES, JOURNAL, SUMMARY)
 
 
@@ -77,6 +78,23 @@ class RunFolder:
     def write_json(self, name: str, value: Any) -> Path:
         """Write one of the run's JSON files."""
         return self.write(name, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+    def staging(self) -> Path:
+        """An empty folder for what is not finished."""
+        self.clear_staging()
+        staged = self.path / _STAGING
+        staged.mkdir()
+        return staged
+
+    def clear_staging(self) -> None:
+        """Remove what was not finished."""
+        shutil.rmtree(self.path / _STAGING, ignore_errors=True)
+
+    def put_in_place(self, staged: Path) -> None:
+        """Move a finished model, with the weights beside it, to where it belongs."""
+        for file in sorted(staged.parent.iterdir(), reverse=True):  # weights before the model
+            os.replace(file, self.path / file.name)
+        self.clear_staging()
 
     def copy_model(self, model: Path, name: str) -> Path:
         """Copy a model byte for byte, with the files that its weights lie in.

@@ -31,6 +31,10 @@ class Journal:
         path: The file; it is made if there is none.
         header: What the measurements depend on. Those made under another one are refused.
 
+    Attributes:
+        memo_hits: How often an outcome was known already.
+        shares: Where the latency of the float model goes, by node; None if not known yet.
+
     Raises:
         UsageError: If the file belongs to another model, engine or setting.
         OutputError: If it can't be read or written.
@@ -39,6 +43,7 @@ class Journal:
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
         self.memo_hits = 0
+        self.shares: dict[str, float] | None = None
         self._scores: dict[_Key, Score] = {}
         self._names: dict[str, str] = {}
         wanted = json.loads(json.dumps(header))
@@ -97,9 +102,10 @@ class Journal:
         )
         self._scores[reference, candidate, effort] = score
 
-    def note(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Write down what is measured anew in every run."""
-        self._append({"kind": kind, **body})
+    def keep_shares(self, shares: Mapping[str, float]) -> None:
+        """Write down where the latency goes: a search that is run again must see the same."""
+        self._append({"kind": "shares", "shares": dict(shares)})
+        self.shares = dict(shares)
 
     def _append(self, body: Mapping[str, Any]) -> None:
         complete = {"schema": SCHEMA, **body}
@@ -125,6 +131,8 @@ class Journal:
                 found = True
             elif body["kind"] == "candidate":
                 self._names[body["key"]] = body["id"]
+            elif body["kind"] == "shares":
+                self.shares = body["shares"]
             elif body["kind"] == "measurement":
                 self._take(body)
         return found

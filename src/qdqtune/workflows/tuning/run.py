@@ -13,7 +13,7 @@ from types import TracebackType
 from qdqtune.autotune.grouping import Grouping
 from qdqtune.autotune.search import PlacementSearch
 from qdqtune.autotune.space import Space, State
-from qdqtune.autotune.trial import Score, Trial
+from qdqtune.autotune.trial import SEEDS, Score, Trial
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.prepared import PreparedModel
@@ -110,6 +110,8 @@ class TuneRun:
         """Everything, in order."""
         request, story, tell = self._request, self._story, self._reporter.tell
         info = self._engine_info()
+        journal = Journal(self._folder / names.JOURNAL, self._header(info))
+        self._stack.callback(journal.close)
         self._folder.copy_model(request.model, names.BASELINE)
         candidates = self._folder / names.CANDIDATES
         shutil.rmtree(candidates, ignore_errors=True)
@@ -127,11 +129,11 @@ class TuneRun:
         if not story.grouping.groups:
             story.reason = _nothing_to_do(completion)
             return self._hand_over(info)
-        self._search_and_finish(base, completion, info)
+        self._search_and_finish(base, completion, journal)
         return self._hand_over(info)
 
     def _search_and_finish(
-        self, base: PreparedModel, completion: Completion, info: EngineInfo
+        self, base: PreparedModel, completion: Completion, journal: Journal
     ) -> None:
         request, story, tell = self._request, self._story, self._reporter.tell
         given_tensors = self._given()
@@ -140,7 +142,8 @@ class TuneRun:
         story.noise, story.baseline_ms = check_noise(self._engine, plain, feeds, request.preset)
         story.final_ms = story.baseline_ms
         tell("noise", f"a step can see differences from {100 * story.noise.detectable:.1f} % on")
-        shares = latency_shares(self._engine, plain, feeds, base.index)
+        if journal.shares is None:
+            journal.keep_shares(latency_shares(self._engine, plain, feeds, base.index))
         given = self._source.reading.encodings if self._source.reading is not None else {}
         names_of_all = [*completion.working, *completion.moving]
         ways = self._calibrate(base, completion.placement(names_of_all))
@@ -151,14 +154,10 @@ class TuneRun:
             return found or base.index.is_constant(tensor)
 
         story.grouping = with_ranges(story.grouping, completion, known)
-        space = Space(completion, story.grouping.groups, shares)
+        space = Space(completion, story.grouping.groups, journal.shares or {})
         story.calibration = first.source.value
-        journal = Journal(
-            self._folder / names.JOURNAL, self._header(info, first, completion.dialect.name)
-        )
-        self._stack.callback(journal.close)
         inserter = Inserter(base, request.dialect, request.quant_type, first, given)
-        arena = Arena(self._engine, inserter, space, feeds, request.preset, journal)
+        arena = Arena(self._engine, inserter, space, feeds, request.preset, journal, first.digest())
         state = self._search(space, arena, given_tensors)
         story.benchmarks, story.failed = arena.benchmarks, arena.failed
         story.memo_hits = journal.memo_hits
@@ -184,7 +183,7 @@ class TuneRun:
         self._reporter.search_begins()
         try:
             while (trial := search.ask()) is not None:
-                if self._reporter.is_over:
+                if self._reporter.is_over and trial.stage != SEEDS:
                     story.stopped = "budget"
                     break
                 scores = arena.answer(trial)
@@ -239,6 +238,8 @@ class TuneRun:
         story, request = self._story, self._request
         if not space.placement(state):
             story.reason = "no candidate was faster than the float model"
+            if not story.benchmarks + story.memo_hits:
+                story.reason = f"nothing was measured before the end ({story.stopped})"
             return
         best, inserter = self._best_ranges(space, state, base, ways)
         state = self._correct(space, state, inserter)
@@ -264,6 +265,7 @@ class TuneRun:
         else:
             story.reason = timed
         if not story.reason:
+            self._folder.put_in_place(final)
             story.placement = placement
 
     def _best_ranges(
@@ -341,6 +343,7 @@ class TuneRun:
         if kept:
             story.placement = Placement()
             story.final_ms = story.baseline_ms
+            folder.clear_staging()
             (folder / (names.FINAL + ".data")).unlink(missing_ok=True)
             folder.copy_model(request.model, names.FINAL)
         made_for = fingerprint(self._source.model)
@@ -396,14 +399,13 @@ class TuneRun:
             },
         )
 
-    def _header(self, info: EngineInfo, ranges: Ranges, dialect: str) -> dict[str, object]:
+    def _header(self, info: EngineInfo) -> dict[str, object]:
         """What measurements depend on."""
         return {
             "model": fingerprint(self._source.model),
             "engine": info.to_dict(),
-            "dialect": dialect,
+            "dialect": self._request.dialect.name,
             "quant_type": self._request.quant_type,
-            "ranges": ranges.digest(),
             "shapes": {name: list(shape) for name, shape in self._feeding.shapes.items()},
         }
 
