@@ -1,27 +1,41 @@
-"""The search: from the best whole-model seed, by small steps.
+"""The search: from the best whole-model seed, to where the most is to be expected.
 
-Whole-model seeds are raced first; the best is the incumbent. Then the groups are flipped, whole
-patterns before single ones, those with the largest share of the latency first: a few flips at a
-time are screened against the incumbent, and what looked better is tried together and in ever
-smaller parts, of which the best is taken. What changed makes its neighbours worth another look.
-At the end, pairs that don't pay are dropped.
+Whole-model seeds are raced first; the best is the incumbent. Then comes trial after trial: what is
+believed about all choices (`belief`) proposes candidates (`proposals`), the few that promise the
+largest gain on average are timed against the incumbent, and all that was ever measured says which
+choice is the best now. Candidates that were screened and still promise something are timed again,
+with more effort. It ends when nothing promises a gain worth a benchmark. Then the closest rivals
+are timed once more, and pairs that don't pay are dropped.
 
-No step has a threshold: many gains are small, and asking for 2 % each would throw them away. What
-the steps decide on noise is put right by comparisons that are made anew, at the end with the best
-seed, and by the workflow with the float model.
+No step has a threshold: many gains are small, and asking for 2 % each would throw them away. What a
+lucky measurement decided is put right by those that follow, and by the workflow, which compares the
+outcome with the float model anew.
 """
 
 from __future__ import annotations
 
-import random
+import math
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from qdqtune.autotune.belief import Belief, Floats
+from qdqtune.autotune.proposals import expected_improvement, proposals
 from qdqtune.autotune.space import Space, State
 from qdqtune.autotune.trial import Effort, Score, Trial
 
 _Steps = Generator[Trial, Sequence[Score], None]
 _NOTHING: State = frozenset()
+# Proposals whose placements are looked at: two of them may come to the same one.
+_SHORTLIST = 24
+# A saving too small to be seen, for which fewer pairs are the better choice.
+_IDLE = 0.0005
+_MOST_RIVALS = 2
+# Candidates that the last two steps may need.
+_RESERVED = _MOST_RIVALS + 1
+# What is believed to be equal up to this is equal.
+_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -29,18 +43,17 @@ class Limits:
     """How much a search may do.
 
     Attributes:
-        sweeps: How often the groups are gone through, at most.
+        sweeps: The search gives up when as many candidates as there are groups have brought nothing
+            so many times.
         benchmarks: Candidates built and timed, at most.
         together: Candidates raced in one trial.
-        batch: Flips screened before the good ones are taken.
-        least_potential: Groups with a smaller share of the latency are flipped only together.
+        least_gain: Expected relative gain below which a candidate is not worth a benchmark.
     """
 
-    sweeps: int = 3
+    sweeps: int = 4
     benchmarks: int = 200
     together: int = 4
-    batch: int = 12
-    least_potential: float = 0.001
+    least_gain: float = 0.0002
 
 
 class PlacementSearch:
@@ -50,7 +63,7 @@ class PlacementSearch:
         space: What can be chosen.
         seeds: Whole-model choices to begin with, by name; the float model is always one.
         limits: How much it may do.
-        seed: Decides between what is equal.
+        seed: Of the possible worlds in which proposals are looked for.
 
     Attributes:
         incumbent: The best choice so far.
@@ -66,10 +79,12 @@ class PlacementSearch:
         self.incumbent: State = _NOTHING
         self.gain = 0.0
         self.asked = 0
-        self._seeds = seeds
-        self._best_seed: State = _NOTHING
-        self._random = random.Random(seed)
-        self._known: dict[tuple[str, str, Effort], Score] = {}
+        self._seeds = list(dict.fromkeys(space.closed(state) for state in seeds.values()))
+        self._generator = np.random.default_rng(seed)
+        self._belief = Belief(space)
+        self._known: set[tuple[str, str, Effort]] = set()
+        self._timed: dict[str, State] = {space.key(_NOTHING): _NOTHING}
+        self._failed: set[str] = set()
         self._steps = self._search()
         self._trial = next(self._steps, None)
 
@@ -100,130 +115,134 @@ class PlacementSearch:
         return max(self.asked, min(self.limits.benchmarks, expected))
 
     def _search(self) -> _Steps:
-        yield from self._race_seeds()
-        changed = self.space.everything
-        for sweep in range(self.limits.sweeps):
-            moves = self._moves(changed, coarse=sweep == 0)
-            before = self.incumbent
-            yield from self._try_moves(moves, f"sweep {sweep + 1}")
-            changed = self.space.around(before ^ self.incumbent)
-            if not changed or self._is_spent():
-                break
+        if not self.space.groups:
+            return
+        yield from self._compare(self._seeds, Effort.CONFIRM, "seeds")
+        yield from self._explore()
+        yield from self._compare_with_rivals()
         yield from self._drop_what_does_not_pay()
-        yield from self._compare_with_best_seed()
 
-    def _race_seeds(self) -> _Steps:
-        states = list(dict.fromkeys(self._seeds.values()))
-        scores = yield from self._compare(_NOTHING, states, Effort.CONFIRM, "seeds")
-        for state in states:
-            score = scores[state]
-            if score.gain > self.gain:
-                self.incumbent, self.gain = state, score.gain
-        self._best_seed = self.incumbent
-
-    def _moves(self, changed: State, *, coarse: bool) -> list[State]:
-        """Sets of groups to flip, whole patterns first, the most promising first of each kind."""
-        potential = self.space.potential
-        small = frozenset(
-            number for number in changed if potential[number] < self.limits.least_potential
-        )
-        whole: list[State] = []
-        for numbers in self.space.patterns.values():
-            members = frozenset(numbers) & changed
-            if coarse and len(members) > 1:
-                whole += (members & self.incumbent, members - self.incumbent)
-        if coarse and small:
-            whole += (small & self.incumbent, small - self.incumbent)
-        single = [frozenset({number}) for number in sorted(changed - small)]
-        self._random.shuffle(single)
-
-        def by_potential(move: State) -> float:
-            return -sum(potential[number] for number in move)
-
-        moves = sorted(filter(None, whole), key=by_potential) + sorted(single, key=by_potential)
-        return list(dict.fromkeys(moves))
-
-    def _try_moves(self, moves: list[State], stage: str) -> _Steps:
-        for start in range(0, len(moves), self.limits.batch):
-            if self._is_spent():
+    def _explore(self) -> _Steps:
+        idle, patience = 0, self.limits.sweeps * len(self.space.groups)
+        while idle < patience and self._room > _RESERVED:
+            states, effort = self._most_promising(self._room - _RESERVED)
+            if not states:
                 return
-            batch = moves[start : start + self.limits.batch]
-            candidates = {self.incumbent ^ move: move for move in batch}
-            scores = yield from self._compare(self.incumbent, candidates, Effort.SCREEN, stage)
-            promising = sorted(
-                (state for state in candidates if scores[state].gain > 0.0),
-                key=lambda state: -scores[state].certainty,
+            before = self.incumbent
+            yield from self._compare(states, effort, f"{effort.value} proposals")
+            idle = 0 if self.incumbent != before else idle + len(states)
+
+    def _most_promising(self, room: int) -> tuple[list[State], Effort]:
+        """The next candidates, and how well they should be timed."""
+        short = self._shortlist()
+        belief, chosen, effort = self._belief, list[State](), Effort.SCREEN
+        while short and len(chosen) < min(room, self.limits.together):
+            worth = self._worth(belief, short)
+            best = int(np.argmax(worth))
+            if worth[best] < self.limits.least_gain:
+                break
+            state = short.pop(best)
+            wanted = self._next_effort(state)
+            if wanted is None or (chosen and wanted is not effort):
+                continue
+            effort = wanted
+            chosen.append(state)
+            # Another one like it would tell less.
+            belief = belief.imagining(self.incumbent, state)
+        return chosen, effort
+
+    def _shortlist(self) -> list[State]:
+        starts = dict.fromkeys((self.incumbent, _NOTHING, self.space.everything, *self._seeds))
+        pool = proposals(self.space, self._belief, list(starts), self._generator)
+        pool += [state for state in self._timed.values() if state not in pool]
+        order = np.argsort(-self._worth(self._belief, pool), kind="stable")[:_SHORTLIST]
+        closed = dict.fromkeys(self._as_timed(pool[number]) for number in order)
+        return [state for state in closed if self._next_effort(state) is not None]
+
+    def _worth(self, belief: Belief, states: Sequence[State]) -> Floats:
+        saved, deviation = belief.difference(states, self.incumbent)
+        worth = expected_improvement(saved, deviation) / belief.latency(self.incumbent)
+        rounded: Floats = np.round(worth, _DIGITS)
+        return rounded
+
+    def _next_effort(self, state: State) -> Effort | None:
+        """How well a choice should be timed against the incumbent; None if that is known."""
+        own, key = self.space.key(self.incumbent), self.space.key(state)
+        if key == own or key in self._failed:
+            return None
+        return next((e for e in Effort if (own, key, e) not in self._known), None)
+
+    def _compare_with_rivals(self) -> _Steps:
+        """Steps were decided on noise: time the best ones again, until the best stays the best."""
+        before = None
+        while before != self.incumbent:
+            before = self.incumbent
+            rivals = [state for state in self._timed.values() if state != self.incumbent]
+            saved, deviation = self._belief.difference(rivals, self.incumbent)
+            hopes = np.round(saved + deviation, _DIGITS)
+            best = [n for n in np.argsort(-hopes, kind="stable") if hopes[n] > 0.0]
+            yield from self._compare(
+                [rivals[n] for n in best[:_MOST_RIVALS]], Effort.CONFIRM, "rivals"
             )
-            yield from self._take_best_part([candidates[state] for state in promising], stage)
-
-    def _take_best_part(self, moves: list[State], stage: str) -> _Steps:
-        """Make the first so many of the moves, best first: all, half, a quarter, ... or none."""
-        parts: list[State] = []
-        size = len(moves)
-        while size:
-            parts.append(self._flipped(moves[:size]))
-            size //= 2
-        yield from self._take_best(parts, stage)
-
-    def _take_best(self, states: Iterable[State], stage: str, least: float = 0.0) -> _Steps:
-        """Let the best of these be the incumbent, if it is probably no worse."""
-        scores = yield from self._compare(self.incumbent, states, Effort.CONFIRM, stage)
-        best = max(scores, key=lambda state: scores[state].gain, default=self.incumbent)
-        if best != self.incumbent and scores[best].gain > least:
-            self.incumbent = best
-            self.gain += scores[best].gain
-
-    def _flipped(self, moves: Iterable[State]) -> State:
-        """The incumbent after some moves; a group that two of them name is flipped once."""
-        return self.incumbent ^ _NOTHING.union(*moves)
 
     def _drop_what_does_not_pay(self) -> _Steps:
-        """Take out groups whose absence was not seen to cost anything."""
-        idle: list[tuple[float, int]] = []
-        for number in sorted(self.incumbent):
-            score = self._screened(self.incumbent - {number})
-            if score is not None and score.certainty > -1.0:
-                idle.append((-score.gain, number))
-        moves = [frozenset({number}) for _, number in sorted(idle)]
-        if moves and not self._is_spent():
-            yield from self._take_best_part(moves, "backward")
-
-    def _compare_with_best_seed(self) -> _Steps:
-        """Steps were decided on noise: what they led to must still beat what they began with."""
-        if self.incumbent in (self._best_seed, _NOTHING):
+        """Take out groups whose absence is not believed to cost anything."""
+        numbers = sorted(self.incumbent)
+        without = [self.incumbent - {number} for number in numbers]
+        saved, _ = self._belief.difference(without, self.incumbent)
+        idle = frozenset(n for n, gain in zip(numbers, saved, strict=True) if gain > -_IDLE)
+        less = self._as_timed(self.incumbent - idle)
+        if not idle or len(less) >= len(self.incumbent):
             return
-        scores = yield from self._compare(
-            self._best_seed, [self.incumbent], Effort.CONFIRM, "against the best seed"
-        )
-        if scores[self.incumbent].gain < 0.0:
-            self.incumbent = self._best_seed
+        yield from self._compare([less], Effort.CONFIRM, "backward")
+        if self.space.key(less) in self._timed:
+            (saved_by_less,), _ = self._belief.difference([less], self.incumbent)
+            if saved_by_less > -_IDLE:
+                self._settle_on(less)
 
-    def _screened(self, state: State) -> Score | None:
-        keys = self.space.key(self.incumbent), self.space.key(state)
-        return self._known.get((*keys, Effort.SCREEN))
+    def _as_timed(self, state: State) -> State:
+        """The choice under which what a choice comes to was timed, if it was."""
+        return self._timed.get(self.space.key(state), self.space.closed(state))
 
-    def _is_spent(self) -> bool:
-        return self.asked >= self.limits.benchmarks
+    @property
+    def _room(self) -> int:
+        return max(0, self.limits.benchmarks - self.asked)
 
-    def _compare(
-        self, reference: State, states: Iterable[State], effort: Effort, stage: str
-    ) -> Generator[Trial, Sequence[Score], dict[State, Score]]:
-        """Scores of states, a few to a trial; what comes to the same placement is asked once."""
-        own = self.space.key(reference)
-        found = {state: self.space.key(state) for state in states}
+    def _compare(self, states: Iterable[State], effort: Effort, stage: str) -> _Steps:
+        """Time choices against the incumbent, a few to a trial, each placement once."""
+        reference, own = self.incumbent, self.space.key(self.incumbent)
         wanted: dict[str, State] = {}
-        for state, key in found.items():
-            if key != own and (own, key, effort) not in self._known:
+        for state in states:
+            key = self.space.key(state)
+            if key != own and key not in self._failed and (own, key, effort) not in self._known:
                 wanted.setdefault(key, state)
-        states = list(wanted.values())
-        for start in range(0, len(states), self.limits.together):
-            part = tuple(states[start : start + self.limits.together])
+        waiting = list(wanted.values())[: self._room]
+        while waiting:
+            part = tuple(waiting[: self.limits.together])
+            waiting = waiting[len(part) :]
             self.asked += len(part)
             scores = yield Trial(reference, part, effort, stage)
-            for state, score in zip(part, scores, strict=True):
-                self._known[own, found[state], effort] = score
-        same = Score(0.0, 0.0)
-        return {
-            state: same if key == own else self._known[own, key, effort]
-            for state, key in found.items()
-        }
+            self._learn(reference, part, scores, effort)
+        if wanted:
+            self._settle_on_best()
+
+    def _learn(
+        self, reference: State, states: Sequence[State], scores: Sequence[Score], effort: Effort
+    ) -> None:
+        self._belief.learn(reference, states, scores)
+        for state, score in zip(states, scores, strict=True):
+            key = self.space.key(state)
+            self._known.add((self.space.key(reference), key, effort))
+            if score.failure is None:
+                self._timed.setdefault(key, state)
+            elif key not in self._timed:
+                self._failed.add(key)
+
+    def _settle_on_best(self) -> None:
+        states = [self.incumbent, *self._timed.values()]
+        saved, _ = self._belief.difference(states, self.incumbent)
+        self._settle_on(states[int(np.argmax(np.round(saved, _DIGITS)))])
+
+    def _settle_on(self, state: State) -> None:
+        self.incumbent = state
+        self.gain = -math.log(self._belief.latency(state)) if state else 0.0

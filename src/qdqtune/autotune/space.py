@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import filterfalse
+
+import onnx_ir as ir
 
 from qdqtune.graph.op_classes import WEIGHTED_OPS
 from qdqtune.qdq.completion import Completion
@@ -49,6 +53,7 @@ class Space:
         )
         self._placements: dict[State, Placement] = {}
         self._keys: dict[State, str] = {}
+        self._closed: dict[State, State] = {}
         self._neighbours = self._find_neighbours()
 
     @property
@@ -103,24 +108,63 @@ class Space:
             if all(units[name].edges <= edges for name in group.nodes)
         )
 
+    def closed(self, state: State) -> State:
+        """A choice with all groups that it quantizes on the way, and without those it doesn't.
+
+        An op between quantized ones is quantized with them, and one that only moves values is not
+        if they are float. Choices that come to the same placement are the same when closed.
+        """
+        if state not in self._closed:
+            closed = self.nearest(self.placement(state))
+            same = self.key(closed) == self.key(state)
+            self._closed[state] = closed if same else state
+        return self._closed[state]
+
     def around(self, numbers: Iterable[int]) -> State:
         """The groups that share a tensor with one of these, these included."""
         return frozenset(near for number in numbers for near in self._neighbours[number])
 
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Neighbours, the smaller number first."""
+        return tuple(
+            (number, near)
+            for number, nearby in enumerate(self._neighbours)
+            for near in sorted(nearby)
+            if near > number
+        )
+
     def _find_neighbours(self) -> list[set[int]]:
+        wires = self._wires()
         touching: dict[str, set[int]] = {}
         index = self.completion.index
         for number, group in enumerate(self.groups):
             for name in group.nodes:
-                for tensor in _tensors(index.node[name]):
-                    touching.setdefault(tensor, set()).add(number)
+                for tensor in filterfalse(index.is_constant, _tensors(index.node[name])):
+                    touching.setdefault(wires.get(tensor, tensor), set()).add(number)
         neighbours: list[set[int]] = [{number} for number in range(len(self.groups))]
         for numbers in touching.values():
             for number in numbers:
                 neighbours[number] |= numbers
         return neighbours
 
+    def _wires(self) -> dict[str, str]:
+        """Results of ops that are no choice and have one operand, such as a Relu: to the operand.
 
-def _tensors(node: object) -> list[str]:
-    values = (*node.inputs, *node.outputs)  # type: ignore[attr-defined]
+        Whether a conversion is needed behind such an op depends on what is before it.
+        """
+        index = self.completion.index
+        chosen = {name for group in self.groups for name in group.nodes}
+        wires: dict[str, str] = {}
+        for node in index.nodes:
+            read = {v.name or "" for v in node.inputs if v is not None}
+            operands = [name for name in read if name and not index.is_constant(name)]
+            if node.name not in chosen and len(operands) == 1:
+                source = wires.get(operands[0], operands[0])
+                wires.update((value.name or "", source) for value in node.outputs)
+        return wires
+
+
+def _tensors(node: ir.Node) -> list[str]:
+    values = (*node.inputs, *node.outputs)
     return [value.name for value in values if value is not None and value.name]

@@ -1,0 +1,323 @@
+"""How good the search is: replayed against tables of all placements of small models.
+
+`python -m benchmarks.search_quality` times every placement of some small models on simulated
+machines (the tables are kept in work/search_quality), then lets the search find its way with noisy
+block timing on virtual time, seed after seed. Nothing is measured, so it runs anywhere. Bars:
+
+- `near`: seeds that end within 1 % of the best placement: at least 95 of 100 for every table.
+- `asked`: candidates timed, the median: at most 5 % of all placements for ten choices.
+- `false`: seeds whose placement, slower than the float model in truth, survives the comparison with
+  which a workflow ends: at most 5 of 1,000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from benchmarks.search_models import MODELS
+from qdqtune.autotune.search import Limits, PlacementSearch
+from qdqtune.autotune.space import Group, Space, State
+from qdqtune.autotune.trial import Effort, Score, Trial
+from qdqtune.engines.shares import shares_of_latency
+from qdqtune.engines.simulated import PROFILES, kernels_of, true_latency_ms
+from qdqtune.engines.simulated.engine import COST_MODEL_VERSION
+from qdqtune.engines.simulated.noise import Machine, Noise
+from qdqtune.engines.timing import plan_turns, take_turns, typical_gain
+from qdqtune.graph.folding import fold
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.dialects import dialect_named
+from qdqtune.qdq.insert import Inserter
+from qdqtune.records.measurement import Comparison, LayerTime, Verdict
+from qdqtune.records.ranges import CalibrationSource, Ranges
+from qdqtune.report.tables import text_table
+
+TABLES = Path(__file__).parents[1] / "work" / "search_quality"
+# Blocks of two kept runs, the shortest there are: the noise is as large as it gets.
+FLOAT_MS = 5.0
+MOST_GROUPS = 10
+ROUNDS = {Effort.SCREEN: 10, Effort.CONFIRM: 24}
+LEAST_RATIO = 1.02
+FINAL_S = 7.4
+MADE_UP = "made-up"
+NOISES = {
+    "usual": Noise(),
+    # A screen of ten rounds then has a standard error of more than 1 %, as on shared cores.
+    "rough": Noise(noise=0.03, drift=0.04, drift_s=0.5, spikes=0.03),
+}
+
+
+@dataclass
+class Table:
+    """All placements of one model on one machine.
+
+    Attributes:
+        name: Model and profile.
+        space: The choices.
+        latencies_ms: True latency by state, the state read as bits.
+    """
+
+    name: str
+    space: Space
+    latencies_ms: Sequence[float]
+
+    def ms(self, state: State) -> float:
+        """The true latency of a choice, scaled."""
+        return self.latencies_ms[sum(1 << n for n in state)] * FLOAT_MS / self.latencies_ms[0]
+
+    @cached_property
+    def best_ms(self) -> float:
+        """The true latency of the best choice, scaled."""
+        return min(self.latencies_ms) * FLOAT_MS / self.latencies_ms[0]
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the float model is the best."""
+        return self.best_ms > FLOAT_MS / 1.0001
+
+    @property
+    def seeds(self) -> dict[str, State]:
+        """Whole-model choices to begin with."""
+        pools = {"Conv", "Gemm", "MatMul", "Add", "Concat", "GlobalAveragePool", "AveragePool"}
+        space = self.space
+        return {"all": space.everything, "weighted": space.weighted(), "rules": space.of_ops(pools)}
+
+
+def like_ops(index: GraphIndex, completion: Completion, weights: dict[str, float]) -> list[Group]:
+    """Ops of one type, shape and attributes are one choice; the smallest join those before them."""
+    few = len(completion.working) + len(completion.moving) <= MOST_GROUPS
+    found: dict[str, list[str]] = {}
+    for node in index.nodes:
+        if node.name in completion.working or node.name in completion.moving:
+            values = [v.name or "" for v in (*node.inputs, *node.outputs) if v is not None]
+            shapes = [index.shape(name) for name in values]
+            attributes = sorted(f"{a.name}={a.value}" for a in node.attributes.values())
+            key = f"{node.op_type} {shapes} {attributes}"
+            found.setdefault(node.name if few else key, []).append(node.name)
+    parts = list(found.items())
+    while len(parts) > MOST_GROUPS:
+        sizes = [sum(weights.get(name, 0.0) for name in names) for _, names in parts]
+        least = min(range(1, len(parts)), key=lambda n: sizes[n])
+        parts[least - 1][1].extend(parts.pop(least)[1])
+    return [
+        Group(key, 0, index.node[names[0]].op_type, tuple(names)) for key, names in parts
+    ]  # fmt: skip
+
+
+@lru_cache
+def table(model: str, profile: str) -> Table:
+    """A table, computed unless it was before."""
+    with _opened(model, profile) as (space, inserter):
+        float_ms = true_latency_ms(inserter.proto(space.placement(frozenset())), profile)
+        stamp = [COST_MODEL_VERSION, float_ms, [list(group.nodes) for group in space.groups]]
+        path = TABLES / f"{model}-{profile}.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        if known.get("stamp") != stamp:
+            known = {"stamp": stamp, "ms": _time_all(space, inserter, profile)}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(known))
+    return Table(f"{model} {profile}", space, known["ms"])
+
+
+@lru_cache
+def space_of(model: str, profile: str) -> Space:
+    """The choices of a model on a machine."""
+    with _opened(model, profile) as (space, _):
+        return space
+
+
+@contextmanager
+def _opened(model: str, profile: str) -> Iterator[tuple[Space, Inserter]]:
+    loaded = ir.from_proto(MODELS[model]())
+    fold(loaded)
+    dialect = dialect_named(PROFILES[profile].dialect)
+    with tempfile.TemporaryDirectory() as folder:
+        base = PreparedModel(loaded, Path(folder))
+        floats = [name for name in base.index.value if base.index.is_float(name)]
+        ranges = Ranges(dict.fromkeys(floats, (-1.0, 1.0)), CalibrationSource.RANDOM, 1)
+        inserter = Inserter(base, dialect, "int8", ranges)
+        completion = Completion(base.index, dialect)
+        kernels = kernels_of(inserter.proto(completion.placement(())), profile)
+        layers = [LayerTime(kernel.name, kernel.op_type, kernel.ms) for kernel in kernels]
+        weights = shares_of_latency(base.index, layers)
+        yield Space(completion, like_ops(base.index, completion, weights), weights), inserter
+
+
+def _time_all(space: Space, inserter: Inserter, profile: str) -> list[float]:
+    found: dict[str, float] = {}
+    latencies_ms: list[float] = []
+    for bits in range(2 ** len(space.groups)):
+        state = frozenset(n for n in range(len(space.groups)) if bits >> n & 1)
+        key = space.key(state)
+        if key not in found:
+            found[key] = true_latency_ms(inserter.proto(space.placement(state)), profile)
+        latencies_ms.append(found[key])
+    return latencies_ms
+
+
+def made_up(seed: int, model: str = "convs") -> Table:
+    """A table of a machine that has nothing to do with the simulated ones: another for each seed.
+
+    Ops take between a third and four times as long when quantized, boundaries cost up to some
+    percent, and every placement is a little faster or slower for reasons of its own.
+    """
+    chain = space_of(model, "cpu")
+    generator = np.random.default_rng(seed)
+    count = len(chain.groups)
+    shares = generator.dirichlet(np.full(count, 0.7))
+    low = shares * np.exp(generator.normal(-0.15, 0.5, count))
+    costs = generator.exponential(0.03, len(chain.pairs)) * generator.integers(0, 2)
+    latencies_ms: list[float] = []
+    found: dict[str, float] = {}
+    for bits in range(2**count):
+        state = chain.closed(frozenset(n for n in range(count) if bits >> n & 1))
+        chosen = np.array([n in state for n in range(count)])
+        crossed = [chosen[i] != chosen[j] for i, j in chain.pairs]
+        total = np.where(chosen, low, shares).sum() + costs[crossed].sum()
+        key = chain.key(state)
+        found.setdefault(key, float(total * np.exp(generator.normal(0.0, 0.002))))
+        latencies_ms.append(found[key])
+    guesses = shares * np.exp(generator.normal(0.0, 0.3, count))
+    weights = {
+        name: guess / guesses.sum() / len(group.nodes)
+        for group, guess in zip(chain.groups, guesses, strict=True)
+        for name in group.nodes
+    }
+    space = Space(chain.completion, chain.groups, weights)
+    return Table(f"{model} made-up", space, latencies_ms)
+
+
+class Replay:
+    """A machine that times the placements of a table, with noise, on virtual time."""
+
+    def __init__(self, table: Table, noise: Noise, seed: int) -> None:
+        self._table = table
+        self._machine = Machine(noise, seed)
+
+    def scores(self, trial: Trial) -> list[Score]:
+        """What a workflow would tell the search."""
+        blocks, _ = self._turns((trial.reference, *trial.candidates), ROUNDS[trial.effort])
+        return [Score(*typical_gain(blocks[0], candidate)) for candidate in blocks[1:]]
+
+    def final(self, state: State) -> Comparison:
+        """The comparison with the float model that a workflow ends with."""
+        return self._turns((frozenset(), state), None)[1][0]
+
+    def _turns(
+        self, states: Sequence[State], rounds: int | None
+    ) -> tuple[list[list[tuple[float, ...]]], list[Comparison]]:
+        latencies_ms = [self._table.ms(state) for state in states]
+        contents = [self._table.space.key(state).encode() for state in states]
+        opens = [self._machine.run_noise(content) for content in contents]
+        return take_turns(
+            lambda model, runs: opens[model].samples_ms(latencies_ms[model], runs),
+            plan_turns(latencies_ms, FINAL_S, rounds=rounds),
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one seed ended.
+
+    Attributes:
+        loss: Latency of what was found over that of the best, less 1.
+        asked: Candidates timed.
+        kept: Whether the final comparison kept what was found.
+        speedup: Its true speedup over the float model.
+    """
+
+    loss: float
+    asked: int
+    kept: bool
+    speedup: float
+
+
+def replay(table: Table, seed: int, noise: Noise, limits: Limits, *, final: bool) -> Outcome:
+    """One search, from its seeds to what a workflow would write."""
+    machine = Replay(table, noise, seed)
+    search = PlacementSearch(table.space, table.seeds, limits, seed)
+    while (trial := search.ask()) is not None:
+        search.tell(machine.scores(trial))
+    kept = False
+    if final and search.incumbent:
+        compared = machine.final(search.incumbent)
+        kept = compared.verdict is Verdict.FASTER and compared.ratio >= LEAST_RATIO
+    ms = table.ms(search.incumbent)
+    return Outcome(ms / table.best_ms - 1.0, search.asked, kept, FLOAT_MS / ms)
+
+
+def limits_for(table: Table, preset: str) -> Limits:
+    """What a preset allows a search on this many groups."""
+    groups = len(table.space.groups)
+    benchmarks = {"quick": 24 + 1.2 * groups, "default": 40 + 3 * groups}[preset]
+    return Limits(benchmarks=math.floor(benchmarks))
+
+
+def _row(job: tuple[str, str, str, str, int, int]) -> list[str]:
+    model, profile, noise, preset, seeds, many_seeds = job
+    tables: Iterable[Table]
+    if profile == MADE_UP:
+        hopeless, tables = False, (made_up(seed, model) for seed in range(seeds))
+    else:
+        hopeless = table(model, profile).is_hopeless
+        tables = itertools.repeat(table(model, profile))
+    outcomes: list[Outcome] = []
+    for seed, played in enumerate(itertools.islice(tables, many_seeds if hopeless else seeds)):
+        limits = limits_for(played, preset)
+        outcomes.append(replay(played, seed, NOISES[noise], limits, final=played.is_hopeless))
+    count = len(outcomes)
+    losses = sorted(outcome.loss for outcome in outcomes)
+    asked = statistics.median(outcome.asked for outcome in outcomes)
+    states = len(played.latencies_ms)
+    near = 100 * sum(loss <= 0.01 for loss in losses) / count
+    false = sum(outcome.kept for outcome in outcomes)
+    return [
+        model, profile, f"{FLOAT_MS / played.best_ms:.3f}", str(states), f"{near:.1f}",
+        f"{asked:g} ({100 * asked / states:.1f} %)", str(max(o.asked for o in outcomes)),
+        f"{100 * statistics.mean(losses):.2f} %", f"{100 * losses[-1]:.2f} %",
+        f"{false} of {count}" if hopeless else "",
+    ]  # fmt: skip
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    """Replay all tables and print one row for each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--profiles", default=",".join((*PROFILES, MADE_UP)))
+    parser.add_argument("--noise", choices=NOISES, default="usual")
+    parser.add_argument("--preset", choices=("quick", "default"), default="default")
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--many_seeds", type=int, default=125, help="where no pair pays")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    jobs = [
+        (model, profile, options.noise, options.preset, options.seeds, options.many_seeds)
+        for model in options.models.split(",")
+        for profile in options.profiles.split(",")
+    ]
+    titles = ["model", "profile", "best", "states", "near", "asked", "most", "mean loss", "worst"]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        rows: list[list[str]] = []
+        for row in pool.map(_row, jobs):
+            rows.append(row)
+            print(f"{len(rows)} of {len(jobs)}:", *row, flush=True)
+    print(text_table([*titles, "false"], rows))
+
+
+if __name__ == "__main__":
+    main()
