@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import onnx_ir as ir
+
 from qdqtune.autotune.canonical import canonical_region
 from qdqtune.autotune.region import leaves
 from qdqtune.autotune.region_search import CombinedRegionSearch
@@ -55,7 +57,15 @@ def group_ops(index: GraphIndex, completion: Completion) -> Grouping:
             role,
             index.nodes[positions[0]].op_type,
             tuple(index.nodes[position].name or "" for position in sorted(positions)),
+            _kin(index, index.nodes[positions[0]]),
         )
         for (number, role), positions in sorted(found.items(), key=lambda item: min(item[1]))
     ]
     return Grouping(tuple(groups), len(parts), len(numbers))
+
+
+def _kin(index: GraphIndex, node: ir.Node) -> str:
+    """What an op is, wherever it stands: type, attributes and shapes."""
+    attributes = sorted(f"{name}={attribute}" for name, attribute in node.attributes.items())
+    shapes = [index.shape(value.name or "") for value in node.inputs if value is not None]
+    return f"{node.op_type}{attributes}{shapes}"

@@ -26,12 +26,14 @@ class Group:
         role: Position of the op in that pattern.
         op_type: What they are.
         nodes: Names, in the graph's order.
+        kin: Equal for groups whose ops, attributes and shapes are; empty if nobody looked.
     """
 
     pattern: str
     role: int
     op_type: str
     nodes: tuple[str, ...]
+    kin: str = ""
 
 
 class Space:

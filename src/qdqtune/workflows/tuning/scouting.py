@@ -158,7 +158,7 @@ def check_noise(
     Raises:
         EngineError: If the engine doesn't run the model.
     """
-    rounds, seconds = preset.rounds[Effort.CONFIRM], preset.seconds[Effort.CONFIRM]
+    rounds, seconds = preset.rounds[Effort.SCREEN], preset.seconds[Effort.SCREEN]
     (one, other), _ = compare_files(worker, [path, path], feeds, rounds=rounds, budget_s=seconds)
     for measurement in (one, other):
         if not measurement.ok:
@@ -168,5 +168,4 @@ def check_noise(
                 "on it.",
             )
     gain, error = typical_gain(one.blocks_ms, other.blocks_ms)
-    screened = error * math.sqrt(len(other.blocks_ms) / preset.rounds[Effort.SCREEN])
-    return Noise(math.exp(gain), math.expm1(_SEEN * screened)), one.latency_ms
+    return Noise(math.exp(gain), math.expm1(_SEEN * error)), one.latency_ms

@@ -18,7 +18,7 @@ class Preset:
     Attributes:
         rounds: Blocks of each candidate, by effort.
         seconds: Most seconds of timed runs per candidate, by effort: slow models get fewer blocks.
-        sweeps: How often the groups are gone through.
+        sweeps: How patient the search is.
         benchmarks: Candidates, at most: a number, and as many more per group.
         final_s: Seconds for the last comparison.
     """
@@ -49,9 +49,9 @@ def _by_effort(screen: _Number, confirm: _Number) -> dict[Effort, _Number]:
 
 
 PRESETS: dict[str, Preset] = {
-    "quick": Preset(_by_effort(10, 24), _by_effort(1.5, 3.0), 2, (24, 1.2), 6.0),
-    "default": Preset(_by_effort(14, 40), _by_effort(3.0, 8.0), 4, (40, 3.0), 8.0),
-    "extensive": Preset(_by_effort(30, 100), _by_effort(8.0, 30.0), 10, (100, 10.0), 30.0),
+    "quick": Preset(_by_effort(10, 24), _by_effort(1.5, 3.0), 3, (36, 0.6), 4.0),
+    "default": Preset(_by_effort(14, 40), _by_effort(3.0, 8.0), 5, (60, 2.0), 8.0),
+    "extensive": Preset(_by_effort(30, 100), _by_effort(8.0, 30.0), 12, (100, 8.0), 30.0),
 }
 
 
