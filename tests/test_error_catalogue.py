@@ -263,7 +263,8 @@ REQUESTS: dict[str, tuple[str, int]] = {
     "takes other inputs": ("bench {model} {other}", 2),
     "No values can be made up": ("bench {words}", 1),
     "lies in the output folder": ("tune {run}/baseline.onnx -o {run}", 1),
-    "holds results without their": ("tune {model} -o {bare}", 1),
+    "is there already, without": ("tune {model} -o {bare}", 1),
+    "the name of a file that the run": ("tune {beside} -o {folder}/new", 1),
     "is not the folder of a tuning run": ("export {folder} --list", 2),
     "No candidate is named": ("export {run}", 2),
     "has no candidate": ("export {run} --candidate c9", 2),
@@ -293,12 +294,18 @@ def unfinished_run(folder: Path) -> Path:
 
 @pytest.mark.parametrize("words", REQUESTS)
 def test_requests(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = {name: tmp_path / f"{name}.onnx" for name in ("model", "out", "other", "words")}
+    files = {
+        name: tmp_path / f"{name}.onnx" for name in ("model", "out", "other", "words", "beside")
+    }
     onnx.save(sound(), files["model"])
     onnx.save(model_from_text("g (float[9] x) => (float[9] y) { y = Relu(x) }"), files["other"])
     onnx.save(
         model_from_text("g (string[9] x) => (string[9] y) { y = Identity(x) }"), files["words"]
     )
+    onnx.save(
+        sound(), files["beside"], save_as_external_data=True, size_threshold=0,
+        location="optimized_final.onnx.data",
+    )  # fmt: skip
     text = tmp_path / "text.json"
     text.write_text("no JSON")
     bare = tmp_path / "bare"

@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 from qdqtune import zoo
+from qdqtune.autotune.trial import Score, Trial
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.simulated import QUIET
 from qdqtune.graph.files import load_model
@@ -376,3 +377,74 @@ def test_ops_on_tensors_without_a_range_are_no_choices(tmp_path: Path) -> None:
     assert result.summary.benchmarks > 0
     assert result.summary.failed == 0
     assert not {"c", "d"} & result.placement.tensors
+
+
+def test_what_is_in_the_folder_already_is_not_replaced(resnet: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "summary.json").write_text("precious")
+    with pytest.raises(OutputError, match=r"summary\.json is there already"):
+        simulated(resnet, output_dir=folder)
+    assert (folder / "summary.json").read_text() == "precious"
+
+
+def test_a_candidate_of_the_folder_is_not_tuned_into_it(resnet: Path, tmp_path: Path) -> None:
+    simulated(resnet, output_dir=tmp_path / "run", max_benchmarks=2)
+    candidate = tmp_path / "run/region_models/c0000.onnx"
+    before = candidate.read_bytes()
+    with pytest.raises(OutputError, match="output folder"):
+        simulated(candidate, output_dir=tmp_path / "run", force=True)
+    assert candidate.read_bytes() == before
+
+
+def test_weights_called_like_our_files_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "model" / "m.onnx"
+    source.parent.mkdir()
+    name = "optimized_final.onnx.data"
+    onnx.save(zoo.build("resnet18", **SMALL), source, save_as_external_data=True, location=name)
+    with pytest.raises(OutputError, match="name of a file that the run"):
+        simulated(source, output_dir=tmp_path / "run")
+
+
+def test_a_line_that_was_cut_does_not_spoil_the_next(resnet: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    simulated(resnet, output_dir=run, engine_options={"seed": "4"})
+    journal = run / "measurements.jsonl"
+    journal.write_text(journal.read_text()[:-30])
+    simulated(resnet, output_dir=run, engine_options={"seed": "4"})
+    again = simulated(resnet, output_dir=run, engine_options={"seed": "4"})
+    assert again.summary.benchmarks == 0
+    damaged = [line for line in journal.read_text().splitlines() if not line.endswith('"}')]
+    assert len(damaged) == 1
+
+
+def test_a_quantized_model_that_is_slower_than_float_becomes_float(
+    resnet: Path, tmp_path: Path
+) -> None:
+    quantized = tmp_path / "int8.onnx"
+    insert_qdq(resnet, Choice(ops=["Conv"]), quantized, engine="onnxruntime")
+    options = {**QUIET, "profile": "float-only"}
+    result = simulated(quantized, engine_options=options, output_dir=tmp_path / "run")
+    assert not result.summary.kept_float
+    assert result.summary.qdq_pairs == 0
+    assert result.speedup > 1.02
+    ops = {node.op_type for node in onnx.load(result.model).graph.node}
+    assert "QuantizeLinear" not in ops
+
+
+def test_an_engine_that_fails_midway_leaves_the_best_so_far(
+    resnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qdqtune.workflows.tuning.arena import Arena
+
+    answer = Arena.answer
+
+    def failing(self: Arena, trial: Trial) -> list[Score]:
+        if self.benchmarks >= 3:
+            raise EngineError("The engine is gone.", "Look for it.")
+        return answer(self, trial)
+
+    monkeypatch.setattr(Arena, "answer", failing)
+    result = simulated(resnet, output_dir=tmp_path / "run")
+    assert result.summary.stopped == "engine failed"
+    assert result.model.exists()

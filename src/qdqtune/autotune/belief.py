@@ -193,15 +193,14 @@ class Belief:
             linear = signs @ ((features * self._variances) @ features.T) @ signs.T
             likeness = signs @ self._likeness(features, features) @ signs.T
             best = -np.inf
-            for scale in _SCALES:
-                for own in _OWN:
-                    kernel = scale**2 * linear + own**2 * likeness + noise
-                    weights = np.linalg.solve(kernel, missing)
-                    fit = -0.5 * (missing @ weights + np.linalg.slogdet(kernel)[1])
-                    fit -= 0.5 * np.log(scale) ** 2 + 0.25 * np.log(own / 0.01) ** 2
-                    if fit > best:
-                        best = fit
-                        self._solved = _Found(features, signs, kernel, weights, scale, own)
+            for scale, own in self._widths:
+                kernel = scale**2 * linear + own**2 * likeness + noise
+                weights = np.linalg.solve(kernel, missing)
+                fit = -0.5 * (missing @ weights + np.linalg.slogdet(kernel)[1])
+                fit -= 0.5 * np.log(scale) ** 2 + 0.25 * np.log(own / _USUAL_OWN) ** 2
+                if fit > best:
+                    best = fit
+                    self._solved = _Found(features, signs, kernel, weights, scale, own)
             assert self._solved is not None
         return self._solved
 

@@ -33,6 +33,9 @@ _PROBABLE = 1.0
 _CUTS_BEFORE = (0.12, 0.3, 0.5, 0.75)
 _CUTS_BEHIND = (0.5, 0.85)
 _NEARER = 0.08
+# The last steps, and the candidates that they may need.
+_LAST = ("backward", "against the best seed")
+_RESERVED = len(_LAST)
 # A group that costs less than this, in standard errors, when it is missing does not pay.
 _IDLE = -0.5
 
@@ -50,6 +53,7 @@ class SweepSearch(Strategy):
     def __init__(self, space: Space, seeds: Sequence[State], limits: Limits, seed: int) -> None:
         super().__init__(space, seeds, limits)
         self._best_seed: State = _NOTHING
+        self._seed_gain = 0.0
         self._fruitless = 0
         self._random = random.Random(seed)
         self._known: dict[tuple[str, str, Effort], Score] = {}
@@ -73,7 +77,7 @@ class SweepSearch(Strategy):
         best = max(scores, key=lambda state: scores[state].gain, default=_NOTHING)
         if best in scores and scores[best].gain > 0.0:
             self.incumbent, self.gain = best, scores[best].gain
-        self._best_seed = self.incumbent
+        self._best_seed, self._seed_gain = self.incumbent, self.gain
         return best
 
     def _cut(self, whole: State) -> Steps:
@@ -157,7 +161,7 @@ class SweepSearch(Strategy):
         # Large sets depend on each other: what one of them brings is taken before the next are.
         size = self.limits.together if stage == "op types" else _BATCH
         for start in range(0, len(sets), size):
-            if not self._room or self._fruitless >= self.limits.sweeps:
+            if self._room <= _RESERVED or self._fruitless >= self.limits.sweeps:
                 return
             before = self.incumbent
             candidates: dict[State, State] = {}
@@ -202,7 +206,7 @@ class SweepSearch(Strategy):
         if not idle or not self._room:
             return
         less = self.incumbent - frozenset(idle)
-        scores = yield from self._compare(self.incumbent, [less], Effort.CONFIRM, "backward")
+        scores = yield from self._compare(self.incumbent, [less], Effort.CONFIRM, _LAST[0])
         if less in scores and scores[less].gain >= 0.0:
             self.incumbent = less
             self.gain += scores[less].gain
@@ -212,10 +216,10 @@ class SweepSearch(Strategy):
         if self.incumbent in (self._best_seed, _NOTHING) or not self._room:
             return
         scores = yield from self._compare(
-            self._best_seed, [self.incumbent], Effort.CONFIRM, "against the best seed"
+            self._best_seed, [self.incumbent], Effort.CONFIRM, _LAST[1]
         )
         if self.incumbent in scores and scores[self.incumbent].gain < 0.0:
-            self.incumbent = self._best_seed
+            self.incumbent, self.gain = self._best_seed, self._seed_gain
 
     def _compare(
         self, reference: State, states: Iterable[State], effort: Effort, stage: str
@@ -230,7 +234,8 @@ class SweepSearch(Strategy):
         for state, key in found.items():
             if key != own and (own, key, effort) not in self._known:
                 wanted.setdefault(key, state)
-        waiting = list(wanted.values())[: self._room]
+        room = self._room if stage in (SEEDS, *_LAST) else self._room - _RESERVED
+        waiting = list(wanted.values())[: max(0, room)]
         while waiting:
             part = tuple(waiting[: self.limits.together])
             waiting = waiting[len(part) :]

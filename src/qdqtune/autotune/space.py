@@ -53,6 +53,8 @@ class Space:
         self.potential = tuple(
             sum(weights.get(node, 0.0) for node in group.nodes) for group in self.groups
         )
+        if not any(self.potential):  # nothing is known: all may matter
+            self.potential = (1.0 / max(1, len(self.groups)),) * len(self.groups)
         self._placements: dict[State, Placement] = {}
         self._keys: dict[State, str] = {}
         self._closed: dict[State, State] = {}

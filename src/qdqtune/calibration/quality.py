@@ -47,10 +47,9 @@ class SignalToNoise:
         for name, expected in reference.items():
             if name not in actual or not _is_real(expected.dtype):
                 continue
-            wide = expected.astype(np.float64)
-            error = actual[name].astype(np.float64) - wide
-            self._signal[name] = self._signal.get(name, 0.0) + float((wide**2).sum())
-            self._noise[name] = self._noise.get(name, 0.0) + float((error**2).sum())
+            signal, noise = _powers(expected.astype(np.float64), actual[name].astype(np.float64))
+            self._signal[name] = self._signal.get(name, 0.0) + signal
+            self._noise[name] = self._noise.get(name, 0.0) + noise
 
     def decibels(self) -> dict[str, float]:
         """The ratio per output in dB: infinite if equal, minus infinite if not a number."""
@@ -130,6 +129,17 @@ def output_sqnr(
     """Compare two models output by output; see `Reference`."""
     with contextlib.closing(Reference(worker, float_model, samples, options=options)) as reference:
         return reference.sqnr_db(quantized_model)
+
+
+def _powers(expected: npt.NDArray[Any], actual: npt.NDArray[Any]) -> tuple[float, float]:
+    """The power of a signal and of the noise in it; what is infinite in both alike has neither."""
+    if expected.shape != actual.shape:  # as many as the data has: boxes that were found
+        return 0.0, math.inf
+    equal = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
+    apart = ~(equal & ~np.isfinite(expected))
+    with np.errstate(invalid="ignore"):
+        noise = float(((actual[apart] - expected[apart]) ** 2).sum())
+    return float((expected[apart] ** 2).sum()), noise
 
 
 def _is_real(dtype: np.dtype[Any]) -> bool:

@@ -178,6 +178,8 @@ def _plan(options: argparse.Namespace) -> int:
         max_benchmarks=options.max_benchmarks,
         quant_type=options.quant_type,
         inputs=input_request(options),
+        calibration_data=options.calibration_data,
+        node_filter=options.node_filter,
     )
     is_json = options.format == "json"
     print(json.dumps(plan.to_dict(), indent=1) if is_json else plan_text(plan))

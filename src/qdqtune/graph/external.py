@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import onnx
 import onnx_ir as ir
 
-from qdqtune.graph.proto_walk import Contents
+from qdqtune.graph.proto_walk import Contents, contents
 from qdqtune.records.errors import ModelError
 
 # Readers of some versions take any key for the name of an attribute to set.
@@ -58,10 +58,11 @@ def external_files(model_file: Path) -> set[Path]:
         proto = onnx.load(str(model_file), load_external_data=False)
     except Exception:  # whoever reads the model next says what is wrong with it
         return set()
-    folder = model_file.resolve().parent
+    folder = model_file.absolute().parent
     return {
         (folder / entry.value).resolve()
-        for tensor in proto.graph.initializer
+        for tensor in contents(proto).tensors
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
         for entry in tensor.external_data
         if entry.key == "location" and "\0" not in entry.value
     }

@@ -19,7 +19,7 @@ class TuneEvent:
     """One step of a run.
 
     Attributes:
-        stage: What the run is at: ``calibration``, ``noise``, ``seeds``, ``sweep 1``, ...
+        stage: What the run is at: ``calibration``, ``noise``, ``seeds``, ``cuts``, ...
         message: What happened, in one line.
         benchmarks: Candidates built and timed so far.
         planned: How many there will be, roughly; None while that is not known.
@@ -83,7 +83,7 @@ class Summary:
         seed: Of the search and of random inputs.
         preset: How thorough the run was.
         stopped: Why the search ended: ``finished``, ``budget``, ``max_benchmarks``,
-            ``interrupted``.
+            ``interrupted``, ``engine failed``.
         baseline_ms: Latency of the model as given, at the end.
         final_ms: Latency of the model that was written, beside it.
         speedup: Baseline over final, from that one interleaved run; 1 if float was kept.

@@ -16,11 +16,13 @@ from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.native import native_dialect
 from qdqtune.engines.shares import estimated_shares
 from qdqtune.graph.prepared import PreparedModel
+from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import TunePlan, TuneResult
 from qdqtune.workflows.calibrating import feeding_of
 from qdqtune.workflows.source import open_source
+from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.request import Callback, TuneRequest
 from qdqtune.workflows.tuning.run import TuneRun
@@ -96,7 +98,9 @@ def tune(
     Raises:
         QdqtuneError: Whatever the user can act on.
     """
+    reporter = Reporter(callbacks, budget_s)
     name = registry.resolve(engine)
+    _check_numbers(seed=seed, max_drop=max_drop, performance_threshold=performance_threshold)
     request = TuneRequest(
         model=Path(model),
         engine=name,
@@ -121,8 +125,9 @@ def tune(
     layout = request.dialect.format_of(quant_type)
     source = open_source(model, layout.least_opset)
     feeding = feeding_of(source, replace(inputs, seed=seed), calibration_data, calibration_samples)
-    folder = RunFolder(output_dir, request.model, force=force)
-    with TuneRun(request, source, feeding, folder) as run:
+    others = [request.qdq_baseline] if request.qdq_baseline is not None else []
+    folder = RunFolder(output_dir, request.model, others, force=force)
+    with TuneRun(request, source, feeding, folder, reporter) as run:
         return run.whole()
 
 
@@ -135,6 +140,8 @@ def plan_tune(
     max_benchmarks: int | None = None,
     quant_type: str = "int8",
     inputs: InputRequest = _NOTHING_SAID,
+    calibration_data: Any = None,
+    node_filter: Sequence[str] = (),
 ) -> TunePlan:
     """What `tune` would do, found out without running the model; nothing is written.
 
@@ -146,6 +153,8 @@ def plan_tune(
         max_benchmarks: End the search after so many candidates.
         quant_type: One of the quant types of the engine's dialect.
         inputs: Shapes to run at.
+        calibration_data: Whose first sample says the shapes, if there is any.
+        node_filter: Wildcard patterns of node names.
 
     Raises:
         QdqtuneError: Whatever the user can act on.
@@ -154,10 +163,12 @@ def plan_tune(
     dialect = native_dialect(name, options=engine_options)
     chosen = preset_named(preset)
     source = open_source(model, dialect.format_of(quant_type).least_opset)
-    feeding = feeding_of(source, inputs, None, None)
+    feeding = feeding_of(source, inputs, calibration_data, None)
     with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
         base = PreparedModel(source.model, Path(folder))
-        completion, grouping = find_choices(base, dialect, quant_type, feeding)
+        completion, grouping = find_choices(
+            base, dialect, quant_type, feeding, node_filter=node_filter
+        )
         space = Space(completion, grouping.groups, estimated_shares(completion.index))
         reading = source.reading
         given = {"as given": reading.placement.tensors} if reading is not None else {}
@@ -176,6 +187,12 @@ def plan_tune(
             seeds={label: len(space.placement(state).tensors) for label, state in seeds.items()},
             benchmarks=chosen.limits(len(grouping.groups), max_benchmarks).benchmarks,
         )
+
+
+def _check_numbers(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value >= 0:
+            raise UsageError(f"{name} is {value}.", "It is a number from 0 on.")
 
 
 def _evaluator(evaluate: str | Callable[[str], float] | None) -> UserFunction | None:

@@ -11,7 +11,7 @@ from qdqtune.engines.contest import compare_files
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.engines.timing import typical_gain
 from qdqtune.qdq.insert import Inserter
-from qdqtune.records.errors import EngineError, QdqtuneError
+from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.measurement import Measurement
 from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.settings import Preset
@@ -90,7 +90,7 @@ class Arena:
 
     def _write_again(self, state: State) -> None:
         """A candidate that an earlier run measured can be exported after this one, too."""
-        with contextlib.suppress(QdqtuneError):
+        with contextlib.suppress(UsageError):
             self.file_of(state)
 
     def _race(self, reference: State, states: list[State], effort: Effort) -> dict[State, Score]:
@@ -100,7 +100,7 @@ class Arena:
         for state in states:
             try:
                 files[state] = self.file_of(state)
-            except QdqtuneError as error:  # a candidate that can't be written is one that failed
+            except UsageError as error:  # a candidate that can't be written is one that failed
                 scores[state] = Score.failed(str(error))
                 self._record(own, state, effort, scores[state], Measurement(error=str(error)))
         paths = [self.file_of(reference), *files.values()]

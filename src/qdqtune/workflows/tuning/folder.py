@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,21 @@ class RunFolder:
     Args:
         path: The folder; it is made if there is none.
         model: The model that is tuned; the folder must not be a place where writing harms it.
+        others: Other files that are read.
         force: Whether an earlier run in it may be replaced.
 
     Raises:
         OutputError: If it can't be written to, or holds files that are not of a run.
     """
 
-    def __init__(self, path: str | os.PathLike[str], model: Path, *, force: bool) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        model: Path,
+        others: Sequence[Path] = (),
+        *,
+        force: bool,
+    ) -> None:
         self.path = Path(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -47,25 +56,53 @@ class RunFolder:
             ) from None
         if not os.access(self.path, os.W_OK):
             raise OutputError(f"The folder {self.path} can't be written to.", "Choose another one.")
-        written = {(self.path / name).resolve() for name in _OURS}
-        written |= {file.with_name(file.name + ".data") for file in written}
-        for file in {model.resolve(), *external_files(model)}:
-            if file in written:
-                raise OutputError(
-                    f"{model} lies in the output folder, where the run would replace {file.name}.",
-                    "Choose another --output_dir.",
-                )
+        self._protect(model, others)
         if force:
             self._clear()
-        elif not (self.path / JOURNAL).exists() and any(
-            (self.path / name).exists() for name in (FINAL, CANDIDATES)
-        ):
+        elif not (self.path / JOURNAL).exists():
+            copies = [self._copy_of(file, model) for file in external_files(model)]
+            for file in (*self._written(), self.path / CANDIDATES, *copies):
+                if file.exists():
+                    raise OutputError(
+                        f"{file} is there already, without the {JOURNAL} of a run.",
+                        "Choose another --output_dir, or pass --force to replace it.",
+                    )
+        try:
+            for name in (CANDIDATES, LOGS):
+                (self.path / name).mkdir(exist_ok=True)
+        except OSError as error:
             raise OutputError(
-                f"{self.path} holds results without their {JOURNAL}.",
-                "Choose another --output_dir, or pass --force to replace them.",
-            )
-        for name in (CANDIDATES, LOGS):
-            (self.path / name).mkdir(exist_ok=True)
+                f"The folder {self.path / name} can't be made: {error.strerror}.",
+                "Choose another --output_dir.",
+            ) from None
+
+    def _written(self) -> set[Path]:
+        """Every file that a run may write but for candidates and copies of weights."""
+        files = {(self.path / name).resolve() for name in _OURS}
+        return files | {file.with_name(file.name + ".data") for file in files}
+
+    def _copy_of(self, weights: Path, model: Path) -> Path:
+        return (self.path / weights.relative_to(model.absolute().parent.resolve())).resolve()
+
+    def _protect(self, model: Path, others: Sequence[Path]) -> None:
+        """Refuse to write over what is read, or over one copy with another."""
+        written = self._written()
+        inside = [(self.path / name).resolve() for name in (CANDIDATES, LOGS, _STAGING)]
+        for source in (model, *others):
+            for file in {source.resolve(), *external_files(source)}:
+                if file in written or any(folder in file.parents for folder in inside):
+                    raise OutputError(
+                        f"{source} lies in the output folder, where the run would replace "
+                        f"{file.name}.",
+                        "Choose another --output_dir.",
+                    )
+        for file in external_files(model):
+            if self._copy_of(file, model) in written:
+                raise OutputError(
+                    f"The weights of {model} lie in {file.name}, the name of a file that the run "
+                    "writes.",
+                    "Save the model under another name first.",
+                )
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -103,10 +140,9 @@ class RunFolder:
             OutputError: If there is no room.
         """
         target = self.path / name
-        folder = model.resolve().parent
         try:
             for file in sorted(external_files(model)):
-                beside = self.path / file.relative_to(folder)
+                beside = self._copy_of(file, model)
                 beside.parent.mkdir(parents=True, exist_ok=True)
                 if not beside.exists() or not beside.samefile(file):
                     _copy(file, beside)

@@ -46,10 +46,14 @@ class Journal:
         self.shares: dict[str, float] | None = None
         self._scores: dict[_Key, Score] = {}
         self._names: dict[str, str] = {}
+        self._last = -1
         wanted = json.loads(json.dumps(header))
         try:
             found = self._read(wanted)
+            is_cut = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
             self._file = path.open("a", encoding="utf-8")
+            if is_cut:  # the last line ended with the process that wrote it
+                self._file.write("\n")
             if not found:
                 self._append({"kind": "run", "header": wanted})
         except OSError as error:
@@ -71,7 +75,8 @@ class Journal:
     def name_of(self, key: str) -> str:
         """The id of a candidate by its key: the same in every run over the same journal."""
         if key not in self._names:
-            self._names[key] = f"c{len(self._names):04d}"
+            self._last += 1
+            self._names[key] = f"c{self._last:04d}"
             self._append({"kind": "candidate", "id": self._names[key], "key": key})
         return self._names[key]
 
@@ -129,8 +134,11 @@ class Journal:
             if body["kind"] == "run":
                 self._check(body.get("header"), wanted)
                 found = True
+            elif not found:
+                continue  # nobody knows of what this is a measurement
             elif body["kind"] == "candidate":
                 self._names[body["key"]] = body["id"]
+                self._last = max(self._last, int(body["id"][1:]))
             elif body["kind"] == "shares":
                 self.shares = body["shares"]
             elif body["kind"] == "measurement":

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import math
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 
 from qdqtune.autotune.grouping import Grouping
 from qdqtune.autotune.search import PlacementSearch
 from qdqtune.autotune.space import Space, State
 from qdqtune.autotune.trial import SEEDS, Score, Trial
-from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
+from qdqtune.graph.files import save_model
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.reading import ReadEncoding
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.measurement import Comparison, EngineInfo
 from qdqtune.records.placement import Placement
@@ -61,6 +66,7 @@ class _Story:
     reason: str = ""
     method: RangeMethod = RangeMethod.MINMAX
     sqnr_db: float | None = None
+    is_shipped: bool = False
     metric: dict[str, float] | None = None
     calibration: str = "random"
     placement: Placement = field(default_factory=Placement)
@@ -78,10 +84,16 @@ class TuneRun:
         source: The model.
         feeding: What it is run on.
         folder: Where everything goes.
+        reporter: Who hears of it.
     """
 
     def __init__(
-        self, request: TuneRequest, source: Source, feeding: Feeding, folder: RunFolder
+        self,
+        request: TuneRequest,
+        source: Source,
+        feeding: Feeding,
+        folder: RunFolder,
+        reporter: Reporter,
     ) -> None:
         self._request = request
         self._source = source
@@ -90,7 +102,7 @@ class TuneRun:
         self._story = _Story()
         self._judging: Judge | None = None
         self._stack = contextlib.ExitStack()
-        self._reporter = Reporter(request.callbacks, request.budget_s)
+        self._reporter = reporter
         # Calibration and accuracy are ONNX Runtime's business, whatever is tuned for.
         self._runner = self._worker(Worker(log_path=folder / names.LOGS / "runs.log"))
         self._engine = self._worker(self._new_engine("engine.log"))
@@ -117,6 +129,11 @@ class TuneRun:
         shutil.rmtree(candidates, ignore_errors=True)
         candidates.mkdir()
         base = PreparedModel(self._source.model, candidates)
+        plain = base.write(base.whole(), "float")
+        feeds = self._engine.store(next(iter(self._feeding.judged())))
+        story.noise, story.baseline_ms = check_noise(self._engine, plain, feeds, request.preset)
+        story.final_ms = story.baseline_ms
+        tell("noise", f"a step can see differences from {100 * story.noise.detectable:.1f} % on")
         completion, story.grouping = find_choices(
             base, request.dialect, request.quant_type, self._feeding, self._runner,
             request.node_filter,
@@ -129,21 +146,17 @@ class TuneRun:
         if not story.grouping.groups:
             story.reason = _nothing_to_do(completion)
             return self._hand_over(info)
-        self._search_and_finish(base, completion, journal)
+        if journal.shares is None:
+            shapes = self._feeding.shapes
+            journal.keep_shares(latency_shares(self._engine, plain, feeds, base.index, shapes))
+        self._search_and_finish(base, completion, journal, feeds)
         return self._hand_over(info)
 
     def _search_and_finish(
-        self, base: PreparedModel, completion: Completion, journal: Journal
+        self, base: PreparedModel, completion: Completion, journal: Journal, feeds: StoredFeeds
     ) -> None:
-        request, story, tell = self._request, self._story, self._reporter.tell
+        request, story = self._request, self._story
         given_tensors = self._given()
-        feeds = self._engine.store(next(iter(self._feeding.judged())))
-        plain = base.write(base.whole(), "float")
-        story.noise, story.baseline_ms = check_noise(self._engine, plain, feeds, request.preset)
-        story.final_ms = story.baseline_ms
-        tell("noise", f"a step can see differences from {100 * story.noise.detectable:.1f} % on")
-        if journal.shares is None:
-            journal.keep_shares(latency_shares(self._engine, plain, feeds, base.index))
         given = self._source.reading.encodings if self._source.reading is not None else {}
         names_of_all = [*completion.working, *completion.moving]
         ways = self._calibrate(base, completion.placement(names_of_all))
@@ -157,7 +170,8 @@ class TuneRun:
         space = Space(completion, story.grouping.groups, journal.shares or {})
         story.calibration = first.source.value
         inserter = Inserter(base, request.dialect, request.quant_type, first, given)
-        arena = Arena(self._engine, inserter, space, feeds, request.preset, journal, first.digest())
+        scales = _digest_of_scales(first, given)
+        arena = Arena(self._engine, inserter, space, feeds, request.preset, journal, scales)
         state = self._search(space, arena, given_tensors)
         story.benchmarks, story.failed = arena.benchmarks, arena.failed
         story.memo_hits = journal.memo_hits
@@ -199,6 +213,9 @@ class TuneRun:
         except KeyboardInterrupt:
             story.stopped = "interrupted"
             _logger.warning("interrupted: finishing the best model so far; once more to abort")
+        except EngineError as error:
+            story.stopped = "engine failed"
+            _logger.warning("%s Finishing the best model so far.", error)
         if story.stopped == "finished" and search.asked >= limits.benchmarks:
             story.stopped = "max_benchmarks"
         return search.incumbent
@@ -238,8 +255,12 @@ class TuneRun:
         story, request = self._story, self._request
         if not space.placement(state):
             story.reason = "no candidate was faster than the float model"
-            if not story.benchmarks + story.memo_hits:
+            if not space.groups:
+                story.reason = "nothing of it has a range that it could be quantized with"
+            elif not story.benchmarks + story.memo_hits:
                 story.reason = f"nothing was measured before the end ({story.stopped})"
+            elif self._source.reading is not None:
+                self._ship_float(base)
             return
         best, inserter = self._best_ranges(space, state, base, ways)
         state = self._correct(space, state, inserter)
@@ -249,14 +270,31 @@ class TuneRun:
             story.reason = "what is faster is not accurate enough"
             return
         story.sqnr_db = self._sqnr_db(inserter, placement)
+        if story.sqnr_db is None and request.min_sqnr_db is not None and request.evaluate is None:
+            _logger.warning(
+                "how accurate it is can't be told: no output could be compared; use --evaluate"
+            )
         final = write_final(inserter, placement, self._folder, request.model)
-        self._folder.write(names.RANGES, ways[best].to_json())
+        self._ship_if_faster(final)
+        if story.is_shipped:
+            self._folder.write(names.RANGES, ways[best].to_json())
+            story.placement = placement
+
+    def _ship_float(self, base: PreparedModel) -> None:
+        """The float model inside a Q/DQ file may be faster than the file."""
+        self._story.reason = ""
+        path = self._folder.staging() / names.FINAL
+        self._ship_if_faster(save_model(base.load(base.whole()), path))
+
+    def _ship_if_faster(self, staged: Path) -> None:
+        """Time a file against the model as it was given, and put it in place if it is faster."""
+        story, request = self._story, self._request
         self._reporter.tell("final", "timing the file against the model as it was given")
         with contextlib.closing(self._new_engine("final.log")) as worker:
             self._reporter.workers.append(worker)
             feeds = next(iter(self._feeding.judged()))
             timed = time_final(
-                worker, self._folder / names.BASELINE, final, feeds, request.preset.final_s
+                worker, self._folder / names.BASELINE, staged, feeds, request.preset.final_s
             )
         if isinstance(timed, Timed):
             story.baseline_ms, story.final_ms = timed.baseline_ms, timed.final_ms
@@ -265,8 +303,8 @@ class TuneRun:
         else:
             story.reason = timed
         if not story.reason:
-            self._folder.put_in_place(final)
-            story.placement = placement
+            self._folder.put_in_place(staged)
+            story.is_shipped = True
 
     def _best_ranges(
         self, space: Space, state: State, base: PreparedModel, ways: dict[RangeMethod, Ranges]
@@ -339,8 +377,9 @@ class TuneRun:
     def _hand_over(self, info: EngineInfo) -> TuneResult:
         """Write what the run came to."""
         story, request, folder = self._story, self._request, self._folder
-        kept = bool(story.reason) or not story.placement
+        kept = not story.is_shipped
         if kept:
+            (folder / names.RANGES).unlink(missing_ok=True)
             story.placement = Placement()
             story.final_ms = story.baseline_ms
             folder.clear_staging()
@@ -425,6 +464,14 @@ class TuneRun:
         self._stack.callback(worker.close)
         self._reporter.workers.append(worker)
         return worker
+
+
+def _digest_of_scales(ranges: Ranges, given: Mapping[str, ReadEncoding]) -> str:
+    """What the candidates' scales come from: ranges, and encodings that came with the model."""
+    digest = hashlib.blake2b(ranges.digest().encode(), digest_size=16)
+    for name in sorted(given):
+        digest.update(repr((name, given[name])).encode())
+    return digest.hexdigest()
 
 
 def _nothing_to_do(completion: Completion) -> str:

@@ -16,7 +16,7 @@ from qdqtune.autotune.trial import Effort
 from qdqtune.calibration.observed import observe_shapes, unknown_tensors
 from qdqtune.engines.contest import compare_files
 from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
-from qdqtune.engines.shares import estimated_shares, shares_of_latency
+from qdqtune.engines.shares import shares_of_latency
 from qdqtune.engines.timing import typical_gain
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS
@@ -127,7 +127,11 @@ def _like(space: Space, tensors: frozenset[str]) -> State:
 
 
 def latency_shares(
-    worker: Worker, path: Path, feeds: StoredFeeds, index: GraphIndex
+    worker: Worker,
+    path: Path,
+    feeds: StoredFeeds,
+    index: GraphIndex,
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> Mapping[str, float]:
     """Which ops the float model's latency goes into; a guess if the engine can't tell."""
     try:
@@ -137,8 +141,9 @@ def latency_shares(
         worker.release(model)
     except WorkerFailure as failure:
         _logger.info("the engine does not say where its time goes: %s", failure)
-        return estimated_shares(index)
-    return shares_of_latency(index, layers)
+        layers = []
+    with at_shapes(index.model, shapes):  # for a guess from sizes
+        return shares_of_latency(index, layers)
 
 
 def check_noise(
