@@ -33,6 +33,7 @@ _PROBABLE = 1.0
 _CUTS_BEFORE = (0.12, 0.3, 0.5, 0.75)
 _CUTS_BEHIND = (0.5, 0.85)
 _NEARER = 0.08
+_FIRST = "op types"
 # The last steps, and the candidates that they may need.
 _LAST = ("backward", "against the best seed")
 _RESERVED = len(_LAST)
@@ -130,7 +131,7 @@ class SweepSearch(Strategy):
             by_op.setdefault(group.op_type, set()).add(number)
             by_kin.setdefault(group.kin or f"{number}", set()).add(number)
         stages = {
-            "op types": by_op.values(),
+            _FIRST: by_op.values(),
             "patterns": self.space.patterns.values(),
             "like ops": by_kin.values(),
         }
@@ -159,7 +160,7 @@ class SweepSearch(Strategy):
     def _try(self, sets: Sequence[State], stage: str) -> Steps:
         """Flip sets of groups, some at a time, and take what is better."""
         # Large sets depend on each other: what one of them brings is taken before the next are.
-        size = self.limits.together if stage == "op types" else _BATCH
+        size = self.limits.together if stage == _FIRST else _BATCH
         for start in range(0, len(sets), size):
             if self._room <= _RESERVED or self._fruitless >= self.limits.sweeps:
                 return
@@ -175,7 +176,10 @@ class SweepSearch(Strategy):
                 key=lambda state: -scores[state].certainty,
             )
             yield from self._take_best_part([candidates[state] for state in promising], stage)
-            self._fruitless = 0 if self.incumbent != before else self._fruitless + 1
+            if self.incumbent != before:
+                self._fruitless = 0
+            elif stage != _FIRST:
+                self._fruitless += 1
 
     def _take_best_part(self, flips: Sequence[State], stage: str) -> Steps:
         """Make the first so many of the flips, best first: all, half, a quarter, ... or none."""

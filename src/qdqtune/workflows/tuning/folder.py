@@ -48,6 +48,7 @@ class RunFolder:
         force: bool,
     ) -> None:
         self.path = Path(path)
+        self._protect(model, others)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -56,7 +57,6 @@ class RunFolder:
             ) from None
         if not os.access(self.path, os.W_OK):
             raise OutputError(f"The folder {self.path} can't be written to.", "Choose another one.")
-        self._protect(model, others)
         if force:
             self._clear()
         elif not (self.path / JOURNAL).exists():
