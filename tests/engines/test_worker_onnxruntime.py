@@ -190,3 +190,25 @@ def test_arrays_survive_the_trip(tmp_path, array):
 def test_arrays_without_a_tensor_type_are_refused(tmp_path):
     with pytest.raises(TypeError, match="'n'"):
         write_arrays(tmp_path / "a.npz", {"n": np.zeros(2, dtype=[("a", "i4")])})
+
+
+def test_an_output_of_another_rank_than_declared_is_timed_all_the_same(tmp_path):
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[600,600] x, int64[n] s) => (float[a,b] y) {
+            p = MatMul(x, x) q = MatMul(p, x) y = Reshape(q, s)
+        }"""
+    )
+    path = tmp_path / "rank.onnx"
+    onnx.save(model, path)
+    feeds = {
+        "x": np.ones((600, 600), np.float32),
+        "s": np.array([600, 300, 2], np.int64),
+    }
+    with Worker("onnxruntime") as worker:
+        opened = worker.open(path)
+        assert worker.run(opened, feeds)["y"].shape == (600, 300, 2)
+        worker.feed(opened, feeds)
+        first, *others = worker.time(opened, 5)
+        assert len(others) == 4
+        assert min(others) > first / 20  # each of them really ran

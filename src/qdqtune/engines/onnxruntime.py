@@ -36,6 +36,9 @@ _DTYPES = {
 }
 _PROFILE_WARMUP_RUNS = 2
 _WARNING = 2
+# Models in the wild declare outputs of another rank than they compute. A run into the results of
+# the one before it is then refused before it begins; into new ones, it is not.
+_WRONG_RANK = "Invalid rank for output"
 
 
 class OnnxRuntimeEngine:
@@ -142,9 +145,14 @@ class OnnxRuntimeSession:
         binding = session.io_binding()
         for name, value in self._feeds.items():
             binding.bind_ortvalue_input(name, value)
-        for output in session.get_outputs():
-            binding.bind_output(output.name)
+        _bind_outputs(session, binding)
         return binding
+
+
+def _bind_outputs(session: Any, binding: Any) -> None:
+    binding.clear_binding_outputs()
+    for output in session.get_outputs():
+        binding.bind_output(output.name)
 
 
 def _timed_runs(session: Any, binding: Any, runs: int, clock: Callable[[], int]) -> list[float]:
@@ -152,7 +160,14 @@ def _timed_runs(session: Any, binding: Any, runs: int, clock: Callable[[], int])
     samples: list[float] = []
     for _ in range(runs):
         start = clock()
-        run(binding)
+        try:
+            run(binding)
+        except RuntimeError as error:
+            if _WRONG_RANK not in str(error):
+                raise
+            _bind_outputs(session, binding)
+            start = clock()
+            run(binding)
         samples.append((clock() - start) / 1e6)
     return samples
 
