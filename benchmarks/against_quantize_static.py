@@ -49,11 +49,14 @@ PRESETS = {"quick": 4.0, "default": 8.0, "extensive": 30.0}
 _SAMPLES = 4
 
 
-class _Reader(CalibrationDataReader):  # type: ignore[misc]
+class SampleReader(CalibrationDataReader):  # type: ignore[misc]
+    """Samples, as `quantize_static` wants them."""
+
     def __init__(self, samples: Iterator[Feeds]) -> None:
         self._samples = samples
 
     def get_next(self) -> Feeds | None:
+        """The next sample; None after the last."""
         return next(self._samples, None)
 
 
@@ -85,7 +88,7 @@ def measure(name: str, budget_s: float) -> Iterator[dict[str, Any]]:
 
 def _theirs(folded: Path, ops: list[str], base: PreparedModel, path: Path) -> Path:
     quantize_static(
-        str(folded), str(path), _Reader(random_inputs(base.index, _SAMPLES)),
+        str(folded), str(path), SampleReader(random_inputs(base.index, _SAMPLES)),
         quant_format=QuantFormat.QDQ, op_types_to_quantize=ops, per_channel=True,
         activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
         extra_options={"WeightSymmetric": True},

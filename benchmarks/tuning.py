@@ -14,14 +14,15 @@ from __future__ import annotations
 import argparse
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
 from benchmarks import results
+from benchmarks.against_quantize_static import SampleReader
 from qdqtune import zoo
 from qdqtune.calibration.inputs import Feeds, random_inputs
 from qdqtune.engines.contest import compare_files
@@ -53,14 +54,6 @@ _BLANKETS = {
     "u8/s8 7 bits": (_U8, _S8, True),
     "u8/u8": (_U8, _U8, False),
 }
-
-
-class _Reader(CalibrationDataReader):  # type: ignore[misc]
-    def __init__(self, samples: Iterator[Feeds]) -> None:
-        self._samples = samples
-
-    def get_next(self) -> Feeds | None:
-        return next(self._samples, None)
 
 
 def measure(name: str, preset: str, budget_s: float) -> dict[str, Any]:
@@ -119,7 +112,7 @@ def _blankets(path: Path, index: GraphIndex, space: Path) -> dict[str, Path]:
         target = space / f"blanket{number}.onnx"
         try:
             quantize_static(
-                str(path), str(target), _Reader(random_inputs(index, _SAMPLES)),
+                str(path), str(target), SampleReader(random_inputs(index, _SAMPLES)),
                 quant_format=QuantFormat.QDQ, per_channel=True, activation_type=activation,
                 weight_type=weight, reduce_range=reduce_range,
             )  # fmt: skip

@@ -48,7 +48,7 @@ def group_ops(index: GraphIndex, completion: Completion) -> Grouping:
         number = numbers.setdefault(form.signature(shapes=True), len(numbers))
         for role, position in enumerate(form.nodes):
             name = index.nodes[position].name or ""
-            if name in completion.working or name in completion.moving:
+            if name in completion.units:
                 found.setdefault((number, role), []).append(position)
     signatures = list(numbers)
     groups = [

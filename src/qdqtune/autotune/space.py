@@ -105,7 +105,7 @@ class Space:
     def nearest(self, placement: Placement) -> State:
         """The groups whose ops are all integer kernels in a placement."""
         edges = self.completion.index.effective(placement)
-        units = {**self.completion.working, **self.completion.moving}
+        units = self.completion.units
         return frozenset(
             number
             for number, group in enumerate(self.groups)

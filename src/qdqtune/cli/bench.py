@@ -10,6 +10,7 @@ from qdqtune.cli.flags import (
     add_engine_option,
     add_format,
     add_inputs,
+    add_runs,
     common,
     input_request,
     positive,
@@ -34,11 +35,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--threads", type=positive, help="threads per run (default: the engine's own)"
     )
-    parser.add_argument(
-        "--runs",
-        type=positive,
-        help="timed runs per model (default: what fits into some seconds per model)",
-    )
+    add_runs(parser)
     add_inputs(parser)
     add_format(parser)
     parser.set_defaults(run=_run)

@@ -69,6 +69,15 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """Add `--runs`."""
+    parser.add_argument(
+        "--runs",
+        type=positive,
+        help="timed runs per model (default: what fits into some seconds per model)",
+    )
+
+
 def add_inputs(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say what a model is fed with; `input_request` reads them."""
     group = parser.add_argument_group("inputs (what is not said is made up; see docs/shapes.md)")

@@ -20,6 +20,12 @@ from qdqtune.cli.flags import (
     positive,
 )
 from qdqtune.records.ranges import RangeMethod
+from qdqtune.records.tuning import (
+    DEFAULT_MAX_DROP,
+    DEFAULT_MIN_SQNR_DB,
+    DEFAULT_OUTPUT_DIR,
+    DEFAULT_THRESHOLD,
+)
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands
@@ -43,7 +49,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "-o",
         "--output_dir",
-        default="autotuner_output",
+        default=DEFAULT_OUTPUT_DIR,
         metavar="DIR",
         help="folder for everything that is written; a run in it is gone on with "
         "(default: %(default)s)",
@@ -83,7 +89,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--performance_threshold",
         type=_ratio,
-        default=1.02,
+        default=DEFAULT_THRESHOLD,
         metavar="X",
         help="keep the model as given if what was found is not X times as fast "
         "(default: %(default)s)",
@@ -111,7 +117,7 @@ def _add_accuracy(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--min_sqnr",
         type=_decibels,
-        default=10.0,
+        default=DEFAULT_MIN_SQNR_DB,
         metavar="DB",
         help="least signal-to-noise ratio of the outputs against float, or none "
         "(default: %(default)s)",
@@ -124,7 +130,7 @@ def _add_accuracy(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max_drop",
         type=_not_negative,
-        default=0.01,
+        default=DEFAULT_MAX_DROP,
         metavar="X",
         help="how much lower than float's that metric may be (default: %(default)s)",
     )

@@ -27,6 +27,7 @@ class Completion:
     Attributes:
         working: Names of ops with an integer kernel, in the graph's order.
         moving: Names of ops that follow, in the graph's order.
+        units: What each of both needs.
         left_float: Node name to the reason why it can't be quantized.
     """
 
@@ -47,6 +48,7 @@ class Completion:
             places = unit(index, dialect, node, whole=True)
             kind = self.moving if role_rule(dialect, node).same_scale else self.working
             kind[name] = places
+        self.units = {**self.working, **self.moving}
 
     def placement(self, names: Collection[str]) -> Placement:
         """The places that quantize these ops, in canonical form.

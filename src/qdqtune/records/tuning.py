@@ -13,6 +13,11 @@ from qdqtune.records.placement import Placement
 
 SCHEMA = 1
 
+DEFAULT_OUTPUT_DIR = "autotuner_output"
+DEFAULT_MIN_SQNR_DB = 10.0
+DEFAULT_MAX_DROP = 0.01
+DEFAULT_THRESHOLD = 1.02
+
 
 @dataclass(frozen=True)
 class TuneEvent:

@@ -29,6 +29,7 @@ from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.comparison import BenchRecord, Contestant
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.inputs import InputRequest, shape_text
+from qdqtune.records.measurement import EngineInfo
 
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Outputs
@@ -72,12 +73,7 @@ def compare(
     feeds = _feeds(paths, inputs)
     options = SessionOptions(threads=threads, engine_options=engine_options or {})
     with Worker(name, options) as worker:
-        try:
-            info = worker.info()
-        except WorkerFailure as failure:
-            raise EngineError(
-                f"{name} does not start: {failure}", "See `qdqtune doctor`."
-            ) from None
+        info = engine_info(worker, name)
         outputs = _Outputs()
         measured, compared = compare_files(
             worker, paths, feeds, runs=runs, progress=progress,
@@ -89,6 +85,18 @@ def compare(
     )
     fed = {name: f"{array.dtype}{list(array.shape)}" for name, array in feeds.items()}
     return BenchRecord(info, contestants, fed, inputs.seed)
+
+
+def engine_info(worker: Worker, name: str) -> EngineInfo:
+    """Which engine answers, in which version, on what.
+
+    Raises:
+        EngineError: If none does.
+    """
+    try:
+        return worker.info()
+    except WorkerFailure as failure:
+        raise EngineError(f"{name} does not start: {failure}", "See `qdqtune doctor`.") from None
 
 
 class _Outputs:

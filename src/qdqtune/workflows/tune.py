@@ -19,7 +19,14 @@ from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.ranges import RangeMethod
-from qdqtune.records.tuning import TunePlan, TuneResult
+from qdqtune.records.tuning import (
+    DEFAULT_MAX_DROP,
+    DEFAULT_MIN_SQNR_DB,
+    DEFAULT_OUTPUT_DIR,
+    DEFAULT_THRESHOLD,
+    TunePlan,
+    TuneResult,
+)
 from qdqtune.workflows.calibrating import feeding_of
 from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tuning.clock import Reporter
@@ -28,11 +35,6 @@ from qdqtune.workflows.tuning.request import Callback, TuneRequest
 from qdqtune.workflows.tuning.run import TuneRun
 from qdqtune.workflows.tuning.scouting import find_choices, seeds_of
 from qdqtune.workflows.tuning.settings import preset_named
-
-DEFAULT_OUTPUT_DIR = "autotuner_output"
-DEFAULT_MIN_SQNR_DB = 10.0
-DEFAULT_MAX_DROP = 0.01
-DEFAULT_THRESHOLD = 1.02
 
 _NOTHING_SAID = InputRequest()
 _EVALUATE_EXAMPLE = "(path): return accuracy"
@@ -182,7 +184,7 @@ def plan_tune(
             regions=grouping.regions,
             patterns=grouping.patterns,
             groups=len(grouping.groups),
-            quantizable=len(completion.working) + len(completion.moving),
+            quantizable=len(completion.units),
             left_float=dict(Counter(completion.left_float.values()).most_common()),
             seeds={label: len(space.placement(state).tensors) for label, state in seeds.items()},
             benchmarks=chosen.limits(len(grouping.groups), max_benchmarks).benchmarks,

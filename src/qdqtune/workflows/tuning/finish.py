@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +16,6 @@ from qdqtune.records.errors import EngineError
 from qdqtune.records.measurement import Comparison, Verdict
 from qdqtune.records.placement import Placement
 from qdqtune.workflows.tuning.folder import FINAL, RunFolder
-
-_logger = logging.getLogger(__name__)
 
 # More than fit into the time but for tiny models: the interval is to be as narrow as time allows.
 _MOST_ROUNDS = 1000

@@ -17,7 +17,7 @@ from qdqtune.autotune.grouping import Grouping
 from qdqtune.autotune.search import PlacementSearch
 from qdqtune.autotune.space import Space, State
 from qdqtune.autotune.trial import SEEDS, Score, Trial
-from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
+from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.graph.files import save_model
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.prepared import PreparedModel
@@ -30,6 +30,7 @@ from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod, Ranges
 from qdqtune.records.tuning import Noise, Summary, TuneResult
 from qdqtune.workflows.calibrating import Feeding, ranges_in_every_way
+from qdqtune.workflows.comparison import engine_info
 from qdqtune.workflows.judging import Judge
 from qdqtune.workflows.source import Source, open_source
 from qdqtune.workflows.tuning import folder as names
@@ -101,6 +102,7 @@ class TuneRun:
         self._folder = folder
         self._story = _Story()
         self._judging: Judge | None = None
+        self._fingerprint = fingerprint(source.model)
         self._stack = contextlib.ExitStack()
         self._reporter = reporter
         # Calibration and accuracy are ONNX Runtime's business, whatever is tuned for.
@@ -121,7 +123,7 @@ class TuneRun:
     def whole(self) -> TuneResult:
         """Everything, in order."""
         request, story, tell = self._request, self._story, self._reporter.tell
-        info = self._engine_info()
+        info = engine_info(self._engine, request.engine)
         journal = Journal(self._folder / names.JOURNAL, self._header(info))
         self._stack.callback(journal.close)
         self._folder.copy_model(request.model, names.BASELINE)
@@ -158,8 +160,7 @@ class TuneRun:
         request, story = self._request, self._story
         given_tensors = self._given()
         given = self._source.reading.encodings if self._source.reading is not None else {}
-        names_of_all = [*completion.working, *completion.moving]
-        ways = self._calibrate(base, completion.placement(names_of_all))
+        ways = self._calibrate(base, completion.placement(completion.units))
         first = next(iter(ways.values()))
 
         def known(tensor: str) -> bool:
@@ -169,13 +170,17 @@ class TuneRun:
         story.grouping = with_ranges(story.grouping, completion, known)
         space = Space(completion, story.grouping.groups, journal.shares or {})
         story.calibration = first.source.value
-        inserter = Inserter(base, request.dialect, request.quant_type, first, given)
+        inserters = {
+            way: Inserter(base, request.dialect, request.quant_type, ranges, given)
+            for way, ranges in ways.items()
+        }
+        inserter = next(iter(inserters.values()))
         scales = _digest_of_scales(first, given)
         arena = Arena(self._engine, inserter, space, feeds, request.preset, journal, scales)
         state = self._search(space, arena, given_tensors)
         story.benchmarks, story.failed = arena.benchmarks, arena.failed
         story.memo_hits = journal.memo_hits
-        self._finish(space, state, base, ways)
+        self._finish(space, state, inserters)
 
     def _calibrate(self, base: PreparedModel, placement: Placement) -> dict[RangeMethod, Ranges]:
         request = self._request
@@ -250,7 +255,7 @@ class TuneRun:
         )
 
     def _finish(
-        self, space: Space, state: State, base: PreparedModel, ways: dict[RangeMethod, Ranges]
+        self, space: Space, state: State, inserters: Mapping[RangeMethod, Inserter]
     ) -> None:
         story, request = self._story, self._request
         if not space.placement(state):
@@ -260,9 +265,10 @@ class TuneRun:
             elif not story.benchmarks + story.memo_hits:
                 story.reason = f"nothing was measured before the end ({story.stopped})"
             elif self._source.reading is not None:
-                self._ship_float(base)
+                self._ship_float(next(iter(inserters.values())).base)
             return
-        best, inserter = self._best_ranges(space, state, base, ways)
+        best = self._best_ranges(space.placement(state), inserters)
+        inserter = inserters[best]
         state = self._correct(space, state, inserter)
         placement = space.placement(state)
         story.method = best
@@ -277,7 +283,7 @@ class TuneRun:
         final = write_final(inserter, placement, self._folder, request.model)
         self._ship_if_faster(final)
         if story.is_shipped:
-            self._folder.write(names.RANGES, ways[best].to_json())
+            self._folder.write(names.RANGES, inserter.encoder.ranges.to_json())
             story.placement = placement
 
     def _ship_float(self, base: PreparedModel) -> None:
@@ -307,20 +313,12 @@ class TuneRun:
             story.is_shipped = True
 
     def _best_ranges(
-        self, space: Space, state: State, base: PreparedModel, ways: dict[RangeMethod, Ranges]
-    ) -> tuple[RangeMethod, Inserter]:
+        self, placement: Placement, inserters: Mapping[RangeMethod, Inserter]
+    ) -> RangeMethod:
         """The ranges with which the choice is nearest to the float model."""
-        request = self._request
-        given = self._source.reading.encodings if self._source.reading is not None else {}
-        inserters = {
-            way: Inserter(base, request.dialect, request.quant_type, ranges, given)
-            for way, ranges in ways.items()
-        }
         if len(inserters) == 1:
-            return next(iter(inserters.items()))
-        placement = space.placement(state)
-        best = max(inserters, key=lambda way: self._sqnr_db(inserters[way], placement) or -math.inf)
-        return best, inserters[best]
+            return next(iter(inserters))
+        return max(inserters, key=lambda way: self._sqnr_db(inserters[way], placement) or -math.inf)
 
     def _correct(self, space: Space, state: State, inserter: Inserter) -> State:
         request, story = self._request, self._story
@@ -385,8 +383,7 @@ class TuneRun:
             folder.clear_staging()
             (folder / (names.FINAL + ".data")).unlink(missing_ok=True)
             folder.copy_model(request.model, names.FINAL)
-        made_for = fingerprint(self._source.model)
-        folder.write(names.PLACEMENT, story.placement.to_json(made_for))
+        folder.write(names.PLACEMENT, story.placement.to_json(self._fingerprint))
         summary = self._summary(info, kept)
         folder.write_json(names.SUMMARY, summary.to_dict())
         self._reporter.tell(
@@ -441,20 +438,12 @@ class TuneRun:
     def _header(self, info: EngineInfo) -> dict[str, object]:
         """What measurements depend on."""
         return {
-            "model": fingerprint(self._source.model),
+            "model": self._fingerprint,
             "engine": info.to_dict(),
             "dialect": self._request.dialect.name,
             "quant_type": self._request.quant_type,
             "shapes": {name: list(shape) for name, shape in self._feeding.shapes.items()},
         }
-
-    def _engine_info(self) -> EngineInfo:
-        try:
-            return self._engine.info()
-        except WorkerFailure as failure:
-            raise EngineError(
-                f"{self._request.engine} does not start: {failure}", "See `qdqtune doctor`."
-            ) from None
 
     def _new_engine(self, log: str) -> Worker:
         request = self._request

@@ -85,11 +85,10 @@ def with_ranges(
         completion: What each op needs.
         known: Whether a tensor has a range, or is a constant.
     """
-    units = {**completion.working, **completion.moving}
     kept = [
         group
         for group in grouping.groups
-        if all(known(tensor) for name in group.nodes for tensor in units[name].tensors)
+        if all(known(tensor) for name in group.nodes for tensor in completion.units[name].tensors)
     ]
     return replace(grouping, groups=tuple(kept))
 
@@ -113,14 +112,13 @@ def seeds_of(space: Space, given: Mapping[str, Collection[str]]) -> dict[str, St
 def _like(space: Space, tensors: frozenset[str]) -> State:
     """The groups whose ops read nothing but what is quantized in a file, and constants."""
     completion = space.completion
-    units = {**completion.working, **completion.moving}
     return frozenset(
         number
         for number, group in enumerate(space.groups)
         if all(
             edge.tensor in tensors or completion.index.is_constant(edge.tensor)
             for name in group.nodes
-            for edge in units[name].edges
+            for edge in completion.units[name].edges
             if edge.node == name
         )
     )
