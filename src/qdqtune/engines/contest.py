@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
-from qdqtune.engines.timing import Blocks, plan_turns, take_turns
+from qdqtune.engines.isolated import FailureKind, StoredFeeds, Worker, WorkerFailure
+from qdqtune.engines.timing import Blocks, Round, plan_turns, take_turns
 from qdqtune.records.measurement import Comparison, Measurement
 
 if TYPE_CHECKING:
@@ -23,6 +24,25 @@ Progress = Callable[[int, int], None]
 TakeOutputs = Callable[[int, "Outputs"], None]
 """Told the number of a model and its outputs."""
 
+
+class Witness(Protocol):
+    """Who hears at once what a contest shows, before it is over."""
+
+    def saw_round(self, models: tuple[int, ...], round_: Round) -> None:
+        """One more round among the baseline and these candidates."""
+        ...
+
+    def saw_failure(self, model: int, error: str, *, refused: bool) -> None:
+        """A model failed; the others begin anew without it.
+
+        Args:
+            model: Its number.
+            error: Why.
+            refused: Whether the engine said so; otherwise it crashed, or did not answer in time.
+        """
+        ...
+
+
 _PILOT_RUNS = 4
 _PILOT_DROP = 1
 _SHORTEST_LIMIT_S = 30.0
@@ -32,10 +52,11 @@ _TIMES_BASELINE = 20.0
 class _ModelFailed(Exception):
     """Model number ``index`` spoiled the contest."""
 
-    def __init__(self, index: int, error: str) -> None:
+    def __init__(self, index: int, error: str, kind: FailureKind = FailureKind.ERROR) -> None:
         super().__init__(error)
         self.index = index
         self.error = error
+        self.kind = kind
 
 
 @dataclass(frozen=True)
@@ -59,6 +80,7 @@ def compare_files(
     timeout_s: float | None = None,
     progress: Progress | None = None,
     take_outputs: TakeOutputs | None = None,
+    witness: Witness | None = None,
 ) -> tuple[list[Measurement], list[Comparison | None]]:
     """Times model files against the first of them. Nothing is raised for a model that fails.
 
@@ -74,13 +96,15 @@ def compare_files(
             or twenty times the baseline's block if that is more.
         progress: Called after each round with the rounds done and planned.
         take_outputs: Called with the number of each model that was timed and what it computed.
+        witness: Told each round and each failure as they come.
 
     Returns:
         One measurement per file, and one comparison per candidate: None where the candidate or
         the baseline failed.
     """
     stored = feeds if isinstance(feeds, StoredFeeds) else worker.store(feeds)
-    contest = _Contest(worker, [os.fspath(path) for path in paths], stored, options, timeout_s)
+    files = [os.fspath(path) for path in paths]
+    contest = _Contest(worker, files, stored, options, timeout_s, witness)
     try:
         return contest.hold(_Length(budget_s, runs, rounds), progress, take_outputs)
     finally:
@@ -95,6 +119,7 @@ class _Contest:
     feeds: StoredFeeds
     options: SessionOptions | None
     timeout_s: float | None
+    witness: Witness | None
     errors: dict[int, str] = field(default_factory=dict)
     build_s: dict[int, float] = field(default_factory=dict)
     timing_s: dict[int, float] = field(default_factory=dict)
@@ -118,6 +143,9 @@ class _Contest:
                         take_outputs(index, self._run(index))
             except _ModelFailed as failure:
                 self.errors[failure.index] = failure.error
+                if self.witness is not None:
+                    refused = failure.kind is FailureKind.ERROR
+                    self.witness.saw_failure(failure.index, failure.error, refused=refused)
                 continue
             finally:
                 self._release()
@@ -150,7 +178,13 @@ class _Contest:
             progress,
             # Other processes may leave the engine less time than its own samples show.
             time_is_up=lambda: length.runs is None and time.monotonic() > end,
+            on_round=self._tell(tuple(present[1:])),
         )
+
+    def _tell(self, candidates: tuple[int, ...]) -> Callable[[Round], None] | None:
+        if self.witness is None:
+            return None
+        return functools.partial(self.witness.saw_round, candidates)
 
     def _open(self, index: int) -> None:
         try:
@@ -159,20 +193,20 @@ class _Contest:
             self.build_s[index] = self.build_s.get(index, 0.0) + model.build_s
             self.worker.feed(model, self.feeds, timeout_s=self.timeout_s)
         except WorkerFailure as failure:
-            raise _ModelFailed(index, str(failure)) from failure
+            raise _ModelFailed(index, str(failure), failure.kind) from failure
 
     def _run(self, index: int) -> Outputs:
         try:
             return self.worker.run(self.models[index], self.feeds, timeout_s=self.limit_s)
         except WorkerFailure as failure:
-            raise _ModelFailed(index, str(failure)) from failure
+            raise _ModelFailed(index, str(failure), failure.kind) from failure
 
     def _block(self, index: int, runs: int) -> list[float]:
         before_s = self.worker.timing_s
         try:
             samples = self.worker.time(self.models[index], runs, timeout_s=self.limit_s)
         except WorkerFailure as failure:
-            raise _ModelFailed(index, str(failure)) from failure
+            raise _ModelFailed(index, str(failure), failure.kind) from failure
         finally:
             spent_s = self.worker.timing_s - before_s
             self.timing_s[index] = self.timing_s.get(index, 0.0) + spent_s

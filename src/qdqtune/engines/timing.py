@@ -121,6 +121,21 @@ class Plan:
         return [(max(_FEWEST_ROUNDS, round(part * self.rounds)), sure) for part, sure in _LOOKS]
 
 
+@dataclass(frozen=True)
+class Round:
+    """A block of each candidate between two of the baseline.
+
+    Attributes:
+        baseline_ms: Median of the baseline's block at the end of it.
+        latencies_ms: Median of each candidate's block.
+        log_ratios: How much faster than the baseline around it each candidate was.
+    """
+
+    baseline_ms: float
+    latencies_ms: tuple[float, ...]
+    log_ratios: tuple[float, ...]
+
+
 def plan_turns(
     latencies_ms: Sequence[float],
     budget_s: float,
@@ -204,7 +219,11 @@ def typical_gain(
     The error comes from the median deviation, so that a few disturbed blocks don't blow it up; it
     is that of a median of normal numbers.
     """
-    log_ratios = scores(baseline, candidate)
+    return gain_of(scores(baseline, candidate))
+
+
+def gain_of(log_ratios: Sequence[float]) -> tuple[float, float]:
+    """Like `typical_gain`, from log ratios that are known already."""
     middle = statistics.median(log_ratios)
     spread = _NORMAL_PER_MEDIAN * statistics.median(abs(ratio - middle) for ratio in log_ratios)
     return middle, _MEDIAN_PER_MEAN * spread / math.sqrt(len(log_ratios))
@@ -215,6 +234,7 @@ def take_turns(
     plan: Plan,
     progress: Callable[[int, int], None] | None = None,
     time_is_up: Callable[[], bool] = lambda: False,
+    on_round: Callable[[Round], None] | None = None,
 ) -> tuple[list[Blocks], list[Comparison]]:
     """Times models against the first of them, and stops when every difference is clear.
 
@@ -227,18 +247,19 @@ def take_turns(
         plan: Blocks and rounds.
         progress: Called after each round with the rounds done and planned.
         time_is_up: Asked after each round; ends the timing before its plan.
+        on_round: Told what each round showed.
 
     Returns:
         The kept blocks of each model, and one comparison per candidate.
     """
     alone = len(plan.shapes) == 1
     lean = plan if plan.fixed or alone else plan.leaner()
-    turns = _Turns(time_block, lean, progress, time_is_up)
+    turns = _Turns(time_block, lean, progress, time_is_up, on_round)
     if lean != plan:
         turns.play(until=lean.looks[0][0])
         rest = plan.after(turns.done * lean.round_ms)
         if turns.promises_certainty(rest):
-            turns = _Turns(time_block, rest, progress, time_is_up)
+            turns = _Turns(time_block, rest, progress, time_is_up, on_round)
     return turns.decide()
 
 
@@ -249,10 +270,12 @@ class _Turns:
         plan: Plan,
         progress: Callable[[int, int], None] | None,
         time_is_up: Callable[[], bool],
+        on_round: Callable[[Round], None] | None,
     ) -> None:
         self._time_block = time_block
         self._plan = plan
         self._progress = progress
+        self._on_round = on_round
         self._time_is_up = time_is_up
         self._candidates = range(1, len(plan.shapes))
         self._blocks: list[Blocks] = [[] for _ in plan.shapes]
@@ -269,6 +292,8 @@ class _Turns:
                 self._take(model)
             self._take(0)
             self.done += 1
+            if self._on_round is not None:
+                self._on_round(self._last_round())
             if self._progress is not None:
                 self._progress(self.done, self._plan.rounds)
             if self._time_is_up() and self.done >= _FEWEST_ROUNDS:
@@ -297,6 +322,14 @@ class _Turns:
             half_widths.append((high - low) / 2.0)
         expected = max(half_widths) * _WIDER_BY_DROPPING * math.sqrt(self.done / plan.rounds)
         return expected <= _USEFUL_HALF_WIDTH
+
+    def _last_round(self) -> Round:
+        baseline, *candidates = self._blocks
+        return Round(
+            statistics.median(baseline[-1]),
+            tuple(statistics.median(blocks[-1]) for blocks in candidates),
+            tuple(scores(baseline[-2:], blocks[-1:])[0] for blocks in candidates),
+        )
 
     def _take(self, model: int) -> None:
         shape = self._plan.shapes[model]

@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 
 from qdqtune.graph.external import check_external_data, external_files, load_attributes
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.onnx_checks import first_line, inconsistency
-from qdqtune.graph.parsing import parse_model
+from qdqtune.graph.parsing import check_not_empty, parse_model
 from qdqtune.graph.proto_walk import contents
 from qdqtune.graph.validity import check_model
 from qdqtune.graph.weights import WeightStore, values_of
@@ -41,7 +42,32 @@ def load_model(path: str | os.PathLike[str]) -> ir.Model:
             missing, too short or outside the model's folder.
     """
     file = Path(path)
-    proto = parse_model(file)
+    return _checked(parse_model(file), file)
+
+
+def model_from_proto(proto: onnx.ModelProto, name: str = "The model") -> ir.Model:
+    """Check a model that is in memory, and read it like one from a file.
+
+    Args:
+        proto: The model; it is not changed.
+        name: What to call it in an error message.
+
+    Raises:
+        ModelError: If it is not a valid ONNX model, or its weights are not in it.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    check_not_empty(copy, Path(name))
+    if any(each.data_location == onnx.TensorProto.EXTERNAL for each in contents(copy).tensors):
+        raise ModelError(
+            f"{name} has weights in files beside it, and nothing says where it lies.",
+            "Give the path of its file instead.",
+        )
+    return _checked(copy, Path(name))
+
+
+def _checked(proto: onnx.ModelProto, file: Path) -> ir.Model:
+    """A model in which every node has a name of its own."""
     found = contents(proto)
     check_external_data(found.tensors, file)
     check_model(proto, found, file)
@@ -103,11 +129,23 @@ def write_text(path: str | os.PathLike[str], text: str, *, force: bool) -> None:
     Raises:
         OutputError: If the file exists and `force` is not set, or can't be written.
     """
+    write_bytes(path, text.encode("utf-8"), force=force)
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes, *, force: bool) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        OutputError: If the file exists and `force` is not set, or can't be written.
+    """
     target = Path(path)
     check_writable(target, force=force)
     staged = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        staged.write_text(text, encoding="utf-8")
+        with staged.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(staged, target)
     except OSError as error:
         staged.unlink(missing_ok=True)

@@ -53,6 +53,10 @@ def slabs(values: npt.NDArray[Any]) -> Iterator[tuple[slice, ...]]:
 class WeightStore:
     """Appends tensors to a file and hands out references to them.
 
+    A file that is there already, of an earlier run, is gone through first: as long as the same
+    tensors come in the same order, they are found in it. Nothing in it is ever changed, so that
+    models written by that run stay what they are.
+
     Args:
         folder: Where candidates are written; external data must lie beside the model.
         file_name: The file.
@@ -62,7 +66,8 @@ class WeightStore:
         self.folder = folder
         self._file = folder / file_name
         self._file.touch()
-        self._end = self._file.stat().st_size
+        self._size = self._file.stat().st_size
+        self._end = 0
         self._known: dict[Hashable, onnx.TensorProto] = {}
 
     def reference(self, key: Hashable, name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
@@ -89,11 +94,15 @@ class WeightStore:
 
     def _append(self, name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
         alignment = _PAGE if tensor.nbytes >= _PAGE else 64
-        offset = -(-self._end // alignment) * alignment
-        with self._file.open("r+b") as file:
-            file.seek(offset)
-            _write(tensor, file)
-            self._end = file.tell()
+        offset = _aligned(self._end, alignment)
+        if self._is_there(tensor, offset):
+            self._end = offset + tensor.nbytes
+        else:
+            offset = _aligned(max(self._end, self._size), alignment)
+            with self._file.open("r+b") as file:
+                file.seek(offset)
+                _write(tensor, file)
+                self._end = file.tell()
         proto = onnx.TensorProto(
             name=name,
             data_type=tensor.dtype.value,
@@ -105,8 +114,40 @@ class WeightStore:
             proto.external_data.add(key=key, value=str(value))
         return proto
 
+    def _is_there(self, tensor: ir.TensorProtocol, offset: int) -> bool:
+        """Whether an earlier run wrote just this to where it is to go now."""
+        if offset + tensor.nbytes > self._size:
+            return False
+        with self._file.open("rb") as file:
+            file.seek(offset)
+            try:
+                _write(tensor, _Comparing(file))
+            except _Different:
+                return False
+        return True
 
-def _write(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
+
+class _Different(Exception):
+    """The bytes are not those that were expected."""
+
+
+class _Comparing:
+    """Looks like a file that is written to, and compares with one that is read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, chunk: bytes) -> int:
+        if self._file.read(len(chunk)) != chunk:
+            raise _Different
+        return len(chunk)
+
+
+def _aligned(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
+
+
+def _write(tensor: ir.TensorProtocol, file: BinaryIO | _Comparing) -> None:
     """Write a tensor's bytes; from one file to another they don't come into memory."""
     if isinstance(tensor, ir.ExternalTensor):
         _twin(tensor).tofile(file)
