@@ -54,7 +54,19 @@ def add_parser(commands: Commands) -> None:
         help="folder for everything that is written; a run in it is gone on with "
         "(default: %(default)s)",
     )
-    parser.add_argument("--force", action="store_true", help="replace an earlier run in DIR")
+    begin = parser.add_mutually_exclusive_group()
+    begin.add_argument(
+        "--resume",
+        choices=("auto", "never"),
+        default="auto",
+        help="go on with a run in DIR, or refuse to (default: %(default)s)",
+    )
+    begin.add_argument(
+        "--restart", action="store_true", help="begin anew; a run in DIR is kept in DIR/earlier"
+    )
+    begin.add_argument(
+        "--force", action="store_true", help="replace what is in DIR, an earlier run included"
+    )
     parser.add_argument("--engine", default="auto", help="what runs it (default: %(default)s)")
     add_engine_option(parser)
     parser.add_argument(
@@ -98,6 +110,11 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         "--qdq_baseline",
         metavar="FILE",
         help="the model quantized by somebody else: begin with what is quantized there, too",
+    )
+    group.add_argument(
+        "--pattern_cache",
+        metavar="FILE",
+        help="the pattern cache of another run: try what it would do as well",
     )
     group.add_argument(
         "--node_filter",
@@ -163,8 +180,11 @@ def _run(options: argparse.Namespace) -> int:
             max_drop=options.max_drop,
             performance_threshold=options.performance_threshold,
             qdq_baseline=options.qdq_baseline,
+            pattern_cache=options.pattern_cache,
             node_filter=options.node_filter,
             output_dir=options.output_dir,
+            resume=options.resume,
+            restart=options.restart,
             force=options.force,
             callbacks=[watch],
         )

@@ -27,6 +27,7 @@ class TuneEvent:
         stage: What the run is at: ``calibration``, ``noise``, ``seeds``, ``cuts``, ...
         message: What happened, in one line.
         benchmarks: Candidates built and timed so far.
+        known: Those that earlier runs had timed.
         planned: How many there will be, roughly; None while that is not known.
         speedup: Of the best candidate so far over the float model, as the search estimates it.
         seconds: Since the run began.
@@ -40,6 +41,7 @@ class TuneEvent:
     speedup: float = 1.0
     seconds: float = 0.0
     eta_s: float | None = None
+    known: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,10 @@ class Summary:
         files: What was written: a name to a path within the output folder.
         seeds: Whole-model placements that the search began with, by name, and the speedup of each
             over the float model as the search saw it.
+        runs: How many runs there were over the folder, this one included; budgets count for one.
+        total_benchmarks: Candidates built and timed in all of them.
+        total_seconds: What all of them took; of one that was killed, up to its last measurement.
+        final_sha256: Of the model that was written, so that it can be recognized.
     """
 
     model: str
@@ -143,6 +149,10 @@ class Summary:
     files: Mapping[str, str] = field(default_factory=dict)
     seeds: Mapping[str, float] = field(default_factory=dict)
     mode: str = "region"
+    runs: int = 1
+    total_benchmarks: int = 0
+    total_seconds: float = 0.0
+    final_sha256: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -163,6 +173,29 @@ class Summary:
             "files": dict(self.files),
             "seeds": dict(self.seeds),
         }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Summary:
+        """Read the JSON form, of this version or an earlier one.
+
+        Raises:
+            KeyError: If a field is missing.
+            TypeError: If it is not the JSON form.
+            ValueError: If a field can't be what it is.
+        """
+        if value["kind"] != "summary" or not 1 <= value["schema"] <= SCHEMA:
+            raise ValueError("this is not a summary that this version can read")
+        known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
+        low, high = value["speedup_interval"]
+        return cls(
+            **{
+                **known,
+                "engine": EngineInfo.from_dict(value["engine"]),
+                "speedup_interval": (float(low), math.inf if high is None else float(high)),
+                "noise": Noise(**value["noise"]),
+                "seconds": Seconds(**value["seconds"]),
+            }
+        )
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ def tune_progress(*, quiet: bool) -> Iterator[Watch]:
 def event_line(event: TuneEvent) -> str:
     """One step as a line of a log."""
     facts = [_benchmarks(event)] if event.benchmarks or event.planned else []
+    if event.known:
+        facts.append(f"{event.known} known from before")
     if event.planned:
         facts.append(f"{event.speedup:.3f}x so far")
     if event.eta_s is not None:
@@ -72,7 +74,11 @@ def _print_line(event: TuneEvent) -> None:
 def _benchmarks(event: TuneEvent) -> str:
     if event.planned is None:
         return f"{event.benchmarks} benchmarks"
-    return f"{event.benchmarks} of {event.planned} benchmarks"
+    return f"{_done(event)} of {event.planned} benchmarks"
+
+
+def _done(event: TuneEvent) -> int:
+    return event.benchmarks + event.known
 
 
 def _bar() -> Progress:
@@ -107,9 +113,9 @@ class _Live:
         self._bar.update(
             self._task,
             description=printable(event.stage),
-            completed=event.benchmarks,
+            completed=_done(event),
             total=event.planned,
-            count=f"{event.benchmarks}/{event.planned}" if event.planned else "",
+            count=f"{_done(event)}/{event.planned}" if event.planned else "",
             best=self._best,
             left=f"{duration(event.eta_s)} left" if event.eta_s is not None else "",
         )

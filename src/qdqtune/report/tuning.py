@@ -89,6 +89,11 @@ def _effort(summary: Summary) -> list[str]:
         f"Noise: the model against itself {summary.noise.ratio:.3f}x; a screening sees "
         f"differences from {100 * summary.noise.detectable:.1f} %.",
     ]
+    if summary.runs > 1:
+        lines.append(
+            f"All {summary.runs} runs in this folder: {summary.total_benchmarks} benchmarks, "
+            f"{duration(summary.total_seconds)}."
+        )
     if summary.stopped in _STOPPED:
         lines.append(_STOPPED[summary.stopped])
     return lines

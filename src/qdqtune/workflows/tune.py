@@ -30,7 +30,7 @@ from qdqtune.records.tuning import (
 from qdqtune.workflows.calibrating import feeding_of
 from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tuning.clock import Reporter
-from qdqtune.workflows.tuning.folder import RunFolder
+from qdqtune.workflows.tuning.folder import AUTO, RunFolder
 from qdqtune.workflows.tuning.request import Callback, TuneRequest
 from qdqtune.workflows.tuning.run import TuneRun
 from qdqtune.workflows.tuning.scouting import find_choices, seeds_of
@@ -50,6 +50,8 @@ def tune(
     seed: int = 0,
     budget_s: float | None = None,
     max_benchmarks: int | None = None,
+    schemes_per_region: int | None = None,
+    timing_runs: int | None = None,
     quant_type: str = "int8",
     inputs: InputRequest = _NOTHING_SAID,
     calibration_data: Any = None,
@@ -60,15 +62,19 @@ def tune(
     max_drop: float = DEFAULT_MAX_DROP,
     performance_threshold: float = DEFAULT_THRESHOLD,
     qdq_baseline: str | Path | None = None,
+    pattern_cache: str | Path | None = None,
     node_filter: Sequence[str] = (),
     output_dir: str | Path = DEFAULT_OUTPUT_DIR,
+    state_file: str | Path | None = None,
+    resume: str = AUTO,
+    restart: bool = False,
     force: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> TuneResult:
     """Find the fastest correct placement of Q/DQ for a model on an engine, and write it.
 
-    The same call on the same folder goes on where an earlier one was stopped. Ctrl-C ends the
-    search; the best model so far is finished and written.
+    The same call on the same folder goes on where an earlier one was stopped, however it was.
+    Ctrl-C ends the search; the best model so far is finished and written.
 
     Args:
         model: A float model, or one with Q/DQ, which is taken apart first; its own placement is
@@ -80,6 +86,8 @@ def tune(
         seed: Of the search and of random inputs.
         budget_s: End the search after so many seconds.
         max_benchmarks: End it after so many candidates; None is the preset's number.
+        schemes_per_region: The same, as a number for each pattern; `max_benchmarks` goes first.
+        timing_runs: Timed runs of each candidate, at least; None is what the preset says.
         quant_type: One of the quant types of the engine's dialect.
         inputs: Shapes to run at; ranges of random inputs.
         calibration_data: As `qdqtune.calibration.data.open_samples` takes it; None is random.
@@ -91,10 +99,15 @@ def tune(
         max_drop: How much of the metric may be lost.
         performance_threshold: The speedup below which the model is handed back as it was.
         qdq_baseline: A quantized form of the model, whoever made it, to begin with as well.
+        pattern_cache: A cache that another run wrote; what it would do is tried as well.
         node_filter: Wildcard patterns of node names: only what matches may be quantized, with
             what is like it.
-        output_dir: Where everything is written.
-        force: Whether an earlier run in that folder may be replaced.
+        output_dir: Where everything is written. One run at a time can use it.
+        state_file: Where the readable state goes, with the pattern cache beside it; None is into
+            the output folder.
+        resume: ``auto`` goes on with a run in that folder, ``never`` refuses one.
+        restart: Whether to begin anew; a run in that folder is kept aside.
+        force: Whether what is in that folder may be replaced, an earlier run included.
         callbacks: Called with every step.
 
     Raises:
@@ -103,16 +116,18 @@ def tune(
     reporter = Reporter(callbacks, budget_s)
     name = registry.resolve(engine)
     _check_numbers(seed=seed, max_drop=max_drop, performance_threshold=performance_threshold)
+    chosen = preset_named(preset)
     request = TuneRequest(
         model=Path(model),
         engine=name,
         options=SessionOptions(threads=threads, engine_options=dict(engine_options or {})),
         dialect=native_dialect(name, options=engine_options),
         preset_name=preset,
-        preset=preset_named(preset),
+        preset=chosen if timing_runs is None else chosen.with_runs(timing_runs),
         seed=seed,
         budget_s=budget_s,
         max_benchmarks=max_benchmarks,
+        schemes_per_region=schemes_per_region,
         quant_type=quant_type,
         inputs=inputs,
         min_sqnr_db=min_sqnr_db,
@@ -120,7 +135,9 @@ def tune(
         max_drop=max_drop,
         threshold=performance_threshold,
         method=calibration_method,
-        qdq_baseline=Path(qdq_baseline) if qdq_baseline is not None else None,
+        qdq_baseline=_path(qdq_baseline),
+        pattern_cache=_path(pattern_cache),
+        state_file=_path(state_file),
         node_filter=tuple(node_filter),
         callbacks=tuple(callbacks),
     )
@@ -128,8 +145,12 @@ def tune(
     source = open_source(model, layout.least_opset)
     feeding = feeding_of(source, replace(inputs, seed=seed), calibration_data, calibration_samples)
     others = [request.qdq_baseline] if request.qdq_baseline is not None else []
-    folder = RunFolder(output_dir, request.model, others, force=force)
-    with TuneRun(request, source, feeding, folder, reporter) as run:
+    with (
+        RunFolder(
+            output_dir, request.model, others, force=force, restart=restart, resume=resume
+        ) as folder,
+        TuneRun(request, source, feeding, folder, reporter) as run,
+    ):
         return run.whole()
 
 
@@ -195,6 +216,10 @@ def _check_numbers(**numbers: float) -> None:
     for name, value in numbers.items():
         if not value >= 0:
             raise UsageError(f"{name} is {value}.", "It is a number from 0 on.")
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)
 
 
 def _evaluator(evaluate: str | Callable[[str], float] | None) -> UserFunction | None:

@@ -24,7 +24,7 @@ from qdqtune.records.placement import Edge, Placement
 from qdqtune.records.verification import Claim, Edges, VerifyReport
 from qdqtune.workflows.comparison import compare
 from qdqtune.workflows.tuning.folder import BASELINE, JOURNAL, PLACEMENT, SUMMARY
-from qdqtune.workflows.tuning.journal import read_lines
+from qdqtune.workflows.tuning.lines import whole_lines
 
 _logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def _claim(summary: Mapping[str, Any]) -> Claim:
 def _shapes_of_run(folder: Path) -> dict[str, tuple[int | None, ...]]:
     """What the inputs of a run's models were like; empty if nothing is known of it."""
     journal = folder / JOURNAL
-    lines = read_lines(journal) if journal.is_file() else ()
+    lines = whole_lines(journal) if journal.is_file() else ()
     headers = [line.get("header") for line in lines if line["kind"] == "run"]
     found = headers[0].get("shapes", {}) if headers and isinstance(headers[0], dict) else {}
     return {name: tuple(shape) for name, shape in found.items()}

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from qdqtune.autotune.space import Space, State
 from qdqtune.autotune.trial import Effort, Score, Trial
+from qdqtune.engines import registry
 from qdqtune.engines.contest import compare_files
+from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import StoredFeeds, Worker
-from qdqtune.engines.timing import typical_gain
+from qdqtune.engines.timing import Round, gain_of
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.measurement import Measurement
@@ -22,6 +29,7 @@ class Arena:
 
     Args:
         worker: The engine.
+        engine: Its name.
         inserter: Writes candidates.
         space: What states mean.
         feeds: What every model is run on.
@@ -32,11 +40,13 @@ class Arena:
     Attributes:
         benchmarks: Candidates built and timed.
         failed: Those that the engine refused.
+        gains: Log speedup over the float model of everything that was tried, as far as it is known.
     """
 
     def __init__(
         self,
         worker: Worker,
+        engine: str,
         inserter: Inserter,
         space: Space,
         feeds: StoredFeeds,
@@ -46,12 +56,14 @@ class Arena:
     ) -> None:
         self.benchmarks = 0
         self.failed = 0
-        self._worker = worker
+        self.gains: dict[State, float] = {frozenset(): 0.0}
+        self.worker = worker
+        self.feeds = feeds
+        self.preset = preset
+        self.journal = journal
+        self.is_made_up = not registry.entry(engine).measures
         self._inserter = inserter
         self._space = space
-        self._feeds = feeds
-        self._preset = preset
-        self._journal = journal
         self._ranges = ranges
         self._files: dict[str, Path] = {}
 
@@ -61,32 +73,58 @@ class Arena:
         Raises:
             EngineError: If the engine doesn't run the reference any more.
         """
-        own, effort = self._space.key(trial.reference), self._effort(trial.effort)
         found: dict[State, Score] = {}
         for state in trial.candidates:
-            known = self._journal.known(own, self._space.key(state), effort)
+            known = self.journal.known(
+                self.key(trial.reference), self.key(state), self.how(trial.effort)
+            )
             if known is not None:
                 found[state] = known
                 self._write_again(state)
         missing = [state for state in trial.candidates if state not in found]
         if missing:
             found.update(self._race(trial.reference, missing, trial.effort))
+        base = self.gains.get(trial.reference)
+        for state, score in found.items():
+            if base is not None and score.failure is None:
+                self.gains[state] = base + score.gain
         return [found[state] for state in trial.candidates]
 
     def file_of(self, state: State) -> Path:
         """The candidate's file."""
-        key = self._space.key(state)
+        key = self.key(state)
         if key not in self._files:
-            name = self._journal.name_of(key)
+            name = self.journal.name_of(key)
             if state and self._space.placement(state):
                 self._files[key] = self._inserter.write(self._space.placement(state), name)
             else:
                 self._files[key] = self._inserter.base.write(self._inserter.base.whole(), name)
         return self._files[key]
 
-    def _effort(self, effort: Effort) -> str:
+    def key(self, state: State) -> str:
+        """What a candidate is called in the journal."""
+        return self._space.key(state)
+
+    def how(self, effort: Effort) -> str:
         """How thoroughly something is measured, as the journal says it."""
-        return f"{effort.value}-{self._preset.rounds[effort]}-{self._ranges[:8]}"
+        return f"{effort.value}-{self.preset.rounds[effort]}-{self._ranges[:8]}"
+
+    def record(
+        self, reference: State, state: State, effort: Effort, score: Score, **details: object
+    ) -> None:
+        """Write down what came of a candidate."""
+        self.benchmarks += 1
+        self.failed += score.failure is not None
+        complete = {
+            "groups": sorted(state),
+            "latency_ms": None,
+            "reference_ms": None,
+            "rounds": 0,
+            "build_s": 0.0,
+            "timing_s": 0.0,
+            **details,
+        }
+        self.journal.add(self.key(reference), self.key(state), self.how(effort), score, complete)
 
     def _write_again(self, state: State) -> None:
         """A candidate that an earlier run measured can be exported after this one, too."""
@@ -94,7 +132,6 @@ class Arena:
             self.file_of(state)
 
     def _race(self, reference: State, states: list[State], effort: Effort) -> dict[State, Score]:
-        own = self._space.key(reference)
         scores: dict[State, Score] = {}
         files: dict[State, Path] = {}
         for state in states:
@@ -102,46 +139,118 @@ class Arena:
                 files[state] = self.file_of(state)
             except UsageError as error:  # a candidate that can't be written is one that failed
                 scores[state] = Score.failed(str(error))
-                self._record(own, state, effort, scores[state], Measurement(error=str(error)))
-        paths = [self.file_of(reference), *files.values()]
-        measured, _ = compare_files(
-            self._worker,
-            paths,
-            self._feeds,
-            rounds=self._preset.rounds[effort],
-            budget_s=self._preset.seconds[effort],
-        )
-        base = measured[0]
-        if not base.ok:
-            raise EngineError(
-                f"The engine does not run a model that it ran before: {base.error}",
-                "Is the machine out of memory or disk? Run the same command again to go on.",
-            )
-        for state, measurement in zip(files, measured[1:], strict=True):
-            if measurement.ok:
-                scores[state] = Score(*typical_gain(base.blocks_ms, measurement.blocks_ms))
-            else:
-                scores[state] = Score.failed(measurement.error or "")
-            self._record(own, state, effort, scores[state], measurement, base)
+                self.record(reference, state, effort, scores[state])
+        if files:
+            scores.update(_Race(self, reference, files, effort).run())
         return scores
 
-    def _record(
-        self,
-        reference: str,
-        state: State,
-        effort: Effort,
-        score: Score,
-        measurement: Measurement,
-        base: Measurement | None = None,
+
+class _Race:
+    """Candidates against one reference; a round of it is never measured twice."""
+
+    def __init__(
+        self, arena: Arena, reference: State, files: Mapping[State, Path], effort: Effort
     ) -> None:
-        self.benchmarks += 1
-        self.failed += score.failure is not None
-        details = {
-            "groups": sorted(state),
-            "latency_ms": measurement.latency_ms if measurement.ok else None,
-            "reference_ms": base.latency_ms if base is not None else None,
-            "rounds": len(measurement.blocks_ms),
-            "build_s": measurement.build_s,
-            "timing_s": measurement.timing_s,
-        }
-        self._journal.add(reference, self._space.key(state), self._effort(effort), score, details)
+        self._arena = arena
+        self._reference = reference
+        self._states = list(files)
+        self._files = [arena.file_of(reference), *files.values()]
+        self._effort = effort
+        self._scores: dict[State, Score] = {}
+        self._rounds: dict[tuple[State, ...], list[Round]] = {}
+        self._skip = 0
+
+    def run(self) -> dict[State, Score]:
+        """Play the rounds that are missing, and give everyone a score."""
+        arena, everyone = self._arena, tuple(self._states)
+        wanted = arena.preset.rounds[self._effort]
+        known = arena.journal.rounds(
+            arena.key(self._reference), [arena.key(state) for state in everyone], self._how
+        )
+        self._rounds[everyone] = known
+        if len(known) >= wanted:
+            self._judge(everyone, {})
+            return self._scores
+        # An engine that makes its times up plays from the start: it costs nothing, and only then
+        # goes on as if nothing had happened.
+        self._skip = len(known) if arena.is_made_up else 0
+        rest = wanted - len(known)
+        measured, _ = compare_files(
+            arena.worker,
+            self._files,
+            arena.feeds,
+            rounds=rest + self._skip,
+            # Made-up times must not depend on how fast this machine is.
+            budget_s=math.inf if arena.is_made_up else self._budget_s * rest / wanted,
+            options=self._options(),
+            witness=self,
+        )
+        if not measured[0].ok:
+            raise EngineError(
+                f"The engine does not run a model that it ran before: {measured[0].error}",
+                "Is the machine out of memory or disk? Run the same command again to go on.",
+            )
+        results = dict(zip(self._states, measured[1:], strict=True))
+        self._judge(tuple(state for state, each in results.items() if each.ok), results)
+        return self._scores
+
+    def saw_round(self, models: tuple[int, ...], round_: Round) -> None:
+        """Write a round down before the next one begins."""
+        states = tuple(self._states[model - 1] for model in models)
+        if self._skip and states == tuple(self._states):
+            self._skip -= 1
+            return
+        self._rounds.setdefault(states, []).append(round_)
+        keys = [self._arena.key(state) for state in states]
+        self._arena.journal.add_round(self._arena.key(self._reference), keys, self._how, round_)
+
+    def saw_failure(self, model: int, error: str, *, refused: bool) -> None:
+        """Write down at once what failed: the next one must not fail for the same reason."""
+        self._skip = 0
+        if model == 0:
+            return
+        state = self._states[model - 1]
+        self._scores[state] = Score.failed(error)
+        self._arena.record(
+            self._reference, state, self._effort, self._scores[state], unsure=not refused
+        )
+
+    def _judge(self, states: Sequence[State], measured: Mapping[State, Measurement]) -> None:
+        """Give scores from all rounds that were played among these."""
+        rounds = self._rounds.get(tuple(states), [])
+        reference_ms = statistics.median(each.baseline_ms for each in rounds) if rounds else None
+        for place, state in enumerate(states):
+            gain = gain_of([each.log_ratios[place] for each in rounds])
+            if not all(map(math.isfinite, gain)):
+                raise EngineError("The engine's times make no sense.", "Please report it.")
+            self._scores[state] = Score(*gain)
+            found = measured.get(state)
+            self._arena.record(
+                self._reference,
+                state,
+                self._effort,
+                self._scores[state],
+                latency_ms=statistics.median(each.latencies_ms[place] for each in rounds),
+                reference_ms=reference_ms,
+                rounds=len(rounds),
+                build_s=found.build_s if found is not None else 0.0,
+                timing_s=found.timing_s if found is not None else 0.0,
+            )
+
+    def _options(self) -> SessionOptions | None:
+        """Made-up noise follows from what is compared, not from what ran before."""
+        if not self._arena.is_made_up:
+            return None
+        options = self._arena.worker.options
+        keys = [self._arena.key(state) for state in (self._reference, *self._states)]
+        text = repr((options.engine_options.get("seed", "0"), keys, self._how))
+        seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
+        return replace(options, engine_options={**options.engine_options, "seed": str(seed)})
+
+    @property
+    def _budget_s(self) -> float:
+        return self._arena.preset.seconds[self._effort]
+
+    @property
+    def _how(self) -> str:
+        return self._arena.how(self._effort)

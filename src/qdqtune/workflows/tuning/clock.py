@@ -51,6 +51,7 @@ class Reporter:
         message: str,
         *,
         benchmarks: int = 0,
+        known: int = 0,
         planned: int | None = None,
         speedup: float = 1.0,
         rest_s: float = 0.0,
@@ -61,6 +62,7 @@ class Reporter:
             stage: What the run is at.
             message: What happened.
             benchmarks: Candidates timed so far.
+            known: Those that earlier runs had timed.
             planned: Candidates that there will be.
             speedup: Of the best so far.
             rest_s: Seconds that what follows the search will take.
@@ -68,10 +70,12 @@ class Reporter:
         eta_s = None
         if self._search_start is not None and planned and benchmarks:
             each_s = (time.monotonic() - self._search_start) / benchmarks
-            eta_s = max(0, planned - benchmarks) * each_s + rest_s
+            eta_s = max(0, planned - known - benchmarks) * each_s + rest_s
             if self._budget_s is not None:
                 eta_s = min(eta_s, max(0.0, self._budget_s - self.elapsed_s) + rest_s)
-        event = TuneEvent(stage, message, benchmarks, planned, speedup, self.elapsed_s, eta_s)
+        event = TuneEvent(
+            stage, message, benchmarks, planned, speedup, self.elapsed_s, eta_s, known
+        )
         _logger.info("%s: %s", stage, message)
         for callback in self._callbacks:
             callback(event)

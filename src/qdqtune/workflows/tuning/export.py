@@ -18,7 +18,7 @@ from qdqtune.records.candidates import Candidate
 from qdqtune.records.errors import ModelError, OutputError, QdqtuneError, UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, JOURNAL
-from qdqtune.workflows.tuning.journal import read_lines
+from qdqtune.workflows.tuning.lines import whole_lines
 
 _CANDIDATE_ID = re.compile(r"\w+")
 _FLOAT = Placement().digest()
@@ -139,7 +139,7 @@ def _read(folder: Path) -> _Run:
             "Name the --output_dir that `qdqtune tune` wrote to.",
         )
     by_key: dict[str, _Tried] = {}
-    for line in read_lines(journal):
+    for line in whole_lines(journal):
         if line["kind"] == "candidate" and _CANDIDATE_ID.fullmatch(line["id"]):
             run.tried[line["id"]] = by_key.setdefault(line["key"], _Tried(line["key"]))
         elif line["kind"] == "measurement":

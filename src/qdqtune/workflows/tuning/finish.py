@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +19,9 @@ from qdqtune.records.measurement import Comparison, Verdict
 from qdqtune.records.placement import Placement
 from qdqtune.workflows.tuning.folder import FINAL, RunFolder
 
-# More than fit into the time but for tiny models: the interval is to be as narrow as time allows.
-_MOST_ROUNDS = 1000
+# More than a real engine can play, whose blocks take eight milliseconds or more: the interval is to
+# be as narrow as time allows.
+_MOST_ROUNDS_PER_S = 60
 
 
 @dataclass(frozen=True)
@@ -59,34 +62,38 @@ def write_final(
 
 
 def time_final(
-    worker: Worker, baseline: Path, final: Path, feeds: Feeds, budget_s: float
-) -> Timed | str:
-    """Time the file against the model as it was given.
+    worker: Worker, baseline: Path, finals: Sequence[Path], feeds: Feeds, budget_s: float
+) -> list[Timed | str]:
+    """Time files against the model as it was given.
 
     Args:
         worker: A fresh one: nothing of the search is left in it.
         baseline: The model as given.
-        final: What may be handed over.
-        feeds: What both are run on.
-        budget_s: Seconds that it may take.
+        finals: What may be handed over.
+        feeds: What all are run on.
+        budget_s: Seconds that it may take for each.
 
     Returns:
-        How they compare, or why the final one can't be timed.
+        For each, how it compares, or why it can't be timed.
 
     Raises:
         EngineError: If the engine doesn't run the model as it was given.
     """
-    (base, found), (comparison,) = compare_files(
-        worker, [baseline, final], feeds, rounds=_MOST_ROUNDS, budget_s=budget_s
+    rounds = math.ceil(_MOST_ROUNDS_PER_S * budget_s)
+    (base, *found), comparisons = compare_files(
+        worker, [baseline, *finals], feeds, rounds=rounds, budget_s=budget_s
     )
     if not base.ok:
         raise EngineError(
             f"The engine does not run {baseline}: {base.error}",
             "It ran before: is the machine out of memory?",
         )
-    if comparison is None:
-        return f"the engine does not run it: {found.error}"
-    return Timed(base.latency_ms, found.latency_ms, comparison)
+    return [
+        Timed(base.latency_ms, each.latency_ms, comparison)
+        if comparison is not None
+        else f"the engine does not run it: {each.error}"
+        for each, comparison in zip(found, comparisons, strict=True)
+    ]
 
 
 def why_not_shipped(comparison: Comparison, threshold: float) -> str:

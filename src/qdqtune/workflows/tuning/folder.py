@@ -7,11 +7,14 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from qdqtune.graph.external import external_files
 from qdqtune.graph.files import write_text
-from qdqtune.records.errors import OutputError
+from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
+from qdqtune.workflows.tuning.journal import QUARANTINE
+from qdqtune.workflows.tuning.lock import LOCK, FolderLock
 
 BASELINE = "baseline.onnx"
 FINAL = "optimized_final.onnx"
@@ -19,24 +22,34 @@ PLACEMENT = "placement.json"
 RANGES = "ranges.json"
 JOURNAL = "measurements.jsonl"
 SUMMARY = "summary.json"
+STATE = "autotuner_state.yaml"
+PATTERN_CACHE = "autotuner_state_pattern_cache.yaml"
 CANDIDATES = "region_models"
 LOGS = "logs"
+ASIDE = "earlier"
 
 _STAGING = ".staged"
-_OURS = (BASELINE, FINAL, PLACEMENT, RANGES, JOURNAL, SUMMARY)
+_OURS = (BASELINE, FINAL, PLACEMENT, RANGES, JOURNAL, SUMMARY, STATE, PATTERN_CACHE, QUARANTINE)
+
+AUTO, NEVER = "auto", "never"
+RESUME = (AUTO, NEVER)
+"""Whether an earlier run in the folder is gone on with."""
 
 
 class RunFolder:
-    """Where the files of one run lie.
+    """Where the files of one run lie. It is held as long as this object is open.
 
     Args:
         path: The folder; it is made if there is none.
         model: The model that is tuned; the folder must not be a place where writing harms it.
         others: Other files that are read.
-        force: Whether an earlier run in it may be replaced.
+        force: Whether what is there may be replaced, an earlier run included.
+        restart: Whether an earlier run in it is set aside, to begin anew.
+        resume: ``auto`` to go on with an earlier run, ``never`` to refuse one.
 
     Raises:
         OutputError: If it can't be written to, or holds files that are not of a run.
+        UsageError: If another run is using it, or there is one that may not be gone on with.
     """
 
     def __init__(
@@ -45,34 +58,67 @@ class RunFolder:
         model: Path,
         others: Sequence[Path] = (),
         *,
-        force: bool,
+        force: bool = False,
+        restart: bool = False,
+        resume: str = AUTO,
     ) -> None:
         self.path = Path(path)
+        if resume not in RESUME:
+            raise UsageError(f"There is no resume={resume!r}.", f"Choices: {', '.join(RESUME)}.")
         self._protect(model, others)
+        if not (force or (self.path / LOCK).exists() or (self.path / JOURNAL).exists()):
+            self._refuse_others_files(model)
+        self._make(self.path)
+        self._lock = FolderLock(self.path)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(
-                f"The folder {self.path} can't be made: {error.strerror}.", "Choose another one."
-            ) from None
-        if not os.access(self.path, os.W_OK):
-            raise OutputError(f"The folder {self.path} can't be written to.", "Choose another one.")
-        if force:
+            self._prepare(force=force, restart=restart, resume=resume)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._lock.close()
+
+    def _refuse_others_files(self, model: Path) -> None:
+        """What no run has made here is not replaced; where one began, there is its lock."""
+        copies = [self._copy_of(file, model) for file in external_files(model)]
+        for file in (*self._written(), self.path / CANDIDATES, *copies):
+            if file.exists():
+                raise OutputError(
+                    f"{file} is there already, without the {JOURNAL} of a run.",
+                    "Choose another --output_dir, or pass --force to replace it.",
+                )
+
+    def _prepare(self, *, force: bool, restart: bool, resume: str) -> None:
+        has_run = (self.path / JOURNAL).exists()
+        if restart and has_run:
+            self._set_aside()
+        elif force:
             self._clear()
-        elif not (self.path / JOURNAL).exists():
-            copies = [self._copy_of(file, model) for file in external_files(model)]
-            for file in (*self._written(), self.path / CANDIDATES, *copies):
-                if file.exists():
-                    raise OutputError(
-                        f"{file} is there already, without the {JOURNAL} of a run.",
-                        "Choose another --output_dir, or pass --force to replace it.",
-                    )
+        elif has_run and resume == NEVER:
+            raise UsageError(
+                f"{self.path} holds a run already.",
+                "Leave --resume never out to go on with it, pass --restart to set it aside, or "
+                "choose another --output_dir.",
+            )
+        for name in (CANDIDATES, LOGS):
+            self._make(self.path / name)
+        self._remove_leftovers()
+
+    def _make(self, folder: Path) -> None:
         try:
-            for name in (CANDIDATES, LOGS):
-                (self.path / name).mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(
-                f"The folder {self.path / name} can't be made: {error.strerror}.",
+                f"The folder {folder} can't be made: {error.strerror}.",
                 "Choose another --output_dir.",
             ) from None
 
@@ -116,16 +162,20 @@ class RunFolder:
         """Write one of the run's JSON files."""
         return self.write(name, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
+    @property
+    def staged(self) -> Path:
+        """The folder for what is not finished."""
+        return self.path / _STAGING
+
     def staging(self) -> Path:
-        """An empty folder for what is not finished."""
+        """The same, empty."""
         self.clear_staging()
-        staged = self.path / _STAGING
-        staged.mkdir()
-        return staged
+        self.staged.mkdir()
+        return self.staged
 
     def clear_staging(self) -> None:
         """Remove what was not finished."""
-        shutil.rmtree(self.path / _STAGING, ignore_errors=True)
+        shutil.rmtree(self.staged, ignore_errors=True)
 
     def put_in_place(self, staged: Path) -> None:
         """Move a finished model, with the weights beside it, to where it belongs."""
@@ -159,6 +209,43 @@ class RunFolder:
             for file in (self.path / name, self.path / f"{name}.data"):
                 file.unlink(missing_ok=True)
         shutil.rmtree(self.path / CANDIDATES, ignore_errors=True)
+
+    def _set_aside(self) -> None:
+        """Move an earlier run, all of it, into a folder of its own; the journal goes last."""
+        number = 1
+        while (self.path / ASIDE / str(number)).exists():
+            number += 1
+        aside = self.path / ASIDE / str(number)
+        self._make(aside)
+        names = [name for ours in _OURS for name in (ours, f"{ours}.data")]
+        names = [LOGS, CANDIDATES, *self._weights_beside(), *names]
+        names.remove(JOURNAL)
+        try:
+            for name in (*names, JOURNAL):
+                if (self.path / name).exists():
+                    (aside / name).parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(self.path / name, aside / name)
+        except OSError as error:
+            raise OutputError(
+                f"The earlier run can't be moved to {aside}: {error.strerror}.",
+                "Choose another --output_dir.",
+            ) from None
+
+    def _weights_beside(self) -> list[str]:
+        """Copies of the weights of the earlier run's model, as paths within the folder."""
+        try:
+            files = external_files(self.path / BASELINE)
+        except QdqtuneError:  # a baseline that can't be read has no weights that matter
+            return []
+        here = self.path.resolve()
+        return [str(file.relative_to(here)) for file in files if here in file.parents]
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a run that was killed had not finished writing."""
+        self.clear_staging()
+        ours = [file for name in _OURS for file in self.path.glob(f".{name}.*.tmp")]
+        for file in (*ours, *(self.path / CANDIDATES).glob("*.tmp")):
+            file.unlink(missing_ok=True)
 
 
 def _copy(source: Path, target: Path) -> None:

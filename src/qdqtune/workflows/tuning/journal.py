@@ -1,27 +1,32 @@
 """Measurements, written down before anything uses them: `measurements.jsonl`.
 
-One JSON object per line with its kind, schema and checksum. A run with the same header finds in it
-what was measured already; it makes the same decisions again at no cost.
+A run with the same header finds in it what was measured already; it makes the same decisions again
+at no cost. A race that a kill cut off is gone on with at the round that was lost.
 """
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
-import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from qdqtune._version import __version__
 from qdqtune.autotune.trial import Score
+from qdqtune.engines.timing import Round
 from qdqtune.records.errors import OutputError, UsageError
+from qdqtune.workflows.tuning.lines import Line, encode, quarantine, read_journal
 
-SCHEMA = 1
+QUARANTINE = "measurements.damaged.jsonl"
 
-_logger = logging.getLogger(__name__)
+_Comparison = tuple[str, str, str]
+_Race = tuple[str, str, tuple[str, ...]]
 
-_Key = tuple[str, str, str]
+# A crash or a hang may be the machine's fault: it is believed when two runs have seen it.
+_BELIEVED = 2
 
 
 class Journal:
@@ -30,36 +35,54 @@ class Journal:
     Args:
         path: The file; it is made if there is none.
         header: What the measurements depend on. Those made under another one are refused.
+        elapsed_s: Seconds since this run began; never used to decide anything.
 
     Attributes:
         memo_hits: How often an outcome was known already.
         shares: Where the latency of the float model goes, by node; None if not known yet.
+        session: The number of this run over the file, from 1 on.
+        earlier_s: Seconds that earlier runs took, as far as it was written down.
+        earlier_benchmarks: Candidates that they timed.
 
     Raises:
         UsageError: If the file belongs to another model, engine or setting.
         OutputError: If it can't be read or written.
     """
 
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, header: Mapping[str, Any], elapsed_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self.path = path
         self.memo_hits = 0
         self.shares: dict[str, float] | None = None
-        self._scores: dict[_Key, Score] = {}
+        self.session = 1
+        self.earlier_s = 0.0
+        self.earlier_benchmarks = 0
+        self._elapsed_s = elapsed_s
+        self._scores: dict[_Comparison, Score] = {}
+        self._unsure: dict[_Comparison, int] = {}
+        self._rounds: dict[_Race, list[Round]] = {}
         self._names: dict[str, str] = {}
         self._last = -1
         wanted = json.loads(json.dumps(header))
+        self._run = _digest(wanted)
         try:
-            found = self._read(wanted)
-            is_cut = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+            has_header = self._take_in(wanted) if path.exists() else False
             self._file = path.open("a", encoding="utf-8")
-            if is_cut:  # the last line ended with the process that wrote it
-                self._file.write("\n")
-            if not found:
-                self._append({"kind": "run", "header": wanted})
         except OSError as error:
             raise OutputError(
                 f"{path} can't be written: {error.strerror}.", "Choose another --output_dir."
             ) from None
+        if not has_header:
+            self._append({"kind": "run", "header": wanted})
+        self._append(
+            {
+                "kind": "session",
+                "number": self.session,
+                "version": __version__,
+                "started": datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds"),
+            }
+        )
 
     def close(self) -> None:
         """Close the file; everything is in it already."""
@@ -72,6 +95,24 @@ class Journal:
             self.memo_hits += 1
         return score
 
+    def rounds(self, reference: str, candidates: Sequence[str], effort: str) -> list[Round]:
+        """The rounds of a race that were played before it was cut off.
+
+        Args:
+            reference: Key of what was compared with.
+            candidates: Keys of what was compared. If they ran together with others, whose outcome
+                was written down before the end, it is the same race.
+            effort: How thoroughly.
+        """
+        wanted = [self._names.get(candidate, "") for candidate in candidates]
+        best: list[Round] = []
+        for (against, how, names), rounds in self._rounds.items():
+            if (against, how) == (reference, effort) and set(wanted) <= set(names):
+                places = [names.index(name) for name in wanted]
+                if len(rounds) > len(best):
+                    best = [_part(each, places) for each in rounds]
+        return best
+
     def name_of(self, key: str) -> str:
         """The id of a candidate by its key: the same in every run over the same journal."""
         if key not in self._names:
@@ -79,6 +120,27 @@ class Journal:
             self._names[key] = f"c{self._last:04d}"
             self._append({"kind": "candidate", "id": self._names[key], "key": key})
         return self._names[key]
+
+    def add_round(
+        self, reference: str, candidates: Sequence[str], effort: str, played: Round
+    ) -> None:
+        """Write a round of a race down, so that a kill can't lose more than one.
+
+        It is not forced to the disk: that would disturb what is being timed, and only a crash of
+        the whole machine could lose it.
+        """
+        self._append(
+            {
+                "kind": "round",
+                "reference": reference,
+                "effort": effort,
+                "candidates": [self.name_of(candidate) for candidate in candidates],
+                "baseline_ms": played.baseline_ms,
+                "latencies_ms": list(played.latencies_ms),
+                "log_ratios": list(played.log_ratios),
+            },
+            force=False,
+        )
 
     def add(
         self, reference: str, candidate: str, effort: str, score: Score, details: Mapping[str, Any]
@@ -90,7 +152,8 @@ class Journal:
             candidate: Key of what was compared.
             effort: How thoroughly.
             score: What came out.
-            details: What else people may want to know.
+            details: What else people may want to know; ``unsure`` for a failure that may not be
+                the candidate's.
         """
         self._append(
             {
@@ -112,79 +175,117 @@ class Journal:
         self._append({"kind": "shares", "shares": dict(shares)})
         self.shares = dict(shares)
 
-    def _append(self, body: Mapping[str, Any]) -> None:
-        complete = {"schema": SCHEMA, **body}
-        line = json.dumps({**complete, "checksum": _checksum(complete)}, allow_nan=False)
+    def end(self, stopped: str) -> None:
+        """Write down that this run is over, and how long it took."""
+        self._append({"kind": "end", "seconds": self._elapsed_s(), "stopped": stopped})
+
+    def _append(self, body: Mapping[str, Any], *, force: bool = True) -> None:
+        at_s = round(self._elapsed_s(), 3)
+        line = encode({**body, "run": self._run, "session": self.session, "at_s": at_s})
         try:
-            self._file.write(line + "\n")
+            self._file.write(line)
             self._file.flush()
-            os.fsync(self._file.fileno())
+            if force:
+                os.fsync(self._file.fileno())
         except OSError as error:
             raise OutputError(
                 f"{self.path} could not be written: {error.strerror}.",
-                "Check that the disk has room. What was measured so far is in it.",
+                "Check that the disk has room. What was measured so far is in it: run the same "
+                "command again to go on.",
             ) from None
 
-    def _read(self, wanted: Mapping[str, Any]) -> bool:
-        """Take in an earlier run's lines; returns whether there was one."""
-        if not self.path.exists():
-            return False
-        found = False
-        for body in read_lines(self.path):
-            if body["kind"] == "run":
-                self._check(body.get("header"), wanted)
-                found = True
-            elif not found:
-                continue  # nobody knows of what this is a measurement
-            elif body["kind"] == "candidate":
-                self._names[body["key"]] = body["id"]
-                self._last = max(self._last, int(body["id"][1:]))
-            elif body["kind"] == "shares":
-                self.shares = body["shares"]
-            elif body["kind"] == "measurement":
-                self._take(body)
-        return found
+    def _take_in(self, wanted: Mapping[str, Any]) -> bool:
+        """Take in an earlier run's lines, those that can be believed; the others are set aside.
 
-    def _check(self, header: Any, wanted: Mapping[str, Any]) -> None:
-        there = header if isinstance(header, dict) else {}
-        for field in sorted({*there, *wanted}):
-            if there.get(field) != wanted.get(field):
-                raise UsageError(
-                    f"{self.path.parent} holds a run with another {field}: "
-                    f"{there.get(field)!r}, not {wanted.get(field)!r}.",
-                    "Choose another --output_dir, or pass --force to replace that run.",
-                )
+        Returns:
+            Whether the header is there.
+        """
+        lines = read_journal(self.path)
+        headers = [line.body["header"] for line in lines if _kind(line) == "run" and line.body]
+        for header in headers:
+            self._check(header, wanted)
+        damaged = [line for line in lines if not self._belongs(line, bool(headers))]
+        if damaged:
+            quarantine(self.path, damaged, self.path.with_name(QUARANTINE))
+        elif not self.path.read_bytes().endswith(b"\n") and lines:
+            with self.path.open("ab") as file:  # whole, but for its end
+                file.write(b"\n")
+        spent_s: dict[int, float] = {}
+        left_out = {line.number for line in damaged}
+        for line in lines:
+            if line.number not in left_out and line.body is not None:
+                self._take(line.body)
+                number = line.body.get("session", 0)
+                spent_s[number] = max(spent_s.get(number, 0.0), line.body.get("at_s", 0.0))
+        self.earlier_s = sum(spent_s.values())
+        self.session = max(spent_s, default=0) + 1
+        return bool(headers)
+
+    def _belongs(self, line: Line, has_header: bool) -> bool:
+        """Whether a line is whole, and known to be of this model, engine and setting."""
+        if line.body is None:
+            return False
+        return line.body["run"] == self._run if "run" in line.body else has_header
+
+    def _check(self, header: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        for field, there, here in _differences(header, wanted):
+            raise UsageError(
+                f"{self.path.parent} holds a run with another {field}: {there!r}, not {here!r}.",
+                "Choose another --output_dir, or pass --restart to set that run aside.",
+            )
 
     def _take(self, body: Mapping[str, Any]) -> None:
+        kind = body["kind"]
+        if kind == "candidate":
+            self._names[body["key"]] = body["id"]
+            number = body["id"][1:]
+            self._last = max(self._last, int(number) if number.isdecimal() else -1)
+        elif kind == "shares":
+            self.shares = body["shares"]
+        elif kind == "round":
+            race = (body["reference"], body["effort"], tuple(body["candidates"]))
+            numbers = tuple(body["latencies_ms"]), tuple(body["log_ratios"])
+            self._rounds.setdefault(race, []).append(Round(body["baseline_ms"], *numbers))
+        elif kind == "measurement":
+            self._take_measurement(body)
+
+    def _take_measurement(self, body: Mapping[str, Any]) -> None:
+        self.earlier_benchmarks += 1
+        key = (body["reference"], body["candidate"], body["effort"])
         failure = body["failure"]
-        score = Score.failed(failure) if failure is not None else Score(body["gain"], body["error"])
-        self._scores[body["reference"], body["candidate"], body["effort"]] = score
+        if failure is None:
+            if body["gain"] is not None:
+                self._scores[key] = Score(body["gain"], body["error"])
+            return
+        self._unsure[key] = self._unsure.get(key, 0) + 1
+        if not body.get("unsure") or self._unsure[key] >= _BELIEVED:
+            self._scores[key] = Score.failed(failure)
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a journal, in order; what is damaged is left out, and that is said.
-
-    Raises:
-        OSError: If it can't be read.
-    """
-    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
-        body = _body_of(line)
-        if body is None:
-            _logger.warning("%s:%d is damaged and left out", path, number)
-        else:
-            yield body
+def _kind(line: Line) -> str:
+    return line.body["kind"] if line.body is not None else ""
 
 
-def _checksum(body: Mapping[str, Any]) -> str:
-    text = json.dumps(body, sort_keys=True)
+def _part(played: Round, places: Sequence[int]) -> Round:
+    return Round(
+        played.baseline_ms,
+        tuple(played.latencies_ms[place] for place in places),
+        tuple(played.log_ratios[place] for place in places),
+    )
+
+
+def _differences(
+    there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Each field in which two headers differ, those inside others by their path."""
+    for field in sorted({*there, *here}):
+        one, other = there.get(field), here.get(field)
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from _differences(one, other, f"{prefix}{field}.")
+        elif one != other:
+            yield prefix + field, one, other
+
+
+def _digest(header: Mapping[str, Any]) -> str:
+    text = json.dumps(header, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _body_of(line: str) -> dict[str, Any] | None:
-    try:
-        body = json.loads(line)
-        checksum = body.pop("checksum")
-        is_whole = checksum == _checksum(body) and body["schema"] == SCHEMA
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return body if is_whole else None

@@ -31,6 +31,7 @@ class TuneRequest:
     seed: int
     budget_s: float | None
     max_benchmarks: int | None
+    schemes_per_region: int | None
     inputs: InputRequest
     method: RangeMethod | None
     min_sqnr_db: float | None
@@ -38,5 +39,13 @@ class TuneRequest:
     max_drop: float
     threshold: float
     qdq_baseline: Path | None = None
+    pattern_cache: Path | None = None
+    state_file: Path | None = None
     node_filter: tuple[str, ...] = ()
     callbacks: tuple[Callback, ...] = ()
+
+    def most(self, patterns: int) -> int | None:
+        """Candidates that the user allows in a model with so many patterns; None if not said."""
+        if self.max_benchmarks is not None or self.schemes_per_region is None:
+            return self.max_benchmarks
+        return self.schemes_per_region * max(1, patterns)

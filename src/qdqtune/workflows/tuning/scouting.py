@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qdqtune.autotune.grouping import Grouping, group_ops
+from qdqtune.autotune.pattern_cache import PatternCache
 from qdqtune.autotune.space import Space, State
 from qdqtune.autotune.trial import Effort
 from qdqtune.calibration.observed import observe_shapes, unknown_tensors
@@ -25,12 +26,14 @@ from qdqtune.graph.shapes import at_shapes
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError, UsageError
+from qdqtune.records.placement import Edge
 from qdqtune.records.tuning import Noise
 from qdqtune.workflows.calibrating import Feeding
 from qdqtune.workflows.tuning.settings import Preset
 
 _logger = logging.getLogger(__name__)
 
+_NOTHING: State = frozenset()
 _PROFILE_RUNS = 5
 # How many standard errors a difference must have to be seen.
 _SEEN = 2.0
@@ -45,6 +48,7 @@ def find_choices(
     feeding: Feeding,
     worker: Worker | None = None,
     node_filter: Collection[str] = (),
+    cache: PatternCache | None = None,
 ) -> tuple[Completion, Grouping]:
     """What can be quantized in a model, and which of it belongs together.
 
@@ -56,13 +60,14 @@ def find_choices(
         worker: An ONNX Runtime worker for shapes that can't be inferred; without one they stay
             unknown.
         node_filter: Wildcard patterns of node names: groups without a match are left float.
+        cache: What other runs found of patterns.
     """
     with at_shapes(base.index.model, feeding.shapes):
         index = GraphIndex(base.index.model)
         if worker is not None and unknown_tensors(index):
             observe_shapes(base, worker, next(iter(feeding.judged())))
         completion = Completion(index, dialect, quant_type)
-        grouping = group_ops(index, completion)
+        grouping = group_ops(index, completion, cache)
     if node_filter:
         matching = re.compile("|".join(map(fnmatch.translate, node_filter)))
         chosen = [group for group in grouping.groups if any(map(matching.match, group.nodes))]
@@ -93,30 +98,39 @@ def with_ranges(
     return replace(grouping, groups=tuple(kept))
 
 
-def seeds_of(space: Space, given: Mapping[str, Collection[str]]) -> dict[str, State]:
+def seeds_of(
+    space: Space, given: Mapping[str, Collection[str]], cached: Collection[Edge] = ()
+) -> dict[str, State]:
     """Whole-model choices to begin with.
 
     Args:
         space: The choices.
         given: Names of tensors that are quantized in a file that somebody made, by what to call it.
+        cached: What a pattern cache would quantize.
     """
     seeds = {
         "everything": space.everything,
         "weighted ops": space.weighted(),
         "weighted ops and what is between": space.of_ops(WEIGHTED_OPS | _BETWEEN),
     }
-    seeds.update((name, _like(space, frozenset(tensors))) for name, tensors in given.items())
+    for name, tensors in given.items():
+        seeds[name] = _like(space, _reads_one_of(frozenset(tensors)))
+    seeds["pattern cache"] = _like(space, frozenset(cached).__contains__) if cached else _NOTHING
     return {name: state for name, state in seeds.items() if state}
 
 
-def _like(space: Space, tensors: frozenset[str]) -> State:
-    """The groups whose ops read nothing but what is quantized in a file, and constants."""
+def _reads_one_of(tensors: frozenset[str]) -> Callable[[Edge], bool]:
+    return lambda edge: edge.tensor in tensors
+
+
+def _like(space: Space, is_quantized: Callable[[Edge], bool]) -> State:
+    """The groups whose ops read nothing but what is quantized elsewhere, and constants."""
     completion = space.completion
     return frozenset(
         number
         for number, group in enumerate(space.groups)
         if all(
-            edge.tensor in tensors or completion.index.is_constant(edge.tensor)
+            is_quantized(edge) or completion.index.is_constant(edge.tensor)
             for name in group.nodes
             for edge in completion.units[name].edges
             if edge.node == name

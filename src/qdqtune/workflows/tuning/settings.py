@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from qdqtune.autotune.search import Limits
 from qdqtune.autotune.trial import Effort
 from qdqtune.records.errors import UsageError
+
+_FEWEST_ROUNDS = 8
+_RUNS_OF_A_BLOCK = 2  # of a slow model; a fast one has more
+_NO_LIMIT_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,21 @@ class Preset:
         fixed, per_group = self.benchmarks
         allowed = fixed + round(per_group * groups)
         return Limits(sweeps=self.sweeps, benchmarks=allowed if most is None else most)
+
+    def with_runs(self, timing_runs: int) -> Preset:
+        """The preset with as many timed runs of each candidate, at least; more where it is close.
+
+        Raises:
+            UsageError: If there are none.
+        """
+        if timing_runs < 1:
+            raise UsageError(f"timing_runs is {timing_runs}.", "It is a number from 1 on.")
+        rounds = max(_FEWEST_ROUNDS, math.ceil(timing_runs / _RUNS_OF_A_BLOCK))
+        return replace(
+            self,
+            rounds=_by_effort(rounds, 2 * rounds),
+            seconds=_by_effort(_NO_LIMIT_S, _NO_LIMIT_S),
+        )
 
 
 _Number = TypeVar("_Number", int, float)

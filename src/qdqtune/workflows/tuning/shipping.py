@@ -1,0 +1,204 @@
+"""From the best choice to what is handed over: accurate, written, and timed once more."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Mapping
+
+from qdqtune.autotune.space import Space, State
+from qdqtune.engines.isolated import Worker
+from qdqtune.graph.files import save_model
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.qdq.insert import Inserter
+from qdqtune.records.placement import Placement
+from qdqtune.records.ranges import RangeMethod
+from qdqtune.workflows.calibrating import Feeding
+from qdqtune.workflows.judging import Judge
+from qdqtune.workflows.source import Source
+from qdqtune.workflows.tuning import folder as names
+from qdqtune.workflows.tuning.accuracy import checked_metric, correct_part
+from qdqtune.workflows.tuning.clock import Reporter
+from qdqtune.workflows.tuning.earlier import EarlierResult
+from qdqtune.workflows.tuning.finish import Timed, time_final, why_not_shipped, write_final
+from qdqtune.workflows.tuning.folder import RunFolder
+from qdqtune.workflows.tuning.request import TuneRequest
+from qdqtune.workflows.tuning.story import Story
+
+_logger = logging.getLogger(__name__)
+
+
+class Shipping:
+    """Finishes a run.
+
+    Args:
+        request: What was asked for.
+        source: The model.
+        feeding: What it is run on.
+        folder: Where everything goes.
+        reporter: Who hears of it.
+        story: What has happened, and is told on.
+        judge: Compares outputs; made when it is first needed.
+        new_worker: Starts the engine afresh, with a log of that name.
+        earlier: What an earlier run left, if anything.
+
+    Attributes:
+        chosen: What is quantized in the end.
+        keeps_earlier: Whether an earlier run's result stays, because this one was cut short.
+    """
+
+    def __init__(
+        self,
+        request: TuneRequest,
+        source: Source,
+        feeding: Feeding,
+        folder: RunFolder,
+        reporter: Reporter,
+        story: Story,
+        judge: Callable[[PreparedModel], Judge],
+        new_worker: Callable[[str], Worker],
+        earlier: EarlierResult | None,
+    ) -> None:
+        self.chosen: State = frozenset()
+        self.keeps_earlier = False
+        self._request = request
+        self._source = source
+        self._feeding = feeding
+        self._folder = folder
+        self._reporter = reporter
+        self._story = story
+        self._judge = judge
+        self._new_worker = new_worker
+        is_wanted = earlier is not None and earlier.is_good_enough(request)
+        self._earlier = earlier if is_wanted else None
+
+    def finish(self, space: Space, state: State, inserters: Mapping[RangeMethod, Inserter]) -> None:
+        """Make the best choice a file that may be handed over, if it deserves it.
+
+        Args:
+            space: What states mean.
+            state: The best choice.
+            inserters: Writers of candidates, by where their ranges come from.
+        """
+        self._finish(space, state, inserters)
+        if self._story.is_cut_short and not self._story.is_shipped and self._earlier is not None:
+            self.keeps_earlier = True
+
+    def _finish(
+        self, space: Space, state: State, inserters: Mapping[RangeMethod, Inserter]
+    ) -> None:
+        story, request = self._story, self._request
+        if not space.placement(state):
+            story.reason = "no candidate was faster than the float model"
+            if not space.groups:
+                story.reason = "nothing of it has a range that it could be quantized with"
+            elif not story.benchmarks + story.memo_hits:
+                story.reason = f"nothing was measured before the end ({story.stopped})"
+            elif self._source.reading is not None:
+                self._ship_float(next(iter(inserters.values())).base)
+            return
+        best = self._best_ranges(space.placement(state), inserters)
+        inserter = inserters[best]
+        state = self._correct(space, state, inserter)
+        placement = space.placement(state)
+        story.method = best
+        if not placement:
+            story.reason = "what is faster is not accurate enough"
+            return
+        story.sqnr_db = self._sqnr_db(inserter, placement)
+        if story.sqnr_db is None and request.min_sqnr_db is not None and request.evaluate is None:
+            _logger.warning(
+                "how accurate it is can't be told: no output could be compared; use --evaluate"
+            )
+        write_final(inserter, placement, self._folder, request.model)
+        self._ship_if_faster()
+        if story.is_shipped:
+            self._folder.write(names.RANGES, inserter.encoder.ranges.to_json())
+            story.placement = placement
+            self.chosen = state
+
+    def _ship_float(self, base: PreparedModel) -> None:
+        """The float model inside a Q/DQ file may be faster than the file."""
+        self._story.reason = ""
+        save_model(base.load(base.whole()), self._folder.staging() / names.FINAL)
+        self._ship_if_faster()
+
+    def _ship_if_faster(self) -> None:
+        """Time what is staged against the model as it was given; put it in place if it is faster.
+
+        A run that was cut short must beat what an earlier one had proven, too.
+        """
+        story, request, folder = self._story, self._request, self._folder
+        self._reporter.tell("final", "timing the file against the model as it was given")
+        staged = folder.staged / names.FINAL
+        rivals = [self._earlier.model] if story.is_cut_short and self._earlier is not None else []
+        with contextlib.closing(self._new_worker("final.log")) as worker:
+            self._reporter.workers.append(worker)
+            feeds = next(iter(self._feeding.judged()))
+            timed, *others = time_final(
+                worker, folder / names.BASELINE, [staged, *rivals], feeds, request.preset.final_s
+            )
+        if not isinstance(timed, Timed):
+            story.reason = timed
+            return
+        story.baseline_ms, story.final_ms = timed.baseline_ms, timed.final_ms
+        story.comparison = timed.comparison
+        story.reason = why_not_shipped(timed.comparison, request.threshold)
+        for other in others:
+            if isinstance(other, Timed) and other.comparison.ratio >= timed.comparison.ratio:
+                story.reason = story.reason or "what an earlier run found is at least as fast"
+        if not story.reason:
+            folder.put_in_place(staged)
+            story.is_shipped = True
+
+    def _best_ranges(
+        self, placement: Placement, inserters: Mapping[RangeMethod, Inserter]
+    ) -> RangeMethod:
+        """The ranges with which the choice is nearest to the float model."""
+        if len(inserters) == 1:
+            return next(iter(inserters))
+        return max(inserters, key=lambda way: self._sqnr_db(inserters[way], placement) or -math.inf)
+
+    def _correct(self, space: Space, state: State, inserter: Inserter) -> State:
+        request, story = self._request, self._story
+        evaluate, least_db = request.evaluate, request.min_sqnr_db
+        least = -math.inf
+        metrics: dict[State, float] = {}
+        if evaluate is not None:
+            self._reporter.tell("accuracy", f"{evaluate.label} on the model as it was given")
+            before = checked_metric(evaluate(str(request.model)), evaluate.label)
+            least = before - request.max_drop
+            story.metric = {"float": before}
+
+        def sqnr_db(choice: State) -> float:
+            found = self._sqnr_db(inserter, space.placement(choice))
+            return math.inf if found is None else found
+
+        def roughly_db(choice: State) -> float:
+            path = inserter.write(space.placement(choice), "judged")
+            return self._judge(inserter.base).roughly_db(path)
+
+        def is_correct(choice: State) -> bool:
+            placement = space.placement(choice)
+            if not placement:
+                return True
+            if least_db is not None and sqnr_db(choice) < least_db:
+                return False
+            if evaluate is None:
+                return True
+            path = inserter.write(placement, "evaluated")
+            metrics[choice] = checked_metric(evaluate(str(path)), evaluate.label)
+            return metrics[choice] >= least
+
+        self._reporter.tell("accuracy", "comparing outputs with the float model")
+        state = correct_part(space, state, is_correct, roughly_db)
+        if story.metric is not None and state in metrics:
+            story.metric["final"] = metrics[state]
+        return state
+
+    def _sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
+        """The worst output's distance from the float model; None if it can't be known here."""
+        path = inserter.write(placement, "judged")
+        found = self._judge(inserter.base).quality(path).against_float
+        return min(found.values(), default=None)

@@ -1,0 +1,105 @@
+"""What a run has come to so far, and the summary that is made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from qdqtune.autotune.grouping import Grouping
+from qdqtune.records.measurement import Comparison, EngineInfo
+from qdqtune.records.placement import Placement
+from qdqtune.records.ranges import RangeMethod
+from qdqtune.records.tuning import Noise, Seconds, Summary
+from qdqtune.workflows.tuning.request import TuneRequest
+
+FINISHED = "finished"
+BY_BUDGET = "budget"
+BY_COUNT = "max_benchmarks"
+INTERRUPTED = "interrupted"
+ENGINE_FAILED = "engine failed"
+
+
+@dataclass
+class Story:
+    """What a run has come to so far; see `Summary` for what the fields mean."""
+
+    grouping: Grouping = field(default_factory=Grouping)
+    noise: Noise = field(default_factory=lambda: Noise(1.0, 0.0))
+    baseline_ms: float = 0.0
+    final_ms: float = 0.0
+    comparison: Comparison | None = None
+    stopped: str = FINISHED
+    reason: str = ""
+    method: RangeMethod = RangeMethod.MINMAX
+    sqnr_db: float | None = None
+    is_shipped: bool = False
+    metric: dict[str, float] | None = None
+    calibration: str = "random"
+    placement: Placement = field(default_factory=Placement)
+    seeds: dict[str, float] = field(default_factory=dict)
+    benchmarks: int = 0
+    failed: int = 0
+    memo_hits: int = 0
+    runs: int = 1
+    earlier_benchmarks: int = 0
+    earlier_s: float = 0.0
+    final_sha256: str = ""
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the search would have gone on."""
+        return self.stopped in (BY_BUDGET, INTERRUPTED, ENGINE_FAILED)
+
+    def summary(
+        self,
+        request: TuneRequest,
+        info: EngineInfo,
+        calibrated_on: str,
+        seconds: Seconds,
+        files: dict[str, str],
+    ) -> Summary:
+        """The run in numbers.
+
+        Args:
+            request: What was asked for.
+            info: What measured.
+            calibrated_on: What the ranges come from, in words.
+            seconds: Where the time went.
+            files: What was written.
+        """
+        found = self.comparison if self.is_shipped else None
+        return Summary(
+            model=str(request.model),
+            engine=info,
+            dialect=request.dialect.name,
+            quant_type=request.quant_type,
+            calibration=self.calibration,
+            calibrated_on=calibrated_on,
+            calibration_method=self.method.value,
+            seed=request.seed,
+            preset=request.preset_name,
+            stopped=self.stopped,
+            baseline_ms=self.baseline_ms,
+            final_ms=self.final_ms,
+            speedup=found.ratio if found is not None else 1.0,
+            speedup_interval=(found.low, found.high) if found is not None else (1.0, 1.0),
+            confidence=self.comparison.confidence if self.comparison is not None else 1.0,
+            kept_float=not self.is_shipped,
+            reason=self.reason,
+            output_sqnr_db=self.sqnr_db if found is not None else None,
+            metric=self.metric,
+            noise=self.noise,
+            seeds=self.seeds,
+            benchmarks=self.benchmarks,
+            memo_hits=self.memo_hits,
+            failed=self.failed,
+            regions=self.grouping.regions,
+            patterns=self.grouping.patterns,
+            groups=len(self.grouping.groups),
+            qdq_pairs=len(self.placement.tensors),
+            seconds=seconds,
+            files=files,
+            runs=self.runs,
+            total_benchmarks=self.earlier_benchmarks + self.benchmarks,
+            total_seconds=self.earlier_s + seconds.total,
+            final_sha256=self.final_sha256,
+        )

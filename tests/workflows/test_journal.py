@@ -1,0 +1,261 @@
+"""The journal: nothing that happens to the file blocks a run, and nothing in it is misread."""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qdqtune.autotune.trial import Score
+from qdqtune.engines.timing import Round
+from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
+from qdqtune.workflows.tuning.journal import QUARANTINE, Journal
+from qdqtune.workflows.tuning.lines import SCHEMA, encode, read_journal, whole_lines
+
+HEADER = {
+    "model": "0123",
+    "engine": {"name": "some", "version": "1", "device": "cpu", "threads": 1, "options": {}},
+    "dialect": "onnxruntime",
+    "quant_type": "int8",
+    "shapes": {"x": [1, 3]},
+}
+DETAILS = {"latency_ms": 1.5, "reference_ms": 2.0}
+
+
+def write(path: Path, measurements: int = 6) -> list[bytes]:
+    """A journal of some measurements; its lines."""
+    journal = Journal(path, HEADER)
+    for number in range(measurements):
+        key = f"key{number}"
+        journal.name_of(key)
+        journal.add("float", key, "screen-10", Score(number / 10, 0.01), DETAILS)
+    journal.close()
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def known(journal: Journal, measurements: int = 6) -> dict[int, float]:
+    """What a journal knows of those measurements."""
+    found = {n: journal.known("float", f"key{n}", "screen-10") for n in range(measurements)}
+    return {number: score.gain for number, score in found.items() if score is not None}
+
+
+def test_what_was_written_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "measurements.jsonl"
+    write(path)
+    journal = Journal(path, HEADER)
+    assert known(journal) == {number: number / 10 for number in range(6)}
+    assert (journal.session, journal.earlier_benchmarks) == (2, 6)
+
+
+def test_a_cut_at_any_byte_of_the_last_records_costs_those_records_only(tmp_path: Path) -> None:
+    path = tmp_path / "measurements.jsonl"
+    lines = write(path)
+    whole = b"".join(lines)
+    for cut in range(len(b"".join(lines[:-3])), len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        (tmp_path / QUARANTINE).unlink(missing_ok=True)
+        ends = [len(b"".join(lines[: n + 1])) - 1 for n in range(len(lines))]
+        complete = [json.loads(lines[n]) for n, end in enumerate(ends) if cut >= end]
+        wanted = sum(line["kind"] == "measurement" for line in complete)
+        journal = Journal(path, HEADER)
+        assert len(known(journal)) == wanted
+        journal.add("float", "new", "screen-10", Score(0.5, 0.1), DETAILS)
+        journal.close()
+        again = Journal(path, HEADER)  # what is added after a cut line is not spoiled by it
+        assert again.known("float", "new", "screen-10") == Score(0.5, 0.1)
+        assert len(known(again)) == wanted
+        again.close()
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_flipped_bit_is_never_believed(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("flip")
+    path = folder / "measurements.jsonl"
+    content = bytearray(b"".join(write(path)))
+    position = data.draw(st.integers(0, len(content) - 1))
+    content[position] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    journal = Journal(path, HEADER)
+    found = known(journal)
+    assert len(found) >= 4  # a flipped line end joins two lines
+    assert all(gain == number / 10 for number, gain in found.items())
+    journal.close()
+    assert all(line.body is not None for line in read_journal(path))
+    quarantined = (folder / QUARANTINE).read_text().splitlines()
+    assert {json.loads(line)["file"] for line in quarantined} == {path.name}
+
+
+def test_a_damaged_line_is_named_and_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "measurements.jsonl"
+    lines = write(path)
+    number = next(n for n, line in enumerate(lines) if b"key2" in line and b"measurement" in line)
+    path.write_bytes(b"".join([*lines[:number], b"garbage \xff\n", *lines[number + 1 :]]))
+    with caplog.at_level(logging.WARNING):
+        journal = Journal(path, HEADER)
+    assert sorted(known(journal)) == [0, 1, 3, 4, 5]
+    assert f"{path}:{number + 1} is damaged" in caplog.text
+    aside = json.loads((tmp_path / QUARANTINE).read_text())
+    assert aside == {"file": path.name, "line": number + 1, "text": "garbage \\xff"}
+
+
+def test_without_its_header_a_line_still_says_whose_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "measurements.jsonl"
+    lines = write(path)
+    path.write_bytes(b"".join([b"broken\n", *lines[1:]]))
+    assert len(known(Journal(path, HEADER))) == 6
+    path.write_bytes(b"".join([b"broken\n", *lines[1:]]))
+    assert not known(Journal(path, {**HEADER, "model": "another"}))
+
+
+def changed(header: dict[str, Any], path: str) -> dict[str, Any]:
+    field, _, inner = path.partition(".")
+    if inner:
+        return {**header, field: changed(header[field], inner)}
+    return {**header, field: "something else"}
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["model", "engine.name", "engine.version", "engine.device", "engine.threads",
+     "engine.options", "dialect", "quant_type", "shapes.x"],
+)  # fmt: skip
+def test_measurements_of_something_else_are_refused_and_the_field_named(
+    tmp_path: Path, field: str
+) -> None:
+    path = tmp_path / "measurements.jsonl"
+    write(path)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=f"another {field}: "):
+        Journal(path, changed(HEADER, field))
+    assert path.read_bytes() == before
+
+
+def test_a_newer_schema_is_refused_not_thrown_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "measurements.jsonl"
+    write(path)
+    monkeypatch.setattr("qdqtune.workflows.tuning.lines.SCHEMA", SCHEMA + 1)
+    newer = encode({"kind": "measurement", "something": "new"})
+    monkeypatch.undo()
+    path.write_text(path.read_text() + newer)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="newer version"):
+        Journal(path, HEADER)
+    assert path.read_bytes() == before
+
+
+@given(st.lists(st.binary(max_size=40) | st.dictionaries(st.text(max_size=8), st.integers())))
+def test_a_line_of_anything_is_a_line_or_damaged(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[Any]
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "measurements.jsonl"
+    texts = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+    path.write_bytes(b"\n".join(texts))
+    list(whole_lines(path))
+    Journal(path, HEADER).close()
+
+
+@settings(max_examples=150)
+@given(
+    st.sampled_from(["run", "session", "end", "shares", "candidate", "round", "measurement", "x"]),
+    st.dictionaries(
+        st.sampled_from(
+            ["header", "number", "seconds", "shares", "id", "key", "reference", "effort", "gain",
+             "candidates", "baseline_ms", "latencies_ms", "log_ratios", "candidate", "error",
+             "failure", "latency_ms", "reference_ms", "run", "session", "at_s"]
+        ),
+        st.none() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
+        | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    ),
+)  # fmt: skip
+def test_a_whole_line_that_makes_no_sense_does_no_harm(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, fields: dict[str, Any]
+) -> None:
+    path = tmp_path_factory.mktemp("odd") / "measurements.jsonl"
+    write(path, 1)
+    path.write_text(path.read_text() + encode({**fields, "kind": kind}))
+    try:
+        journal = Journal(path, HEADER)
+    except QdqtuneError:
+        return
+    assert known(journal, 1) in ({0: 0.0}, {})
+    journal.close()
+
+
+def test_rounds_of_a_race_that_was_cut_off_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "measurements.jsonl"
+    journal = Journal(path, HEADER)
+    played = [Round(2.0, (1.0, 4.0), (0.7, -0.7)), Round(2.1, (1.1, 4.1), (0.6, -0.6))]
+    for each in played:
+        journal.add_round("float", ["one", "other"], "screen-10", each)
+    journal.close()
+    again = Journal(path, HEADER)
+    assert again.rounds("float", ["one", "other"], "screen-10") == played
+    assert again.rounds("float", ["other"], "screen-10")[0] == Round(2.0, (4.0,), (-0.7,))
+    assert again.rounds("float", ["other"], "confirm-24") == []
+    assert again.rounds("float", ["third"], "screen-10") == []
+
+
+def test_a_crash_is_believed_when_two_runs_have_seen_it(tmp_path: Path) -> None:
+    path = tmp_path / "measurements.jsonl"
+    for run in range(3):
+        journal = Journal(path, HEADER)
+        seen = journal.known("float", "bad", "screen-10")
+        assert (seen is not None) == (run == 2)
+        if seen is None:
+            journal.add(
+                "float", "bad", "screen-10", Score.failed("crash"), {**DETAILS, "unsure": True}
+            )
+        journal.add("float", "refused", "screen-10", Score.failed("no"), DETAILS)
+        journal.close()
+    assert Journal(path, HEADER).known("float", "refused", "screen-10") is not None
+
+
+FILLS_THE_DISK = """
+import sys
+from pathlib import Path
+from tests.workflows.test_journal import DETAILS, HEADER
+from qdqtune.autotune.trial import Score
+from qdqtune.records.errors import OutputError
+from qdqtune.workflows.tuning.journal import Journal
+journal = Journal(Path(sys.argv[1]), HEADER)
+try:
+    for number in range(1000):
+        journal.add("float", f"key{number}", "screen-10", Score(number / 10, 0.01), DETAILS)
+except OutputError as error:
+    print(number, error.what)
+"""
+
+
+def test_on_a_full_disk_what_was_written_stays(tmp_path: Path) -> None:
+    path = tmp_path / "measurements.jsonl"
+    limit = 5000  # a stand-in for a disk: files can't grow beyond it
+    done = subprocess.run(
+        [sys.executable, "-c", FILLS_THE_DISK, str(path)],
+        cwd=Path(__file__).parents[2],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    number, _, what = done.stdout.partition(" ")
+    assert "could not be written" in what
+    assert len(known(Journal(path, HEADER), 1000)) == int(number) > 3
+
+
+def test_a_journal_that_is_a_folder_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "measurements.jsonl").mkdir()
+    with pytest.raises(OutputError, match="can't be written"):
+        Journal(tmp_path / "measurements.jsonl", HEADER)

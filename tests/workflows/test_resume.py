@@ -1,0 +1,329 @@
+"""Runs that end before they are over: killed, interrupted, in each other's way."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import psutil
+import pytest
+
+from qdqtune.autotune.pattern_cache import PatternCache
+from qdqtune.records.errors import OutputError, UsageError
+from qdqtune.records.tuning import TuneEvent, TuneResult
+from qdqtune.workflows.tune import tune
+from qdqtune.workflows.tuning.arena import Arena
+from qdqtune.workflows.tuning.export import export_candidate, list_candidates
+from qdqtune.workflows.tuning.journal import Journal
+from tests.conftest import model_from_text
+
+KINDS = ("run", "session", "shares", "candidate", "round", "measurement", "end")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small, and with enough to choose from for some forty measurements."""
+    rng = np.random.default_rng(0)
+    weights = {
+        f"w{n}": rng.normal(size=(32, 32, 3, 3)).astype(np.float32) / 17 for n in range(1, 6)
+    }
+    text = """g (float[1,32,32,32] x) => (float[1,32,32,32] y) {
+        a = Conv<pads=[1,1,1,1]>(x, w1)
+        b = Relu(a)
+        c = Conv<pads=[1,1,1,1]>(b, w2)
+        d = Add(c, b)
+        e = Sigmoid(d)
+        f = Conv<pads=[1,1,1,1]>(e, w3)
+        g = Relu(f)
+        h = Conv<pads=[1,1,1,1]>(g, w4)
+        i = Mul(h, e)
+        y = Conv<pads=[1,1,1,1]>(i, w5)
+    }"""
+    path = tmp_path_factory.mktemp("model") / "model.onnx"
+    onnx.save(model_from_text(text, **weights), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
+    """The run that nobody disturbs."""
+    return simulated(model, tmp_path_factory.mktemp("whole") / "run")
+
+
+@pytest.fixture
+def run(whole: TuneResult, tmp_path: Path) -> Path:
+    """A copy of its folder."""
+    return Path(shutil.copytree(whole.output_dir, tmp_path / "run"))
+
+
+def simulated(model: Path, output: Path, **options: Any) -> TuneResult:
+    """With the noise that the simulated engine has by default."""
+    settings = {"engine": "simulated", "engine_options": {"seed": "7"}, "preset": "quick"}
+    return tune(model, output_dir=output, **{**settings, **options})
+
+
+def command(model: Path, output: Path, *more: str) -> list[str]:
+    return [
+        sys.executable, "-m", "qdqtune", "tune", str(model), "-o", str(output), "-q",
+        "--engine", "simulated", "--engine_option", "seed=7", "--preset", "quick", *more,
+    ]  # fmt: skip
+
+
+def lines(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "measurements.jsonl").read_text().splitlines()]
+
+
+def measured(output: Path) -> collections.Counter[tuple[str, ...]]:
+    return collections.Counter(
+        (line["reference"], line["candidate"], line["effort"])
+        for line in lines(output)
+        if line["kind"] == "measurement"
+    )
+
+
+def rounds(output: Path) -> collections.Counter[tuple[str, ...]]:
+    return collections.Counter(
+        (line["reference"], line["effort"], *line["candidates"])
+        for line in lines(output)
+        if line["kind"] == "round"
+    )
+
+
+class Killed(BaseException):
+    """Ends a run as a kill would: nobody catches it, nothing is finished."""
+
+
+@pytest.mark.parametrize("part", [0.05, 0.3, 0.5, 0.95])
+def test_cut_off_anywhere_a_run_ends_like_the_one_that_was_not(
+    model: Path, whole: TuneResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float
+) -> None:
+    total = len(lines(whole.output_dir))
+    append = Journal._append
+    left = [round(part * total)]
+
+    def die(journal: Journal, body: Any, *, force: bool = True) -> None:
+        append(journal, body, force=force)
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+
+    monkeypatch.setattr(Journal, "_append", die)
+    with pytest.raises(Killed):
+        simulated(model, tmp_path / "cut")
+    monkeypatch.undo()
+    resumed = simulated(model, tmp_path / "cut")
+    assert resumed.placement == whole.placement
+    assert resumed.summary.speedup == whole.summary.speedup
+    assert resumed.summary.runs == 2
+    assert resumed.summary.total_benchmarks == whole.summary.benchmarks
+    # Nothing was measured twice, not a round of it.
+    assert measured(tmp_path / "cut") == measured(whole.output_dir)
+    assert rounds(tmp_path / "cut") == rounds(whole.output_dir)
+
+
+def test_killed_at_random_moments_a_run_ends_like_the_one_that_was_not(
+    model: Path, whole: TuneResult, tmp_path: Path
+) -> None:
+    rng = random.Random(0)
+    kills = 0
+    for _ in range(4):
+        process = subprocess.Popen(
+            command(model, tmp_path / "killed"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            process.wait(rng.uniform(1.0, 3.0))
+        except subprocess.TimeoutExpired:
+            workers = psutil.Process(process.pid).children(recursive=True)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+            assert not psutil.wait_procs(workers, timeout=10)[1]  # no orphan goes on
+    assert kills
+    subprocess.run(command(model, tmp_path / "killed"), check=True, capture_output=True)
+    for name in ("placement.json", "optimized_final.onnx"):
+        assert (tmp_path / "killed" / name).read_bytes() == (whole.output_dir / name).read_bytes()
+    assert measured(tmp_path / "killed") == measured(whole.output_dir)
+    assert rounds(tmp_path / "killed") == rounds(whole.output_dir)
+    assert not list((tmp_path / "killed").rglob("*.tmp"))
+
+
+def test_a_kill_before_the_first_line_leaves_a_folder_that_can_be_used(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(Journal, "__init__", die)
+    with pytest.raises(Killed):
+        simulated(model, tmp_path / "run")
+    monkeypatch.undo()
+    assert simulated(model, tmp_path / "run", max_benchmarks=2).summary.benchmarks
+
+
+def test_restart_keeps_the_old_run_aside(model: Path, whole: TuneResult, run: Path) -> None:
+    before = {
+        file.relative_to(run): file.read_bytes()
+        for file in run.rglob("*")
+        if file.is_file() and file.name != ".lock"
+    }
+    again = simulated(model, run, restart=True, seed=3, max_benchmarks=2)
+    assert again.summary.memo_hits == 0
+    assert again.summary.runs == 1
+    assert all((run / "earlier/1" / name).read_bytes() == text for name, text in before.items())
+    # It is still a run like any other.
+    aside = simulated(model, run / "earlier/1")
+    assert aside.summary.benchmarks == 0
+    assert aside.placement == whole.placement
+    simulated(model, run, restart=True, max_benchmarks=2)
+    assert (run / "earlier/2/summary.json").exists()
+
+
+def test_resume_never_refuses_a_run_and_takes_an_empty_folder(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    simulated(model, run, resume="never", max_benchmarks=2)
+    with pytest.raises(UsageError, match="holds a run already"):
+        simulated(model, run, resume="never")
+    with pytest.raises(UsageError, match="no resume='maybe'"):
+        simulated(model, run, resume="maybe")
+
+
+HOLDS_A_FOLDER = """
+import sys, time
+from pathlib import Path
+from qdqtune.workflows.tuning.lock import FolderLock
+lock = FolderLock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_two_runs_cannot_share_a_folder_and_a_dead_owner_has_none(model: Path, run: Path) -> None:
+    before = (run / "measurements.jsonl").read_bytes()
+    owner = subprocess.Popen(
+        [sys.executable, "-c", HOLDS_A_FOLDER, str(run)], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "held\n"
+    second = subprocess.run(command(model, run, "--force"), capture_output=True, text=True)
+    assert second.returncode == 2
+    assert f"Another run is using {run} (process {owner.pid} on " in second.stderr
+    assert (run / "measurements.jsonl").read_bytes() == before
+    owner.kill()
+    owner.wait()
+    assert simulated(model, run).summary.benchmarks == 0
+
+
+def test_an_interrupted_run_does_not_cost_what_an_earlier_one_proved(
+    model: Path, whole: TuneResult, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not whole.summary.kept_float
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Arena, "answer", interrupt)
+    again = simulated(model, run, preset="default", seed=5)
+    assert again.summary.speedup == whole.summary.speedup
+    assert again.placement == whole.placement
+    assert (run / "optimized_final.onnx").read_bytes() == whole.model.read_bytes()
+    assert json.loads((run / "summary.json").read_text())["runs"] == 2
+    assert again.summary.total_seconds > whole.summary.total_seconds
+
+
+def test_a_result_that_somebody_changed_is_not_called_proven(model: Path, run: Path) -> None:
+    final = run / "optimized_final.onnx"
+    final.write_bytes(final.read_bytes() + b" ")
+
+    def interrupt(event: TuneEvent) -> None:
+        if event.benchmarks and event.stage not in ("final", "accuracy", "done"):
+            raise KeyboardInterrupt
+
+    again = simulated(model, run, preset="default", callbacks=[interrupt])
+    assert again.summary.stopped == "interrupted"
+    assert again.summary.runs == 2
+    assert again.summary.final_sha256 == hashlib.sha256(again.model.read_bytes()).hexdigest()
+
+
+def test_candidates_of_all_runs_in_a_folder_can_be_exported(
+    model: Path, run: Path, tmp_path: Path
+) -> None:
+    before = {
+        candidate.id: (run / f"region_models/{candidate.id}.onnx").read_bytes()
+        for candidate in list_candidates(run)
+    }
+    weights = (run / "region_models/weights.bin").read_bytes()
+    simulated(model, run, max_benchmarks=2)
+    for name, content in before.items():
+        assert (run / f"region_models/{name}.onnx").read_bytes() == content
+        export_candidate(run, name, tmp_path / f"{name}.onnx")
+    assert (run / "region_models/weights.bin").read_bytes() == weights
+
+
+def test_another_pattern_cache_is_a_place_to_begin(
+    model: Path, whole: TuneResult, tmp_path: Path
+) -> None:
+    cache = whole.output_dir / "autotuner_state_pattern_cache.yaml"
+    assert PatternCache.load(cache).num_patterns
+    again = simulated(model, tmp_path / "again", pattern_cache=cache, max_benchmarks=4)
+    assert again.summary.seeds["pattern cache"] == pytest.approx(whole.speedup, rel=0.05)
+
+
+@pytest.mark.parametrize("content", [b"\x00\xff", b"kind: ["])
+def test_a_damaged_cache_or_state_is_named_and_does_not_stop_a_run(
+    model: Path, run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    for name in ("autotuner_state.yaml", "autotuner_state_pattern_cache.yaml"):
+        (run / name).write_bytes(content)
+    given = tmp_path / "given.yaml"
+    given.write_bytes(content)
+    simulated(model, run, max_benchmarks=2, pattern_cache=given)
+    for path in (run / "autotuner_state.yaml", given):
+        assert str(path) in caplog.text
+    assert (run / "autotuner_state.damaged.yaml").read_bytes() == content
+    assert given.read_bytes() == content
+    assert PatternCache.load(run / "autotuner_state_pattern_cache.yaml").num_patterns
+
+
+def test_a_state_file_of_another_quant_type_is_refused(model: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state.yaml"
+    simulated(model, tmp_path / "int8", state_file=state, max_benchmarks=2)
+    assert (tmp_path / "state_pattern_cache.yaml").exists()
+    with pytest.raises(UsageError, match="another quant_type"):
+        simulated(model, tmp_path / "uint8", state_file=state, quant_type="uint8")
+
+
+@pytest.mark.parametrize("limit_kb", [1, 190])
+def test_a_full_disk_is_an_error_and_the_run_goes_on_later(
+    model: Path, tmp_path: Path, limit_kb: int
+) -> None:
+    """Files that can't grow stand in for the disk."""
+    limit = limit_kb * 1000
+    done = subprocess.run(
+        command(model, tmp_path / "run"), capture_output=True, text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ") or "\nerror: " in done.stderr
+    assert "Traceback" not in done.stderr
+    result = simulated(model, tmp_path / "run")
+    assert result.speedup > 1.0
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_ours(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="can't be made"):
+        simulated(model, tmp_path / "file/run")
