@@ -26,7 +26,7 @@ def test_real_models_are_compared(worker, conv_path, conv_feeds):
     assert comparison.pairs == len(measurements[1].blocks_ms)
     assert comparison.low <= comparison.ratio <= comparison.high
     assert len(rounds) == len(measurements[1].blocks_ms)
-    assert list(worker._scratch.iterdir()) == []
+    assert list(worker.scratch.iterdir()) == []
 
 
 def test_the_ratio_is_the_speedup(faulty, model_that):

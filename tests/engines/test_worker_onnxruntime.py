@@ -159,7 +159,7 @@ def test_tensor_names_may_be_anything(worker, tmp_path):
 def test_the_scratch_folder_goes_with_the_worker(conv_path, conv_feeds):
     with Worker(timeout_s=60) as worker:
         worker.measure(conv_path, conv_feeds, blocks=1, runs=1)
-        folder = worker._scratch
+        folder = worker.scratch
         assert list(folder.iterdir()) == []
         assert folder.stat().st_mode & 0o077 == 0
     assert not folder.exists()

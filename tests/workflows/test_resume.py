@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,45 @@ def test_killed_at_random_moments_a_run_ends_like_the_one_that_was_not(
     assert measured(tmp_path / "killed") == measured(whole.output_dir)
     assert rounds(tmp_path / "killed") == rounds(whole.output_dir)
     assert not list((tmp_path / "killed").rglob("*.tmp"))
+
+
+def test_what_a_kill_leaves_lies_in_the_folder_and_goes_with_the_next_run(
+    model: Path, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    process = subprocess.Popen(
+        command(model, tmp_path / "run"), stdout=subprocess.DEVNULL, env=environment
+    )
+    while not list((tmp_path / "run").glob("region_models/c0*.onnx")):
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not list(temporary.glob("*qdqtune*"))
+    simulated(model, tmp_path / "run")
+    assert not (tmp_path / "run/.scratch").exists()
+    assert not (tmp_path / "run/.staged").exists()
+
+
+def test_a_scheduler_that_takes_the_machine_back_gets_the_best_so_far(
+    model: Path, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qdqtune", "tune", str(model), "-o", str(tmp_path / "run"),
+         "--engine", "onnxruntime", "--threads", "1"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if " seeds: " in line:
+            process.terminate()
+            break
+    process.stderr.read()
+    assert process.wait(60) == 130
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["stopped"] == "interrupted"
+    assert (tmp_path / "run/optimized_final.onnx").exists()
 
 
 def test_a_kill_before_the_first_line_leaves_a_folder_that_can_be_used(

@@ -80,7 +80,7 @@ class Reference:
         options: SessionOptions | None = None,
     ) -> None:
         self._worker = worker
-        self._folder = tempfile.TemporaryDirectory(prefix="qdqtune-")
+        self._folder = tempfile.TemporaryDirectory(prefix="outputs-", dir=worker.scratch)
         self._kept: list[tuple[StoredFeeds, Path]] = []
         self._options = options
         opened = worker.open(model, options)

@@ -69,11 +69,13 @@ class Worker:
         timeout_s: Limit for each request, unless said otherwise.
         log_path: File for what the engine prints, limited in size.
         environment: Variables set in the child beside the inherited ones.
+        scratch: Where its folder for inputs and outputs goes; None is where the system has such.
 
     Attributes:
         building_s: Seconds that the engine spent opening models, measured by itself.
         timing_s: Seconds that it spent in timed runs, measured by itself.
         waited_s: Seconds that callers waited for its answers.
+        scratch: Its folder, which goes with it.
 
     Everything that can fail inside the engine raises ``WorkerFailure``; ``measure`` and
     ``qdqtune.engines.contest.compare_files`` turn it into a failed ``Measurement``.
@@ -87,6 +89,7 @@ class Worker:
         timeout_s: float = 300.0,
         log_path: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        scratch: Path | None = None,
     ) -> None:
         self._engine = engine if ":" in engine else registry.worker_class(engine)
         self.options = options or SessionOptions()
@@ -96,8 +99,8 @@ class Worker:
         self.waited_s = 0.0
         self._log_path = log_path
         self._environment = {**_CHILD_ENVIRONMENT, **(environment or {})}
-        self._folder = tempfile.TemporaryDirectory(prefix="qdqtune-")
-        self._scratch = Path(self._folder.name)
+        self._folder = tempfile.TemporaryDirectory(prefix="qdqtune-", dir=scratch)
+        self.scratch = Path(self._folder.name)
         self._child: ChildProcess | None = None
         self._generation = 0
         self._stored = 0
@@ -150,7 +153,7 @@ class Worker:
     def store(self, feeds: Feeds) -> StoredFeeds:
         """Writes inputs once so that many models can be fed with them."""
         self._stored += 1
-        path = self._scratch / f"feeds{self._stored}.npz"
+        path = self.scratch / f"feeds{self._stored}.npz"
         write_arrays(path, feeds)
         return StoredFeeds(path)
 
@@ -174,7 +177,7 @@ class Worker:
     ) -> Outputs:
         """Runs the model once and returns its outputs by name."""
         stored = feeds if isinstance(feeds, StoredFeeds) else self.store(feeds)
-        outputs = self._scratch / "outputs.npz"
+        outputs = self.scratch / "outputs.npz"
         try:
             self._ask_of(model, "run", timeout_s, feeds=str(stored.path), outputs=str(outputs))
             return read_arrays(outputs)

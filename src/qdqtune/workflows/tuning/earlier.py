@@ -50,6 +50,7 @@ class EarlierResult:
         """Its summary, with what was spent since."""
         return replace(
             self.summary,
+            stopped=story.stopped,
             runs=story.runs,
             total_benchmarks=story.earlier_benchmarks + story.benchmarks,
             total_seconds=story.earlier_s + seconds,

@@ -29,6 +29,7 @@ LOGS = "logs"
 ASIDE = "earlier"
 
 _STAGING = ".staged"
+_SCRATCH = ".scratch"
 _OURS = (BASELINE, FINAL, PLACEMENT, RANGES, JOURNAL, SUMMARY, STATE, PATTERN_CACHE, QUARANTINE)
 
 AUTO, NEVER = "auto", "never"
@@ -85,6 +86,7 @@ class RunFolder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        shutil.rmtree(self.scratch, ignore_errors=True)
         self._lock.close()
 
     def _refuse_others_files(self, model: Path) -> None:
@@ -109,9 +111,9 @@ class RunFolder:
                 "Leave --resume never out to go on with it, pass --restart to set it aside, or "
                 "choose another --output_dir.",
             )
-        for name in (CANDIDATES, LOGS):
-            self._make(self.path / name)
         self._remove_leftovers()
+        for name in (CANDIDATES, LOGS, _SCRATCH):
+            self._make(self.path / name)
 
     def _make(self, folder: Path) -> None:
         try:
@@ -133,7 +135,7 @@ class RunFolder:
     def _protect(self, model: Path, others: Sequence[Path]) -> None:
         """Refuse to write over what is read, or over one copy with another."""
         written = self._written()
-        inside = [(self.path / name).resolve() for name in (CANDIDATES, LOGS, _STAGING)]
+        inside = [(self.path / name).resolve() for name in (CANDIDATES, LOGS, _STAGING, _SCRATCH)]
         for source in (model, *others):
             for file in {source.resolve(), *external_files(source)}:
                 if file in written or any(folder in file.parents for folder in inside):
@@ -161,6 +163,11 @@ class RunFolder:
     def write_json(self, name: str, value: Any) -> Path:
         """Write one of the run's JSON files."""
         return self.write(name, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+    @property
+    def scratch(self) -> Path:
+        """For what is needed only while a run goes on, so that a kill leaves nothing elsewhere."""
+        return self.path / _SCRATCH
 
     @property
     def staged(self) -> Path:
@@ -243,6 +250,8 @@ class RunFolder:
     def _remove_leftovers(self) -> None:
         """Remove what a run that was killed had not finished writing."""
         self.clear_staging()
+        for folder in (self.scratch, *(self.path / CANDIDATES).glob("twin-*")):
+            shutil.rmtree(folder, ignore_errors=True)
         ours = [file for name in _OURS for file in self.path.glob(f".{name}.*.tmp")]
         for file in (*ours, *(self.path / CANDIDATES).glob("*.tmp")):
             file.unlink(missing_ok=True)

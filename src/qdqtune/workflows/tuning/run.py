@@ -93,7 +93,8 @@ class TuneRun:
         self._reporter = reporter
         self._snapshot_at_s = 0.0
         # Calibration and accuracy are ONNX Runtime's business, whatever is tuned for.
-        self._runner = self._worker(Worker(log_path=folder / names.LOGS / "runs.log"))
+        log = folder / names.LOGS / "runs.log"
+        self._runner = self._worker(Worker(log_path=log, scratch=folder.scratch))
         self._engine = self._worker(self._new_engine("engine.log"))
 
     def __enter__(self) -> TuneRun:
@@ -343,7 +344,9 @@ class TuneRun:
 
     def _new_engine(self, log: str) -> Worker:
         request = self._request
-        return Worker(request.engine, request.options, log_path=self._folder / names.LOGS / log)
+        log_path = self._folder / names.LOGS / log
+        scratch = self._folder.scratch
+        return Worker(request.engine, request.options, log_path=log_path, scratch=scratch)
 
     def _worker(self, worker: Worker) -> Worker:
         self._stack.callback(worker.close)
