@@ -11,7 +11,7 @@ from qdqtune.autotune.canonical import CanonicalRegion, canonical_region
 from qdqtune.autotune.errors import InvalidSchemeError
 from qdqtune.autotune.pattern_cache import PatternCache
 from qdqtune.autotune.pattern_views import PatternView, view_pattern
-from qdqtune.autotune.region import leaves
+from qdqtune.autotune.region import Region, leaves
 from qdqtune.autotune.region_search import CombinedRegionSearch
 from qdqtune.autotune.resolved import to_placement
 from qdqtune.autotune.space import Group
@@ -60,6 +60,7 @@ def group_ops(
     regions = CombinedRegionSearch(index).search_regions()
     numbers: dict[str, int] = {}
     forms: list[list[CanonicalRegion]] = []
+    firsts: list[Region] = []
     found: dict[tuple[int, int], list[int]] = {}
     parts = list(leaves(regions))
     for region in parts:
@@ -67,6 +68,7 @@ def group_ops(
         number = numbers.setdefault(form.signature(shapes=True), len(numbers))
         if number == len(forms):
             forms.append([])
+            firsts.append(region)
         forms[number].append(form)
         for role, position in enumerate(form.nodes):
             name = index.nodes[position].name or ""
@@ -83,7 +85,10 @@ def group_ops(
         )
         for (number, role), positions in sorted(found.items(), key=lambda item: min(item[1]))
     ]
-    views = tuple(view_pattern(alike[0], index, len(alike)) for alike in forms)
+    views = tuple(
+        view_pattern(first, alike[0], index, len(alike))
+        for first, alike in zip(firsts, forms, strict=True)
+    )
     cached: set[Edge] = set()
     if cache is not None:
         for view, alike in zip(views, forms, strict=True):

@@ -27,13 +27,13 @@ Point = TypeVar("Point", bound="InsertionPoint")
 class InsertionPoint(ABC):
     """A place for a Q/DQ pair, relative to a pattern."""
 
-    def resolve(self, region: Region, index: GraphIndex) -> set[ResolvedInsertionPoint]:
+    def resolve(self, region: Region, graph: GraphIndex) -> set[ResolvedInsertionPoint]:
         """The places in one model that it stands for; none if it can't pay in this region.
 
         Raises:
             InvalidSchemeError: If the region's pattern has no such place.
         """
-        return self.resolve_in(canonical_region(region, index), index)
+        return self.resolve_in(canonical_region(region, graph), graph)
 
     @abstractmethod
     def resolve_in(self, form: CanonicalRegion, index: GraphIndex) -> set[ResolvedInsertionPoint]:
@@ -84,12 +84,12 @@ class NodeInputInsertionPoint(InsertionPoint):
         """The input, and the other operand of a weighted op."""
         node = _at(form.nodes, self.node_index, "node", self)
         position = _at(form.input_positions(self.node_index), self.input_index, "input", self)
-        return _edge(index, node, position)
+        return edge_with_operand(index, node, position)
 
     @staticmethod
-    def collect_from_region(region: Region, index: GraphIndex) -> list[NodeInputInsertionPoint]:
+    def collect_from_region(region: Region, graph: GraphIndex) -> list[NodeInputInsertionPoint]:
         """Every such point that can pay, in canonical order."""
-        return NodeInputInsertionPoint.collect_in(canonical_region(region, index), index)
+        return NodeInputInsertionPoint.collect_in(canonical_region(region, graph), graph)
 
     @staticmethod
     def collect_in(form: CanonicalRegion, index: GraphIndex) -> list[NodeInputInsertionPoint]:
@@ -119,14 +119,14 @@ class ChildRegionInputInsertionPoint(InsertionPoint):
         child = _child(form, self.region_index, self)
         tensor = _at(child.inputs, self.input_index, "input", self)
         edges = form.edges_into_child(self.region_index, tensor)
-        return set().union(*(_edge(index, node, position) for node, position in edges))
+        return set().union(*(edge_with_operand(index, node, position) for node, position in edges))
 
     @staticmethod
     def collect_from_region(
-        region: Region, index: GraphIndex
+        region: Region, graph: GraphIndex
     ) -> list[ChildRegionInputInsertionPoint]:
         """Every such point that can pay, in canonical order; a LEAF has none."""
-        return ChildRegionInputInsertionPoint.collect_in(canonical_region(region, index), index)
+        return ChildRegionInputInsertionPoint.collect_in(canonical_region(region, graph), graph)
 
     @staticmethod
     def collect_in(
@@ -181,9 +181,9 @@ class RegionOutputInsertionPoint(InsertionPoint):
         return name
 
     @staticmethod
-    def collect_from_region(region: Region, index: GraphIndex) -> list[RegionOutputInsertionPoint]:
+    def collect_from_region(region: Region, graph: GraphIndex) -> list[RegionOutputInsertionPoint]:
         """Every such point that can pay: outputs of children, then of the region's own nodes."""
-        return RegionOutputInsertionPoint.collect_in(canonical_region(region, index), index)
+        return RegionOutputInsertionPoint.collect_in(canonical_region(region, graph), graph)
 
     @staticmethod
     def collect_in(form: CanonicalRegion, index: GraphIndex) -> list[RegionOutputInsertionPoint]:
@@ -205,16 +205,18 @@ class RegionOutputInsertionPoint(InsertionPoint):
 ChildRegionOutputInsertionPoint = RegionOutputInsertionPoint
 
 
-def has_quantizable_operations(region: Region, index: GraphIndex) -> bool:
+def has_quantizable_operations(region: Region, graph: GraphIndex) -> bool:
     """Whether any input of a node in the region, or below it, is a point."""
     return any(
-        not why_not(index, node, position)
+        not why_not(graph, node, position)
         for node in region.get_region_nodes_and_descendants()
-        for position in range(len(index.nodes[node].inputs))
+        for position in range(len(graph.nodes[node].inputs))
     )
 
 
-def _edge(index: GraphIndex, node_position: int, position: int) -> set[ResolvedInsertionPoint]:
+def edge_with_operand(
+    index: GraphIndex, node_position: int, position: int
+) -> set[ResolvedInsertionPoint]:
     """One edge, with the other operand of a weighted op; nothing if it can't pay."""
     if why_not(index, node_position, position):
         return set()

@@ -35,16 +35,16 @@ class RegionPattern:
 
     @classmethod
     def from_region(
-        cls, region: Region, index: GraphIndex, *, shapes: bool = False
+        cls, region: Region, graph: GraphIndex, *, shapes: bool = False
     ) -> RegionPattern:
         """The pattern of a region.
 
         Args:
             region: The region.
-            index: The graph.
+            graph: The graph.
             shapes: Whether types and shapes of all tensors are part of it.
         """
-        form = canonical_region(region, index)
+        form = canonical_region(region, graph)
         return cls(form.signature(shapes=shapes), len(form.nodes))
 
     @property
@@ -76,24 +76,24 @@ class RegionPattern:
     def matches(self, other: RegionPattern) -> bool: ...
 
     @overload
-    def matches(self, other: Region, index: GraphIndex) -> list[int] | None: ...
+    def matches(self, other: Region, graph: GraphIndex) -> list[int] | None: ...
 
     @overload
     def matches(
-        self, other: Region, index: GraphIndex, scheme: InsertionScheme
+        self, other: Region, graph: GraphIndex, scheme: InsertionScheme
     ) -> set[ResolvedInsertionPoint]: ...
 
     def matches(
         self,
         other: RegionPattern | Region,
-        index: GraphIndex | None = None,
+        graph: GraphIndex | None = None,
         scheme: InsertionScheme | None = None,
     ) -> bool | list[int] | set[ResolvedInsertionPoint] | None:
         """Compare with a pattern or a region, or resolve a scheme in a region.
 
         Args:
             other: The pattern or the region.
-            index: The graph that the region is in.
+            graph: The graph that the region is in.
             scheme: A scheme of this pattern.
 
         Returns:
@@ -114,43 +114,43 @@ class RegionPattern:
             return self == other
         if not isinstance(other, Region):
             raise TypeError(f"A pattern can't be compared with {type(other).__name__}.")
-        if index is None:
+        if graph is None:
             raise InvalidSchemeError(
-                "A region can't be compared without its graph.", "Give the index as well."
+                "A region can't be compared without its graph.", "Give the graph as well."
             )
-        form = canonical_region(other, index)
+        form = canonical_region(other, graph)
         fits = self._fits(form)
         if scheme is None:
             return list(form.nodes) if fits else None
         if not fits:
             return set()
-        return set().union(*(point.resolve_in(form, index) for point in scheme.points()))
+        return set().union(*(point.resolve_in(form, graph) for point in scheme.points()))
 
-    def get_full_insertion_scheme(self, region: Region, index: GraphIndex) -> InsertionScheme:
+    def get_full_insertion_scheme(self, region: Region, graph: GraphIndex) -> InsertionScheme:
         """The scheme with every point that can pay in a region of this pattern.
 
         Raises:
             InvalidSchemeError: If the region has another pattern.
         """
-        form = canonical_region(region, index)
+        form = canonical_region(region, graph)
         if not self._fits(form):
             raise InvalidSchemeError(
                 f"Region {region.id} doesn't have the pattern {self.get_short_signature()}.",
-                "Take the pattern from the region: RegionPattern.from_region(region, index).",
+                "Take the pattern from the region: RegionPattern.from_region(region, graph).",
             )
         return InsertionScheme(
-            NodeInputInsertionPoint.collect_in(form, index),
-            ChildRegionInputInsertionPoint.collect_in(form, index),
-            RegionOutputInsertionPoint.collect_in(form, index),
+            NodeInputInsertionPoint.collect_in(form, graph),
+            ChildRegionInputInsertionPoint.collect_in(form, graph),
+            RegionOutputInsertionPoint.collect_in(form, graph),
         )
 
-    def format_tree(self, region: Region, index: GraphIndex, indent: int = 0) -> str:
+    def format_tree(self, region: Region, graph: GraphIndex, indent: int = 0) -> str:
         """A region and those below it, one line each."""
         lines = []
         waiting = [(region, indent)]
         while waiting:
             each, depth = waiting.pop()
-            pattern = self if each is region else RegionPattern.from_region(each, index)
+            pattern = self if each is region else RegionPattern.from_region(each, graph)
             text = f"{'  ' * depth}Region {each.id}: {pattern.signature} (size={pattern.size})"
             lines.append(text)
             waiting += [(child, depth + 1) for child in reversed(each.children)]

@@ -48,7 +48,7 @@ def to_placement(index: GraphIndex, resolved: Iterable[ResolvedInsertionPoint]) 
 
 
 def merge_resolved_insertion_points(
-    index: GraphIndex, resolved: Iterable[ResolvedInsertionPoint]
+    graph: GraphIndex, resolved: Iterable[ResolvedInsertionPoint]
 ) -> set[ResolvedInsertionPoint]:
     """One point for a tensor instead of one for each reader, where every single edge has one.
 
@@ -60,9 +60,9 @@ def merge_resolved_insertion_points(
     edges: dict[str, set[Edge]] = {}
     for point in points:
         if point.node_index is not None:
-            edges.setdefault(point.tensor_name, set()).add(_edge(index, point))
+            edges.setdefault(point.tensor_name, set()).add(_edge(graph, point))
     for tensor, covered in edges.items():
-        if covered.issuperset(index.readers(tensor)) and not index.is_constant(tensor):
+        if covered.issuperset(graph.readers(tensor)) and not graph.is_constant(tensor):
             whole.add(tensor)
     kept = {point for point in points if point.tensor_name not in whole}
     return kept | {ResolvedInsertionPoint(tensor) for tensor in whole}

@@ -40,6 +40,21 @@ class InsertionScheme:
     error: bool = False
     profile_timestamp: str | None = None
 
+    @classmethod
+    def of(cls, points: Iterable[InsertionPoint]) -> InsertionScheme:
+        """The scheme with these points, not measured yet."""
+        scheme = cls()
+        for point in points:
+            if isinstance(point, NodeInputInsertionPoint):
+                scheme.node_inputs.append(point)
+            elif isinstance(point, ChildRegionInputInsertionPoint):
+                scheme.child_region_inputs.append(point)
+            elif isinstance(point, RegionOutputInsertionPoint):
+                scheme.region_outputs.append(point)
+            else:
+                raise TypeError(f"{type(point).__name__} is not a kind of insertion point.")
+        return scheme
+
     @property
     def hash(self) -> str:
         """The same for schemes with the same points, in whatever order."""
@@ -70,7 +85,7 @@ class InsertionScheme:
     def to_dict(self) -> dict[str, Any]:
         """The file form."""
         return {
-            "latency_ms": self.latency_ms,
+            "latency_ms": float(self.latency_ms),
             "error": self.error,
             "profile_timestamp": self.profile_timestamp,
             "nodes_insertion_points": [point.to_dict() for point in self.node_inputs],
@@ -93,6 +108,11 @@ class InsertionScheme:
         if isinstance(latency_ms, bool) or not isinstance(latency_ms, int | float):
             raise InvalidSchemeError(
                 f"The latency {latency_ms!r} is not a number.", "Give it in ms."
+            )
+        if not latency_ms > 0:
+            raise InvalidSchemeError(
+                f"The latency {latency_ms!r} is not above 0.",
+                "Write .inf if nothing was measured.",
             )
         return cls(
             _points(NodeInputInsertionPoint, body, "nodes_insertion_points"),

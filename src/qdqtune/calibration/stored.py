@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import IO, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from qdqtune.calibration.layout import Layout
@@ -26,7 +24,6 @@ from qdqtune.records.errors import UsageError
 
 Array = npt.NDArray[Any]
 
-_BROKEN = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, DecodeError)
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -215,9 +212,11 @@ def _cut_off(label: str) -> UsageError:
 def _readable(label: str) -> Iterator[None]:
     try:
         yield
-    except UsageError:
+    except (UsageError, MemoryError):
         raise
-    except _BROKEN as error:
+    except Exception as error:
+        # Readers of damaged files raise whatever they trip over: numpy a TokenError or TypeError,
+        # zipfile an LZMAError, onnx a KeyError.
         reason = str(error).strip().splitlines()
         raise UsageError(
             f"{label} can't be read: {reason[0] if reason else type(error).__name__}.",

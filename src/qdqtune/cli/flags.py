@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.ranges import RangeMethod
+
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def common() -> argparse.ArgumentParser:
@@ -137,6 +140,14 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 1 up")
     return number
+
+
+def seconds(text: str) -> float:
+    """Parse `300`, `90s`, `30m` or `2h`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if found is None or float(found[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is no time; write 300, 90s, 30m or 2h")
+    return float(found[1]) * _UNITS_S[found[2]]
 
 
 def natural(text: str) -> int:

@@ -6,7 +6,6 @@ import argparse
 import json
 import logging
 import math
-import re
 from typing import TYPE_CHECKING
 
 from qdqtune.cli.flags import (
@@ -18,6 +17,7 @@ from qdqtune.cli.flags import (
     common,
     input_request,
     positive,
+    seconds,
 )
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import (
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from qdqtune.records.tuning import TuneResult
 
 _OK, _INTERRUPTED = 0, 130
-_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def add_parser(commands: Commands) -> None:
@@ -91,7 +90,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--budget",
-        type=_seconds,
+        type=seconds,
         metavar="300|30m|2h",
         help="end the search after this time; the best found so far is finished and written",
     )
@@ -222,13 +221,6 @@ def _print(result: TuneResult, form: str) -> None:
             logging.getLogger("qdqtune").warning(RANDOM_WARNING)
     else:
         print(tune_text(result))
-
-
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if found is None or float(found[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is no time; write 300, 90s, 30m or 2h")
-    return float(found[1]) * _UNITS_S[found[2]]
 
 
 def _decibels(text: str) -> float | None:

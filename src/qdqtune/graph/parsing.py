@@ -44,6 +44,20 @@ def parse_model(file: Path) -> onnx.ModelProto:
             f"{file} is not an ONNX file.",
             "Models in other formats must be exported to ONNX first.",
         ) from None
+    check_not_empty(proto, file)
+    return proto
+
+
+def check_not_empty(proto: onnx.ModelProto, file: Path) -> None:
+    """Make sure that there is something in a model.
+
+    Args:
+        proto: The model.
+        file: Where it comes from.
+
+    Raises:
+        ModelError: If there is not.
+    """
     if not proto.HasField("graph") or not proto.ir_version:
         raise ModelError(
             f"{file} is not an ONNX file: it holds no graph.",
@@ -59,7 +73,6 @@ def parse_model(file: Path) -> onnx.ModelProto:
             f"{file} has an empty graph: there is nothing to quantize or time.",
             "Check how it was exported.",
         )
-    return proto
 
 
 def _check_file(file: Path) -> None:

@@ -24,8 +24,19 @@ def field_part(parent: type[Message], name: str, payload: bytes) -> bytes:
         name: The field, a message or a list of them.
         payload: The field's value, serialized.
     """
+    return field_head(parent, name, len(payload)) + payload
+
+
+def field_head(parent: type[Message], name: str, length: int) -> bytes:
+    """What stands before a field's value: large values need not be copied to be joined.
+
+    Args:
+        parent: The message type that has the field.
+        name: The field, a message, bytes, or a list of them.
+        length: How many bytes the value has, serialized.
+    """
     number = parent.DESCRIPTOR.fields_by_name[name].number
-    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(payload)) + payload
+    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(length)
 
 
 def _varint(number: int) -> bytes:

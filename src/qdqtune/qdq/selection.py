@@ -45,7 +45,7 @@ def select_ops(
     present = {node.op_type for node in index.nodes}
     for op_type in op_types:
         if op_type not in present:
-            raise _unknown("op type", op_type, present)
+            raise unknown("op type", op_type, present)
     chosen = [node for node in index.nodes if node.op_type in op_types]
     left_float = {}
     moving: list[ir.Node] = []
@@ -76,7 +76,7 @@ def select_nodes(
     units, quantized = [], []
     for name in names:
         if name not in index.node:
-            raise _unknown("node", name, index.node)
+            raise unknown("node", name, index.node)
         placement = unit(index, dialect, index.node[name], whole=True)
         if not placement.edges:
             reason = why_not(index, dialect, index.node[name], quant_type)
@@ -95,7 +95,7 @@ def select_tensors(index: GraphIndex, dialect: Dialect, names: Iterable[str]) ->
     wanted = []
     for name in names:
         if name not in index.value:
-            raise _unknown("tensor", name, index.value)
+            raise unknown("tensor", name, index.value)
         if not index.is_float(name):
             dtype = index.dtype(name)
             raise UsageError(
@@ -130,7 +130,8 @@ def _shared(index: GraphIndex, placement: Placement) -> Placement:
     return Placement(placement.edges.union(readers), placement.outputs)
 
 
-def _unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """What to say of a name that the model doesn't have, with those nearest to it."""
     choices = sorted(known)
     near = difflib.get_close_matches(name, choices, n=3)
     if near:

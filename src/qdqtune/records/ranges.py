@@ -83,7 +83,14 @@ class Ranges:
             ):
                 raise ValueError("a range is not finite, or its low end is above its high end")
             return cls(pairs, CalibrationSource(body["source"]), int(body["samples"]))
-        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        except (
+            KeyError,
+            TypeError,
+            AttributeError,
+            ValueError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise UsageError(
                 f"{name} is not a ranges file: {error}.", "Calibrate again to get one."
             ) from None

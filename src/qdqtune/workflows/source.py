@@ -10,14 +10,11 @@ from pathlib import Path
 import onnx_ir as ir
 
 from qdqtune.graph.files import load_model
-from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE, is_op
-from qdqtune.graph.opset import least_opset, raise_opset
+from qdqtune.graph.op_classes import is_op
 from qdqtune.graph.precision import convert_precision
 from qdqtune.graph.precision_types import HALF_TYPES
-from qdqtune.qdq.integer_ops import refuse_integer_ops
-from qdqtune.qdq.read import strip
+from qdqtune.qdq.opening import make_float
 from qdqtune.qdq.reading import Reading
 from qdqtune.records.precision import Precision
 from qdqtune.records.ranges import CalibrationSource, Ranges
@@ -66,26 +63,9 @@ def open_source(path: str | Path, opset: int = 0, precision: Precision | None = 
         ModelError: If it can't be read, or is quantized in a way that can't be undone.
     """
     model = load_model(path)
-    refuse_integer_ops(model, path)
-    labels = {
-        key: value for key, value in model.metadata_props.items() if key.startswith("qdqtune.")
-    }
-    fold(model)
-    has_bfloat16 = has_types(model, {ir.DataType.BFLOAT16})
-    if precision is not None and convert_precision(model, precision).modified:
-        fold(model)
-    if raise_opset(model, max(opset, least_opset(GraphIndex(model)))):
-        fold(model)
-    reading = None
-    if any(is_op(node, QUANTIZE, DEQUANTIZE) for node in model.graph):
-        reading = strip(model)
-        if reading.left:
-            _logger.warning(
-                "%d Q and DQ nodes belong to no pair with constant scales: they stay as they are",
-                reading.left,
-            )
+    opened = make_float(model, path, opset, precision)
     _logger.info("%s: folded, %d nodes left", path, len(model.graph))
-    return Source(Path(path), model, reading, labels, has_bfloat16)
+    return Source(Path(path), model, opened.reading, opened.labels, opened.has_bfloat16)
 
 
 def float32_twin(model: ir.Model) -> ir.Model:

@@ -111,13 +111,24 @@ def _claim_about(file: Path) -> tuple[Claim | None, bool]:
         if file.name not in summary["files"].values() or file.name == BASELINE:
             return None, False
         return _claim(summary), True
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ):
         _logger.warning("%s can't be read as the summary of a run: it is left out", path)
         return None, True
 
 
 def _claim(summary: Mapping[str, Any]) -> Claim:
     low, high = summary["speedup_interval"]
+    engine = summary["engine"]
+    if not (isinstance(engine["name"], str) and isinstance(engine["options"], dict)):
+        raise TypeError("there is no such engine")
     return Claim(
         speedup=float(summary["speedup"]),
         low=float(low),

@@ -20,6 +20,7 @@ from qdqtune.engines.timing import Round, gain_of
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.measurement import Measurement
+from qdqtune.workflows.tuning.earlier import sha256_of
 from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.settings import Preset
 
@@ -40,6 +41,7 @@ class Arena:
     Attributes:
         benchmarks: Candidates built and timed.
         failed: Those that the engine refused.
+        why_all_failed: Why the last one failed, if all did, those known from before included.
         gains: Log speedup over the float model of everything that was tried, as far as it is known.
     """
 
@@ -56,6 +58,8 @@ class Arena:
     ) -> None:
         self.benchmarks = 0
         self.failed = 0
+        self.why_all_failed = ""
+        self._has_success = False
         self.gains: dict[State, float] = {frozenset(): 0.0}
         self.worker = worker
         self.feeds = feeds
@@ -86,6 +90,8 @@ class Arena:
             found.update(self._race(trial.reference, missing, trial.effort))
         base = self.gains.get(trial.reference)
         for state, score in found.items():
+            self._has_success |= score.failure is None
+            self.why_all_failed = "" if self._has_success else score.failure or ""
             if base is not None and score.failure is None:
                 self.gains[state] = base + score.gain
         return [found[state] for state in trial.candidates]
@@ -235,6 +241,7 @@ class _Race:
                 rounds=len(rounds),
                 build_s=found.build_s if found is not None else 0.0,
                 timing_s=found.timing_s if found is not None else 0.0,
+                sha256=sha256_of(self._arena.file_of(state)),
             )
 
     def _options(self) -> SessionOptions | None:

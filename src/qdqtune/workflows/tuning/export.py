@@ -17,6 +17,7 @@ from qdqtune.qdq.read import read
 from qdqtune.records.candidates import Candidate
 from qdqtune.records.errors import ModelError, OutputError, QdqtuneError, UsageError
 from qdqtune.records.placement import Placement
+from qdqtune.workflows.tuning.earlier import sha256_of
 from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, JOURNAL
 from qdqtune.workflows.tuning.lines import whole_lines
 
@@ -33,12 +34,14 @@ class _Tried:
     gain: float | None = None
     is_confirmed: bool = False
     failure: str | None = None
+    sha256: str | None = None
 
     def take(self, line: Mapping[str, Any], reference_gain: float | None) -> None:
         """Take a measurement in: the newest, but none that is less thorough."""
         if line["failure"] is not None:
             self.failure = line["failure"]
             return
+        self.sha256 = line.get("sha256", self.sha256)
         is_confirmed = line["effort"].startswith("confirm")
         if is_confirmed < self.is_confirmed:
             return
@@ -119,7 +122,9 @@ def export_candidate(
         )
     check_targets(output, None, file, force=force)
     model = load_model(file)
-    if read(model).placement.digest() != run.tried[candidate].key:
+    known = run.tried[candidate]
+    is_same = known.sha256 is None or sha256_of(file) == known.sha256
+    if not is_same or read(model).placement.digest() != known.key:
         raise ModelError(
             f"{file} is not what was measured as {candidate}.",
             f"It was changed since, or comes from another run. The others may be sound: "

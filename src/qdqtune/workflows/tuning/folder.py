@@ -25,6 +25,7 @@ SUMMARY = "summary.json"
 STATE = "autotuner_state.yaml"
 PATTERN_CACHE = "autotuner_state_pattern_cache.yaml"
 CANDIDATES = "region_models"
+REGION_MODELS = "region_{}_level_{}.onnx"
 LOGS = "logs"
 ASIDE = "earlier"
 

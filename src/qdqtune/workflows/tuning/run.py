@@ -191,6 +191,7 @@ class TuneRun:
         finally:
             story.benchmarks, story.failed = arena.benchmarks, arena.failed
             story.memo_hits = journal.memo_hits
+            story.why_all_failed = arena.why_all_failed
         self._shipping.finish(space, state, inserters)
         if not self._shipping.keeps_earlier:
             self._take_snapshot(space, arena, self._shipping.chosen)

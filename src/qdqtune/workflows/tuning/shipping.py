@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from qdqtune.autotune.space import Space, State
 from qdqtune.engines.isolated import Worker
@@ -95,6 +96,9 @@ class Shipping:
                 story.reason = "nothing of it has a range that it could be quantized with"
             elif not story.benchmarks + story.memo_hits:
                 story.reason = f"nothing was measured before the end ({story.stopped})"
+            elif story.why_all_failed:
+                why = story.why_all_failed.splitlines()[0]
+                story.reason = f"the engine runs no candidate: {why}"
             elif self._source.reading is not None:
                 self._ship_float(next(iter(inserters.values())).base)
             return
@@ -117,6 +121,19 @@ class Shipping:
             self._folder.write(names.RANGES, inserter.encoder.ranges.to_json())
             story.placement = placement
             self.chosen = state
+            self._write_region_models(space, inserter)
+
+    def _write_region_models(self, space: Space, inserter: Inserter) -> None:
+        """Write how the model grew together: pattern by pattern, what was chosen up to there."""
+        for old in (self._folder / names.CANDIDATES).glob(names.REGION_MODELS.format("*", "*")):
+            old.unlink()
+        so_far: set[int] = set()
+        for view in self._story.grouping.views:
+            own = set(space.patterns.get(view.pattern.signature, ())) & self.chosen
+            if own:
+                so_far |= own
+                file = names.REGION_MODELS.format(view.first.id, view.first.level)
+                inserter.write(space.placement(frozenset(so_far)), Path(file).stem)
 
     def _ship_float(self, base: PreparedModel) -> None:
         """The float model inside a Q/DQ file may be faster than the file."""

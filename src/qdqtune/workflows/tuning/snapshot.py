@@ -23,6 +23,7 @@ from qdqtune.autotune.scheme import InsertionScheme
 from qdqtune.autotune.space import Space, State
 from qdqtune.autotune.state_file import pattern_cache_path, read_state, write_state
 from qdqtune.records.errors import OutputError, UsageError
+from qdqtune.records.placement import Edge
 
 _logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Snapshots:
         )
         self._given = given
         self._schemes: dict[State, list[InsertionScheme]] = {}
+        self._units: dict[str, frozenset[Edge]] = {}
         self._check()
 
     def write(
@@ -105,8 +107,12 @@ class Snapshots:
         self, space: Space, views: tuple[PatternView, ...], state: State
     ) -> list[InsertionScheme]:
         if state not in self._schemes:
-            edges = space.completion.index.effective(space.placement(state))
-            self._schemes[state] = [view.scheme_in(edges) for view in views]
+            index, units = space.completion.index, space.completion.units
+            if not self._units:
+                self._units = {name: index.effective(unit) for name, unit in units.items()}
+            edges = index.effective(space.placement(state))
+            kernels = {name for name, unit in self._units.items() if unit <= edges}
+            self._schemes[state] = [view.scheme_in(edges, kernels) for view in views]
         return self._schemes[state]
 
     def _cache(

@@ -38,6 +38,7 @@ class Story:
     seeds: dict[str, float] = field(default_factory=dict)
     benchmarks: int = 0
     failed: int = 0
+    why_all_failed: str = ""
     memo_hits: int = 0
     runs: int = 1
     earlier_benchmarks: int = 0

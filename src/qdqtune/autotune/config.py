@@ -1,0 +1,132 @@
+"""How an autotuner works: sizes of regions, how schemes are varied, what is written."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from qdqtune.autotune.errors import AutotunerError
+
+#: Quant types, with the least and the greatest zero point of each.
+ZERO_POINTS = {"int8": (-128, 127), "uint8": (0, 255), "fp8": (0, 0)}
+
+#: Float types that a DequantizeLinear may give.
+DQ_DTYPES = ("float16", "float32", "bfloat16")
+
+_AT_LEAST = {
+    "maximum_sequence_region_size": 1,
+    "minimum_topdown_search_size": 1,
+    "minimum_schemes_to_mutate": 1,
+    "maximum_mutations": 1,
+    "maximum_generation_attempts": 1,
+    "pattern_cache_minimum_distance": 0,
+    "pattern_cache_max_entries_per_pattern": 1,
+}
+
+
+@dataclass
+class Config:
+    """Settings of an autotuner; what makes no sense is refused.
+
+    Attributes:
+        verbose: Whether to log what is done at each step.
+        performance_threshold: Speedup that a final model must have to be worth shipping; for
+            workflows, since the search itself takes every gain.
+        default_q_scale: Scale of activations of which nothing better is known.
+        default_q_zero_point: Their zero point.
+        default_quant_type: `int8`, `uint8` or `fp8`.
+        default_dq_dtype: Float type of scales where the model doesn't tell. Tensors of unknown
+            type are no insertion points, so that every scale has its tensor's own type.
+        maximum_sequence_region_size: Nodes of the longest sequence inside a composite region.
+        minimum_topdown_search_size: Regions with fewer nodes stay whole.
+        top_percent_to_mutate: Share of the measured schemes, the fastest, that new ones are
+            made from.
+        minimum_schemes_to_mutate: How many those are at least.
+        maximum_mutations: Points by which a new scheme differs, at most.
+        maximum_generation_attempts: How often to try for a scheme that is new.
+        pattern_cache_minimum_distance: Points by which schemes in the cache differ, at least.
+        pattern_cache_max_entries_per_pattern: Schemes that the cache keeps of a pattern.
+
+    Raises:
+        AutotunerError: If a setting makes no sense.
+    """
+
+    verbose: bool = False
+    performance_threshold: float = 1.02
+    default_q_scale: float = 0.1
+    default_q_zero_point: int = 0
+    default_quant_type: str = "int8"
+    default_dq_dtype: str = "float32"
+    maximum_sequence_region_size: int = 10
+    minimum_topdown_search_size: int = 10
+    top_percent_to_mutate: float = 0.1
+    minimum_schemes_to_mutate: int = 10
+    maximum_mutations: int = 3
+    maximum_generation_attempts: int = 100
+    pattern_cache_minimum_distance: int = 4
+    pattern_cache_max_entries_per_pattern: int = 32
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Make sure that every setting makes sense; settings may have changed since the start.
+
+        Raises:
+            AutotunerError: If one does not.
+        """
+        _check_choice("default_quant_type", self.default_quant_type, tuple(ZERO_POINTS))
+        _check_choice("default_dq_dtype", self.default_dq_dtype, DQ_DTYPES)
+        for name, least in _AT_LEAST.items():
+            _check_whole(name, getattr(self, name), least, None)
+        low, high = ZERO_POINTS[self.default_quant_type]
+        _check_whole("default_q_zero_point", self.default_q_zero_point, low, high)
+        for name in ("default_q_scale", "performance_threshold"):
+            _check_number(name, getattr(self, name), math.inf)
+        _check_number("top_percent_to_mutate", self.top_percent_to_mutate, 1.0)
+        if not isinstance(self.verbose, bool):
+            raise AutotunerError(f"verbose is {self.verbose!r}.", "It is True or False.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> Config:
+        """The settings that a mapping names; all others have their defaults.
+
+        Raises:
+            AutotunerError: If it names what is no setting, or one makes no sense.
+        """
+        known = [each.name for each in fields(cls)]
+        if not isinstance(body, Mapping):
+            raise AutotunerError(f"{body!r} holds no settings.", "Settings are a mapping.")
+        for name in body:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
+                raise AutotunerError(f"There is no setting {name!r}.", hint)
+        return cls(**body)
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise AutotunerError(f"{name} is {value!r}.", f"Choose one of: {', '.join(choices)}.")
+
+
+def _check_whole(name: str, value: object, least: int, most: int | None) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):  # type: ignore[operator]
+        room = f"from {least} on" if most is None else f"from {least} to {most}"
+        of_type = " for this quant type" if most is not None else ""
+        raise AutotunerError(f"{name} is {value!r}.", f"It is a whole number {room}{of_type}.")
+
+
+def _check_number(name: str, value: object, most: float) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value <= most or math.isinf(value):  # type: ignore[operator, arg-type]
+        room = "above 0" if math.isinf(most) else f"above 0, and at most {most:g}"
+        raise AutotunerError(f"{name} is {value!r}.", f"It is a number {room}.")

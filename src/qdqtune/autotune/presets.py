@@ -1,0 +1,121 @@
+"""What the command line of an autotuner needs, and nothing that is heavy to import."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from qdqtune.records.errors import UsageError
+
+_log = logging.getLogger(__name__)
+
+#: Schemes per region, and how often each is run, by mode.
+MODE_PRESETS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "quick": {"schemes_per_region": 30, "warmup_runs": 10, "timing_runs": 50},
+        "default": {"schemes_per_region": 50, "warmup_runs": 50, "timing_runs": 100},
+        "extensive": {"schemes_per_region": 200, "warmup_runs": 50, "timing_runs": 200},
+    }
+)
+
+# Where the flags of a command line keep what a preset sets.
+_DESTINATIONS = {
+    "schemes_per_region": "num_schemes",
+    "warmup_runs": "warmup_runs",
+    "timing_runs": "timing_runs",
+}
+
+
+class StoreWithExplicitFlag(argparse.Action):
+    """Stores a value and notes that the user gave it, even if it is what the default is.
+
+    Args:
+        option_strings: The flag's spellings.
+        dest: Where the value goes.
+        explicit_attr: Where it is noted that the flag was given.
+        kwargs: Whatever else an action takes.
+    """
+
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, explicit_attr: str, **kwargs: Any
+    ) -> None:
+        self.explicit_attr = explicit_attr
+        super().__init__(option_strings, dest, **kwargs)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        """Store the value."""
+        setattr(namespace, self.dest, values)
+        setattr(namespace, self.explicit_attr, True)
+
+
+def apply_mode_presets(args: argparse.Namespace) -> None:
+    """Let the mode decide what no flag did.
+
+    Args:
+        args: What was parsed: `mode`, `num_schemes`, `warmup_runs`, `timing_runs`, and for those
+            that the user gave, `_explicit_<name>`.
+
+    Raises:
+        UsageError: If there is no such mode.
+    """
+    mode = getattr(args, "mode", "default")
+    if mode not in MODE_PRESETS:
+        raise UsageError(f"There is no mode {mode!r}.", f"Modes: {', '.join(MODE_PRESETS)}.")
+    for name, value in MODE_PRESETS[mode].items():
+        destination = _DESTINATIONS[name]
+        if not getattr(args, f"_explicit_{destination}", False):
+            setattr(args, destination, value)
+
+
+def validate_file_path(path: str | os.PathLike[str] | None, description: str) -> Path | None:
+    """The path, if it is one of a file; otherwise the program ends with exit code 1.
+
+    Args:
+        path: What was given; None if nothing was.
+        description: What the file is, to name it in the message.
+    """
+    if path is None:
+        return None
+    file = Path(path)
+    if not file.is_file():
+        _log.error("%s does not exist: %s", description, file)
+        sys.exit(1)
+    return file
+
+
+def get_node_filter_list(path: str | os.PathLike[str] | None) -> list[str] | None:
+    """Wildcard patterns for node names, one per line; blank lines and `#` comments don't count.
+
+    Args:
+        path: The file; None if there is none.
+
+    Returns:
+        The patterns; None without a file.
+
+    Raises:
+        UsageError: If the file can't be read.
+    """
+    if path is None:
+        return None
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UsageError(
+            f"The node filter list {path} can't be read: {why}.",
+            "It is a text file with one pattern per line.",
+        ) from None
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]

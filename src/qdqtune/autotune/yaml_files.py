@@ -1,0 +1,152 @@
+"""YAML files of ours, and those of strangers: safe, with line numbers, written whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from qdqtune.autotune.errors import AutotunerError
+from qdqtune.graph.files import write_text
+
+try:
+    from yaml import CSafeDumper as _Dumper
+    from yaml import CSafeLoader as _Loader
+except ImportError:  # PyYAML was built without libyaml: the same, only slower
+    from yaml import SafeDumper as _Dumper  # type: ignore[assignment]
+    from yaml import SafeLoader as _Loader  # type: ignore[assignment]
+
+_LINE_WIDTH = 1 << 20  # a signature stays on one line
+_NEWER = "Update qdqtune, or use the version that wrote it."
+
+
+@dataclass(frozen=True)
+class YamlFile:
+    """A mapping that was read from a file.
+
+    Attributes:
+        path: The file.
+        body: The mapping.
+        root: Its syntax tree, which knows lines.
+    """
+
+    path: Path
+    body: Mapping[str, Any]
+    root: yaml.Node
+
+    def where(self, *keys: str | int) -> str:
+        """The file, and the line of what lies below these keys, as far as there is such a thing."""
+        node: Any = self.root
+        for key in keys:
+            below = _below(node, key)
+            if below is None:
+                break
+            node = below
+        return f"{self.path}, line {node.start_mark.line + 1}"
+
+    def check_kind(self, kind: str, schema: int, make_again: str) -> None:
+        """Make sure that it is what it should be; files without a kind come from other tools.
+
+        Raises:
+            AutotunerError: If it is something else, or newer than this version.
+        """
+        found = self.body.get("kind", kind)
+        if found != kind:
+            raise AutotunerError(
+                f"{self.where('kind')}: the file's kind is {found!r}, not {kind!r}.", make_again
+            )
+        version = self.body.get("schema", schema)
+        if type(version) is not int or version < 1:
+            raise AutotunerError(
+                f"{self.where('schema')}: {version!r} is no schema version.", make_again
+            )
+        if version > schema:
+            raise AutotunerError(
+                f"{self.where('schema')}: written by a newer qdqtune (schema {version}; this "
+                f"version knows {schema}).",
+                _NEWER,
+            )
+
+
+def read_yaml(path: str | os.PathLike[str], what: str, hint: str) -> YamlFile:
+    """Read a file that holds a mapping.
+
+    Args:
+        path: The file.
+        what: What it should be, with an article.
+        hint: What to do if it isn't.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        AutotunerError: If it can't be read, or is not YAML, or not a mapping.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise AutotunerError(f"{file} is not {what}: {why}.", hint) from None
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if root is not None:
+            _refuse_aliases(root)
+        body = None if root is None else loader.construct_document(root)
+    except Exception as error:  # PyYAML raises IndexError, KeyError, AttributeError for bad tags
+        raise AutotunerError(f"{_line(file, error)}: not {what}: {_why(error)}.", hint) from None
+    if root is None or not isinstance(body, dict):
+        raise AutotunerError(f"{file}, line 1: not {what}: it holds no mapping.", hint)
+    return YamlFile(file, body, root)
+
+
+def write_yaml(path: str | os.PathLike[str], body: Mapping[str, Any]) -> None:
+    """Write a mapping, whole or not at all; a file that is there is replaced.
+
+    Raises:
+        OutputError: If it can't be written.
+    """
+    text = yaml.dump(
+        dict(body), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=_LINE_WIDTH
+    )
+    write_text(path, text, force=True)
+
+
+def _below(node: Any, key: str | int) -> yaml.Node | None:
+    if isinstance(node, yaml.SequenceNode) and isinstance(key, int):
+        return node.value[key] if 0 <= key < len(node.value) else None
+    if isinstance(node, yaml.MappingNode):
+        return next((value for name, value in node.value if name.value == key), None)
+    return None
+
+
+def _refuse_aliases(root: yaml.Node) -> None:
+    """A few lines of aliases can stand for more items than there is memory."""
+    seen: set[int] = set()
+    waiting: list[Any] = [root]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, yaml.ScalarNode):
+            continue
+        if id(node) in seen:
+            raise yaml.MarkedYAMLError(problem="it has aliases", problem_mark=node.start_mark)
+        seen.add(id(node))
+        for item in node.value:
+            waiting += item if isinstance(item, tuple) else (item,)
+
+
+def _line(file: Path, error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    return f"{file}, line {mark.line + 1}" if mark is not None else str(file)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    problem = getattr(error, "problem", None) or str(error) or type(error).__name__
+    return str(problem).strip().splitlines()[0]

@@ -1,0 +1,170 @@
+"""`python -m qdqtune.autotune`: tuning, asked for in the words of the autotuning guides."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqtune.autotune.presets import apply_mode_presets, get_node_filter_list
+from qdqtune.cli.autotune_flags import REGION, SUBGRAPH, get_parser
+from qdqtune.cli.flags import input_request
+from qdqtune.cli.running import FAILED, INTERRUPTED, OK, USAGE, run_safely, set_up_logging
+from qdqtune.records.errors import QdqtuneError, UsageError
+from qdqtune.records.ranges import RangeMethod
+
+if TYPE_CHECKING:
+    from qdqtune.records.tuning import TuneResult
+
+__all__ = ["apply_mode_presets", "get_parser", "log_benchmark_config", "main", "run_autotune"]
+
+_logger = logging.getLogger(__name__)
+
+_BUG = "This is a bug in qdqtune: please report it with the model."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: The command line without the program's name; None is the process's own.
+
+    Returns:
+        0 if all is well, 1 if it failed, 2 if the command line can't be read, 130 after Ctrl-C.
+    """
+    try:
+        options = get_parser().parse_args(arguments)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else USAGE
+    set_up_logging(2 if options.verbose else 0, quiet=False)
+    return run_safely(lambda: _without_traceback(options), usage=FAILED)
+
+
+def run_autotune() -> int:
+    """Run the command of this process.
+
+    Returns:
+        The exit code.
+    """
+    return main()
+
+
+def log_benchmark_config(args: argparse.Namespace) -> None:
+    """Log what measures, and how often.
+
+    Args:
+        args: What was parsed.
+    """
+    _logger.info("engine: %s, threads: %s", _engine(args), args.threads or "its own default")
+    _logger.info(
+        "mode %s: %s schemes per region, %s timed runs",
+        args.mode,
+        args.num_schemes if args._explicit_num_schemes else "the mode's",
+        args.timing_runs if args._explicit_timing_runs else "the mode's",
+    )
+    if args._explicit_warmup_runs:
+        _logger.info("%d warmup runs: every block of timed runs has its own", args.warmup_runs)
+
+
+def _without_traceback(options: argparse.Namespace) -> int:
+    """Run it; a mistake of ours is told like any other error, with a traceback in the log."""
+    try:
+        return _run(options)
+    except (QdqtuneError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        _logger.debug("where it happened", exc_info=True)
+        raise QdqtuneError(f"{type(error).__name__}: {error}", _BUG) from error
+
+
+def _run(options: argparse.Namespace) -> int:
+    from qdqtune.report.tune_progress import tune_progress
+    from qdqtune.workflows.region_patterns import existing_baseline, existing_cache
+    from qdqtune.workflows.scheme_logs import write_scheme_logs
+    from qdqtune.workflows.tune import tune
+
+    _check_mode(options)
+    engine = _checked_engine(options)
+    log_benchmark_config(options)
+    method = options.calibration_method
+    with tune_progress(quiet=False) as watch:
+        result = tune(
+            options.onnx_path,
+            engine=engine,
+            engine_options=dict(options.engine_option),
+            threads=options.threads,
+            preset=options.mode,
+            seed=options.seed,
+            budget_s=options.budget,
+            schemes_per_region=options.num_schemes if options._explicit_num_schemes else None,
+            timing_runs=options.timing_runs if options._explicit_timing_runs else None,
+            quant_type=options.quant_type,
+            inputs=input_request(options),
+            calibration_data=options.calibration_data,
+            calibration_samples=options.calibration_samples,
+            calibration_method=RangeMethod(method) if method else None,
+            qdq_baseline=existing_baseline(options.qdq_baseline),
+            pattern_cache=existing_cache(options.pattern_cache_file),
+            state_file=options.state_file,
+            node_filter=get_node_filter_list(options.node_filter_list) or (),
+            output_dir=options.output_dir,
+            resume=options.resume,
+            restart=options.restart,
+            callbacks=[watch],
+        )
+    write_scheme_logs(result, options.state_file and Path(options.state_file))
+    _print(result, options.format)
+    return INTERRUPTED if result.summary.stopped == "interrupted" else OK
+
+
+def _check_mode(options: argparse.Namespace) -> None:
+    """Let the mode be one that there is."""
+    if options.mode == SUBGRAPH:
+        raise UsageError(
+            "This version of qdqtune has no subgraph mode.",
+            "Leave --mode out: region mode measures the whole model, and needs no graph.json.",
+        )
+    for name in ("graph_json", "incremental_validation"):
+        if getattr(options, name) is not None:
+            _logger.warning("--%s belongs to subgraph mode: it is not used", name)
+    if options.mode == REGION:
+        options.mode = "default"
+    apply_mode_presets(options)
+
+
+def _engine(options: argparse.Namespace) -> str:
+    return "trtexec" if options.use_trtexec else str(options.engine)
+
+
+def _checked_engine(options: argparse.Namespace) -> str:
+    """The engine, after a look at what was said for it alone."""
+    from qdqtune.engines import registry
+    from qdqtune.workflows.benchmark_instance import check_plugins
+
+    if options.use_trtexec and options.engine not in (registry.AUTO, "trtexec"):
+        raise UsageError(
+            f"--use_trtexec contradicts --engine {options.engine}.", "Leave one of them out."
+        )
+    engine = registry.resolve(_engine(options))
+    check_plugins(options.plugin_libraries, engine)
+    if options.trtexec_benchmark_args and engine != "trtexec":
+        arguments = shlex.join(shlex.split(options.trtexec_benchmark_args))
+        _logger.warning("%s takes no arguments of trtexec: %s", engine, arguments)
+    return engine
+
+
+def _print(result: TuneResult, form: str) -> None:
+    from qdqtune.report.autotune import autotune_text
+    from qdqtune.report.insertion import RANDOM_WARNING
+    from qdqtune.report.tuning import is_calibrated_on_random
+
+    if form == "json":
+        print(json.dumps(result.summary.to_dict(), indent=1))
+        if is_calibrated_on_random(result.summary):
+            _logger.warning(RANDOM_WARNING)
+    else:
+        print(autotune_text(result))

@@ -1,0 +1,239 @@
+"""The flags of `python -m qdqtune.autotune`, in every spelling that is known for them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from qdqtune.autotune.config import DQ_DTYPES
+from qdqtune.autotune.presets import MODE_PRESETS, StoreWithExplicitFlag
+from qdqtune.cli.flags import (
+    add_calibration,
+    add_engine_option,
+    add_format,
+    add_inputs,
+    natural,
+    normalize,
+    positive,
+    seconds,
+)
+
+SUBGRAPH, REGION = "subgraph", "region"
+
+# Their value is a command line of its own, and may begin with dashes.
+_WHOLE_LINES = ("--trtexec_benchmark_args", "--trtexec_args")
+
+_DEFAULTS = MODE_PRESETS["default"]
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that takes dashes for underscores in long flags, wherever it is used."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        given = sys.argv[1:] if args is None else args
+        return super().parse_known_args(_spelled_alike(given), namespace)
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """The whole command line; dashes in long flags may be underscores."""
+    parser = _Parser(
+        prog="python -m qdqtune.autotune",
+        description="Find where Q/DQ pays in an ONNX model, by measuring, and write the fastest "
+        "correct model found, with calibrated scales. The flags are those that autotuners of this "
+        "kind have; `qdqtune tune` does the same and offers more.",
+    )
+    parser.add_argument(
+        "--verbose", "-v", action="store_true", help="log everything that is done, on stderr"
+    )
+    _add_model(parser)
+    _add_strategy(parser)
+    _add_quantization(parser)
+    _add_benchmark(parser)
+    _add_subgraph(parser)
+    _add_ours(parser)
+    add_engine_option(parser)
+    add_calibration(parser)
+    add_inputs(parser)
+    add_format(parser)
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model and output")
+    group.add_argument(
+        "--onnx_path", "--model", "-m", required=True, metavar="MODEL", help="the ONNX model"
+    )
+    group.add_argument(
+        "--output_dir",
+        "--output",
+        "-o",
+        default="./autotuner_output",
+        metavar="DIR",
+        help="folder for everything that is written; a run in it is gone on with "
+        "(default: %(default)s)",
+    )
+
+
+def _add_strategy(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("strategy")
+    group.add_argument(
+        "--mode",
+        default="default",
+        choices=(*MODE_PRESETS, REGION, SUBGRAPH),
+        help="how thorough to be; region is the same as default, subgraph is not in this version",
+    )
+    group.add_argument(
+        "--schemes_per_region",
+        "-s",
+        dest="num_schemes",
+        type=positive,
+        action=StoreWithExplicitFlag,
+        explicit_attr="_explicit_num_schemes",
+        default=_DEFAULTS["schemes_per_region"],
+        metavar="N",
+        help="try at most N schemes of a pattern; without it, as the mode says (%(default)s)",
+    )
+    group.add_argument(
+        "--pattern_cache",
+        dest="pattern_cache_file",
+        metavar="FILE",
+        help="a pattern cache of an earlier run, whose schemes are tried first",
+    )
+    group.add_argument(
+        "--qdq_baseline",
+        metavar="FILE",
+        help="the model quantized by somebody else: begin with what is quantized there, too",
+    )
+    group.add_argument(
+        "--state_file",
+        metavar="FILE",
+        help="where the readable state is written (default: DIR/autotuner_state.yaml)",
+    )
+    group.add_argument(
+        "--node_filter_list",
+        metavar="FILE",
+        help="a file of wildcards, one per line: only nodes whose names match one, and what is "
+        "like them, are quantized",
+    )
+
+
+def _add_quantization(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("quantization")
+    group.add_argument(
+        "--quant_type", default="int8", choices=("int8", "fp8", "uint8"), help="quantize to this"
+    )
+    group.add_argument(
+        "--default_dq_dtype",
+        default="float32",
+        choices=DQ_DTYPES,
+        help="the float type where it can't be deduced; it always can be here",
+    )
+
+
+def _add_benchmark(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("benchmark")
+    group.add_argument("--use_trtexec", action="store_true", help="the same as --engine trtexec")
+    group.add_argument(
+        "--timing_cache",
+        default=os.path.join(tempfile.gettempdir(), "trtexec_timing.cache"),
+        metavar="FILE",
+        help="TensorRT's timing cache; engines that have none don't touch the file",
+    )
+    for name, what in (
+        ("warmup_runs", "runs before those that count; ours are part of every block of timed runs"),
+        ("timing_runs", "timed runs per candidate; without it, as many as the mode needs"),
+    ):
+        group.add_argument(
+            f"--{name}",
+            type=positive if name == "timing_runs" else natural,
+            action=StoreWithExplicitFlag,
+            explicit_attr=f"_explicit_{name}",
+            default=_DEFAULTS[name],
+            metavar="N",
+            help=what,
+        )
+    group.add_argument(
+        "--plugin_libraries",
+        "--plugins",
+        nargs="+",
+        metavar="FILE",
+        help="TensorRT plugins to load",
+    )
+    group.add_argument(
+        "--trtexec_benchmark_args",
+        "--trtexec_args",
+        type=_command_line,
+        metavar="'ARGS'",
+        help="more arguments for trtexec, in one string",
+    )
+    parser.set_defaults(
+        _explicit_num_schemes=False, _explicit_warmup_runs=False, _explicit_timing_runs=False
+    )
+
+
+def _add_subgraph(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("subgraph mode (not in this version)")
+    group.add_argument("--graph_json", metavar="FILE", help="TensorRT's layers")
+    for flag, value in (("incremental_validation", True), ("no_incremental_validation", False)):
+        group.add_argument(
+            f"--{flag}",
+            dest="incremental_validation",
+            action="store_const",
+            const=value,
+            help="whether groups are validated one by one",
+        )
+
+
+def _add_ours(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine and run (see docs/tune.md)")
+    group.add_argument(
+        "--engine", default="auto", help="what runs the model (default: %(default)s)"
+    )
+    group.add_argument(
+        "--threads", type=positive, metavar="N", help="threads per run (default: the engine's own)"
+    )
+    group.add_argument(
+        "--budget",
+        type=seconds,
+        metavar="300|30m|2h",
+        help="end the search after this time; the best found so far is finished and written",
+    )
+    begin = group.add_mutually_exclusive_group()
+    begin.add_argument(
+        "--resume",
+        choices=("auto", "never"),
+        default="auto",
+        help="go on with a run in DIR, or refuse to (default: %(default)s)",
+    )
+    begin.add_argument(
+        "--restart", action="store_true", help="begin anew; a run in DIR is kept in DIR/earlier"
+    )
+
+
+def _spelled_alike(arguments: Sequence[str]) -> list[str]:
+    """The arguments with underscores in long flags, and command lines tied to their flags."""
+    joined: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        if argument.replace("-", "_").replace("__", "--", 1) in _WHOLE_LINES:
+            following = next(waiting, None)
+            joined.append(argument if following is None else f"{argument}={following}")
+        else:
+            joined.append(argument)
+    return normalize(joined)
+
+
+def _command_line(text: str) -> str:
+    """Check that a string can be taken apart into arguments."""
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no command line: {error}") from None
+    return text

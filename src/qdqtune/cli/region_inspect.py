@@ -1,0 +1,120 @@
+"""`python -m qdqtune.autotune.region_inspect`: the tree of a model's regions."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqtune.cli.flags import normalize, positive
+from qdqtune.cli.running import FAILED, OK, USAGE, run_safely, set_up_logging
+
+if TYPE_CHECKING:
+    from qdqtune.autotune.region import Region
+
+_DEFAULT_SEQUENCE_SIZE = 10
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """The flags; dashes in them may be underscores."""
+    parser = argparse.ArgumentParser(
+        prog="python -m qdqtune.autotune.region_inspect",
+        description="Show how a model is divided into regions. `qdqtune inspect` shows that and "
+        "more: patterns, what can be quantized, and why the rest can't.",
+    )
+    parser.add_argument("-m", "--model", required=True, help="an ONNX model")
+    parser.add_argument(
+        "--max_sequence_size",
+        type=positive,
+        default=_DEFAULT_SEQUENCE_SIZE,
+        help="nodes of the longest sequence inside a composite region (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--include_all_regions",
+        action="store_true",
+        help="also those without quantizable operations",
+    )
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="name nodes and tensors; log what is done"
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: The command line without the program's name; None is the process's own.
+
+    Returns:
+        0 if all is well, 1 if the model can't be read, 2 for a usage error.
+    """
+    try:
+        options = get_parser().parse_args(
+            normalize(sys.argv[1:] if arguments is None else arguments)
+        )
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else USAGE
+    set_up_logging(2 if options.verbose else 0, quiet=False)
+
+    def run() -> int:
+        _show(
+            options.model,
+            options.max_sequence_size,
+            options.include_all_regions,
+            verbose=options.verbose,
+        )
+        return OK
+
+    return run_safely(run, usage=FAILED)
+
+
+def inspect_region_search(
+    onnx_path: str | os.PathLike[str],
+    max_sequence_size: int = _DEFAULT_SEQUENCE_SIZE,
+    include_all_regions: bool = False,
+) -> list[Region]:
+    """Print the tree of a model's regions, and return them.
+
+    Args:
+        onnx_path: The model.
+        max_sequence_size: Nodes of the longest sequence inside a composite region.
+        include_all_regions: Whether regions without quantizable operations are shown and returned.
+
+    Returns:
+        The outermost regions, with their children.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    return _show(onnx_path, max_sequence_size, include_all_regions, verbose=False)
+
+
+def _show(
+    path: str | os.PathLike[str], max_sequence_size: int, all_regions: bool, *, verbose: bool
+) -> list[Region]:
+    from qdqtune.report.region_tree import region_tree_text
+    from qdqtune.workflows.inspection import regions_of
+
+    regions, records = regions_of(Path(path), max_sequence_size)
+    print(region_tree_text(records, all_regions=all_regions, verbose=verbose))
+    if all_regions:
+        return regions
+    kept = {record.id for record in records if record.quantizable}
+    return _without_others(regions, kept)
+
+
+def _without_others(regions: list[Region], kept: set[int]) -> list[Region]:
+    """The regions of some numbers; others are taken out of the tree."""
+    left = [region for region in regions if region.id in kept]
+    waiting = list(left)
+    while waiting:
+        region = waiting.pop()
+        for child in region.children:
+            if child.id not in kept:
+                region.remove_child(child)
+        waiting += region.children
+    return left

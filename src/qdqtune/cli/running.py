@@ -1,0 +1,93 @@
+"""What every command has in common while it runs: logs on stderr, errors without a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from qdqtune.records.errors import QdqtuneError, UsageError
+from qdqtune.report.tables import message
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def run_safely(command: Callable[[], int], *, usage: int = USAGE) -> int:
+    """Run a command; what the user can act on is told in a line or two.
+
+    Args:
+        command: Does it, and returns the exit code.
+        usage: The exit code for a request that makes no sense.
+
+    Returns:
+        The exit code.
+    """
+    # Schedulers that take a machine back ask first: that ends a run as Ctrl-C does.
+    with contextlib.suppress(ValueError):  # only the main thread may say so
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except QdqtuneError as error:
+        _complain(error)
+        return usage if isinstance(error, UsageError) else FAILED
+    except BrokenPipeError:
+        # Whoever read our output has gone; keep the interpreter from complaining on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        # A full disk, a file that vanished: nothing that a traceback would explain better.
+        where = f": {error.filename}" if error.filename else ""
+        print(message(f"error: {error.strerror or error}{where}"), file=sys.stderr)
+        return FAILED
+    except MemoryError:
+        print("error: There is not enough memory for this.", file=sys.stderr)
+        print("       Try a smaller batch, or a machine with more of it.", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def set_up_logging(verbose: int, quiet: bool) -> None:
+    """Let logs go to stderr, as much of them as was asked for.
+
+    Args:
+        verbose: How often `-v` was given.
+        quiet: Errors only.
+    """
+    ours = (
+        logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_PrintableFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.ERROR, force=True)
+    logging.getLogger("qdqtune").setLevel(ours)
+    if verbose >= 2:
+        logging.getLogger().setLevel(logging.DEBUG)
+
+
+_INDENT = " " * 7
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Names of a stranger's model end up in log lines, too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _indented(super().format(record))
+
+
+def _complain(error: QdqtuneError) -> None:
+    print(_indented(f"error: {error.what}"), file=sys.stderr)
+    if error.hint:
+        print(_indented(f"       {error.hint}"), file=sys.stderr)
+
+
+def _indented(text: str) -> str:
+    """Later lines are set in, so that no name with a newline in it begins a line."""
+    first, *later = message(text).split("\n")
+    return "\n".join([first, *(f"{_INDENT}{line.removeprefix(_INDENT)}" for line in later)])

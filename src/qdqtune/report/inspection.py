@@ -1,0 +1,194 @@
+"""What `inspect` shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from qdqtune.records.inputs import shape_text
+from qdqtune.records.inspection import (
+    Inspection,
+    PatternRecord,
+    RegionRecord,
+    TensorAnswer,
+    TensorPlace,
+)
+from qdqtune.report.tables import printable, text_table
+
+_LONGEST_NAME = 60
+_MOST_NAMES = 3
+_WIDEST_BAR = 40
+# Deeper regions are indented no further.
+_DEEPEST_INDENT = 12
+
+
+def inspection_text(record: Inspection, *, all_regions: bool, max_items: int) -> str:
+    """The model in text: what can be quantized, region sizes, patterns, the tree.
+
+    Args:
+        record: The model.
+        all_regions: Whether regions in which nothing can be quantized are in the tree.
+        max_items: Show at most so many patterns and so many regions; 0 is all.
+    """
+    parts = [_head(record), _quantizable(record)]
+    if record.why is not None:
+        return "\n\n".join([*parts[:1], answer_text(record.why, record)])
+    parts += [
+        _regions(record),
+        histogram(record.leaf_sizes),
+        _patterns(record, max_items),
+        _tree(record, all_regions, max_items),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def answer_text(answer: TensorAnswer, record: Inspection) -> str:
+    """Why a tensor can be quantized, or can't, place by place."""
+    kind = "constant" if answer.constant else "tensor"
+    typed = f"{answer.dtype or 'of unknown type'} {shape_text(answer.dims)}"
+    lines = [printable(f"{kind} {_name(answer.tensor)}: {typed}"), ""]
+    rows = [_place_row("made by", answer.maker, record.dialect)]
+    rows += [_place_row("read by", place, record.dialect) for place in answer.readers]
+    lines.append(text_table(["", "node", "op", "point", "why"], rows))
+    if not answer.readers:
+        lines.append("Nothing reads it.")
+    return "\n".join(lines)
+
+
+def histogram(sizes: Sequence[int]) -> str:
+    """How many regions there are of each size, as bars."""
+    counts: Counter[int] = Counter((size - 1).bit_length() for size in sizes if size)
+    if not counts:
+        return ""
+    rows = []
+    most = max(counts.values())
+    for step in range(min(counts), max(counts) + 1):
+        low, high = (1 << (step - 1)) + 1 if step else 1, 1 << step
+        bar = "#" * -(-_WIDEST_BAR * counts[step] // most)
+        rows.append([str(high) if low >= high else f"{low}-{high}", str(counts[step]), bar])
+    return text_table(["ops in a leaf", "regions", ""], rows, right=(0, 1))
+
+
+def _head(record: Inspection) -> str:
+    taken = f"; {record.pairs} DequantizeLinear taken out first" if record.pairs else ""
+    return printable(
+        f"{record.model}: {record.nodes} ops after folding{taken}. Looked at for "
+        f"{record.quant_type} in the {record.dialect} dialect."
+    )
+
+
+def _quantizable(record: Inspection) -> str:
+    can = sum(count for count, _ in record.quantizable.values())
+    kinds = ", ".join(
+        f"{op_type} {count}" + ("" if count == every else f" of {every}")
+        for op_type, (count, every) in record.quantizable.items()
+        if count
+    )
+    lines = [f"{can} ops can be quantized" + (f": {kinds}" if kinds else "")]
+    if record.fused:
+        lines.append(f"{record.fused} activations go with the op before them")
+    for reason, nodes in record.left_float.items():
+        lines.append(f"{len(nodes)} stay float: {reason} ({_names(nodes)})")
+    return "\n".join(printable(line) for line in lines)
+
+
+def _regions(record: Inspection) -> str:
+    leaves = record.leaf_sizes
+    composites = len(record.regions) - len(leaves)
+    covered = 100 * record.covered / max(1, record.nodes)
+    kinds = f"{len(leaves)} LEAF, {composites} COMPOSITE"
+    average = sum(leaves) / max(1, len(leaves))
+    return (
+        f"{len(record.regions)} regions ({kinds}), {record.covered} of {record.nodes} ops in them "
+        f"({covered:.1f} %); leaves have {min(leaves, default=0)} to {max(leaves, default=0)} "
+        f"ops, {average:.1f} on average"
+    )
+
+
+def _patterns(record: Inspection, max_items: int) -> str:
+    variants = sum(pattern.variants for pattern in record.patterns)
+    count = len(record.patterns)
+    title = (
+        f"{count} patterns of leaves, types and shapes counted"
+        if record.by_shape
+        else f"{count} patterns of leaves; {variants} if types and shapes count (--by_shape)"
+    )
+    shown = record.patterns[: max_items or None]
+    rows = [
+        [str(p.number), str(p.regions), str(p.variants), str(p.points), _ops(p.op_types)]
+        for p in shown
+    ]
+    header = ["pattern", "regions", "shapes", "points", "ops"]
+    table = text_table(header, rows, right=(0, 1, 2, 3))
+    left_out = record.patterns[len(shown) :]
+    return "\n".join([title, table, *_and_more(left_out, "patterns")])
+
+
+def _tree(record: Inspection, all_regions: bool, max_items: int) -> str:
+    kept = [region for region in record.regions if all_regions or region.quantizable]
+    shown = kept[: max_items or None]
+    last = _last_siblings(shown)
+    lines = []
+    open_levels: dict[int, bool] = {}
+    for region in shown:
+        open_levels[region.level] = region.id not in last
+        lines.append(_region_line(region, open_levels))
+    dropped = len(record.regions) - len(kept)
+    note = [f"and {dropped} in which nothing can be quantized: --all_regions"] if dropped else []
+    return "\n".join(["regions", *lines, *_and_more(kept[len(shown) :], "regions"), *note])
+
+
+def _last_siblings(regions: Sequence[RegionRecord]) -> set[int]:
+    """Of the regions that are shown: the last one below each parent."""
+    return set({region.parent: region.id for region in regions}.values())
+
+
+def _region_line(region: RegionRecord, open_levels: dict[int, bool]) -> str:
+    above = range(min(region.level, _DEEPEST_INDENT))
+    indent = "".join("│  " if open_levels.get(level) else "   " for level in above)
+    branch = "├─" if open_levels[region.level] else "└─"
+    border = f"{_names(region.inputs)} -> {_names(region.outputs)}"
+    ops = _ops(region.op_types) if region.op_types else f"{len(region.children)} regions"
+    pattern = f", pattern {region.pattern}" if region.pattern is not None else ""
+    return printable(
+        f"{indent}{branch} {region.id} {region.type} {region.size} ops{pattern}: {ops} [{border}]"
+    )
+
+
+def _place_row(what: str, place: TensorPlace, dialect: str) -> list[str]:
+    if not place.node:
+        return [what, "(the graph)", "", "no", place.reason]
+    port = "output" if what == "made by" else "input"
+    reasons = [place.reason] if place.reason else []
+    if place.dialect_reason:
+        reasons.append(f"stays float: {place.dialect_reason}")
+    elif place.with_op:
+        reasons.append(f"{dialect} quantizes it with the op")
+    return [
+        what,
+        f"{_name(place.node)}, {port} {place.position}",
+        place.op_type,
+        "yes" if place.is_point else "no",
+        "; ".join(reasons),
+    ]
+
+
+def _and_more(left_out: Sequence[RegionRecord] | Sequence[PatternRecord], what: str) -> list[str]:
+    return [f"and {len(left_out)} more {what}: --max_items 0 shows all"] if left_out else []
+
+
+def _ops(op_types: Iterable[str]) -> str:
+    counts = Counter(op_types)
+    shown = [f"{op} x{n}" if n > 1 else op for op, n in counts.most_common()]
+    more = len(shown) - 2 * _MOST_NAMES
+    return ", ".join(shown[: 2 * _MOST_NAMES]) + (f" and {more} more types" if more > 0 else "")
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(_name(name) for name in names[:_MOST_NAMES])
+    more = len(names) - _MOST_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _name(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"

@@ -1,0 +1,167 @@
+"""One benchmark for a whole script, as the autotuning guides use it.
+
+Everything here stands on the objects of `qdqtune.workflows.benchmarks`; code of ours uses those.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qdqtune.engines import registry
+from qdqtune.records.errors import UsageError
+from qdqtune.workflows.benchmarks import (
+    DEFAULT_TIMING_RUNS,
+    DEFAULT_WARMUP_RUNS,
+    Benchmark,
+    EngineBenchmark,
+    Model,
+    TrtExecBenchmark,
+)
+
+_logger = logging.getLogger(__name__)
+
+_TENSORRT_ENGINES = ("tensorrt", "trtexec", "tensorrt_rtx")
+
+
+@dataclass
+class _Current:
+    """The benchmark of this process.
+
+    Attributes:
+        benchmark: None before there is one, or if it could not be made.
+        failure: Why it could not be made.
+    """
+
+    benchmark: EngineBenchmark | None = None
+    failure: str = ""
+
+    def replace(self, benchmark: EngineBenchmark | None, failure: str = "") -> None:
+        """Take another benchmark; the one before gives back what it holds."""
+        if self.benchmark is not None:
+            self.benchmark.close()
+        self.benchmark, self.failure = benchmark, failure
+
+
+_CURRENT = _Current()
+atexit.register(_CURRENT.replace, None)
+
+
+def init_benchmark_instance(
+    use_trtexec: bool = False,
+    plugin_libraries: Sequence[str] | None = None,
+    timing_cache_file: str | os.PathLike[str] | None = None,
+    warmup_runs: int = DEFAULT_WARMUP_RUNS,
+    timing_runs: int = DEFAULT_TIMING_RUNS,
+    trtexec_args: Sequence[str] | None = None,
+    *,
+    engine: str = registry.AUTO,
+    threads: int | None = None,
+) -> Benchmark | None:
+    """Say how `benchmark_onnx_model` and the autotuning workflow measure in this process.
+
+    Args:
+        use_trtexec: Measure with ``trtexec`` instead of `engine`.
+        plugin_libraries: Libraries with custom ops, for engines of the TensorRT family.
+        timing_cache_file: TensorRT's timing cache.
+        warmup_runs: Runs before those that count.
+        timing_runs: Runs that count.
+        trtexec_args: More arguments for ``trtexec``.
+        engine: What measures; ``auto`` is TensorRT if it can measure here, else ONNX Runtime.
+        threads: Threads per run; None is the engine's default.
+
+    Returns:
+        The benchmark; None if it can't be made, and then the reason is in the log.
+    """
+    try:
+        benchmark = _make(
+            use_trtexec, plugin_libraries, timing_cache_file, warmup_runs, timing_runs,
+            trtexec_args, engine, threads,
+        )  # fmt: skip
+    except Exception as error:  # whatever it is, callers look at what is returned
+        _logger.error("there is no benchmark: %s", error)
+        _CURRENT.replace(None, str(error))
+        return None
+    _CURRENT.replace(benchmark)
+    return benchmark
+
+
+def benchmark_onnx_model(
+    model_path: Model,
+    log_file: str | os.PathLike[str] | None = None,
+    flush_timing_cache: bool = False,
+) -> float:
+    """Time a model with the benchmark of this process; if there is none yet, one is made.
+
+    Args:
+        model_path: The file, or what would be in it.
+        log_file: Where to add what happened.
+        flush_timing_cache: For TensorRT; engines without a timing cache have nothing to flush.
+
+    Returns:
+        The median in milliseconds; infinite if it can't be measured. Nothing is raised.
+    """
+    del flush_timing_cache
+    try:
+        benchmark = current_benchmark()
+        return math.inf if benchmark is None else benchmark.run(model_path, log_file)
+    except Exception as error:  # a loop over hundreds of candidates must not end here
+        _logger.error("the model could not be timed: %s", error)
+        return math.inf
+
+
+def current_benchmark() -> EngineBenchmark | None:
+    """The benchmark of this process, made if nobody did; None if the last one asked for failed."""
+    if _CURRENT.benchmark is None and not _CURRENT.failure:
+        init_benchmark_instance()
+    if _CURRENT.benchmark is None:
+        _logger.error("there is no benchmark: %s", _CURRENT.failure)
+    return _CURRENT.benchmark
+
+
+def check_plugins(plugin_libraries: Sequence[str] | None, engine: str) -> None:
+    """Make sure that plugin libraries are there, and warn if the engine has no use for them.
+
+    Raises:
+        UsageError: If one is missing.
+    """
+    for library in plugin_libraries or ():
+        if not Path(library).is_file():
+            raise UsageError(f"The plugin library {library} does not exist.", "Check the path.")
+    if plugin_libraries and engine not in _TENSORRT_ENGINES:
+        _logger.warning("%s takes no TensorRT plugins: they are not used", engine)
+
+
+def _make(
+    use_trtexec: bool,
+    plugin_libraries: Sequence[str] | None,
+    timing_cache_file: str | os.PathLike[str] | None,
+    warmup_runs: int,
+    timing_runs: int,
+    trtexec_args: Sequence[str] | None,
+    engine: str,
+    threads: int | None,
+) -> EngineBenchmark:
+    if use_trtexec:
+        check_plugins(plugin_libraries, "trtexec")
+        return TrtExecBenchmark(
+            timing_cache_file,
+            warmup_runs,
+            timing_runs,
+            plugin_libraries,
+            trtexec_args=trtexec_args,
+        )
+    benchmark = EngineBenchmark(
+        engine, threads=threads, warmup_runs=warmup_runs, timing_runs=timing_runs
+    )
+    check_plugins(plugin_libraries, benchmark.engine)
+    if timing_cache_file is not None and benchmark.engine not in _TENSORRT_ENGINES:
+        _logger.info("%s has no timing cache: %s is not used", benchmark.engine, timing_cache_file)
+    if trtexec_args:
+        _logger.warning("arguments for trtexec are not used without trtexec")
+    return benchmark

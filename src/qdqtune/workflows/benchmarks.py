@@ -1,0 +1,268 @@
+"""Benchmarks: a model goes in, milliseconds come out.
+
+For loops that somebody else writes; `qdqtune.compare` and `qdqtune.tune` compare models side by
+side, which tells smaller differences apart.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.engines import registry
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isolated import Worker
+from qdqtune.graph.external import external_files
+from qdqtune.graph.files import load_model
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.input_shapes import input_dims, resolve_shapes
+from qdqtune.graph.shapes import infer_shapes
+from qdqtune.records.errors import ModelError, QdqtuneError, UsageError
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.measurement import Measurement
+
+_logger = logging.getLogger(__name__)
+
+_NOTHING_SAID = InputRequest()
+_RUNS_PER_BLOCK = 10
+_MOST_BLOCKS = 10
+
+DEFAULT_WARMUP_RUNS = 5
+DEFAULT_TIMING_RUNS = 20
+
+Model = str | os.PathLike[str] | bytes
+
+
+class Benchmark(ABC):
+    """Something that times a model alone."""
+
+    @abstractmethod
+    def run(self, path_or_bytes: Model, log_file: str | os.PathLike[str] | None = None) -> float:
+        """Time a model.
+
+        Args:
+            path_or_bytes: The file, or what would be in it.
+            log_file: Where to add what happened.
+
+        Returns:
+            The median in milliseconds; infinite if the model can't be run.
+        """
+
+    def __call__(
+        self, path_or_bytes: Model, log_file: str | os.PathLike[str] | None = None
+    ) -> float:
+        """The same as `run`."""
+        return self.run(path_or_bytes, log_file)
+
+    def close(self) -> None:  # noqa: B027 - not every benchmark holds something
+        """Give back what it holds."""
+
+    def __enter__(self) -> Benchmark:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class EngineBenchmark(Benchmark):
+    """Times models on an engine, in a process of its own, on random inputs.
+
+    Args:
+        engine: An engine's name; ``auto`` is the first that can measure here.
+        threads: Threads per run; None is the engine's default.
+        engine_options: The engine's own options.
+        warmup_runs: Runs before those that count.
+        timing_runs: Runs that count; they are made in blocks, and the result is the median of the
+            blocks' medians.
+        inputs: Shapes, ranges and seed of the inputs.
+
+    Attributes:
+        engine: The engine's name.
+        threads: As given.
+        engine_options: As given.
+        warmup_runs: As given.
+        timing_runs: As given.
+
+    Raises:
+        EngineError: If the engine can't measure here.
+        UsageError: If there is no such engine, or a number makes no sense.
+    """
+
+    def __init__(
+        self,
+        engine: str = registry.AUTO,
+        *,
+        threads: int | None = None,
+        engine_options: Mapping[str, str] | None = None,
+        warmup_runs: int = DEFAULT_WARMUP_RUNS,
+        timing_runs: int = DEFAULT_TIMING_RUNS,
+        inputs: InputRequest = _NOTHING_SAID,
+    ) -> None:
+        if timing_runs < 1 or warmup_runs < 0:
+            raise UsageError(
+                f"{timing_runs} timed runs after {warmup_runs} others can't be made.",
+                "timing_runs is a number from 1 up, warmup_runs one from 0 up.",
+            )
+        self.engine = registry.resolve(engine)
+        self.threads = threads
+        self.engine_options = dict(engine_options or {})
+        self.warmup_runs = warmup_runs
+        self.timing_runs = timing_runs
+        self._inputs = inputs
+        self._shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._worker: Worker | None = None
+
+    def run(self, path_or_bytes: Model, log_file: str | os.PathLike[str] | None = None) -> float:
+        """Time a model; see `Benchmark.run`."""
+        try:
+            with _as_file(path_or_bytes) as path:
+                measured = self.measure(path)
+        except (QdqtuneError, OSError) as error:
+            measured = Measurement(error=str(error))
+        if not measured.ok:
+            _logger.warning("the model could not be timed: %s", measured.error)
+        if log_file is not None:
+            self._log(Path(log_file), path_or_bytes, measured)
+        return measured.latency_ms
+
+    def measure(self, path: str | os.PathLike[str]) -> Measurement:
+        """Time a model file.
+
+        Returns:
+            The samples, or why the engine gave none.
+
+        Raises:
+            QdqtuneError: If the file is no model, or no inputs can be made up for it.
+        """
+        if self._worker is None:
+            self._worker = Worker(self.engine, SessionOptions(self.threads, self.engine_options))
+        blocks = min(_MOST_BLOCKS, max(1, self.timing_runs // _RUNS_PER_BLOCK))
+        return self._worker.measure(
+            path,
+            self._feeds(path),
+            blocks=blocks,
+            runs=math.ceil(self.timing_runs / blocks),
+            drop=math.ceil(self.warmup_runs / blocks),
+        )
+
+    def close(self) -> None:
+        """End the engine's process; another run starts a new one."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+
+    def _feeds(self, path: str | os.PathLike[str]) -> Feeds:
+        model = load_model(path)
+        infer_shapes(model)
+        declared = str(input_dims(model))
+        if declared not in self._shapes:  # once: it warns of dims that are open
+            self._shapes[declared] = resolve_shapes(model, self._inputs)
+        request = replace(self._inputs, shapes=self._shapes[declared], dims={})
+        return next(random_inputs(GraphIndex(model), 1, request))
+
+    def _log(self, path: Path, model: Model, measured: Measurement) -> None:
+        """Add a line or two to a log; a log that can't be written spoils no measurement."""
+        what = f"{len(model)} bytes" if isinstance(model, bytes) else os.fspath(model)
+        lines = [f"{self.engine}: {what}, opened in {measured.build_s:.3f} s"]
+        if measured.ok:
+            medians = ", ".join(f"{median:.4f}" for median in measured.block_medians_ms)
+            lines.append(f"median {measured.latency_ms:.4f} ms; of each block: {medians}")
+        else:
+            lines.append(f"failed: {measured.error}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as log:
+                log.write("\n".join(lines) + "\n")
+        except OSError as error:
+            _logger.warning("the log %s can't be written: %s", path, error.strerror)
+
+
+class TensorRTPyBenchmark(EngineBenchmark):
+    """Times models with TensorRT.
+
+    Args:
+        timing_cache_file: Where TensorRT keeps what it learned about kernels.
+        warmup_runs: Runs before those that count.
+        timing_runs: Runs that count.
+        plugin_libraries: Libraries with custom ops to load.
+
+    Raises:
+        EngineError: If TensorRT can't measure here.
+    """
+
+    def __init__(
+        self,
+        timing_cache_file: str | os.PathLike[str] | None = None,
+        warmup_runs: int = DEFAULT_WARMUP_RUNS,
+        timing_runs: int = DEFAULT_TIMING_RUNS,
+        plugin_libraries: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__("tensorrt", warmup_runs=warmup_runs, timing_runs=timing_runs)
+        self.timing_cache_file = timing_cache_file
+        self.plugin_libraries = list(plugin_libraries or ())
+
+
+class TrtExecBenchmark(EngineBenchmark):
+    """Times models with the program ``trtexec``.
+
+    Args:
+        timing_cache_file: Where TensorRT keeps what it learned about kernels.
+        warmup_runs: Runs before those that count.
+        timing_runs: Runs that count.
+        plugin_libraries: Libraries with custom ops to load.
+        trtexec_path: The program.
+        trtexec_args: Arguments of its own.
+
+    Raises:
+        EngineError: If ``trtexec`` can't measure here.
+    """
+
+    def __init__(
+        self,
+        timing_cache_file: str | os.PathLike[str] | None = None,
+        warmup_runs: int = DEFAULT_WARMUP_RUNS,
+        timing_runs: int = 10,
+        plugin_libraries: Sequence[str] | None = None,
+        trtexec_path: str = "trtexec",
+        trtexec_args: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__("trtexec", warmup_runs=warmup_runs, timing_runs=timing_runs)
+        self.timing_cache_file = timing_cache_file
+        self.plugin_libraries = list(plugin_libraries or ())
+        self.trtexec_path = trtexec_path
+        self.trtexec_args = list(trtexec_args or ())
+
+
+@contextmanager
+def _as_file(model: Model) -> Iterator[Path]:
+    """A model as a file; bytes go to a folder of their own that nobody else can guess.
+
+    Raises:
+        ModelError: If bytes refer to weights in other files.
+    """
+    if not isinstance(model, bytes):
+        yield Path(model)
+        return
+    with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(model)
+        if external_files(path):
+            raise ModelError(
+                "The bytes of a model whose weights lie in other files can't be timed.",
+                "Write it to a file beside its weights, and give the file's path.",
+            )
+        yield path

@@ -1,0 +1,180 @@
+"""Looking at a model as the search sees it; nothing is run, nothing is written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from qdqtune.autotune.canonical import CanonicalRegion, canonical_region
+from qdqtune.autotune.insertion_points import (
+    NodeInputInsertionPoint,
+    RegionOutputInsertionPoint,
+    has_quantizable_operations,
+)
+from qdqtune.autotune.region import Region, walk
+from qdqtune.autotune.region_pattern import RegionPattern
+from qdqtune.autotune.region_search import CombinedRegionSearch
+from qdqtune.engines import registry
+from qdqtune.engines.native import native_dialect
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.input_shapes import resolve_shapes
+from qdqtune.graph.shapes import at_shapes, infer_shapes
+from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.dialects import dialect_named
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.inspection import Inspection, PatternRecord, RegionRecord
+from qdqtune.workflows.source import open_source
+from qdqtune.workflows.tensor_answers import answer_of
+
+_NOTHING_SAID = InputRequest()
+
+
+def inspect_model(
+    model: str | Path,
+    *,
+    engine: str = registry.AUTO,
+    dialect: str | None = None,
+    quant_type: str = "int8",
+    inputs: InputRequest = _NOTHING_SAID,
+    max_sequence_size: int = 10,
+    by_shape: bool = False,
+    why: str | None = None,
+) -> Inspection:
+    """The regions and patterns of a model, what can be quantized in it, and why the rest can't.
+
+    Args:
+        model: A float model, or one with Q/DQ, which is taken apart first.
+        engine: Whose dialect to look for kernels in; it need not be installed.
+        dialect: A dialect by name, instead of the engine's own on this machine.
+        quant_type: One of the dialect's quant types.
+        inputs: Shapes to look at it with.
+        max_sequence_size: Nodes of the longest sequence inside a composite.
+        by_shape: Whether types and shapes are part of a pattern.
+        why: A tensor to say more about.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    if engine == registry.AUTO and not dialect:
+        engine = registry.resolve(engine)
+    spoken = dialect_named(dialect) if dialect else native_dialect(engine)
+    source = open_source(model, spoken.format_of(quant_type).least_opset)
+    with at_shapes(source.model, resolve_shapes(source.model, inputs)):
+        index = GraphIndex(source.model)
+        completion = Completion(index, spoken, quant_type)
+        answer = answer_of(why, completion, source.path) if why is not None else None
+        regions = CombinedRegionSearch(index, max_sequence_size).search_regions()
+        tree = _Tree(regions, index, by_shape=by_shape)
+        known = {*completion.units, *completion.left_float}
+        return Inspection(
+            model=str(model),
+            dialect=spoken.name,
+            quant_type=quant_type,
+            nodes=len(index.nodes),
+            pairs=source.reading.pairs if source.reading is not None else 0,
+            by_shape=by_shape,
+            regions=tree.regions,
+            patterns=tree.patterns,
+            quantizable=_by_op_type(completion),
+            fused=sum(node.name not in known for node in index.nodes),
+            left_float=_by_reason(completion),
+            why=answer,
+        )
+
+
+def regions_of(
+    model: str | Path, max_sequence_size: int = 10
+) -> tuple[list[Region], tuple[RegionRecord, ...]]:
+    """The regions of a model and their records, whatever the engine.
+
+    Args:
+        model: A float model, or one with Q/DQ, which is taken apart first.
+        max_sequence_size: Nodes of the longest sequence inside a composite.
+
+    Returns:
+        The outermost regions, and a record of every one, each before its children.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    source = open_source(model)
+    infer_shapes(source.model)
+    index = GraphIndex(source.model)
+    regions = CombinedRegionSearch(index, max_sequence_size).search_regions()
+    return regions, _Tree(regions, index, by_shape=False).regions
+
+
+class _Tree:
+    """The records of a tree of regions."""
+
+    def __init__(self, regions: Sequence[Region], index: GraphIndex, *, by_shape: bool) -> None:
+        self._index = index
+        self._by_shape = by_shape
+        self._numbers: dict[str, int] = {}
+        self._firsts: list[CanonicalRegion] = []
+        self._variants: list[Counter[str]] = []
+        self.regions = tuple(self._record(region) for region in walk(regions))
+        ordered = sorted(range(len(self._firsts)), key=lambda each: -self._count(each))
+        self.patterns = tuple(self._pattern(number) for number in ordered)
+
+    def _record(self, region: Region) -> RegionRecord:
+        nodes = [self._index.nodes[position] for position in region.get_nodes(sort=True)]
+        return RegionRecord(
+            id=region.id,
+            type=region.type.value,
+            level=region.level,
+            parent=region.parent.id if region.parent is not None else None,
+            children=tuple(child.id for child in region.children),
+            nodes=tuple(node.name or "" for node in nodes),
+            op_types=tuple(node.op_type for node in nodes),
+            size=region.get_size_of_region_and_descendants(),
+            inputs=tuple(region.inputs),
+            outputs=tuple(region.outputs),
+            pattern=None if region.children else self._number(region),
+            quantizable=has_quantizable_operations(region, self._index),
+        )
+
+    def _number(self, region: Region) -> int:
+        form = canonical_region(region, self._index)
+        number = self._numbers.setdefault(form.signature(shapes=self._by_shape), len(self._firsts))
+        if number == len(self._firsts):
+            self._firsts.append(form)
+            self._variants.append(Counter())
+        self._variants[number][form.signature(shapes=True)] += 1
+        return number
+
+    def _count(self, number: int) -> int:
+        return self._variants[number].total()
+
+    def _pattern(self, number: int) -> PatternRecord:
+        form = self._firsts[number]
+        points = [
+            *NodeInputInsertionPoint.collect_in(form, self._index),
+            *RegionOutputInsertionPoint.collect_in(form, self._index),
+        ]
+        pattern = RegionPattern(form.signature(shapes=self._by_shape), len(form.nodes))
+        return PatternRecord(
+            number=number,
+            signature=pattern.signature,
+            hash=pattern.get_hash(),
+            regions=self._count(number),
+            op_types=tuple(self._index.nodes[position].op_type for position in form.nodes),
+            points=len(points),
+            variants=len(self._variants[number]),
+        )
+
+
+def _by_op_type(completion: Completion) -> dict[str, tuple[int, int]]:
+    nodes = completion.index.nodes
+    present = Counter(node.op_type for node in nodes)
+    can = Counter(node.op_type for node in nodes if node.name in completion.units)
+    return {op_type: (can[op_type], count) for op_type, count in present.most_common()}
+
+
+def _by_reason(completion: Completion) -> dict[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = {}
+    for name, reason in completion.left_float.items():
+        found.setdefault(reason, []).append(name)
+    ordered = sorted(found.items(), key=lambda item: -len(item[1]))
+    return {reason: tuple(names) for reason, names in ordered}

@@ -1,0 +1,66 @@
+"""What `qdqtune.autotune` offers: what it says, and all that the seeds import from it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import qdqtune.autotune as autotune
+
+IN_WORKFLOWS = {"TensorRTPyBenchmark", "TrtExecBenchmark"}
+SEEDS = {
+    "MODE_PRESETS", "StoreWithExplicitFlag", "get_node_filter_list", "QDQAutotuner",
+    "TensorRTPyBenchmark", "TrtExecBenchmark", "AutotunerError", "AutotunerNotInitializedError",
+    "InvalidSchemeError", "Config", "InsertionScheme", "PatternCache", "PatternSchemes", "Region",
+    "RegionType", "NodeInputInsertionPoint", "ChildRegionInputInsertionPoint",
+    "ChildRegionOutputInsertionPoint", "ResolvedInsertionPoint", "RegionPattern",
+    "CombinedRegionSearch", "QDQAutotunerBase", "RegionOutputInsertionPoint",
+}  # fmt: skip
+
+
+def test_everything_that_the_seeds_import_is_declared() -> None:
+    assert set(autotune.__all__) >= SEEDS
+    assert len(set(autotune.__all__)) == len(autotune.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(SEEDS))
+def test_what_is_declared_can_be_imported(name: str) -> None:
+    if name in IN_WORKFLOWS and not importlib.util.find_spec("qdqtune.autotune.workflows"):
+        pytest.skip("qdqtune.autotune.workflows is not there yet")
+    value = getattr(autotune, name)
+    assert name in dir(autotune)
+    if isinstance(value, type) and name != "ChildRegionOutputInsertionPoint":
+        assert value.__name__ == name
+
+
+def test_what_is_declared_for_type_checkers_is_what_is_offered() -> None:
+    tree = ast.parse(Path(autotune.__file__).read_text())
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("qdqtune.autotune.")
+        for alias in node.names
+    }
+    assert imported | IN_WORKFLOWS == set(autotune.__all__) == set(autotune._HOMES)
+
+
+def test_both_names_of_the_output_point() -> None:
+    assert autotune.ChildRegionOutputInsertionPoint is autotune.RegionOutputInsertionPoint
+
+
+def test_nothing_else_is_there() -> None:
+    with pytest.raises(AttributeError, match="nonsense"):
+        autotune.nonsense  # noqa: B018
+
+
+def test_importing_it_is_light() -> None:
+    code = (
+        "import sys, qdqtune.autotune\n"
+        "assert not {'onnx', 'onnx_ir', 'numpy', 'yaml'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

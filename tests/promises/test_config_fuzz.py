@@ -1,0 +1,310 @@
+"""Whatever lies in a file that we read as configuration or data: our errors, or a value.
+
+The model loader is fuzzed by tests/fuzz. Documents here are sound ones with one part replaced, cut
+or turned, because what is wrong from the start never gets past the first check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from qdqtune.calibration.data import open_samples
+from qdqtune.calibration.expected import ExpectedInput
+from qdqtune.cli.main import main
+from qdqtune.engines.simulated import QUIET
+from qdqtune.records.errors import QdqtuneError
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.measurement import EngineInfo
+from qdqtune.records.placement import Placement
+from qdqtune.records.ranges import CalibrationSource, Ranges
+from tests.promises.models import one_matmul
+
+EXAMPLES = settings(max_examples=60)
+
+DEEP = "[" * 5000 + "]" * 5000
+ODD: list[Any] = [
+    None, True, -1, 0, 10**400, -(10**30), 1e308, float("inf"), float("nan"), "", "\ud800", "\0",
+    "../../x", [], {}, [[]], {"": None}, "9" * 5000, [None], {"__class__": "os.system"},
+]  # fmt: skip
+odd_values = st.sampled_from(ODD) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=3), below),
+    max_leaves=5,
+)
+
+
+def places(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something lies in a document."""
+    yield path
+    if isinstance(document, (dict, list)):
+        items = document.items() if isinstance(document, dict) else enumerate(document)
+        for key, value in items:
+            yield from places(value, (*path, key))
+
+
+@st.composite
+def changed(draw: st.DrawFn, document: Any) -> Any:
+    """A sound document of which one part was replaced, or left out."""
+    *parents, last = draw(st.sampled_from([path for path in places(document) if path]))
+    result = copy.deepcopy(document)
+    holder = result
+    for key in parents:
+        holder = holder[key]
+    if draw(st.integers(0, 4)) == 0:
+        del holder[last]
+    else:
+        holder[last] = draw(odd_values)
+    return result
+
+
+PLACEMENT = json.loads(Placement.of([("x", "n0", 0), ("w", "n0", 1)], ["a"]).to_json("0" * 32))
+RANGES = json.loads(Ranges({"x": (-1.0, 2.5)}, CalibrationSource.DATA, 4).to_json())
+SUMMARY: dict[str, Any] = {
+    "kind": "summary",
+    "files": {"optimized_final": "m.onnx"},
+    "speedup": 1.5,
+    "speedup_interval": [1.4, 1.6],
+    "kept_float": False,
+    "engine": EngineInfo("simulated", "1", "machine", "cpu-vnni", None, QUIET).to_dict(),
+}
+
+
+def ours(call: Callable[..., object], *arguments: object) -> None:
+    """Calls; whatever is raised beside our errors is a failure of the test."""
+    with contextlib.suppress(QdqtuneError):
+        call(*arguments)
+
+
+def test_the_documents_are_sound() -> None:
+    assert Placement.from_json(json.dumps(PLACEMENT)).outputs == {"a"}
+    assert Ranges.from_json(json.dumps(RANGES)).by_tensor == {"x": (-1.0, 2.5)}
+
+
+@EXAMPLES
+@given(changed(PLACEMENT))
+def test_a_placement(document: Any) -> None:
+    ours(Placement.from_json, json.dumps(document))
+
+
+@EXAMPLES
+@given(changed(RANGES))
+@example({**RANGES, "ranges": {"x": [0, 10**400]}})
+@example({**RANGES, "samples": float("inf")})
+def test_ranges(document: Any) -> None:
+    ours(Ranges.from_json, json.dumps(document))
+
+
+@EXAMPLES
+@given(st.text(max_size=20) | st.sampled_from([DEEP, "9" * 5000, '{"a":' * 5000, "\ud800"]))
+def test_text_that_is_no_document(text: str) -> None:
+    ours(Placement.from_json, text)
+    ours(Ranges.from_json, text)
+
+
+@EXAMPLES
+@given(st.lists(st.text("abx:?=,[]()-.0123456789 \n\0e٣²", max_size=12), max_size=3))
+def test_shapes_dims_and_ranges_of_inputs(texts: list[str]) -> None:
+    for field in ("shapes", "dims", "ranges"):
+        ours(lambda name=field: InputRequest.from_text(**{name: texts}))
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    onnx.save(one_matmul(), folder / "m.onnx")
+    return folder
+
+
+def code_of(*line: str) -> int:
+    """What a command answers; it must say what is wrong."""
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main(line)
+    assert code in (1, 2)
+    assert err.getvalue().startswith("error: ")
+    return code
+
+
+@EXAMPLES
+@given(summary=changed(SUMMARY) | odd_values, placement=changed(PLACEMENT))
+@example(summary={**SUMMARY, "speedup": 10**400}, placement=PLACEMENT)
+@example(summary={**SUMMARY, "engine": {**SUMMARY["engine"], "name": []}}, placement=PLACEMENT)
+@example(summary={**SUMMARY, "engine": {**SUMMARY["engine"], "name": 5}}, placement=PLACEMENT)
+def test_what_a_run_left_beside_its_model(run_folder: Path, summary: Any, placement: Any) -> None:
+    """Read by `verify`, which in the end finds no model to compare with."""
+    (run_folder / "summary.json").write_text(json.dumps(summary))
+    (run_folder / "placement.json").write_text(json.dumps(placement))
+    missing = str(run_folder / "missing.onnx")
+    code_of("verify", str(run_folder / "m.onnx"), "--against", missing, "-q")
+
+
+@pytest.mark.parametrize("engine", [{"name": 5}, {"options": 5}, {"options": [1]}], ids=str)
+def test_an_engine_of_a_run_that_can_not_be(run_folder: Path, engine: dict[str, Any]) -> None:
+    (run_folder / "placement.json").unlink(missing_ok=True)
+    summary = {**SUMMARY, "engine": {**SUMMARY["engine"], **engine}}
+    (run_folder / "summary.json").write_text(json.dumps(summary))
+    model = str(run_folder / "m.onnx")
+    assert main(["verify", model, "--against", model, "--runs", "2", "-q"]) in (0, 1, 2)
+
+
+@settings(max_examples=8)
+@given(
+    changed(PLACEMENT).map(lambda document: json.dumps(document).encode())
+    | st.binary(max_size=20)
+    | st.just(b"\xff\xfe")
+)
+def test_a_placement_that_is_to_be_inserted(run_folder: Path, content: bytes) -> None:
+    file = run_folder / "given.json"
+    file.write_bytes(content)
+    line = ["insert", str(run_folder / "m.onnx"), "--placement", str(file), "-q", "--force"]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out):
+        code = main([*line, "-o", str(run_folder / "q.onnx")])
+    assert code in (0, 1, 2)
+    assert code == 0 or err.getvalue().startswith("error: ")
+
+
+def saved_arrays() -> dict[str, bytes]:
+    array = np.arange(128, dtype=np.float32).reshape(2, 4, 16)
+    npy = io.BytesIO()
+    np.save(npy, array)
+    found = {"x.npy": npy.getvalue()}
+    methods = {"stored": 0, "deflated": 8, "bzip2": 12, "lzma": 14}
+    for name, method in methods.items():
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w", method) as file:
+            file.writestr("x.npy", npy.getvalue())
+        found[f"{name}.npz"] = archive.getvalue()
+    found["x.pb"] = onnx.numpy_helper.from_array(array[0], "x").SerializeToString()
+    return found
+
+
+ARRAYS = saved_arrays()
+SHAPES = ("(-1, 4, 16)", "(2, -4, -16)", "(" * 200, "-" * 4000 + "1", "(2**70,)", "(True,)")
+DTYPES = ("'|O'", "[('a', '<f4')]", "'<U99999999'", "{}", "3", "('<f4', (2,))", "'|V0'")
+HEADERS = [
+    *(f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}" for shape in SHAPES),
+    *(f"{{'descr': {dtype}, 'fortran_order': False, 'shape': (2, 4, 16)}}" for dtype in DTYPES),
+    *("{1: 2, 'a': 3}", "{[]: 1}", "", "\0", "__import__('os')"),
+]
+
+
+def with_header(text: str) -> bytes:
+    header = text.encode("latin1")
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(512)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> tuple[str, bytes]:
+    """A file of samples with some bytes changed, or cut off."""
+    name = draw(st.sampled_from(sorted(ARRAYS)))
+    content = bytearray(ARRAYS[name])
+    for _ in range(draw(st.integers(1, 3))):
+        content[draw(st.integers(0, len(content) - 1))] = draw(st.integers(0, 255))
+    return name, bytes(content[: draw(st.integers(len(content) // 2, len(content)))])
+
+
+@settings(max_examples=300)
+@given(damaged() | st.sampled_from(HEADERS).map(lambda text: ("x.npy", with_header(text))))
+@example(("x.pb", onnx.TensorProto(data_type=999, dims=[4, 16]).SerializeToString()))
+@example(("x.pb", onnx.TensorProto(data_type=1, dims=[-4, -16]).SerializeToString()))
+@example(("x.npy", with_header(HEADERS[0])))
+@example(("x.npy", with_header(HEADERS[2])))
+@example(("x.npy", with_header("{[]: 1}")))
+def test_calibration_data(named: tuple[str, bytes]) -> None:
+    name, content = named
+    wanted = [ExpectedInput("x", ir.DataType.FLOAT, (4, 16))]
+
+    def read_all() -> None:
+        for sample in open_samples(file, wanted):
+            assert sample["x"].shape == (4, 16)
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / name
+        file.write_bytes(content)
+        ours(read_all)
+
+
+def test_sound_calibration_data_is_read() -> None:
+    for name, content in ARRAYS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / name
+            file.write_bytes(content)
+            samples = list(open_samples(file, [ExpectedInput("x", ir.DataType.FLOAT, (4, 16))]))
+            assert len(samples) == (1 if name == "x.pb" else 2)
+
+
+TAGGED = [
+    "a: !!int ''", "a: !!float ''", "a: !!bool maybe", "a: !!timestamp soon", "a: !!binary '?'",
+    "a: !!python/object/apply:os.system [touch pwned]", "a: &b [*b]", "? [a]\n: b", "a: 2001-99-99",
+    "a: 1:2:99999999999999999999", "%YAML 9.9\n---\na: b", "--- a\n--- b", "a: " + "[" * 2000,
+    "a: !!omap [1]", "a: !!set [1]", "a: !!pairs x", "<<: 3", "a: .inf", "? !!int ''\n: 1",
+]  # fmt: skip
+
+
+def sound_state() -> dict[str, Any]:
+    from qdqtune.autotune.config import Config
+    from qdqtune.autotune.state_file import KIND, SCHEMA
+
+    scheme = {"latency_ms": 1.5, "error": False}
+    pattern = {"pattern_signature": "Conv->Relu", "schemes": [scheme]}
+    return {
+        "kind": KIND, "schema": SCHEMA, "header": {"model": "0"}, "baseline_latency_ms": 2.5,
+        "config": Config().to_dict(), "patterns": [pattern], "pattern_schemes": [pattern],
+    }  # fmt: skip
+
+
+yaml_texts = (
+    st.sampled_from(TAGGED)
+    | st.builds("{}\n{}".format, st.just("kind: autotuner_state"), st.sampled_from(TAGGED))
+    | st.text("ab:-[]{}&*!|>'\"%@,#? \n0.1~", max_size=30)
+    | st.deferred(lambda: changed(sound_state())).map(
+        lambda document: yaml.safe_dump(document, allow_unicode=False)
+    )
+)
+
+
+@settings(max_examples=100)
+@given(yaml_texts)
+def test_state_files_and_pattern_caches(run_folder: Path, text: str) -> None:
+    from qdqtune.autotune.pattern_cache import PatternCache
+    from qdqtune.autotune.state_file import read_state
+
+    file = run_folder / "state.yaml"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    ours(read_state, file)
+    file.write_bytes(
+        text.replace("autotuner_state", "pattern_cache").encode("utf-8", "surrogatepass")
+    )
+    ours(PatternCache.load, file)
+
+
+def test_every_tag_in_a_state_file(run_folder: Path) -> None:
+    from qdqtune.autotune.state_file import read_state
+
+    file = run_folder / "tagged.yaml"
+    wrong = {}
+    for text in TAGGED:
+        file.write_text(text)
+        try:
+            read_state(file)
+        except QdqtuneError:
+            continue
+        except Exception as error:
+            wrong[text] = error
+    assert wrong == {}
