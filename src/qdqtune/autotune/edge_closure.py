@@ -53,9 +53,7 @@ class EdgeClosure:
 
     def _unit(self, name: str) -> frozenset[Edge]:
         if name not in self._units:
-            places: Placement = unit(
-                self._index, self._dialect, self._index.node[name], whole=False
-            )
+            places: Placement = unit(self._index, self._dialect, self._index.node[name], whole=True)
             self._units[name] = self._index.effective(places)
         return self._units[name]
 
