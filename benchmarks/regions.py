@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from qdqtune.autotune.canonical import canonical_region
-from qdqtune.autotune.region import leaves, walk
-from qdqtune.autotune.region_search import CombinedRegionSearch
+from qdqtune.autotune.regions.canonical import canonical_region
+from qdqtune.autotune.regions.region import leaves, walk
+from qdqtune.autotune.regions.region_search import CombinedRegionSearch
 from qdqtune.graph.index import GraphIndex
 
 _SHAPE = ir.Shape((1, 8, 4, 4))

@@ -29,9 +29,9 @@ import numpy as np
 import onnx_ir as ir
 
 from benchmarks.search_models import MODELS
-from qdqtune.autotune.search import Limits, PlacementSearch
-from qdqtune.autotune.space import Group, Space, State
-from qdqtune.autotune.trial import Effort, Score, Trial
+from qdqtune.autotune.search.placement_search import Limits, PlacementSearch
+from qdqtune.autotune.search.space import Group, Space, State
+from qdqtune.autotune.search.trial import Effort, Score, Trial
 from qdqtune.engines.shares import shares_of_latency
 from qdqtune.engines.simulated import PROFILES, kernels_of, true_latency_ms
 from qdqtune.engines.simulated.engine import COST_MODEL_VERSION

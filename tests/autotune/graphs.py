@@ -11,7 +11,7 @@ import onnx_ir as ir
 from benchmarks.regions import chain
 
 from qdqtune import zoo
-from qdqtune.autotune.region import Region, RegionType
+from qdqtune.autotune.regions.region import Region, RegionType
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.naming import name_nodes

@@ -6,14 +6,14 @@ import math
 
 from hypothesis import strategies as st
 
-from qdqtune.autotune.insertion_points import (
+from qdqtune.autotune.patterns.insertion_points import (
     ChildRegionInputInsertionPoint,
     NodeInputInsertionPoint,
     RegionOutputInsertionPoint,
 )
-from qdqtune.autotune.pattern_schemes import PatternSchemes
-from qdqtune.autotune.region_pattern import RegionPattern
-from qdqtune.autotune.scheme import InsertionScheme
+from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
+from qdqtune.autotune.patterns.region_pattern import RegionPattern
+from qdqtune.autotune.patterns.scheme import InsertionScheme
 
 _PLACES = st.integers(0, 4)
 _NODE_INPUTS = st.builds(NodeInputInsertionPoint, _PLACES, _PLACES)

@@ -30,7 +30,7 @@ from qdqtune.autotune import (
     RegionPattern,
     RegionType,
 )
-from qdqtune.autotune.resolved import merge_resolved_insertion_points, to_placement
+from qdqtune.autotune.patterns.resolved import merge_resolved_insertion_points, to_placement
 from qdqtune.records.errors import ModelError
 from qdqtune.records.placement import Edge
 from qdqtune.records.ranges import CalibrationSource, Ranges
@@ -356,7 +356,7 @@ def test_a_model_over_two_gigabytes_needs_a_file(
     tuner = started(QDQAutotuner(small("resnet18")))
     tune(tuner, count, 1)
     whole = tuner.export_onnx()
-    monkeypatch.setattr("qdqtune.autotune.candidate_writer._MOST_BYTES", 1000)
+    monkeypatch.setattr("qdqtune.autotune.session.candidate_writer._MOST_BYTES", 1000)
     monkeypatch.setattr("qdqtune.graph.files._EMBED_LIMIT_BYTES", 1000)
     with pytest.raises(AutotunerError, match="2 GB"):
         tuner.export_onnx()

@@ -6,17 +6,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from qdqtune.autotune.eligibility import why_not, why_not_output
+from qdqtune.autotune.aliases import ChildRegionOutputInsertionPoint
 from qdqtune.autotune.errors import InvalidSchemeError
-from qdqtune.autotune.insertion_points import (
+from qdqtune.autotune.patterns.eligibility import why_not, why_not_output
+from qdqtune.autotune.patterns.insertion_points import (
     ChildRegionInputInsertionPoint,
-    ChildRegionOutputInsertionPoint,
     InsertionPoint,
     NodeInputInsertionPoint,
     RegionOutputInsertionPoint,
     has_quantizable_operations,
 )
-from qdqtune.autotune.resolved import (
+from qdqtune.autotune.patterns.resolved import (
     ResolvedInsertionPoint,
     merge_resolved_insertion_points,
     to_placement,

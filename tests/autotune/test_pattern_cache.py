@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qdqtune.autotune.errors import AutotunerError
-from qdqtune.autotune.insertion_points import NodeInputInsertionPoint
-from qdqtune.autotune.pattern_cache import PatternCache
-from qdqtune.autotune.pattern_schemes import PatternSchemes
-from qdqtune.autotune.region_pattern import RegionPattern
-from qdqtune.autotune.scheme import InsertionScheme
+from qdqtune.autotune.patterns.insertion_points import NodeInputInsertionPoint
+from qdqtune.autotune.patterns.pattern_cache import PatternCache
+from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
+from qdqtune.autotune.patterns.region_pattern import RegionPattern
+from qdqtune.autotune.patterns.scheme import InsertionScheme
 from tests.autotune.graphs import from_text, leaf, weight
 from tests.autotune.strategies import patterns, schemes
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 from benchmarks.regions import split_concat_chain
 
-from qdqtune.autotune.canonical import canonical_region
-from qdqtune.autotune.eligibility import why_not
 from qdqtune.autotune.errors import InvalidSchemeError
-from qdqtune.autotune.insertion_points import (
+from qdqtune.autotune.patterns.eligibility import why_not
+from qdqtune.autotune.patterns.insertion_points import (
     ChildRegionInputInsertionPoint,
     NodeInputInsertionPoint,
 )
-from qdqtune.autotune.region import leaves
-from qdqtune.autotune.region_pattern import RegionPattern
-from qdqtune.autotune.region_search import CombinedRegionSearch
-from qdqtune.autotune.resolved import (
+from qdqtune.autotune.patterns.region_pattern import RegionPattern
+from qdqtune.autotune.patterns.resolved import (
     ResolvedInsertionPoint,
     merge_resolved_insertion_points,
     to_placement,
 )
+from qdqtune.autotune.regions.canonical import canonical_region
+from qdqtune.autotune.regions.region import leaves
+from qdqtune.autotune.regions.region_search import CombinedRegionSearch
 from tests.autotune.graphs import composite, from_text, leaf, weight
 
 

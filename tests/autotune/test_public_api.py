@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -30,8 +29,6 @@ def test_everything_that_the_seeds_import_is_declared() -> None:
 
 @pytest.mark.parametrize("name", sorted(SEEDS))
 def test_what_is_declared_can_be_imported(name: str) -> None:
-    if name in IN_WORKFLOWS and not importlib.util.find_spec("qdqtune.autotune.workflows"):
-        pytest.skip("qdqtune.autotune.workflows is not there yet")
     value = getattr(autotune, name)
     assert name in dir(autotune)
     if isinstance(value, type) and name != "ChildRegionOutputInsertionPoint":

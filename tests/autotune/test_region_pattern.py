@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.autotune.canonical import canonical_region
 from qdqtune.autotune.errors import AutotunerError, InvalidSchemeError
-from qdqtune.autotune.region import Region
-from qdqtune.autotune.region_pattern import RegionPattern
-from qdqtune.autotune.resolved import ResolvedInsertionPoint
-from qdqtune.autotune.scheme import InsertionScheme
+from qdqtune.autotune.patterns.region_pattern import RegionPattern
+from qdqtune.autotune.patterns.resolved import ResolvedInsertionPoint
+from qdqtune.autotune.patterns.scheme import InsertionScheme
+from qdqtune.autotune.regions.canonical import canonical_region
+from qdqtune.autotune.regions.region import Region
 from qdqtune.graph.index import GraphIndex
 from tests.autotune.graphs import (
     composite,

@@ -10,9 +10,9 @@ from benchmarks.regions import long_skips, residual_stack, split_concat_chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.autotune.region import Region, RegionType, leaves, walk
-from qdqtune.autotune.region_pattern import RegionPattern
-from qdqtune.autotune.region_search import CombinedRegionSearch
+from qdqtune.autotune.patterns.region_pattern import RegionPattern
+from qdqtune.autotune.regions.region import Region, RegionType, leaves, walk
+from qdqtune.autotune.regions.region_search import CombinedRegionSearch
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.errors import ModelError, UsageError
 from tests.autotune.graphs import from_text, index_of, long_chain, weight, zoo_index

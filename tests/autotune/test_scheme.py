@@ -7,14 +7,14 @@ import math
 import pytest
 
 from qdqtune.autotune.errors import InvalidSchemeError
-from qdqtune.autotune.insertion_points import (
+from qdqtune.autotune.patterns.insertion_points import (
     ChildRegionInputInsertionPoint,
     NodeInputInsertionPoint,
     RegionOutputInsertionPoint,
 )
-from qdqtune.autotune.pattern_schemes import PatternSchemes
-from qdqtune.autotune.region_pattern import RegionPattern
-from qdqtune.autotune.scheme import InsertionScheme
+from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
+from qdqtune.autotune.patterns.region_pattern import RegionPattern
+from qdqtune.autotune.patterns.scheme import InsertionScheme
 
 A, B = NodeInputInsertionPoint(0, 0), NodeInputInsertionPoint(1, 0)
 

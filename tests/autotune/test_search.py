@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from benchmarks.search_quality import NOISES, Table, limits_for, made_up, replay, table
 
-from qdqtune.autotune.search import Limits, PlacementSearch
-from qdqtune.autotune.space import Space, State
-from qdqtune.autotune.trial import Effort, Score, Trial
+from qdqtune.autotune.search.placement_search import Limits, PlacementSearch
+from qdqtune.autotune.search.space import Space, State
+from qdqtune.autotune.search.trial import Effort, Score, Trial
 
 ROOT = Path(__file__).parents[2]
 NOTHING: State = frozenset()

@@ -9,7 +9,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 import pytest
 
-from qdqtune.autotune.space import Group, Space
+from qdqtune.autotune.search.space import Group, Space
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import ONNXRUNTIME

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from qdqtune.autotune.config import Config
 from qdqtune.autotune.errors import AutotunerError
-from qdqtune.autotune.pattern_schemes import PatternSchemes
-from qdqtune.autotune.state_file import pattern_cache_path, read_state, write_state
+from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
+from qdqtune.autotune.patterns.state_file import pattern_cache_path, read_state, write_state
 from qdqtune.records.errors import OutputError
 from tests.autotune.strategies import patterns
 

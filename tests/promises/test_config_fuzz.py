@@ -259,7 +259,7 @@ TAGGED = [
 
 def sound_state() -> dict[str, Any]:
     from qdqtune.autotune.config import Config
-    from qdqtune.autotune.state_file import KIND, SCHEMA
+    from qdqtune.autotune.patterns.state_file import KIND, SCHEMA
 
     scheme = {"latency_ms": 1.5, "error": False}
     pattern = {"pattern_signature": "Conv->Relu", "schemes": [scheme]}
@@ -282,8 +282,8 @@ yaml_texts = (
 @settings(max_examples=100)
 @given(yaml_texts)
 def test_state_files_and_pattern_caches(run_folder: Path, text: str) -> None:
-    from qdqtune.autotune.pattern_cache import PatternCache
-    from qdqtune.autotune.state_file import read_state
+    from qdqtune.autotune.patterns.pattern_cache import PatternCache
+    from qdqtune.autotune.patterns.state_file import read_state
 
     file = run_folder / "state.yaml"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -295,7 +295,7 @@ def test_state_files_and_pattern_caches(run_folder: Path, text: str) -> None:
 
 
 def test_every_tag_in_a_state_file(run_folder: Path) -> None:
-    from qdqtune.autotune.state_file import read_state
+    from qdqtune.autotune.patterns.state_file import read_state
 
     file = run_folder / "tagged.yaml"
     wrong = {}

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from qdqtune.autotune.trial import Score
+from qdqtune.autotune.search.trial import Score
 from qdqtune.graph.files import load_model
 from qdqtune.graph.folding import fold
 from qdqtune.graph.prepared import PreparedModel

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqtune.autotune.trial import Score
+from qdqtune.autotune.search.trial import Score
 from qdqtune.engines.timing import Round
 from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
 from qdqtune.workflows.tuning.journal import QUARANTINE, Journal
@@ -229,7 +229,7 @@ FILLS_THE_DISK = """
 import sys
 from pathlib import Path
 from tests.workflows.test_journal import DETAILS, HEADER
-from qdqtune.autotune.trial import Score
+from qdqtune.autotune.search.trial import Score
 from qdqtune.records.errors import OutputError
 from qdqtune.workflows.tuning.journal import Journal
 journal = Journal(Path(sys.argv[1]), HEADER)

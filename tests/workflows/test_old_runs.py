@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.autotune.pattern_cache import PatternCache
-from qdqtune.autotune.state_file import read_state
+from qdqtune.autotune.patterns.pattern_cache import PatternCache
+from qdqtune.autotune.patterns.state_file import read_state
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import Ranges
 from qdqtune.records.tuning import Summary

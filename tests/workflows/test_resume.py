@@ -21,7 +21,7 @@ import onnx
 import psutil
 import pytest
 
-from qdqtune.autotune.pattern_cache import PatternCache
+from qdqtune.autotune.patterns.pattern_cache import PatternCache
 from qdqtune.records.errors import OutputError, UsageError
 from qdqtune.records.tuning import TuneEvent, TuneResult
 from qdqtune.workflows.tune import tune

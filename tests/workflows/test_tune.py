@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from qdqtune import zoo
-from qdqtune.autotune.trial import Score, Trial
+from qdqtune.autotune.search.trial import Score, Trial
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.simulated import QUIET
 from qdqtune.graph.files import load_model

@@ -9,33 +9,43 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qdqtune.autotune.autotuner import QDQAutotuner
-    from qdqtune.autotune.autotuner_base import QDQAutotunerBase
+    from qdqtune.autotune.aliases import ChildRegionOutputInsertionPoint
     from qdqtune.autotune.config import Config
     from qdqtune.autotune.errors import (
         AutotunerError,
         AutotunerNotInitializedError,
         InvalidSchemeError,
     )
-    from qdqtune.autotune.insertion_points import (
+    from qdqtune.autotune.patterns.insertion_points import (
         ChildRegionInputInsertionPoint,
-        ChildRegionOutputInsertionPoint,
         InsertionPoint,
         NodeInputInsertionPoint,
         RegionOutputInsertionPoint,
+        has_quantizable_operations,
     )
-    from qdqtune.autotune.pattern_cache import PatternCache
-    from qdqtune.autotune.pattern_schemes import PatternSchemes
+    from qdqtune.autotune.patterns.pattern_cache import PatternCache
+    from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
+    from qdqtune.autotune.patterns.point_filters import (
+        get_autotuner_quantizable_ops,
+        get_autotuner_skip_ops,
+        resolve_region_io_insertion_points,
+        skip_invalid_insertion_points,
+    )
+    from qdqtune.autotune.patterns.region_pattern import RegionPattern
+    from qdqtune.autotune.patterns.resolved import (
+        ResolvedInsertionPoint,
+        merge_resolved_insertion_points,
+    )
+    from qdqtune.autotune.patterns.scheme import InsertionScheme
     from qdqtune.autotune.presets import (
         MODE_PRESETS,
         StoreWithExplicitFlag,
         get_node_filter_list,
     )
-    from qdqtune.autotune.region import Region, RegionType
-    from qdqtune.autotune.region_pattern import RegionPattern
-    from qdqtune.autotune.region_search import CombinedRegionSearch
-    from qdqtune.autotune.resolved import ResolvedInsertionPoint
-    from qdqtune.autotune.scheme import InsertionScheme
+    from qdqtune.autotune.regions.region import Region, RegionType
+    from qdqtune.autotune.regions.region_search import CombinedRegionSearch
+    from qdqtune.autotune.session.autotuner import QDQAutotuner
+    from qdqtune.autotune.session.autotuner_base import QDQAutotunerBase
 
 __all__ = [
     "MODE_PRESETS",
@@ -61,34 +71,46 @@ __all__ = [
     "StoreWithExplicitFlag",
     "TensorRTPyBenchmark",
     "TrtExecBenchmark",
+    "get_autotuner_quantizable_ops",
+    "get_autotuner_skip_ops",
     "get_node_filter_list",
+    "has_quantizable_operations",
+    "merge_resolved_insertion_points",
+    "resolve_region_io_insertion_points",
+    "skip_invalid_insertion_points",
 ]
 
 _HOMES = {
     "MODE_PRESETS": "presets",
     "AutotunerError": "errors",
     "AutotunerNotInitializedError": "errors",
-    "ChildRegionInputInsertionPoint": "insertion_points",
-    "ChildRegionOutputInsertionPoint": "insertion_points",
-    "CombinedRegionSearch": "region_search",
+    "ChildRegionInputInsertionPoint": "patterns.insertion_points",
+    "ChildRegionOutputInsertionPoint": "aliases",
+    "CombinedRegionSearch": "regions.region_search",
     "Config": "config",
-    "InsertionPoint": "insertion_points",
-    "InsertionScheme": "scheme",
+    "InsertionPoint": "patterns.insertion_points",
+    "InsertionScheme": "patterns.scheme",
     "InvalidSchemeError": "errors",
-    "NodeInputInsertionPoint": "insertion_points",
-    "PatternCache": "pattern_cache",
-    "PatternSchemes": "pattern_schemes",
-    "QDQAutotuner": "autotuner",
-    "QDQAutotunerBase": "autotuner_base",
-    "Region": "region",
-    "RegionOutputInsertionPoint": "insertion_points",
-    "RegionPattern": "region_pattern",
-    "RegionType": "region",
-    "ResolvedInsertionPoint": "resolved",
+    "NodeInputInsertionPoint": "patterns.insertion_points",
+    "PatternCache": "patterns.pattern_cache",
+    "PatternSchemes": "patterns.pattern_schemes",
+    "QDQAutotuner": "session.autotuner",
+    "QDQAutotunerBase": "session.autotuner_base",
+    "Region": "regions.region",
+    "RegionOutputInsertionPoint": "patterns.insertion_points",
+    "RegionPattern": "patterns.region_pattern",
+    "RegionType": "regions.region",
+    "ResolvedInsertionPoint": "patterns.resolved",
     "StoreWithExplicitFlag": "presets",
     "TensorRTPyBenchmark": "workflows",
     "TrtExecBenchmark": "workflows",
     "get_node_filter_list": "presets",
+    "merge_resolved_insertion_points": "patterns.resolved",
+    "has_quantizable_operations": "patterns.insertion_points",
+    "get_autotuner_quantizable_ops": "patterns.point_filters",
+    "get_autotuner_skip_ops": "patterns.point_filters",
+    "resolve_region_io_insertion_points": "patterns.point_filters",
+    "skip_invalid_insertion_points": "patterns.point_filters",
 }
 
 

@@ -13,7 +13,7 @@ from qdqtune.cli.flags import normalize, positive
 from qdqtune.cli.running import FAILED, OK, USAGE, run_safely, set_up_logging
 
 if TYPE_CHECKING:
-    from qdqtune.autotune.region import Region
+    from qdqtune.autotune.regions.region import Region
 
 _DEFAULT_SEQUENCE_SIZE = 10
 

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from qdqtune.autotune.canonical import CanonicalRegion, canonical_region
-from qdqtune.autotune.insertion_points import (
+from qdqtune.autotune.patterns.insertion_points import (
     NodeInputInsertionPoint,
     RegionOutputInsertionPoint,
     has_quantizable_operations,
 )
-from qdqtune.autotune.region import Region, walk
-from qdqtune.autotune.region_pattern import RegionPattern
-from qdqtune.autotune.region_search import CombinedRegionSearch
+from qdqtune.autotune.patterns.region_pattern import RegionPattern
+from qdqtune.autotune.regions.canonical import CanonicalRegion, canonical_region
+from qdqtune.autotune.regions.region import Region, walk
+from qdqtune.autotune.regions.region_search import CombinedRegionSearch
 from qdqtune.engines import registry
 from qdqtune.engines.native import native_dialect
 from qdqtune.graph.index import GraphIndex

@@ -14,8 +14,8 @@ import onnx
 
 from qdqtune.autotune import QDQAutotuner
 from qdqtune.autotune.config import Config
+from qdqtune.autotune.patterns.state_file import read_state
 from qdqtune.autotune.presets import MODE_PRESETS, get_node_filter_list
-from qdqtune.autotune.state_file import read_state
 from qdqtune.engines.native import native_dialect
 from qdqtune.graph.files import model_from_proto, save_model
 from qdqtune.qdq.dialect import Dialect

@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 
 from qdqtune.autotune.errors import AutotunerError
-from qdqtune.autotune.pattern_schemes import PatternSchemes
-from qdqtune.autotune.scheme import InsertionScheme
-from qdqtune.autotune.state_file import read_state
+from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
+from qdqtune.autotune.patterns.scheme import InsertionScheme
+from qdqtune.autotune.patterns.state_file import read_state
 from qdqtune.records.tuning import Summary, TuneResult
 from qdqtune.workflows.tuning.folder import LOGS, STATE
 

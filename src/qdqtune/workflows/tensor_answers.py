@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qdqtune.autotune.eligibility import why_not, why_not_output
+from qdqtune.autotune.patterns.eligibility import why_not, why_not_output
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.completion import Completion

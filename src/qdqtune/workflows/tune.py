@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qdqtune.autotune.space import Space
+from qdqtune.autotune.search.space import Space
 from qdqtune.calibration.user_code import UserFunction, find_function
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 
-from qdqtune.autotune.space import Space, State
+from qdqtune.autotune.search.space import Space, State
 from qdqtune.records.errors import UsageError
 
 _logger = logging.getLogger(__name__)

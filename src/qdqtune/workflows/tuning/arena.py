@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from qdqtune.autotune.space import Space, State
-from qdqtune.autotune.trial import Effort, Score, Trial
+from qdqtune.autotune.search.space import Space, State
+from qdqtune.autotune.search.trial import Effort, Score, Trial
 from qdqtune.engines import registry
 from qdqtune.engines.contest import compare_files
 from qdqtune.engines.interface import SessionOptions

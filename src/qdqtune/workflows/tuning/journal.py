@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqtune._version import __version__
-from qdqtune.autotune.trial import Score
+from qdqtune.autotune.search.trial import Score
 from qdqtune.engines.timing import Round
 from qdqtune.records.errors import OutputError, UsageError
 from qdqtune.workflows.tuning.lines import Line, encode, quarantine, read_journal

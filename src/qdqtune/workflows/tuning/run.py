@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
 
-from qdqtune.autotune.search import PlacementSearch
-from qdqtune.autotune.space import Space, State
-from qdqtune.autotune.trial import SEEDS, Score, Trial
+from qdqtune.autotune.search.placement_search import PlacementSearch
+from qdqtune.autotune.search.space import Space, State
+from qdqtune.autotune.search.trial import SEEDS, Score, Trial
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.prepared import PreparedModel

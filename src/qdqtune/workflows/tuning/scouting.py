@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from qdqtune.autotune.grouping import Grouping, group_ops
-from qdqtune.autotune.pattern_cache import PatternCache
-from qdqtune.autotune.space import Space, State
-from qdqtune.autotune.trial import Effort
+from qdqtune.autotune.patterns.pattern_cache import PatternCache
+from qdqtune.autotune.search.grouping import Grouping, group_ops
+from qdqtune.autotune.search.space import Space, State
+from qdqtune.autotune.search.trial import Effort
 from qdqtune.calibration.observed import observe_shapes, unknown_tensors
 from qdqtune.engines.contest import compare_files
 from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure

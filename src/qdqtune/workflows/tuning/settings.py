@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from qdqtune.autotune.search import Limits
-from qdqtune.autotune.trial import Effort
+from qdqtune.autotune.search.placement_search import Limits
+from qdqtune.autotune.search.trial import Effort
 from qdqtune.records.errors import UsageError
 
 _FEWEST_ROUNDS = 8

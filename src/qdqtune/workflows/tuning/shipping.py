@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from qdqtune.autotune.space import Space, State
+from qdqtune.autotune.search.space import Space, State
 from qdqtune.engines.isolated import Worker
 from qdqtune.graph.files import save_model
 from qdqtune.graph.prepared import PreparedModel

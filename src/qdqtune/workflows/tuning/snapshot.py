@@ -15,13 +15,13 @@ from typing import Any
 
 from qdqtune.autotune.config import Config
 from qdqtune.autotune.errors import AutotunerError
-from qdqtune.autotune.pattern_cache import PatternCache
-from qdqtune.autotune.pattern_schemes import PatternSchemes
-from qdqtune.autotune.pattern_views import PatternView
-from qdqtune.autotune.region_pattern import RegionPattern
-from qdqtune.autotune.scheme import InsertionScheme
-from qdqtune.autotune.space import Space, State
-from qdqtune.autotune.state_file import pattern_cache_path, read_state, write_state
+from qdqtune.autotune.patterns.pattern_cache import PatternCache
+from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
+from qdqtune.autotune.patterns.pattern_views import PatternView
+from qdqtune.autotune.patterns.region_pattern import RegionPattern
+from qdqtune.autotune.patterns.scheme import InsertionScheme
+from qdqtune.autotune.patterns.state_file import pattern_cache_path, read_state, write_state
+from qdqtune.autotune.search.space import Space, State
 from qdqtune.records.errors import OutputError, UsageError
 from qdqtune.records.placement import Edge
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from qdqtune.autotune.grouping import Grouping
+from qdqtune.autotune.search.grouping import Grouping
 from qdqtune.records.measurement import Comparison, EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod

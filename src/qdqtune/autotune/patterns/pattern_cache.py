@@ -1,0 +1,220 @@
+"""The best schemes of many patterns, kept across runs and models."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from qdqtune.autotune.errors import AutotunerError, InvalidSchemeError
+from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
+from qdqtune.autotune.patterns.region_pattern import RegionPattern
+from qdqtune.autotune.patterns.scheme import InsertionScheme
+from qdqtune.autotune.patterns.tensor_seeds import scheme_from_tensors
+from qdqtune.autotune.patterns.yaml_files import YamlFile, read_yaml, write_yaml
+from qdqtune.autotune.regions.region import Region
+from qdqtune.graph.index import GraphIndex
+
+_log = logging.getLogger(__name__)
+
+KIND = "pattern_cache"
+SCHEMA = 1
+_MAKE_AGAIN = "Leave it out: a tuning run writes a new one."
+
+
+class PatternCache:
+    """The fastest schemes of each pattern that differ enough from each other.
+
+    Args:
+        pattern_schemes: What to begin with.
+        minimum_distance: Points by which two schemes of a pattern differ, at least.
+        max_entries_per_pattern: Schemes that are kept of a pattern, at most.
+
+    Raises:
+        AutotunerError: If a limit is not a whole number from 0, or from 1 on.
+    """
+
+    def __init__(
+        self,
+        pattern_schemes: Iterable[PatternSchemes] = (),
+        minimum_distance: int = 4,
+        max_entries_per_pattern: int = 32,
+    ) -> None:
+        _check_limit("minimum_distance", minimum_distance, 0)
+        _check_limit("max_entries_per_pattern", max_entries_per_pattern, 1)
+        self.minimum_distance = minimum_distance
+        self.max_entries_per_pattern = max_entries_per_pattern
+        self._by_signature: dict[str, PatternSchemes] = {}
+        for each in pattern_schemes:
+            self.add_pattern_schemes(each)
+
+    @property
+    def pattern_schemes(self) -> list[PatternSchemes]:
+        """What is known of each pattern, in the order in which patterns came."""
+        return list(self._by_signature.values())
+
+    @property
+    def num_patterns(self) -> int:
+        """How many patterns there are."""
+        return len(self._by_signature)
+
+    @property
+    def total_schemes(self) -> int:
+        """How many schemes there are in all."""
+        return sum(each.num_schemes for each in self._by_signature.values())
+
+    def has_pattern(self, pattern_signature: str) -> bool:
+        """Whether anything is known of a pattern."""
+        return pattern_signature in self._by_signature
+
+    def get_pattern_schemes(self, pattern_signature: str) -> PatternSchemes | None:
+        """What is known of a pattern; None if nothing."""
+        return self._by_signature.get(pattern_signature)
+
+    def add_pattern_schemes(self, pattern_schemes: PatternSchemes) -> None:
+        """Take schemes of a pattern in, as far as they are sound and differ from faster ones.
+
+        The given schemes are copied: what becomes of them later is not seen here.
+        """
+        if pattern_schemes.pattern is None:
+            return
+        known = self._by_signature.get(pattern_schemes.pattern_signature)
+        schemes = [*(known.schemes if known else ()), *pattern_schemes.schemes]
+        kept = self._kept(schemes)
+        if kept:
+            self._by_signature[pattern_schemes.pattern_signature] = PatternSchemes(
+                pattern_schemes.pattern, kept
+            )
+
+    def add_pattern_from_region(
+        self, region: Region, graph: GraphIndex, quantized_tensors: Collection[str]
+    ) -> None:
+        """Take in, not measured, the scheme that quantizes these tensors in a region.
+
+        Args:
+            region: The region.
+            graph: The graph that it is in.
+            quantized_tensors: Names of tensors, as `import_insertion_points` takes them.
+        """
+        scheme = scheme_from_tensors(region, graph, quantized_tensors)
+        if scheme.is_empty:
+            return
+        for shapes in (True, False):
+            pattern = RegionPattern.from_region(region, graph, shapes=shapes)
+            self.add_pattern_schemes(PatternSchemes(pattern, [scheme]))
+
+    def merge(self, other: PatternCache, prefer_existing: bool = True) -> None:
+        """Take in what another cache knows.
+
+        Args:
+            other: The other cache.
+            prefer_existing: Whether, of a pattern that both know, only this cache's schemes stay;
+                otherwise the best of both do.
+        """
+        for each in other.pattern_schemes:
+            if not (prefer_existing and self.has_pattern(each.pattern_signature)):
+                self.add_pattern_schemes(each)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The file form."""
+        return {
+            "kind": KIND,
+            "schema": SCHEMA,
+            "minimum_distance": self.minimum_distance,
+            "max_entries_per_pattern": self.max_entries_per_pattern,
+            "pattern_schemes": [each.to_dict() for each in self._by_signature.values()],
+        }
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> PatternCache:
+        """Read the file form.
+
+        Raises:
+            AutotunerError: If it is not one, or an entry is damaged.
+        """
+        cache = cls._empty(body)
+        for entry in _entries(body):
+            cache.add_pattern_schemes(PatternSchemes.from_dict(entry))
+        return cache
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the cache, whole or not at all.
+
+        Raises:
+            OutputError: If it can't be written.
+        """
+        write_yaml(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PatternCache:
+        """Read a cache; single damaged entries are left out, with a warning.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            AutotunerError: If it is not a pattern cache, or one of a newer version.
+        """
+        file = read_yaml(path, "a pattern cache", _MAKE_AGAIN)
+        file.check_kind(KIND, SCHEMA, _MAKE_AGAIN)
+        try:
+            cache = cls._empty(file.body)
+            entries = _entries(file.body)
+        except AutotunerError as error:
+            raise AutotunerError(f"{file.path}: {error.what}", _MAKE_AGAIN) from None
+        for number, entry in enumerate(entries):
+            cache._take(file, number, entry)
+        return cache
+
+    @classmethod
+    def _empty(cls, body: Mapping[str, Any]) -> PatternCache:
+        limits = ("minimum_distance", "max_entries_per_pattern")
+        return cls(**{name: body[name] for name in limits if name in body})
+
+    def _take(self, file: YamlFile, number: int, entry: object) -> None:
+        """Take in what is sound of one pattern in a file."""
+        where = file.where("pattern_schemes", number)
+        try:
+            whole = isinstance(entry, Mapping) and isinstance(entry.get("schemes", []), list)
+            pattern = PatternSchemes.from_dict(
+                {**entry, "schemes": []} if whole else entry  # type: ignore[arg-type, dict-item]
+            )
+        except InvalidSchemeError as error:
+            _log.warning("%s: a damaged entry is left out: %s", where, error.what)
+            return
+        for place, scheme in enumerate(entry.get("schemes", [])):  # type: ignore[attr-defined]
+            try:
+                pattern.schemes.append(InsertionScheme.from_dict(scheme))
+            except InvalidSchemeError as error:
+                where = file.where("pattern_schemes", number, "schemes", place)
+                _log.warning("%s: a damaged scheme is left out: %s", where, error.what)
+        self.add_pattern_schemes(pattern)
+
+    def _kept(self, schemes: Iterable[InsertionScheme]) -> list[InsertionScheme]:
+        """The fastest schemes, as many as are wanted, that differ enough."""
+        fastest: dict[str, InsertionScheme] = {}
+        for scheme in schemes:
+            known = fastest.setdefault(scheme.hash, scheme)
+            if not scheme.error and (known.error or scheme.latency_ms < known.latency_ms):
+                fastest[scheme.hash] = scheme
+        kept: list[InsertionScheme] = []
+        for scheme in sorted(fastest.values(), key=lambda each: each.latency_ms):
+            if len(kept) == self.max_entries_per_pattern:
+                break
+            if not scheme.error and all(
+                scheme.distance(each) >= self.minimum_distance for each in kept
+            ):
+                kept.append(copy.deepcopy(scheme))
+        return kept
+
+
+def _entries(body: Mapping[str, Any]) -> list[Any]:
+    entries = body.get("pattern_schemes")
+    if not isinstance(entries, list):
+        raise AutotunerError("It holds no list of patterns (pattern_schemes).", _MAKE_AGAIN)
+    return entries
+
+
+def _check_limit(name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise AutotunerError(f"{name} is {value!r}.", f"It is a whole number from {least} on.")

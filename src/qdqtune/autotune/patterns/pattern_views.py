@@ -1,0 +1,99 @@
+"""Patterns as they occur in one model: which of their points a placement quantizes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from qdqtune.autotune.patterns.insertion_points import (
+    ChildRegionInputInsertionPoint,
+    NodeInputInsertionPoint,
+    RegionOutputInsertionPoint,
+)
+from qdqtune.autotune.patterns.region_pattern import RegionPattern
+from qdqtune.autotune.patterns.resolved import to_placement
+from qdqtune.autotune.patterns.scheme import InsertionScheme
+from qdqtune.autotune.regions.canonical import CanonicalRegion
+from qdqtune.autotune.regions.region import Region
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
+from qdqtune.records.placement import Edge
+
+_Point = NodeInputInsertionPoint | ChildRegionInputInsertionPoint | RegionOutputInsertionPoint
+
+
+@dataclass(frozen=True)
+class PatternView:
+    """A pattern in one model.
+
+    Attributes:
+        pattern: With types and shapes.
+        structure: Without.
+        first: The first region that has it.
+        regions: How many do.
+        edges: What each point of it comes to in the first of them.
+        weighted: Names of ops with weights that read such a place: quantized whole or not at all.
+    """
+
+    pattern: RegionPattern
+    structure: RegionPattern
+    first: Region
+    regions: int
+    edges: Mapping[_Point, frozenset[Edge]]
+    weighted: frozenset[str]
+
+    def scheme_in(self, quantized: Collection[Edge], kernels: Collection[str]) -> InsertionScheme:
+        """The scheme that a placement comes to in the pattern.
+
+        A point stands for a whole kernel: an op that reads a quantized tensor in passing, because
+        another one needs it quantized, has none.
+
+        Args:
+            quantized: Every edge that the placement quantizes.
+            kernels: Names of the ops that it makes integer kernels.
+        """
+        chosen, whole = set(quantized), set(kernels)
+        scheme = InsertionScheme()
+        for point, edges in self.edges.items():
+            if not edges <= chosen:
+                continue
+            if isinstance(point, RegionOutputInsertionPoint):
+                if all(edge.node in whole for edge in edges if edge.node in self.weighted):
+                    scheme.region_outputs.append(point)
+            elif all(edge.node in whole for edge in edges):
+                if isinstance(point, NodeInputInsertionPoint):
+                    scheme.node_inputs.append(point)
+                else:
+                    scheme.child_region_inputs.append(point)
+        return scheme
+
+
+def view_pattern(
+    first: Region, form: CanonicalRegion, index: GraphIndex, regions: int
+) -> PatternView:
+    """Look at a pattern through one of its regions.
+
+    Args:
+        first: The region.
+        form: Its canonical form.
+        index: The model, with shapes.
+        regions: How many regions have the pattern.
+    """
+    points: list[_Point] = [
+        *NodeInputInsertionPoint.collect_in(form, index),
+        *ChildRegionInputInsertionPoint.collect_in(form, index),
+        *RegionOutputInsertionPoint.collect_in(form, index),
+    ]
+    edges = {
+        point: index.effective(to_placement(index, point.resolve_in(form, index)))
+        for point in points
+    }
+    readers = {edge.node for places in edges.values() for edge in places if edge.node}
+    return PatternView(
+        RegionPattern(form.signature(shapes=True), len(form.nodes)),
+        RegionPattern(form.signature(), len(form.nodes)),
+        first,
+        regions,
+        {point: frozenset(places) for point, places in edges.items() if places},
+        frozenset(name for name in readers if is_op(index.node[name], *WEIGHTED_OPS)),
+    )

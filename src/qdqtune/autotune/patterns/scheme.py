@@ -1,0 +1,142 @@
+"""Schemes: sets of insertion points for one pattern, with what was measured of them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdqtune.autotune.errors import InvalidSchemeError
+from qdqtune.autotune.patterns.insertion_points import (
+    ChildRegionInputInsertionPoint,
+    InsertionPoint,
+    NodeInputInsertionPoint,
+    Point,
+    RegionOutputInsertionPoint,
+)
+
+_HASH_DIGITS = 32
+
+
+@dataclass
+class InsertionScheme:
+    """Which points of a pattern get a Q/DQ pair.
+
+    Attributes:
+        node_inputs: Inputs of the region's own nodes.
+        child_region_inputs: Inputs of children.
+        region_outputs: Tensors that leave the region.
+        latency_ms: What was measured; infinite if nothing was.
+        error: Whether it failed.
+        profile_timestamp: When it was measured, in ISO 8601.
+    """
+
+    node_inputs: list[NodeInputInsertionPoint] = field(default_factory=list)
+    child_region_inputs: list[ChildRegionInputInsertionPoint] = field(default_factory=list)
+    region_outputs: list[RegionOutputInsertionPoint] = field(default_factory=list)
+    latency_ms: float = math.inf
+    error: bool = False
+    profile_timestamp: str | None = None
+
+    @classmethod
+    def of(cls, points: Iterable[InsertionPoint]) -> InsertionScheme:
+        """The scheme with these points, not measured yet."""
+        scheme = cls()
+        for point in points:
+            if isinstance(point, NodeInputInsertionPoint):
+                scheme.node_inputs.append(point)
+            elif isinstance(point, ChildRegionInputInsertionPoint):
+                scheme.child_region_inputs.append(point)
+            elif isinstance(point, RegionOutputInsertionPoint):
+                scheme.region_outputs.append(point)
+            else:
+                raise TypeError(f"{type(point).__name__} is not a kind of insertion point.")
+        return scheme
+
+    @property
+    def hash(self) -> str:
+        """The same for schemes with the same points, in whatever order."""
+        keys = [sorted(_keys(points)) for points in self._lists()]
+        return hashlib.sha256(repr(keys).encode()).hexdigest()[:_HASH_DIGITS]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no points."""
+        return not any(self._lists())
+
+    @property
+    def is_profiled(self) -> bool:
+        """Whether it was measured, or failed."""
+        return self.error or math.isfinite(self.latency_ms)
+
+    def points(self) -> list[InsertionPoint]:
+        """All its points."""
+        return [*self.node_inputs, *self.child_region_inputs, *self.region_outputs]
+
+    def distance(self, other: InsertionScheme) -> int:
+        """How many points only one of the two has."""
+        return sum(
+            len(set(mine) ^ set(theirs))
+            for mine, theirs in zip(self._lists(), other._lists(), strict=True)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The file form."""
+        return {
+            "latency_ms": float(self.latency_ms),
+            "error": self.error,
+            "profile_timestamp": self.profile_timestamp,
+            "nodes_insertion_points": [point.to_dict() for point in self.node_inputs],
+            "child_region_inputs": [point.to_dict() for point in self.child_region_inputs],
+            "region_outputs": [point.to_dict() for point in self.region_outputs],
+            "hash": self.hash,
+        }
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> InsertionScheme:
+        """Read the file form.
+
+        Raises:
+            InvalidSchemeError: If it is not one.
+        """
+        if not isinstance(body, Mapping):
+            raise InvalidSchemeError(f"{body!r} is not a scheme.", "A scheme is a mapping.")
+        latency_ms = body.get("latency_ms", math.inf)
+        timestamp = body.get("profile_timestamp")
+        if isinstance(latency_ms, bool) or not isinstance(latency_ms, int | float):
+            raise InvalidSchemeError(
+                f"The latency {latency_ms!r} is not a number.", "Give it in ms."
+            )
+        if not latency_ms > 0:
+            raise InvalidSchemeError(
+                f"The latency {latency_ms!r} is not above 0.",
+                "Write .inf if nothing was measured.",
+            )
+        return cls(
+            _points(NodeInputInsertionPoint, body, "nodes_insertion_points"),
+            _points(ChildRegionInputInsertionPoint, body, "child_region_inputs"),
+            _points(RegionOutputInsertionPoint, body, "region_outputs"),
+            float(latency_ms),
+            bool(body.get("error", False)),
+            None if timestamp is None else str(timestamp),
+        )
+
+    def _lists(self) -> tuple[list[Any], list[Any], list[Any]]:
+        return self.node_inputs, self.child_region_inputs, self.region_outputs
+
+
+def _keys(points: Iterable[InsertionPoint]) -> set[tuple[int, ...]]:
+    """Points as numbers that can be sorted."""
+    return {
+        tuple(-1 if value is None else value for value in point.to_dict().values())
+        for point in points
+    }
+
+
+def _points(kind: type[Point], body: Mapping[str, Any], key: str) -> list[Point]:
+    entries = body.get(key, [])
+    if not isinstance(entries, list):
+        raise InvalidSchemeError(f"{key} is {entries!r}.", "It is a list of insertion points.")
+    return [kind.from_dict(entry) for entry in entries]

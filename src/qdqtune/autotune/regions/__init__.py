@@ -1,0 +1,1 @@
+"""Regions: pieces of a graph, what each is, and how they are found."""

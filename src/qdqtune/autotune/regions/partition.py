@@ -1,0 +1,167 @@
+"""Cutting a set of nodes into convergences and sequences, one visit per node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from qdqtune.autotune.regions.dominance import post_dominators
+from qdqtune.autotune.regions.wiring import Wiring
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
+
+#: How many nodes may lie between a divergent node and the one where its paths meet again.
+LARGEST_INTERIOR = 100
+
+_HEAVY_OPS = (
+    *sorted(WEIGHTED_OPS), "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "Resize",
+)  # fmt: skip
+
+
+class Limits(NamedTuple):
+    """How large a part may become; None for any size.
+
+    Attributes:
+        sequence_nodes: Nodes of a sequence, and of the tail of a convergence.
+        sequence_heavy_ops: Weighted, pooling and resizing ops of a sequence.
+        convergence_nodes: Nodes of a convergence.
+    """
+
+    sequence_nodes: int | None = None
+    sequence_heavy_ops: int | None = None
+    convergence_nodes: int | None = None
+
+
+class Part(NamedTuple):
+    """A part of the cut.
+
+    Attributes:
+        nodes: Positions, in the order in which they were found.
+        converges: Whether it is the inside of a convergence, not a sequence.
+    """
+
+    nodes: list[int]
+    converges: bool
+
+
+class Partitioner:
+    """Cuts sets of nodes of one graph.
+
+    Args:
+        index: The graph.
+        wiring: Its wiring.
+    """
+
+    def __init__(self, index: GraphIndex, wiring: Wiring) -> None:
+        self._wiring = wiring
+        self._heavy = [is_op(node, *_HEAVY_OPS) for node in index.nodes]
+        self._meeting = post_dominators(wiring.successors)
+        size = len(index.nodes)
+        self._free = bytearray(size)  # in the set and in no part yet
+        self._inside = bytearray(size)  # in the set
+        self._enclosed = bytearray(size)  # between the ends of a convergence that was taken
+        self._waiting = [0] * size  # how many nodes that it reads are still free
+
+    def cut(self, nodes: Sequence[int], limits: Limits) -> list[Part]:
+        """Cut a set of nodes into disjoint parts that cover it.
+
+        What lies outside the set counts as done.
+
+        Args:
+            nodes: Positions, ascending.
+            limits: How large a part may become.
+        """
+        for node in nodes:
+            self._inside[node] = self._free[node] = 1
+            self._enclosed[node] = 0
+        for node in nodes:
+            self._waiting[node] = sum(self._free[read] for read in self._wiring.predecessors[node])
+        parts: list[Part] = []
+        for node in nodes:
+            if self._is_divergent(node) and not self._enclosed[node]:
+                converged = self._converged(node, limits)
+                if converged:
+                    parts.append(Part(converged, converges=True))
+            if self._free[node]:
+                parts.append(Part(self._sequence(node, limits), converges=False))
+        for node in nodes:
+            self._inside[node] = 0
+        return parts
+
+    def _is_divergent(self, node: int) -> bool:
+        return len(self._wiring.successors[node]) > 1
+
+    def _take(self, node: int) -> None:
+        self._free[node] = 0
+        for reader in self._wiring.successors[node]:
+            self._waiting[reader] -= 1
+
+    def _next(self, node: int) -> int | None:
+        """The only reader of a node, if everything else that it reads is done."""
+        successors = self._wiring.successors[node]
+        if len(successors) != 1 or not self._free[successors[0]] or self._waiting[successors[0]]:
+            return None
+        return successors[0]
+
+    def _sequence(self, start: int, limits: Limits) -> list[int]:
+        """A node and those that follow it one by one, up to and with the next divergent one."""
+        sequence: list[int] = []
+        heavy = 0
+        node: int | None = start
+        while node is not None:
+            heavy += self._heavy[node]
+            if sequence and (
+                (limits.sequence_nodes is not None and len(sequence) >= limits.sequence_nodes)
+                or (limits.sequence_heavy_ops is not None and heavy > limits.sequence_heavy_ops)
+            ):
+                break
+            sequence.append(node)
+            self._take(node)
+            node = self._next(node)
+        return sequence
+
+    def _converged(self, start: int, limits: Limits) -> list[int]:
+        """What is still free of the paths out of a divergent node, the meeting point and its tail.
+
+        The tail ends with the next divergent node, or before the next heavy op: that one begins
+        something new, and the same block is then the same region wherever it stands.
+        """
+        most, tail_nodes = limits.convergence_nodes, limits.sequence_nodes
+        end = self._meeting[start]
+        if end >= len(self._inside) or not self._inside[end]:
+            return []
+        interior = self._interior(start, end)
+        free = [node for node in (start, *sorted(interior), end) if self._free[node]]
+        if not interior or not any(self._free[node] for node in interior):
+            return []
+        if most is not None and len(free) > most:
+            return []
+        for node in interior:
+            self._enclosed[node] = 1
+        ends_here = self._free[end]
+        for node in free:
+            self._take(node)
+        tail = self._next(end) if ends_here else None
+        most = min(
+            len(self._inside) if most is None else most,
+            len(self._inside) if tail_nodes is None else len(free) + tail_nodes,
+        )
+        while tail is not None and not self._heavy[tail] and len(free) < most:
+            free.append(tail)
+            self._take(tail)
+            tail = self._next(tail)
+        return free
+
+    def _interior(self, start: int, end: int) -> set[int]:
+        """Every node between two; empty if there are too many, or some outside the set."""
+        found: set[int] = set()
+        waiting = [start]
+        while waiting:
+            for reader in self._wiring.successors[waiting.pop()]:
+                if reader == end or reader in found:
+                    continue
+                if len(found) >= LARGEST_INTERIOR or not self._inside[reader]:
+                    return set()
+                found.add(reader)
+                waiting.append(reader)
+        return found

@@ -1,0 +1,1 @@
+"""The search among placements of one model."""

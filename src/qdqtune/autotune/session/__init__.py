@@ -1,0 +1,1 @@
+"""The autotuner that is asked and told, region by region."""
