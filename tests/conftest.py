@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 from collections.abc import Iterator
@@ -22,6 +23,12 @@ settings.load_profile("ci")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: garbage is looked for often, and not there."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -130,6 +130,7 @@ def test_cut_off_anywhere_a_run_ends_like_the_one_that_was_not(
     assert resumed.summary.runs == 2
     assert resumed.summary.total_benchmarks == whole.summary.benchmarks
     # Nothing was measured twice, not a round of it.
+    assert rounds(whole.output_dir)
     assert measured(tmp_path / "cut") == measured(whole.output_dir)
     assert rounds(tmp_path / "cut") == rounds(whole.output_dir)
 

@@ -152,9 +152,18 @@ def _checked_engine(options: argparse.Namespace) -> str:
     engine = registry.resolve(_engine(options))
     check_plugins(options.plugin_libraries, engine)
     if options.trtexec_benchmark_args and engine != "trtexec":
-        arguments = shlex.join(shlex.split(options.trtexec_benchmark_args))
+        arguments = shlex.join(_words(options.trtexec_benchmark_args))
         _logger.warning("%s takes no arguments of trtexec: %s", engine, arguments)
     return engine
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--trtexec_benchmark_args can't be read: {error}.", "Close every quote in it."
+        ) from None
 
 
 def _print(result: TuneResult, form: str) -> None:

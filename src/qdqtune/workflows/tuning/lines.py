@@ -177,9 +177,8 @@ def _has_fields(body: Mapping[str, Any]) -> bool:
         return False
     if body["kind"] == "shares" and not all(_is(each, _NUMBER) for each in body["shares"].values()):
         return False
-    count = len(body.get("candidates", ()))
     return body["kind"] != "round" or all(
-        len(body[name]) == count and all(_is(each, kinds) for each in body[name])
+        len(body[name]) == len(body["candidates"]) and all(_is(each, kinds) for each in body[name])
         for name, kinds in _LISTS.items()
     )
 
