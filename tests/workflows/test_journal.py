@@ -122,8 +122,10 @@ def test_without_its_header_a_line_still_says_whose_it_is(tmp_path: Path) -> Non
     lines = write(path)
     path.write_bytes(b"".join([b"broken\n", *lines[1:]]))
     assert len(known(Journal(path, HEADER))) == 6
-    path.write_bytes(b"".join([b"broken\n", *lines[1:]]))
-    assert not known(Journal(path, {**HEADER, "model": "another"}))
+    path.write_bytes(before := b"".join([b"broken\n", *lines[1:]]))
+    with pytest.raises(UsageError, match="something else"):
+        Journal(path, {**HEADER, "model": "another"})
+    assert path.read_bytes() == before
 
 
 def changed(header: dict[str, Any], path: str) -> dict[str, Any]:
@@ -214,6 +216,19 @@ def test_rounds_of_a_race_that_was_cut_off_are_known(tmp_path: Path) -> None:
     assert again.rounds("float", ["other"], "screen-10")[0] == Round(2.0, (4.0,), (-0.7,))
     assert again.rounds("float", ["other"], "confirm-24") == []
     assert again.rounds("float", ["third"], "screen-10") == []
+
+
+def test_the_id_of_a_candidate_whose_line_is_damaged_means_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "measurements.jsonl"
+    journal = Journal(path, HEADER)
+    journal.add_round("float", ["one"], "screen-10", Round(2.0, (1.0,), (0.7,)))
+    journal.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    number = next(n for n, line in enumerate(lines) if b'"candidate", "id"' in line)
+    path.write_bytes(b"".join([*lines[:number], b"damaged\n", *lines[number + 1 :]]))
+    again = Journal(path, HEADER)
+    assert again.name_of("another") == "c0001"
+    assert again.rounds("float", ["another"], "screen-10") == []
 
 
 def test_a_crash_is_believed_when_two_runs_have_seen_it(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import json
 import os
@@ -21,12 +22,18 @@ import onnx
 import psutil
 import pytest
 
+from qdqtune.autotune.errors import AutotunerError
 from qdqtune.autotune.patterns.pattern_cache import PatternCache
-from qdqtune.records.errors import OutputError, UsageError
+from qdqtune.engines.isolated import Worker
+from qdqtune.graph.files import load_model
+from qdqtune.qdq.read import read
+from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
+from qdqtune.records.placement import Placement
 from qdqtune.records.tuning import TuneEvent, TuneResult
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.arena import Arena
 from qdqtune.workflows.tuning.export import export_candidate, list_candidates
+from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.journal import Journal
 from tests.conftest import model_from_text
 
@@ -285,6 +292,140 @@ def test_an_interrupted_run_does_not_cost_what_an_earlier_one_proved(
     assert again.summary.total_seconds > whole.summary.total_seconds
 
 
+@pytest.mark.parametrize("options", [{"max_benchmarks": 1}, {"preset": "default", "seed": 9}])
+def test_a_run_that_finds_less_does_not_cost_it_either(
+    model: Path, whole: TuneResult, run: Path, options: dict[str, Any]
+) -> None:
+    again = simulated(model, run, **options)
+    assert again.summary.speedup >= 0.999 * whole.summary.speedup
+    assert not (run / "earlier").exists()
+
+
+def test_what_was_found_under_other_conditions_is_kept_aside(
+    model: Path, whole: TuneResult, run: Path
+) -> None:
+    again = simulated(model, run, node_filter=["n0"])
+    assert again.placement != whole.placement
+    assert (run / "earlier/1/optimized_final.onnx").read_bytes() == whole.model.read_bytes()
+    assert (run / "earlier/1/summary.json").exists()
+
+
+def consistent(run: Path) -> dict[str, Any]:
+    """The summary, if all files of a result are about the same model."""
+    summary = json.loads((run / "summary.json").read_text())
+    placement = Placement.from_json((run / "placement.json").read_text())
+    final = load_model(run / "optimized_final.onnx")
+    assert len(placement.tensors) == summary["qdq_pairs"]
+    assert len(read(final).placement.tensors) == summary["qdq_pairs"]
+    assert (run / "ranges.json").exists() == bool(placement)
+    assert not (run / ".handover").exists()
+    return dict(summary)
+
+
+@pytest.mark.parametrize("is_external", [False, True], ids=["inside", "external"])
+def test_a_kill_while_handing_over_leaves_the_old_result_or_the_new_one(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_external: bool
+) -> None:
+    source = tmp_path / "given/model.onnx"
+    source.parent.mkdir()
+    onnx.save(onnx.load(model), source, save_as_external_data=is_external, location="weights.bin")
+    first = simulated(source, tmp_path / "run", max_benchmarks=1, min_sqnr_db=None)
+    assert not first.summary.kept_float
+    replace, finish = os.replace, RunFolder._finish_handover
+    left = [0]
+
+    def die(one: Any, other: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        replace(one, other)
+
+    def finish_or_die(folder: RunFolder) -> None:
+        if (folder.path / ".handover").exists():
+            monkeypatch.setattr(os, "replace", die)
+        finish(folder)
+
+    for steps in (0, 1, 3):
+        run = Path(shutil.copytree(tmp_path / "run", tmp_path / f"run{steps}"))
+        left[0] = steps
+        monkeypatch.setattr(RunFolder, "_finish_handover", finish_or_die)
+        with contextlib.suppress(Killed):
+            simulated(source, run)
+        monkeypatch.undo()
+        with RunFolder(run, source):
+            summary = consistent(run)
+        assert summary["conditions"]["min_sqnr_db"] is not None
+        with Worker() as worker:
+            worker.open(run / "optimized_final.onnx")
+
+
+def test_restart_leaves_the_users_own_weights(model: Path, tmp_path: Path) -> None:
+    source = tmp_path / "own/model.onnx"
+    source.parent.mkdir()
+    onnx.save(onnx.load(model), source, save_as_external_data=True, location="mine.bin")
+    weights = (tmp_path / "own/mine.bin").read_bytes()
+    for _ in range(2):
+        simulated(source, source.parent, max_benchmarks=2, restart=True)
+        assert (tmp_path / "own/mine.bin").read_bytes() == weights
+    with Worker() as worker:
+        worker.open(tmp_path / "own/earlier/1/baseline.onnx")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"node_filter": ["nothing*"]}, {"engine_options": {"nonsense": "1"}}]
+)
+@pytest.mark.parametrize("how", ["restart", "force"])
+def test_a_request_that_makes_no_sense_changes_nothing(
+    model: Path, run: Path, how: str, wrong: dict[str, Any]
+) -> None:
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    with pytest.raises(QdqtuneError):
+        simulated(model, run, **{how: True}, **wrong)
+    after = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    before.pop(run / ".lock")
+    after.pop(run / ".lock")
+    assert after == before
+
+
+def test_a_kill_while_a_run_is_set_aside_splits_no_run(
+    model: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def die(one: Any, other: Any) -> None:
+        if Path(one).name == "optimized_final.onnx":
+            raise Killed
+        replace(one, other)
+
+    monkeypatch.setattr(os, "replace", die)
+    with pytest.raises(Killed):
+        simulated(model, run, restart=True)
+    monkeypatch.undo()
+    simulated(model, run, max_benchmarks=2)
+    consistent(run / "earlier/1")
+    assert (run / "earlier/1/measurements.jsonl").exists()
+    assert not (run / "earlier/2").exists()
+
+
+def test_a_first_interrupt_while_finishing_is_only_noted(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupt(event: TuneEvent) -> None:
+        if event.stage == "accuracy":
+            signal.raise_signal(signal.SIGINT)
+
+    result = simulated(model, tmp_path / "run", callbacks=[interrupt])
+    assert "once more to abort" in caplog.text
+    assert not result.summary.kept_float
+
+    def twice(event: TuneEvent) -> None:
+        interrupt(event)
+        interrupt(event)
+
+    with pytest.raises(KeyboardInterrupt):
+        simulated(model, tmp_path / "run", callbacks=[twice])
+
+
 def test_a_result_that_somebody_changed_is_not_called_proven(model: Path, run: Path) -> None:
     final = run / "optimized_final.onnx"
     final.write_bytes(final.read_bytes() + b" ")
@@ -334,9 +475,26 @@ def test_a_damaged_cache_or_state_is_named_and_does_not_stop_a_run(
     simulated(model, run, max_benchmarks=2, pattern_cache=given)
     for path in (run / "autotuner_state.yaml", given):
         assert str(path) in caplog.text
-    assert (run / "autotuner_state.damaged.yaml").read_bytes() == content
+    assert (run / "autotuner_state.damaged-1.yaml").read_bytes() == content
     assert given.read_bytes() == content
     assert PatternCache.load(run / "autotuner_state_pattern_cache.yaml").num_patterns
+
+
+@pytest.mark.parametrize("name", ["autotuner_state.yaml", "autotuner_state_pattern_cache.yaml"])
+def test_a_state_of_a_newer_version_is_refused(model: Path, run: Path, name: str) -> None:
+    newer = (run / name).read_text().replace("schema: 1", "schema: 99")
+    (run / name).write_text(newer)
+    with pytest.raises(AutotunerError, match="newer"):
+        simulated(model, run)
+    assert (run / name).read_text() == newer
+
+
+def test_a_file_of_the_users_is_no_state_file(model: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.yaml"
+    notes.write_text("shopping: [milk]\n")
+    with pytest.raises(AutotunerError, match=r"notes\.yaml"):
+        simulated(model, tmp_path / "run", state_file=notes)
+    assert notes.read_text() == "shopping: [milk]\n"
 
 
 def test_a_state_file_of_another_quant_type_is_refused(model: Path, tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ What is offered here is imported when it is asked for.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from qdqtune.autotune.aliases import found as _found
+from qdqtune.autotune.aliases import install as _install
+
 if TYPE_CHECKING:
-    from qdqtune.autotune.aliases import ChildRegionOutputInsertionPoint
     from qdqtune.autotune.config import Config
     from qdqtune.autotune.errors import (
         AutotunerError,
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
         NodeInputInsertionPoint,
         RegionOutputInsertionPoint,
         has_quantizable_operations,
+    )
+    from qdqtune.autotune.patterns.insertion_points import (
+        RegionOutputInsertionPoint as ChildRegionOutputInsertionPoint,
     )
     from qdqtune.autotune.patterns.pattern_cache import PatternCache
     from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
         StoreWithExplicitFlag,
         get_node_filter_list,
     )
+    from qdqtune.autotune.regions.custom_regions import region_of
     from qdqtune.autotune.regions.region import Region, RegionType
     from qdqtune.autotune.regions.region_search import CombinedRegionSearch
     from qdqtune.autotune.session.autotuner import QDQAutotuner
@@ -76,49 +81,18 @@ __all__ = [
     "get_node_filter_list",
     "has_quantizable_operations",
     "merge_resolved_insertion_points",
+    "region_of",
     "resolve_region_io_insertion_points",
     "skip_invalid_insertion_points",
 ]
 
-_HOMES = {
-    "MODE_PRESETS": "presets",
-    "AutotunerError": "errors",
-    "AutotunerNotInitializedError": "errors",
-    "ChildRegionInputInsertionPoint": "patterns.insertion_points",
-    "ChildRegionOutputInsertionPoint": "aliases",
-    "CombinedRegionSearch": "regions.region_search",
-    "Config": "config",
-    "InsertionPoint": "patterns.insertion_points",
-    "InsertionScheme": "patterns.scheme",
-    "InvalidSchemeError": "errors",
-    "NodeInputInsertionPoint": "patterns.insertion_points",
-    "PatternCache": "patterns.pattern_cache",
-    "PatternSchemes": "patterns.pattern_schemes",
-    "QDQAutotuner": "session.autotuner",
-    "QDQAutotunerBase": "session.autotuner_base",
-    "Region": "regions.region",
-    "RegionOutputInsertionPoint": "patterns.insertion_points",
-    "RegionPattern": "patterns.region_pattern",
-    "RegionType": "regions.region",
-    "ResolvedInsertionPoint": "patterns.resolved",
-    "StoreWithExplicitFlag": "presets",
-    "TensorRTPyBenchmark": "workflows",
-    "TrtExecBenchmark": "workflows",
-    "get_node_filter_list": "presets",
-    "merge_resolved_insertion_points": "patterns.resolved",
-    "has_quantizable_operations": "patterns.insertion_points",
-    "get_autotuner_quantizable_ops": "patterns.point_filters",
-    "get_autotuner_skip_ops": "patterns.point_filters",
-    "resolve_region_io_insertion_points": "patterns.point_filters",
-    "skip_invalid_insertion_points": "patterns.point_filters",
-}
+_install()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
+    value = globals()[name] = _found(name)
     return value
 
 

@@ -1,12 +1,117 @@
-"""Other names under which things of this package are known.
+"""Where everything is that this package offers, and under which other names it is known.
 
-What has a name in the documents that the project started from and another in what was released
-answers to both; this is where the second ones live.
+Scripts for other autotuners import from modules such as `autotune.common`. Those are no files here:
+each is made of this table, and what it offers is imported when it is asked for.
 """
 
 from __future__ import annotations
 
-from qdqtune.autotune.patterns.insertion_points import RegionOutputInsertionPoint
+import importlib
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
-ChildRegionOutputInsertionPoint = RegionOutputInsertionPoint
-"""The released name."""
+_PACKAGE = "qdqtune.autotune"
+
+#: The module of each name.
+HOMES = {
+    "MODE_PRESETS": "presets",
+    "AutotunerError": "errors",
+    "AutotunerNotInitializedError": "errors",
+    "Benchmark": "workflows",
+    "ChildRegionInputInsertionPoint": "patterns.insertion_points",
+    "CombinedRegionSearch": "regions.region_search",
+    "Config": "config",
+    "InsertionPoint": "patterns.insertion_points",
+    "InsertionScheme": "patterns.scheme",
+    "InvalidSchemeError": "errors",
+    "NodeInputInsertionPoint": "patterns.insertion_points",
+    "PatternCache": "patterns.pattern_cache",
+    "PatternSchemes": "patterns.pattern_schemes",
+    "QDQAutotuner": "session.autotuner",
+    "QDQAutotunerBase": "session.autotuner_base",
+    "Region": "regions.region",
+    "RegionOutputInsertionPoint": "patterns.insertion_points",
+    "RegionPartitioner": "regions.region_search",
+    "RegionPattern": "patterns.region_pattern",
+    "RegionSearchBase": "regions.search_base",
+    "RegionType": "regions.region",
+    "ResolvedInsertionPoint": "patterns.resolved",
+    "StoreWithExplicitFlag": "presets",
+    "TensorRTPyBenchmark": "workflows",
+    "TopDownRegionBuilder": "regions.region_search",
+    "TrtExecBenchmark": "workflows",
+    "get_autotuner_quantizable_ops": "patterns.point_filters",
+    "get_autotuner_skip_ops": "patterns.point_filters",
+    "get_node_filter_list": "presets",
+    "has_quantizable_operations": "patterns.insertion_points",
+    "merge_resolved_insertion_points": "patterns.resolved",
+    "region_of": "regions.custom_regions",
+    "resolve_region_io_insertion_points": "patterns.point_filters",
+    "skip_invalid_insertion_points": "patterns.point_filters",
+    "validate_file_path": "presets",
+}
+
+#: Second names, where documents and releases of other tools differ.
+SECOND_NAMES = {"ChildRegionOutputInsertionPoint": "RegionOutputInsertionPoint"}
+
+#: Modules that other tools have, with what is in them.
+MODULES = {
+    "autotuner": ("QDQAutotuner",),
+    "autotuner_base": ("QDQAutotunerBase",),
+    "benchmark": ("Benchmark", "TensorRTPyBenchmark", "TrtExecBenchmark"),
+    "common": (
+        "AutotunerError", "AutotunerNotInitializedError", "Config", "InsertionScheme",
+        "InvalidSchemeError", "PatternCache", "PatternSchemes", "Region", "RegionType",
+    ),
+    "insertion_points": (
+        "ChildRegionInputInsertionPoint", "ChildRegionOutputInsertionPoint", "InsertionPoint",
+        "NodeInputInsertionPoint", "RegionOutputInsertionPoint", "ResolvedInsertionPoint",
+        "get_autotuner_quantizable_ops", "get_autotuner_skip_ops", "has_quantizable_operations",
+        "merge_resolved_insertion_points", "resolve_region_io_insertion_points",
+        "skip_invalid_insertion_points",
+    ),
+    "region_pattern": ("RegionPattern",),
+    "region_search": (
+        "CombinedRegionSearch", "RegionPartitioner", "RegionSearchBase", "TopDownRegionBuilder",
+    ),
+    "utils": (
+        "MODE_PRESETS", "StoreWithExplicitFlag", "get_node_filter_list", "validate_file_path",
+    ),
+}  # fmt: skip
+
+
+class _Alias(ModuleType):
+    """A module that consists of names; their values are imported when they are asked for."""
+
+    def __init__(self, name: str, names: tuple[str, ...]) -> None:
+        super().__init__(name, f"Another place for names of `{_PACKAGE}`.")
+        self.__spec__ = ModuleSpec(name, None)
+        self.__package__ = _PACKAGE
+        self.__all__ = list(names)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.__dict__.get("__all__", ()):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        value = found(name)
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__dict__, *self.__all__})
+
+
+def found(name: str) -> Any:
+    """What has one of the names."""
+    name = SECOND_NAMES.get(name, name)
+    return getattr(importlib.import_module(f"{_PACKAGE}.{HOMES[name]}"), name)
+
+
+def install() -> None:
+    """Make the modules of the table importable."""
+    package = sys.modules[_PACKAGE]
+    for name, names in MODULES.items():
+        module = _Alias(f"{_PACKAGE}.{name}", names)
+        sys.modules[module.__name__] = module
+        setattr(package, name, module)

@@ -19,8 +19,8 @@ DQ_DTYPES = ("float16", "float32", "bfloat16")
 _AT_LEAST = {
     "maximum_sequence_region_size": 1,
     "minimum_topdown_search_size": 1,
-    "minimum_schemes_to_mutate": 1,
-    "maximum_mutations": 1,
+    "minimum_schemes_to_mutate": 0,
+    "maximum_mutations": 0,
     "maximum_generation_attempts": 1,
     "pattern_cache_minimum_distance": 0,
     "pattern_cache_max_entries_per_pattern": 1,
@@ -44,8 +44,9 @@ class Config:
         minimum_topdown_search_size: Regions with fewer nodes stay whole.
         top_percent_to_mutate: Share of the measured schemes, the fastest, that new ones are
             made from.
-        minimum_schemes_to_mutate: How many those are at least.
-        maximum_mutations: Points by which a new scheme differs, at most.
+        minimum_schemes_to_mutate: How many those are at least; the fastest always is one.
+        maximum_mutations: Points by which a new scheme differs, at most; 0 is for none but those
+            from the cache, imported ones, and that with all points.
         maximum_generation_attempts: How often to try for a scheme that is new.
         pattern_cache_minimum_distance: Points by which schemes in the cache differ, at least.
         pattern_cache_max_entries_per_pattern: Schemes that the cache keeps of a pattern.
@@ -84,9 +85,9 @@ class Config:
             _check_whole(name, getattr(self, name), least, None)
         low, high = ZERO_POINTS[self.default_quant_type]
         _check_whole("default_q_zero_point", self.default_q_zero_point, low, high)
-        for name in ("default_q_scale", "performance_threshold"):
-            _check_number(name, getattr(self, name), math.inf)
-        _check_number("top_percent_to_mutate", self.top_percent_to_mutate, 1.0)
+        _check_number("default_q_scale", self.default_q_scale, above=0.0)
+        _check_number("performance_threshold", self.performance_threshold, least=0.0)
+        _check_number("top_percent_to_mutate", self.top_percent_to_mutate, least=0.0, most=1.0)
         if not isinstance(self.verbose, bool):
             raise AutotunerError(f"verbose is {self.verbose!r}.", "It is True or False.")
 
@@ -125,8 +126,22 @@ def _check_whole(name: str, value: object, least: int, most: int | None) -> None
         raise AutotunerError(f"{name} is {value!r}.", f"It is a whole number {room}{of_type}.")
 
 
-def _check_number(name: str, value: object, most: float) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value <= most or math.isinf(value):  # type: ignore[operator, arg-type]
-        room = "above 0" if math.isinf(most) else f"above 0, and at most {most:g}"
-        raise AutotunerError(f"{name} is {value!r}.", f"It is a number {room}.")
+def _check_number(
+    name: str,
+    value: object,
+    *,
+    above: float = -math.inf,
+    least: float = -math.inf,
+    most: float = math.inf,
+) -> None:
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and above < value
+        and least <= value <= most
+    ):
+        return
+    low = f"above {above:g}" if math.isfinite(above) else f"from {least:g} on"
+    high = f", and at most {most:g}" if math.isfinite(most) else ""
+    raise AutotunerError(f"{name} is {value!r}.", f"It is a number {low}{high}.")

@@ -6,7 +6,19 @@ from qdqtune.records.errors import QdqtuneError
 
 
 class AutotunerError(QdqtuneError):
-    """The base of the search's own errors."""
+    """The base of the search's own errors.
+
+    Args:
+        what: What happened and where, one sentence.
+        hint: What to do about it.
+    """
+
+    def __init__(self, what: str = "", hint: str = "") -> None:
+        super().__init__(what, hint)
+
+
+class NewerVersionError(AutotunerError):
+    """A file was written by a version of qdqtune that knows more than this one."""
 
 
 class AutotunerNotInitializedError(AutotunerError):

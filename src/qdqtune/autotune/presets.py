@@ -24,6 +24,9 @@ MODE_PRESETS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     }
 )
 
+#: Modes that are not about how thorough to be, for which the default's numbers hold.
+OTHER_MODES = ("region", "subgraph")
+
 # Where the flags of a command line keep what a preset sets.
 _DESTINATIONS = {
     "schemes_per_region": "num_schemes",
@@ -71,9 +74,11 @@ def apply_mode_presets(args: argparse.Namespace) -> None:
         UsageError: If there is no such mode.
     """
     mode = getattr(args, "mode", "default")
-    if mode not in MODE_PRESETS:
-        raise UsageError(f"There is no mode {mode!r}.", f"Modes: {', '.join(MODE_PRESETS)}.")
-    for name, value in MODE_PRESETS[mode].items():
+    if mode not in (*MODE_PRESETS, *OTHER_MODES):
+        raise UsageError(
+            f"There is no mode {mode!r}.", f"Modes: {', '.join((*MODE_PRESETS, *OTHER_MODES))}."
+        )
+    for name, value in MODE_PRESETS["default" if mode in OTHER_MODES else mode].items():
         destination = _DESTINATIONS[name]
         if not getattr(args, f"_explicit_{destination}", False):
             setattr(args, destination, value)

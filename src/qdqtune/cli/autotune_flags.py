@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qdqtune.autotune.config import DQ_DTYPES
-from qdqtune.autotune.presets import MODE_PRESETS, StoreWithExplicitFlag
+from qdqtune.autotune.presets import MODE_PRESETS, OTHER_MODES, StoreWithExplicitFlag
 from qdqtune.cli.flags import (
     add_calibration,
     add_engine_option,
@@ -23,7 +23,7 @@ from qdqtune.cli.flags import (
     seconds,
 )
 
-SUBGRAPH, REGION = "subgraph", "region"
+REGION, SUBGRAPH = OTHER_MODES
 
 # Their value is a command line of its own, and may begin with dashes.
 _WHOLE_LINES = ("--trtexec_benchmark_args", "--trtexec_args")
@@ -86,7 +86,7 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--mode",
         default="default",
-        choices=(*MODE_PRESETS, REGION, SUBGRAPH),
+        choices=(*MODE_PRESETS, *OTHER_MODES),
         help="how thorough to be; region is the same as default, subgraph is not in this version",
     )
     group.add_argument(
@@ -98,7 +98,8 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
         explicit_attr="_explicit_num_schemes",
         default=_DEFAULTS["schemes_per_region"],
         metavar="N",
-        help="try at most N schemes of a pattern; without it, as the mode says (%(default)s)",
+        help="measure at most N candidates for each pattern of the model, taken together: the "
+        "search spends them where they help most. Without it, as the mode says",
     )
     group.add_argument(
         "--pattern_cache",

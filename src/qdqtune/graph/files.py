@@ -22,6 +22,7 @@ from qdqtune.graph.parsing import check_not_empty, parse_model
 from qdqtune.graph.proto_walk import contents
 from qdqtune.graph.validity import check_model
 from qdqtune.graph.weights import WeightStore, values_of
+from qdqtune.graph.whole_files import replacing, sync, writing
 from qdqtune.records.errors import ModelError, OutputError, UsageError
 
 #: In a model's `meta`: whether its weights lay beside it when it was loaded.
@@ -109,17 +110,13 @@ def save_model(model: ir.Model, path: str | os.PathLike[str], *, force: bool = F
         check_writable(target.with_name(data_name), force=force)
     with tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=target.parent) as folder:
         staged = Path(folder) / target.name
-        try:
+        with writing(target):
             store = WeightStore(Path(folder), data_name) if external else None
             with _weights_in(model, store):
                 ir.save(model, staged)
             for file in sorted(Path(folder).iterdir(), reverse=True):
+                sync(file)
                 os.replace(file, target.parent / file.name)
-        except OSError as error:
-            raise OutputError(
-                f"{target} could not be written: {error.strerror or error}.",
-                "Check that the disk has room and the folder can be written to.",
-            ) from None
     return target
 
 
@@ -140,19 +137,8 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, *, force: bool) ->
     """
     target = Path(path)
     check_writable(target, force=force)
-    staged = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with staged.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(staged, target)
-    except OSError as error:
-        staged.unlink(missing_ok=True)
-        raise OutputError(
-            f"{target} could not be written: {error.strerror}.",
-            "Check that the disk has room and the folder can be written to.",
-        ) from None
+    with replacing(target) as file:
+        file.write(content)
 
 
 def check_result(path: Path, original: Path | None = None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import onnx_ir as ir
 
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.weights import WeightStore
+from qdqtune.graph.whole_files import replacing
 from qdqtune.graph.wire import field_part
 
 
@@ -84,13 +84,13 @@ class PreparedModel:
 
         Raises:
             ValueError: If the name would lead out of the folder.
+            OutputError: If there is no room.
         """
         if Path(name).name != name or "\\" in name:
             raise ValueError(f"{name!r} is not a plain file name")
         path = self.store.folder / f"{name}.onnx"
-        staged = path.with_suffix(".tmp")
-        staged.write_bytes(variant)
-        os.replace(staged, path)
+        with replacing(path, durable=False) as file:  # if it is lost, it is written again
+            file.write(variant)
         return path
 
     def load(self, variant: bytes) -> ir.Model:

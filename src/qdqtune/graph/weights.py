@@ -14,6 +14,8 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
+from qdqtune.graph.whole_files import writing
+
 WEIGHTS_FILE = "weights.bin"
 
 # Small tensors stay inside the model: engines read shapes and scalars while they load.
@@ -99,7 +101,7 @@ class WeightStore:
             self._end = offset + tensor.nbytes
         else:
             offset = _aligned(max(self._end, self._size), alignment)
-            with self._file.open("r+b") as file:
+            with writing(self._file), self._file.open("r+b") as file:
                 file.seek(offset)
                 _write(tensor, file)
                 self._end = file.tell()

@@ -109,8 +109,12 @@ class Dialect:
             UsageError: If this dialect has no such type.
         """
         if quant_type not in self.formats:
-            offered = ", ".join(sorted(self.formats))
+            from qdqtune.qdq.dialects import DIALECTS  # they are made of this class
+
+            others = [name for name, each in DIALECTS.items() if quant_type in each.formats]
+            elsewhere = f" {quant_type} is in: {', '.join(others)}." if others else ""
             raise UsageError(
-                f"The {self.name} dialect has no quant type {quant_type!r}.", f"It has: {offered}."
+                f"The {self.name} dialect has no quant type {quant_type!r}.",
+                f"It has: {', '.join(sorted(self.formats))}.{elsewhere}",
             )
         return self.formats[quant_type]

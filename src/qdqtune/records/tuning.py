@@ -116,6 +116,8 @@ class Summary:
         total_benchmarks: Candidates built and timed in all of them.
         total_seconds: What all of them took; of one that was killed, up to its last measurement.
         final_sha256: Of the model that was written, so that it can be recognized.
+        conditions: What the result had to satisfy; two results can be chosen between if they are
+            equal.
     """
 
     model: str
@@ -153,6 +155,7 @@ class Summary:
     total_benchmarks: int = 0
     total_seconds: float = 0.0
     final_sha256: str = ""
+    conditions: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -172,6 +175,7 @@ class Summary:
             "seconds": vars(self.seconds),
             "files": dict(self.files),
             "seeds": dict(self.seeds),
+            "conditions": dict(self.conditions),
         }
 
     @classmethod

@@ -26,7 +26,7 @@ from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import input_dims, resolve_shapes
 from qdqtune.graph.shapes import infer_shapes
-from qdqtune.records.errors import ModelError, QdqtuneError, UsageError
+from qdqtune.records.errors import EngineError, ModelError, QdqtuneError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import Measurement
 
@@ -40,6 +40,10 @@ DEFAULT_WARMUP_RUNS = 5
 DEFAULT_TIMING_RUNS = 20
 
 Model = str | os.PathLike[str] | bytes
+
+
+class EngineImportError(EngineError, ImportError):
+    """The Python package of an engine is not there, or can't be used."""
 
 
 class Benchmark(ABC):
@@ -201,7 +205,7 @@ class TensorRTPyBenchmark(EngineBenchmark):
         plugin_libraries: Libraries with custom ops to load.
 
     Raises:
-        EngineError: If TensorRT can't measure here.
+        EngineImportError: If TensorRT can't measure here; it is an ImportError, too.
     """
 
     def __init__(
@@ -211,7 +215,10 @@ class TensorRTPyBenchmark(EngineBenchmark):
         timing_runs: int = DEFAULT_TIMING_RUNS,
         plugin_libraries: Sequence[str] | None = None,
     ) -> None:
-        super().__init__("tensorrt", warmup_runs=warmup_runs, timing_runs=timing_runs)
+        try:
+            super().__init__("tensorrt", warmup_runs=warmup_runs, timing_runs=timing_runs)
+        except EngineError as error:
+            raise EngineImportError(error.what, error.hint) from None
         self.timing_cache_file = timing_cache_file
         self.plugin_libraries = list(plugin_libraries or ())
 

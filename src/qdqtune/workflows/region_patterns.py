@@ -57,8 +57,8 @@ def region_pattern_autotuning_workflow(
     Args:
         model_or_path: The model, or its file.
         output_dir: Where everything is written; None is a folder that is deleted at the end.
-        num_schemes_per_region: Try at most so many schemes of a pattern; it also says how thorough
-            to be.
+        num_schemes_per_region: Measure at most so many candidates for each pattern of the model,
+            taken together; it also says how thorough to be.
         pattern_cache_file: A pattern cache of an earlier run; a missing one is only warned of.
         state_file: Where the readable state is written; None is a file in `output_dir`.
         quant_type: One of the quant types of the engine's dialect.
@@ -78,6 +78,11 @@ def region_pattern_autotuning_workflow(
         QdqtuneError: Whatever the user can act on.
     """
     model = _the_model(model_or_path, model_path)
+    if num_schemes_per_region < 1:
+        raise UsageError(
+            f"num_schemes_per_region is {num_schemes_per_region}.",
+            "It is a whole number from 1 on.",
+        )
     benchmark = current_benchmark()
     if benchmark is None:
         raise EngineError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, MutableSequence
 from typing import Any
 
 from qdqtune.autotune.errors import AutotunerError, InvalidSchemeError
@@ -14,6 +14,7 @@ from qdqtune.autotune.patterns.region_pattern import RegionPattern
 from qdqtune.autotune.patterns.scheme import InsertionScheme
 from qdqtune.autotune.patterns.tensor_seeds import scheme_from_tensors
 from qdqtune.autotune.patterns.yaml_files import YamlFile, read_yaml, write_yaml
+from qdqtune.autotune.regions.listed import Listed
 from qdqtune.autotune.regions.region import Region
 from qdqtune.graph.index import GraphIndex
 
@@ -26,6 +27,9 @@ _MAKE_AGAIN = "Leave it out: a tuning run writes a new one."
 
 class PatternCache:
     """The fastest schemes of each pattern that differ enough from each other.
+
+    A pattern may be there twice: with types and shapes, and as the structure alone, which is what
+    other models may have in common with it. Where patterns and schemes are counted, both are one.
 
     Args:
         pattern_schemes: What to begin with.
@@ -51,19 +55,27 @@ class PatternCache:
             self.add_pattern_schemes(each)
 
     @property
-    def pattern_schemes(self) -> list[PatternSchemes]:
-        """What is known of each pattern, in the order in which patterns came."""
-        return list(self._by_signature.values())
+    def pattern_schemes(self) -> MutableSequence[PatternSchemes]:
+        """What is known of each pattern, as a list, in the order in which patterns came.
+
+        What is put in stays as it is, however slow or alike its schemes are, unless the pattern
+        is there already: then the best of both stay.
+        """
+        return Listed(self._by_signature, self._hold)
+
+    @pattern_schemes.setter
+    def pattern_schemes(self, pattern_schemes: Iterable[PatternSchemes]) -> None:
+        self._hold(pattern_schemes)
 
     @property
     def num_patterns(self) -> int:
-        """How many patterns there are."""
-        return len(self._by_signature)
+        """How many patterns there are, whatever their shapes."""
+        return len(self._by_structure())
 
     @property
     def total_schemes(self) -> int:
-        """How many schemes there are in all."""
-        return sum(each.num_schemes for each in self._by_signature.values())
+        """How many schemes there are in all; a pattern's are counted once, whatever its shapes."""
+        return sum(map(len, self._by_structure().values()))
 
     def has_pattern(self, pattern_signature: str) -> bool:
         """Whether anything is known of a pattern."""
@@ -135,7 +147,7 @@ class PatternCache:
             AutotunerError: If it is not one, or an entry is damaged.
         """
         cache = cls._empty(body)
-        for entry in _entries(body):
+        for entry in _entries({"pattern_schemes": [], **body}):
             cache.add_pattern_schemes(PatternSchemes.from_dict(entry))
         return cache
 
@@ -170,6 +182,24 @@ class PatternCache:
     def _empty(cls, body: Mapping[str, Any]) -> PatternCache:
         limits = ("minimum_distance", "max_entries_per_pattern")
         return cls(**{name: body[name] for name in limits if name in body})
+
+    def _hold(self, pattern_schemes: Iterable[PatternSchemes]) -> None:
+        """Hold these and no others."""
+        wanted = list(pattern_schemes)
+        self._by_signature.clear()
+        for each in wanted:
+            if each.pattern_signature in self._by_signature:
+                self.add_pattern_schemes(each)
+            else:
+                self._by_signature[each.pattern_signature] = each
+
+    def _by_structure(self) -> dict[str, set[str]]:
+        """Hashes of all schemes, by signature without shapes."""
+        found: dict[str, set[str]] = {}
+        for each in self._by_signature.values():
+            structure = each.pattern.structure.signature if each.pattern is not None else ""
+            found.setdefault(structure, set()).update(scheme.hash for scheme in each.schemes)
+        return found
 
     def _take(self, file: YamlFile, number: int, entry: object) -> None:
         """Take in what is sound of one pattern in a file."""

@@ -65,23 +65,19 @@ class PatternSchemes:
 
         Args:
             body: The file form.
-            pattern: The pattern, if it is known already.
+            pattern: The pattern that they are for, if it is known already; what the file form
+                says about it doesn't count then.
 
         Raises:
-            InvalidSchemeError: If it is not the file form, or that of another pattern.
+            InvalidSchemeError: If it is not the file form.
         """
-        signature = body.get("pattern_signature") if isinstance(body, Mapping) else None
+        signature = body.get("pattern_signature", "") if isinstance(body, Mapping) else None
         size = body.get("pattern_size", 0) if isinstance(body, Mapping) else None
         schemes = body.get("schemes", []) if isinstance(body, Mapping) else None
         if not (isinstance(signature, str) and type(size) is int and isinstance(schemes, list)):
             raise InvalidSchemeError(
                 "That is no list of schemes for a pattern.",
                 "It has pattern_signature, pattern_size and schemes.",
-            )
-        if pattern is not None and pattern.signature != signature:
-            raise InvalidSchemeError(
-                f"These schemes are for another pattern: {signature[:80]}",
-                "Look schemes up by the signature of the pattern.",
             )
         if pattern is None and signature:
             pattern = RegionPattern(signature, size)

@@ -15,7 +15,7 @@ from qdqtune.autotune.patterns.resolved import ResolvedInsertionPoint
 from qdqtune.autotune.patterns.scheme import InsertionScheme
 from qdqtune.autotune.regions.canonical import CanonicalRegion, canonical_region
 from qdqtune.autotune.regions.region import Region
-from qdqtune.autotune.regions.signature import COMPOSITE_PREFIX
+from qdqtune.autotune.regions.signature import COMPOSITE_PREFIX, without_shapes
 from qdqtune.graph.index import GraphIndex
 
 _HASH_DIGITS = 32
@@ -46,6 +46,11 @@ class RegionPattern:
         """
         form = canonical_region(region, graph)
         return cls(form.signature(shapes=shapes), len(form.nodes))
+
+    @property
+    def structure(self) -> RegionPattern:
+        """The pattern without types and shapes; itself if it has none."""
+        return RegionPattern(without_shapes(self.signature), self.size)
 
     @property
     def is_empty(self) -> bool:
@@ -172,4 +177,4 @@ class RegionPattern:
         return self.signature
 
     def __repr__(self) -> str:
-        return f"RegionPattern({self.get_short_signature()!r}, size={self.size})"
+        return f"RegionPattern({self.signature!r}, size={self.size})"

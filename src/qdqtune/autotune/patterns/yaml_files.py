@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from qdqtune.autotune.errors import AutotunerError
+from qdqtune.autotune.errors import AutotunerError, NewerVersionError
 from qdqtune.graph.files import write_text
 
 try:
@@ -65,7 +65,7 @@ class YamlFile:
                 f"{self.where('schema')}: {version!r} is no schema version.", make_again
             )
         if version > schema:
-            raise AutotunerError(
+            raise NewerVersionError(
                 f"{self.where('schema')}: written by a newer qdqtune (schema {version}; this "
                 f"version knows {schema}).",
                 _NEWER,

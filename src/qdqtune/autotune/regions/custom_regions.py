@@ -1,13 +1,43 @@
-"""Regions that somebody else made: checked, and completed where something is missing."""
+"""Regions that somebody else made: by name, or checked and completed where something is missing."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 from qdqtune.autotune.errors import AutotunerError
-from qdqtune.autotune.regions.region import Region, walk
-from qdqtune.autotune.regions.region_search import compute_region_boundaries
+from qdqtune.autotune.regions.region import Region, RegionType, walk
+from qdqtune.autotune.regions.search_base import compute_region_boundaries
 from qdqtune.graph.index import GraphIndex
+
+
+def region_of(graph: GraphIndex, names: Iterable[str], region_id: int = 0) -> Region:
+    """The region of some nodes.
+
+    Args:
+        graph: An autotuner's `graph`.
+        names: Names of nodes; those without one in the file are named after their op and place.
+        region_id: A number of its own.
+
+    Raises:
+        AutotunerError: If no names are given, or the graph has no such node.
+    """
+    wanted = [names] if isinstance(names, str) else list(names)
+    if not wanted:
+        raise AutotunerError("A region without nodes can't be tuned.", "Name its nodes.")
+    region = Region(region_id, 0, RegionType.LEAF)
+    for name in wanted:
+        if name not in graph.position:
+            near = difflib.get_close_matches(name, graph.position, n=1)
+            guess = f" Did you mean {near[0]!r}?" if near else ""
+            raise AutotunerError(
+                f"The graph has no node {name!r}.{guess}",
+                "It is the folded model: nodes that compute constants, or were fused into others, "
+                "are gone. `[node.name for node in graph.nodes]` are those that there are.",
+            )
+        region.nodes.add(graph.position[name])
+    compute_region_boundaries(region, graph)
+    return region
 
 
 def adopt_regions(regions: Iterable[Region], index: GraphIndex) -> list[Region]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableSequence
 from enum import Enum
 from typing import Any
+
+from qdqtune.autotune.regions.listed import Listed
 
 _log = logging.getLogger(__name__)
 
@@ -21,6 +23,14 @@ class RegionType(Enum):
 class Region:
     """A piece of the graph; every walk over a tree of them is a loop, so any depth will do.
 
+    `nodes` are positions in the nodes of the autotuner's own graph, which is folded: a node of the
+    file may stand elsewhere there, or be gone. So take positions from that graph, or let
+    `region_of` find them by name::
+
+        graph = QDQAutotunerBase(model).graph
+        region = region_of(graph, ["conv1", "relu1"])
+        region.nodes.add(graph.position["conv2"])
+
     Args:
         region_id: A number of its own.
         level: Depth in the tree; regions without a parent are at 0.
@@ -31,7 +41,7 @@ class Region:
         level: The depth.
         type: What it consists of.
         parent: The region that this one is a child of.
-        nodes: Positions in the index of the nodes that belong to it directly.
+        nodes: Positions, in `graph.nodes`, of the nodes that belong to it directly.
         inputs: Tensors that it reads and doesn't make, constants left out, in structural order.
         outputs: Tensors that others see, in structural order.
         metadata: Anything a caller wants to remember.
@@ -49,13 +59,17 @@ class Region:
         self._children: dict[int, Region] = {}
 
     @property
-    def children(self) -> list[Region]:
-        """The children in the order in which they were added."""
-        return list(self._children.values())
+    def children(self) -> MutableSequence[Region]:
+        """The children as a list; one that is put in is taken as `add_child` takes it."""
+        return Listed(self._children, self._take_children)
+
+    @children.setter
+    def children(self, children: Iterable[Region]) -> None:
+        self._take_children(children)
 
     def get_children(self, *, sort: bool = False) -> list[Region]:
         """The children; sorted, the deepest first, and small before large."""
-        children = self.children
+        children = list(self._children.values())
         if sort:
             children.sort(
                 key=lambda child: (-child.level, child.get_size_of_region_and_descendants())
@@ -89,6 +103,15 @@ class Region:
             return False
         found.parent = None
         return True
+
+    def _take_children(self, children: Iterable[Region]) -> None:
+        """Have these children and no others."""
+        wanted = list(children)
+        for child in self._children.values():
+            child.parent = None
+        self._children.clear()
+        for child in wanted:
+            self.add_child(child)
 
     def is_descendant_of(self, ancestor: Region) -> bool:
         """Whether this region lies in another one, at any depth."""
@@ -144,7 +167,7 @@ def walk(regions: Iterable[Region]) -> Iterator[Region]:
         region = waiting.pop()
         yield region
         if region._children:
-            waiting.extend(reversed(region.children))
+            waiting.extend(reversed(region._children.values()))
 
 
 def leaves(regions: Iterable[Region]) -> list[Region]:

@@ -6,20 +6,20 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from qdqtune.autotune.regions.canonical import canonical_region
-from qdqtune.autotune.regions.partition import Limits, Partitioner
+from qdqtune.autotune.regions.partition import Limits, Part, Partitioner
 from qdqtune.autotune.regions.refinement import Piece, refine_part
 from qdqtune.autotune.regions.region import Region, RegionType, walk
+from qdqtune.autotune.regions.search_base import RegionSearchBase, compute_region_boundaries
 from qdqtune.autotune.regions.wiring import wiring_of
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.errors import UsageError
 
 
-class CombinedRegionSearch:
+class CombinedRegionSearch(RegionSearchBase):
     """Bottom-up into convergences and sequences, then top-down into small pieces.
 
     Args:
-        index: The graph.
+        graph: The graph.
         maximum_sequence_region_size: Nodes of the longest sequence inside a composite.
         minimum_topdown_search_size: Regions with fewer nodes stay whole.
 
@@ -29,55 +29,111 @@ class CombinedRegionSearch:
 
     def __init__(
         self,
-        index: GraphIndex,
+        graph: GraphIndex,
         maximum_sequence_region_size: int = 10,
         minimum_topdown_search_size: int = 10,
     ) -> None:
-        if maximum_sequence_region_size < 1 or minimum_topdown_search_size < 1:
-            raise UsageError(
-                f"Regions of {min(maximum_sequence_region_size, minimum_topdown_search_size)} "
-                "nodes can't be searched for.",
-                "Both sizes are whole numbers from 1 on.",
-            )
-        self._index = index
+        super().__init__(graph)
+        _check_sizes(maximum_sequence_region_size, minimum_topdown_search_size)
         self._sequence_nodes = maximum_sequence_region_size
         self._least_nodes = minimum_topdown_search_size
 
     def search_regions(self) -> list[Region]:
         """Find the regions; their leaves are disjoint and cover the graph."""
         with _collector_paused():
-            return self._search()
-
-    def _search(self) -> list[Region]:
-        partitioner = Partitioner(self._index, wiring_of(self._index))
-        parts = partitioner.cut(range(len(self._index.nodes)), Limits())
-        pieces = [
-            refine_part(
-                part,
-                partitioner,
-                sequence_nodes=self._sequence_nodes,
-                least_nodes=self._least_nodes,
-            )
-            for part in parts
-        ]
-        regions = _regions(pieces)
-        for region in walk(regions):
-            compute_region_boundaries(region, self._index)
-        return regions
+            partitioner = _partitioner(self.graph)
+            pieces = [
+                refine_part(
+                    part,
+                    partitioner,
+                    sequence_nodes=self._sequence_nodes,
+                    least_nodes=self._least_nodes,
+                )
+                for part in _parts(self.graph, partitioner)
+            ]
+            self.regions = _regions(pieces, self.graph)
+        return self.regions
 
 
-def compute_region_boundaries(region: Region, index: GraphIndex) -> None:
-    """Set a region's inputs and outputs, in structural order."""
-    form = canonical_region(region, index)
-    region.inputs = list(form.inputs)
-    region.outputs = list(form.outputs)
+class RegionPartitioner(RegionSearchBase):
+    """The first half of the search: bottom-up into convergences and sequences.
+
+    Args:
+        graph: The graph.
+    """
+
+    def partition_graph(self) -> list[Region]:
+        """Cut the graph into disjoint leaves that cover it."""
+        with _collector_paused():
+            parts = _parts(self.graph, _partitioner(self.graph))
+            self.regions = _regions([Piece(part.nodes) for part in parts], self.graph)
+        return self.regions
 
 
-def _regions(pieces: list[Piece]) -> list[Region]:
+class TopDownRegionBuilder(RegionSearchBase):
+    """The second half of the search: one region, top-down into small pieces.
+
+    Args:
+        graph: The graph.
+        root: The region; it stays as it is.
+        next_region_id: The number of the first new region.
+        maximum_sequence_region_size: Nodes of the longest sequence inside a composite.
+        minimum_topdown_search_size: Regions with fewer nodes stay whole.
+
+    Raises:
+        UsageError: If a size is not at least 1.
+    """
+
+    def __init__(
+        self,
+        graph: GraphIndex,
+        root: Region,
+        next_region_id: int = 0,
+        maximum_sequence_region_size: int = 10,
+        minimum_topdown_search_size: int = 10,
+    ) -> None:
+        super().__init__(graph, root)
+        _check_sizes(maximum_sequence_region_size, minimum_topdown_search_size)
+        self._root = root
+        self._first_id = next_region_id
+        self._sequence_nodes = maximum_sequence_region_size
+        self._least_nodes = minimum_topdown_search_size
+
+    def build_composite_region(self) -> Region:
+        """A region with the same nodes, cut into smaller ones if it is large enough for that."""
+        nodes = sorted(self._root.get_region_nodes_and_descendants())
+        piece = refine_part(
+            Part(nodes, converges=True),
+            _partitioner(self.graph),
+            sequence_nodes=self._sequence_nodes,
+            least_nodes=self._least_nodes,
+        )
+        self.regions = _regions([piece], self.graph, self._first_id, self._root.level)
+        return self.regions[0]
+
+
+def _check_sizes(sequence_nodes: int, least_nodes: int) -> None:
+    if sequence_nodes < 1 or least_nodes < 1:
+        raise UsageError(
+            f"Regions of {min(sequence_nodes, least_nodes)} nodes can't be searched for.",
+            "Both sizes are whole numbers from 1 on.",
+        )
+
+
+def _partitioner(graph: GraphIndex) -> Partitioner:
+    return Partitioner(graph, wiring_of(graph))
+
+
+def _parts(graph: GraphIndex, partitioner: Partitioner) -> list[Part]:
+    return partitioner.cut(range(len(graph.nodes)), Limits())
+
+
+def _regions(
+    pieces: list[Piece], graph: GraphIndex, number: int = 0, depth: int = 0
+) -> list[Region]:
     """Regions for pieces, numbered level by level."""
     top: list[Region] = []
     level: list[tuple[Piece, Region | None]] = [(piece, None) for piece in pieces]
-    number = depth = 0
     while level:
         below: list[tuple[Piece, Region | None]] = []
         for piece, parent in level:
@@ -91,6 +147,8 @@ def _regions(pieces: list[Piece]) -> list[Region]:
                 parent.add_child(region)
             below += [(child, region) for child in piece.children]
         level, depth = below, depth + 1
+    for region in walk(top):
+        compute_region_boundaries(region, graph)
     return top
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from qdqtune.autotune.regions.layout import Layout, Tensor, tensor_of
@@ -9,6 +10,14 @@ from qdqtune.autotune.regions.structure import EXTERNAL, FIXED, Structure
 
 EMPTY = "EMPTY"
 COMPOSITE_PREFIX = "COMPOSITE("
+
+# Quoted text of attributes is stepped over, since it may hold anything.
+_LABEL = r"(?:\w+|\?)\[[\dx?*]*\]"
+_QUOTED_OR_SHAPES = re.compile(
+    rf"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
+    rf"|(?<!:):{_LABEL}"
+    rf"|(?<=\))=(?!>)(?:{_LABEL}|-)(?:;(?:{_LABEL}|-))*"
+)
 
 
 def write_signature(
@@ -31,6 +40,11 @@ def write_signature(
     if not structure.nodes:
         return EMPTY
     return "".join(_Writer(structure, layout, texts, shapes=shapes).parts())
+
+
+def without_shapes(signature: str) -> str:
+    """The signature of the structure alone; one that has no types and shapes stays as it is."""
+    return _QUOTED_OR_SHAPES.sub(lambda found: found.group(1) or "", signature)
 
 
 class _Writer:

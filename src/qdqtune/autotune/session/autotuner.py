@@ -11,9 +11,15 @@ class QDQAutotuner(QDQAutotunerBase):
     """Tunes the regions that `CombinedRegionSearch` finds: leaves first, then what they make up."""
 
     def _find_regions(self, graph_changed: bool) -> list[Region]:  # noqa: ARG002
+        self.regions = []
+        self._search_regions()
+        return self.regions
+
+    def _search_regions(self) -> None:
+        """Set `regions`; a subclass may find others."""
         found = CombinedRegionSearch(
             self.graph,
             self.config.maximum_sequence_region_size,
             self.config.minimum_topdown_search_size,
         ).search_regions()
-        return sorted(walk(found), key=lambda region: region.type is not RegionType.LEAF)
+        self.regions = sorted(walk(found), key=lambda region: region.type is not RegionType.LEAF)

@@ -15,7 +15,7 @@ from qdqtune.autotune.patterns.resolved import ResolvedInsertionPoint
 from qdqtune.autotune.patterns.tensor_seeds import known_tensors
 from qdqtune.autotune.session.candidate_writer import CandidateWriter, Transform
 from qdqtune.autotune.session.ort_settings import OrtSettings, ort_settings
-from qdqtune.autotune.session.pattern_book import remember
+from qdqtune.autotune.session.pattern_book import add_to_cache, remember
 from qdqtune.autotune.session.resuming import load_into, save_from
 from qdqtune.autotune.session.tuned_model import AnyModel
 from qdqtune.autotune.session.tuning_session import TuningSession
@@ -33,7 +33,8 @@ class QDQAutotunerBase(TuningSession):
     points; what is exported is the union over all regions.
 
     Args:
-        model: A model, or the path of one; it is not changed.
+        model: A model, the path of one, or another autotuner's `graph`; it is not changed. If it
+            is quantized, its Q/DQ are taken out, and its scales used again.
         dialect: A dialect, or its name; None is that of the engine on this machine.
         input_shapes: Shapes of inputs whose dims the model leaves open.
         seed: What chance starts from.
@@ -81,7 +82,10 @@ class QDQAutotunerBase(TuningSession):
     def get_resolved_insertion_points(
         self, best: bool = True, verbose: bool = False
     ) -> set[ResolvedInsertionPoint]:
-        """The places that are quantized, as far as schemes name them.
+        """The places that `export_onnx` quantizes, as far as schemes name them.
+
+        What else the dialect needs for them is in `placement`; points of which it can make no use
+        are in neither.
 
         Args:
             best: Whether the fastest scheme of the current pattern counts, not the current one.
@@ -90,7 +94,7 @@ class QDQAutotunerBase(TuningSession):
         self._require_initialized()
         found: set[ResolvedInsertionPoint] = set()
         for tuned, scheme in self._choices(best):
-            found |= tuned.resolved(scheme)
+            found |= tuned.quantized(scheme)
         if verbose:
             for point in sorted(found, key=str):
                 _log.info("%s", point)
@@ -141,6 +145,9 @@ class QDQAutotunerBase(TuningSession):
     def import_insertion_points(self, quantized_tensors: Collection[str]) -> None:
         """Let what another tool quantized be tried first, pattern by pattern.
 
+        It goes to the pattern cache, which is saved with the state. Until anything of a pattern
+        was tried, it is also what is exported for it; not while other patterns are measured.
+
         Args:
             quantized_tensors: Names of tensors, or of what their Q or DQ gives.
 
@@ -154,6 +161,8 @@ class QDQAutotunerBase(TuningSession):
         if not tensors and quantized_tensors:
             _log.warning("none of the %d tensors is in the model", len(quantized_tensors))
         self._imports.append(frozenset(tensors))
+        for tuned in self._book.by_signature.values():
+            add_to_cache(self._cache, tuned, tuned.from_tensors(tensors))
         self._say("%d quantized tensors of the model are tried first", len(tensors))
 
     def save_state(self, output_path: str | os.PathLike[str]) -> None:
@@ -165,19 +174,20 @@ class QDQAutotunerBase(TuningSession):
         self._require_initialized()
         if self._profiling is not None:
             remember(self._cache, self._profiling)
-        save_from(self, output_path)
+        save_from(self, output_path, self._unfinished)
 
     def load_state(self, input_path: str | os.PathLike[str]) -> None:
         """Go on where a state file ends; the settings stay those that were asked for.
 
-        A pattern all of whose schemes were measured is done. Another one goes on.
+        A pattern is done if it was committed, and all its schemes were measured. Another one goes
+        on.
 
         Raises:
             FileNotFoundError: If there is no such file.
             AutotunerError: If it is damaged, or of another model, quant type or dialect.
         """
         self._require_initialized()
-        load_into(self, self._book.by_signature, input_path)
+        self._unfinished = load_into(self, self._book.by_signature, input_path)
         self._profiling = None
         self.current_profile_region = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from qdqtune.autotune.patterns.resolved import ResolvedInsertionPoint, to_placement
@@ -29,8 +30,23 @@ class EdgeClosure:
     def __init__(self, index: GraphIndex, dialect: Dialect, quant_type: str) -> None:
         self._index = index
         self._dialect = dialect
-        self._kernels = Completion(index, dialect, quant_type).units
+        completion = Completion(index, dialect, quant_type)
+        self._kernels = completion.units
+        self._left_float = completion.left_float
         self._units: dict[str, frozenset[Edge]] = {}
+
+    @property
+    def why_nothing(self) -> str:
+        """What keeps most ops from being quantized; empty if one can be."""
+        if self._kernels:
+            return ""
+        known = {
+            name: reason
+            for name, reason in self._left_float.items()
+            if self._index.node[name].op_type in self._dialect.rules
+        }
+        reasons = Counter((known or self._left_float).values()).most_common(1)
+        return reasons[0][0] if reasons else f"{self._dialect.name} has no integer kernel for it"
 
     def edges(self, resolved: Iterable[ResolvedInsertionPoint]) -> frozenset[Edge]:
         """Every edge that sees a quantized value because of these places.

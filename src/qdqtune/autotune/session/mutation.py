@@ -32,7 +32,7 @@ def variations(
         config: How many schemes to start from, how many points to change, how often to try.
         chance: What decides.
     """
-    if not points or not measured:
+    if not points or not measured or not config.maximum_mutations:
         return
     bases = _fastest(measured, config)
     tested = _times_tested(measured, points)
@@ -67,6 +67,7 @@ def flipped(
 
 def _fastest(measured: Sequence[InsertionScheme], config: Config) -> list[InsertionScheme]:
     count = max(
+        1,
         int(config.top_percent_to_mutate * len(measured)),
         min(config.minimum_schemes_to_mutate, len(measured)),
     )

@@ -29,6 +29,7 @@ class PatternBook:
         closure: What places come to in the dialect.
 
     Attributes:
+        closure: What places come to in the dialect.
         of_region: The pattern of each region.
         by_signature: The patterns, by signature with shapes.
 
@@ -37,29 +38,51 @@ class PatternBook:
     """
 
     def __init__(self, regions: Iterable[Region], index: GraphIndex, closure: EdgeClosure) -> None:
+        self.closure = closure
         self.of_region = patterns_of(regions, index, closure)
         self.by_signature: Mapping[str, TunedPattern] = {
             tuned.pattern.signature: tuned for tuned in self.of_region.values()
         }
 
     def choices(
-        self, profiled: Iterable[PatternSchemes], profiling: Profiling | None, *, best: bool
+        self,
+        profiled: Iterable[PatternSchemes],
+        profiling: Profiling | None,
+        imported: PatternCache | None,
+        *,
+        best: bool,
     ) -> Iterator[Choice]:
         """The scheme of each pattern that has one.
 
         Args:
             profiled: What was tried, of patterns that are done.
             profiling: The pattern that is being profiled, if one is.
+            imported: Where schemes lie that count for patterns of which nothing was tried.
             best: Whether its fastest scheme counts, not the one that was handed out last.
         """
         done = by_signature(profiled)
-        for signature, tuned in self.by_signature.items():
-            scheme = done[signature].best_scheme if signature in done else None
+        for tuned in self.by_signature.values():
+            known = done.get(tuned.pattern.signature) or done.get(tuned.plain.signature)
             if profiling is not None and profiling.tuned.pattern == tuned.pattern:
                 current = None if best else profiling.current
                 scheme = current or profiling.schemes.best_scheme
+            elif known is not None:
+                scheme = known.best_scheme
+            else:
+                scheme = imported_scheme(tuned, imported) if imported is not None else None
             if scheme is not None:
                 yield tuned, scheme
+
+
+def imported_scheme(tuned: TunedPattern, cache: PatternCache) -> InsertionScheme | None:
+    """The scheme that somebody imported for a pattern: its only one in the cache, not measured."""
+    for pattern in (tuned.pattern, tuned.plain):
+        known = cache.get_pattern_schemes(pattern.signature)
+        if known is not None:
+            (*others, last) = known.schemes or [InsertionScheme()]
+            is_imported = not others and not last.is_profiled
+            return last if is_imported and tuned.fits(last) else None
+    return None
 
 
 def by_signature(profiled: Iterable[PatternSchemes]) -> dict[str, PatternSchemes]:
@@ -89,11 +112,13 @@ def seeds_of(
         config: How many schemes of the cache are enough.
     """
     seeds = [scheme for tensors in imports for scheme in tuned.from_tensors(tensors)]
-    known = cache.get_pattern_schemes(tuned.pattern.signature)
-    known = known or cache.get_pattern_schemes(tuned.plain.signature)
-    if known is not None:
-        cached = sorted(known.schemes, key=lambda each: each.is_profiled)
-        seeds += cached[: config.minimum_schemes_to_mutate]
+    cached: list[InsertionScheme] = []
+    for pattern in (tuned.pattern, tuned.plain):
+        known = cache.get_pattern_schemes(pattern.signature)
+        if known is not None and not any(each.is_profiled for each in cached):
+            cached += known.schemes
+    cached.sort(key=lambda each: each.is_profiled)
+    seeds += cached[: max(1, config.minimum_schemes_to_mutate)]
     fresh = [copy.deepcopy(each) for each in tuned.fitting(seeds)]
     for each in fresh:
         each.latency_ms, each.error, each.profile_timestamp = math.inf, False, None
@@ -103,8 +128,16 @@ def seeds_of(
 def remember(cache: PatternCache, profiling: Profiling) -> None:
     """Let a cache know what was measured, for the structure with and without shapes."""
     sound = [each for each in profiling.schemes.schemes if each.is_profiled and not each.error]
-    for pattern in (profiling.tuned.pattern, profiling.tuned.plain):
-        cache.add_pattern_schemes(PatternSchemes(pattern, sound))
+    add_to_cache(cache, profiling.tuned, sound)
+
+
+def add_to_cache(
+    cache: PatternCache, tuned: TunedPattern, schemes: Iterable[InsertionScheme]
+) -> None:
+    """Put schemes into a cache, for the structure with and without shapes."""
+    listed = list(schemes)
+    for pattern in (tuned.pattern, tuned.plain):
+        cache.add_pattern_schemes(PatternSchemes(pattern, listed))
 
 
 def is_done(schemes: PatternSchemes, tuned: TunedPattern) -> bool:

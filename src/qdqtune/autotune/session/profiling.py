@@ -64,6 +64,19 @@ class Profiling:
         """The scheme that was handed out last."""
         return self.schemes.schemes[self.index] if self.index >= 0 else None
 
+    def select(self, index: int) -> None:
+        """Let another scheme be the one that was handed out last.
+
+        Raises:
+            InvalidSchemeError: If there is no such scheme.
+        """
+        count = self.schemes.num_schemes
+        if not -1 <= index < count:
+            raise InvalidSchemeError(
+                f"There is no scheme {index}.", f"There are {count}; -1 stands for none."
+            )
+        self.index = index
+
     def enter_empty(self, latency_ms: float) -> None:
         """Enter the scheme without points: it is the best model so far, which is known."""
         if not any(scheme.is_empty for scheme in self.schemes.schemes):

@@ -44,15 +44,23 @@ class Resumable(Protocol):
         """How Q/DQ is written."""
 
 
-def save_from(tuner: Resumable, path: str | os.PathLike[str]) -> None:
-    """Write a state file, and the pattern cache beside it."""
+def save_from(
+    tuner: Resumable, path: str | os.PathLike[str], unfinished: str | None = None
+) -> None:
+    """Write a state file, and the pattern cache beside it.
+
+    Args:
+        tuner: The autotuner.
+        path: Where to write.
+        unfinished: Signature of a pattern that is to go on, if none is being profiled.
+    """
     current = tuner.current_profile_pattern_schemes
     write_state(
         path,
         baseline_latency_ms=tuner.baseline_latency_ms,
         config=tuner.config,
         patterns=[*tuner.profiled_patterns, *([current] if current is not None else [])],
-        current_signature=current.pattern_signature if current is not None else None,
+        current_signature=current.pattern_signature if current is not None else unfinished,
         header=_header(tuner),
     )
     if tuner.pattern_cache is not None:
@@ -61,7 +69,7 @@ def save_from(tuner: Resumable, path: str | os.PathLike[str]) -> None:
 
 def load_into(
     tuner: Resumable, patterns: Mapping[str, TunedPattern], path: str | os.PathLike[str]
-) -> None:
+) -> str | None:
     """Give an autotuner what a state file says.
 
     Args:
@@ -69,25 +77,30 @@ def load_into(
         patterns: The patterns of its model, by signature.
         path: The state file.
 
+    Returns:
+        Signature of the pattern that was being profiled, if one was: it is not done.
+
     Raises:
         FileNotFoundError: If there is no such file.
         AutotunerError: If it is damaged, or of another model, quant type or dialect.
     """
     state = read_state(path)
     _check_same(tuner, state, path)
+    by_structure = {tuned.plain.signature: tuned for tuned in patterns.values()}
     found, unknown = [], 0
     for each in state.patterns:
-        tuned = patterns.get(each.pattern_signature)
+        tuned = patterns.get(each.pattern_signature) or by_structure.get(each.pattern_signature)
         if tuned is None:
             unknown += 1
         else:
-            found.append(PatternSchemes(tuned.pattern, tuned.fitting(each.schemes)))
+            found.append(PatternSchemes(each.pattern, tuned.fitting(each.schemes)))
     if unknown:
         _log.warning("%s: %d patterns are not among the model's regions", path, unknown)
     tuner.profiled_patterns = found
     if state.baseline_latency_ms is not None:
         tuner.baseline_latency_ms = state.baseline_latency_ms
     _load_cache(tuner, path)
+    return state.current_signature
 
 
 def _load_cache(tuner: Resumable, path: str | os.PathLike[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
@@ -27,7 +28,9 @@ from qdqtune.qdq.opening import make_float
 from qdqtune.qdq.reading import ReadEncoding
 from qdqtune.records.inputs import InputRequest
 
-AnyModel = onnx.ModelProto | ir.Model | str | os.PathLike[str]
+_log = logging.getLogger(__name__)
+
+AnyModel = onnx.ModelProto | ir.Model | GraphIndex | str | os.PathLike[str]
 
 _OLDEST_OPSET = 13  # Q/DQ per channel, which every dialect needs
 
@@ -59,6 +62,12 @@ class TunedModel:
         opened = make_float(self._model, self.path or "The model", _OLDEST_OPSET)
         reading = opened.reading
         self.given: Mapping[str, ReadEncoding] = reading.encodings if reading else {}
+        if reading is not None:
+            _log.warning(
+                "the model was quantized: its Q/DQ were taken out, so that what is tuned is the "
+                "float model; the scales of %d tensors are used again",
+                len(self.given),
+            )
         self._shapes = contextlib.ExitStack()
         self._fingerprint = ""
         self._folder = tempfile.mkdtemp(prefix="qdqtune-")
@@ -113,9 +122,11 @@ def _own_copy(model: AnyModel) -> ir.Model:
         return model_from_proto(model)
     if isinstance(model, str | os.PathLike):
         return load_model(model)
+    if isinstance(model, GraphIndex):
+        return _own_copy(model.model)
     if not isinstance(model, ir.Model):
         raise TypeError(
-            f"A model is an onnx.ModelProto, an onnx_ir.Model or a path, not "
+            f"A model is an onnx.ModelProto, an onnx_ir.Model, an autotuner's graph or a path, not "
             f"{type(model).__name__}."
         )
     if not len(model.graph):

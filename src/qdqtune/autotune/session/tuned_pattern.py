@@ -84,6 +84,14 @@ class TunedPattern:
             for place in point.resolve_in(form, self._index)
         }
 
+    def quantized(self, scheme: InsertionScheme) -> set[ResolvedInsertionPoint]:
+        """Of the places that a scheme stands for, those that come to something in the dialect.
+
+        Raises:
+            InvalidSchemeError: If the pattern has no such points.
+        """
+        return {place for place in self.resolved(scheme) if self._closure.edges([place])}
+
     def edges(self, scheme: InsertionScheme) -> frozenset[Edge]:
         """The edges that see a quantized value because of a scheme.
 
@@ -94,6 +102,14 @@ class TunedPattern:
         if key not in self._edges:
             self._edges[key] = self._closure.edges(self.resolved(scheme))
         return self._edges[key]
+
+    def fits(self, scheme: InsertionScheme) -> bool:
+        """Whether this pattern has all points of a scheme."""
+        try:
+            self.edges(scheme)
+        except InvalidSchemeError:
+            return False
+        return True
 
     def fitting(self, schemes: Iterable[InsertionScheme]) -> list[InsertionScheme]:
         """The schemes whose points this pattern has; the others are left out with a warning."""

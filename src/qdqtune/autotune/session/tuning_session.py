@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +43,7 @@ class TuningSession:
     """Hands out schemes and takes latencies; what becomes of them is its subclasses' business.
 
     Args:
-        model: A model, or the path of one; it is not changed.
+        model: A model, the path of one, or another autotuner's `graph`; it is not changed.
         dialect: A dialect, or its name; None is that of the engine on this machine.
         input_shapes: Shapes of inputs whose dims the model leaves open.
         seed: What chance starts from.
@@ -83,6 +84,7 @@ class TuningSession:
         self._profiling: Profiling | None = None
         self._known_book: PatternBook | None = None
         self._imports: list[frozenset[str]] = []
+        self._unfinished: str | None = None
 
     @property
     def graph(self) -> GraphIndex:
@@ -111,6 +113,12 @@ class TuningSession:
         """The place of the scheme that was generated last; -1 if there is none."""
         return self._profiling.index if self._profiling is not None else -1
 
+    @current_insertion_scheme_index.setter
+    def current_insertion_scheme_index(self, index: int) -> None:
+        self._require_region()
+        if self._profiling is not None:
+            self._profiling.select(index)
+
     def initialize(
         self, config: Config | None = None, pattern_cache: PatternCache | None = None
     ) -> None:
@@ -138,7 +146,9 @@ class TuningSession:
         self.current_profile_region = None
         self._profiling = self._known_book = None
         self._imports = []
+        self._unfinished = None
         self.initialized = True
+        self._warn_if_nothing()
         self._say("%d regions of %d patterns", len(self.regions), len(self._book.by_signature))
 
     def set_profile_region(self, region: Region | None, commit: bool = True) -> None:
@@ -230,23 +240,42 @@ class TuningSession:
             self._known_book = PatternBook(self.regions, self.graph, closure)
         return self._known_book
 
+    def _warn_if_nothing(self) -> None:
+        why = self._book.closure.why_nothing
+        if why:
+            what = f"{self.config.default_quant_type} for {self.dialect.name}"
+            _log.warning("nothing of the model can be quantized to %s: %s", what, why)
+
     def _begin(self, tuned: TunedPattern) -> None:
         """Profile a pattern, unless that was done before."""
-        known = by_signature(self.profiled_patterns).get(tuned.pattern.signature)
-        if known is not None and is_done(known, tuned):
+        done = by_signature(self.profiled_patterns)
+        own, structure = done.get(tuned.pattern.signature), done.get(tuned.plain.signature)
+        known = own or structure
+        is_unfinished = known is not None and known.pattern_signature == self._unfinished
+        if known is not None and is_done(known, tuned) and not is_unfinished:
             self._say("%s was profiled before", tuned.pattern.get_short_signature())
             return
         seeds = seeds_of(tuned, self._imports, self._cache, self.config)
-        if known is not None:
-            self.profiled_patterns.remove(known)
-            seeds = [*known.schemes, *seeds]
-        background = self._edges(best=True)
+        if own is not None:
+            self.profiled_patterns.remove(own)
+            seeds = [*own.schemes, *seeds]
+        elif structure is not None:  # it may stand for other shapes, too, and stays
+            seeds = [*copy.deepcopy(tuned.fitting(structure.schemes)), *seeds]
+        if is_unfinished:
+            self._unfinished = None
+        background = edges_of(self._choices(best=True, with_imports=False))
         self._profiling = Profiling(tuned, seeds, background, self.config, self._seed)
         if self.baseline_latency_ms is not None:
             self._profiling.enter_empty(self._best_latency_ms(self.baseline_latency_ms))
 
-    def _choices(self, best: bool) -> Iterable[Choice]:
-        return self._book.choices(self.profiled_patterns, self._profiling, best=best)
+    def _choices(self, best: bool, with_imports: bool = True) -> Iterable[Choice]:
+        """The scheme of each pattern that has one.
+
+        Candidates are compared with what was measured: imported schemes are not part of them.
+        """
+        is_candidate = self._profiling is not None and not best
+        imported = self.pattern_cache if with_imports and not is_candidate else None
+        return self._book.choices(self.profiled_patterns, self._profiling, imported, best=best)
 
     def _edges(self, best: bool) -> frozenset[Edge]:
         return edges_of(self._choices(best))

@@ -12,7 +12,6 @@ from qdqtune.records.errors import QdqtuneError
 from qdqtune.records.placement import Placement
 from qdqtune.records.tuning import Summary
 from qdqtune.workflows.tuning.folder import FINAL, PLACEMENT, SUMMARY, RunFolder
-from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.story import Story
 
 _logger = logging.getLogger(__name__)
@@ -34,18 +33,6 @@ class EarlierResult:
     summary: Summary
     placement: Placement
 
-    def is_good_enough(self, request: TuneRequest) -> bool:
-        """Whether it is what this request would accept as well."""
-        was = self.summary
-        if was.quant_type != request.quant_type or was.speedup < request.threshold:
-            return False
-        if request.evaluate is not None:
-            metric = was.metric or {}
-            return metric.get("final", 0.0) >= metric.get("float", float("inf")) - request.max_drop
-        if request.min_sqnr_db is None:
-            return True
-        return was.output_sqnr_db is not None and was.output_sqnr_db >= request.min_sqnr_db
-
     def summary_after(self, story: Story, seconds: float) -> Summary:
         """Its summary, with what was spent since."""
         return replace(
@@ -63,21 +50,32 @@ def earlier_result(folder: RunFolder) -> EarlierResult | None:
     try:
         body = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         summary = Summary.from_dict(body)
-        placement = Placement.from_json((folder / PLACEMENT).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, QdqtuneError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         _logger.warning("%s is damaged and left out: %s", folder / SUMMARY, error)
         return None
-    if summary.kept_float or not model.is_file() or sha256_of(model) != summary.final_sha256:
+    try:
+        placement = Placement.from_json((folder / PLACEMENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError, QdqtuneError) as error:
+        _logger.warning("%s is damaged and left out: %s", folder / PLACEMENT, error)
+        return None
+    if summary.kept_float or not model.is_file() or sha256_of_model(model) != summary.final_sha256:
         return None
     return EarlierResult(model, summary, placement)
 
 
-def sha256_of(file: Path) -> str:
-    """A file's hash."""
+def sha256_of(*files: Path) -> str:
+    """The hash of a file, or of some one after the other."""
     digest = hashlib.sha256()
-    with file.open("rb") as content:
-        while chunk := content.read(_CHUNK):
-            digest.update(chunk)
+    for file in files:
+        with file.open("rb") as content:
+            while chunk := content.read(_CHUNK):
+                digest.update(chunk)
     return digest.hexdigest()
+
+
+def sha256_of_model(model: Path) -> str:
+    """The hash of a model's file, and of the weights that may lie beside it under its name."""
+    weights = model.with_name(model.name + ".data")
+    return sha256_of(model, weights) if weights.is_file() else sha256_of(model)

@@ -12,6 +12,7 @@ from typing import Any
 
 from qdqtune.graph.external import external_files
 from qdqtune.graph.files import write_text
+from qdqtune.graph.whole_files import sync, writing
 from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
 from qdqtune.workflows.tuning.journal import QUARANTINE
 from qdqtune.workflows.tuning.lock import LOCK, FolderLock
@@ -30,8 +31,14 @@ LOGS = "logs"
 ASIDE = "earlier"
 
 _STAGING = ".staged"
+_HANDOVER = ".handover"
 _SCRATCH = ".scratch"
+_PARTIAL_RUN, _PARTIAL_RESULT = ".partial-run", ".partial-result"
+_MANIFEST = "names.json"
 _OURS = (BASELINE, FINAL, PLACEMENT, RANGES, JOURNAL, SUMMARY, STATE, PATTERN_CACHE, QUARANTINE)
+
+RESULT = (FINAL + ".data", FINAL, RANGES, PLACEMENT, SUMMARY)
+"""What a run comes to: files that belong together."""
 
 AUTO, NEVER = "auto", "never"
 RESUME = (AUTO, NEVER)
@@ -67,13 +74,16 @@ class RunFolder:
         self.path = Path(path)
         if resume not in RESUME:
             raise UsageError(f"There is no resume={resume!r}.", f"Choices: {', '.join(RESUME)}.")
+        self._read = {file.resolve() for source in (model, *others) for file in _files_of(source)}
         self._protect(model, others)
         if not (force or (self.path / LOCK).exists() or (self.path / JOURNAL).exists()):
             self._refuse_others_files(model)
         self._make(self.path)
         self._lock = FolderLock(self.path)
+        self._is_restart = restart
+        self._is_forced = force
         try:
-            self._prepare(force=force, restart=restart, resume=resume)
+            self._prepare(resume=AUTO if restart or force else resume)
         except BaseException:
             self._lock.close()
             raise
@@ -94,26 +104,39 @@ class RunFolder:
         """What no run has made here is not replaced; where one began, there is its lock."""
         copies = [self._copy_of(file, model) for file in external_files(model)]
         for file in (*self._written(), self.path / CANDIDATES, *copies):
-            if file.exists():
+            if file.exists() and file.resolve() not in self._read:
                 raise OutputError(
                     f"{file} is there already, without the {JOURNAL} of a run.",
                     "Choose another --output_dir, or pass --force to replace it.",
                 )
 
-    def _prepare(self, *, force: bool, restart: bool, resume: str) -> None:
-        has_run = (self.path / JOURNAL).exists()
-        if restart and has_run:
+    def _prepare(self, *, resume: str) -> None:
+        # What a kill came in between of.
+        if (self.path / ASIDE / _PARTIAL_RUN).exists():
             self._set_aside()
-        elif force:
-            self._clear()
-        elif has_run and resume == NEVER:
+        if (self.path / ASIDE / _PARTIAL_RESULT).exists():
+            self._move_aside(RESULT, _PARTIAL_RESULT)
+        self._finish_handover()
+        if (self.path / JOURNAL).exists() and resume == NEVER:
             raise UsageError(
                 f"{self.path} holds a run already.",
                 "Leave --resume never out to go on with it, pass --restart to set it aside, or "
                 "choose another --output_dir.",
             )
         self._remove_leftovers()
-        for name in (CANDIDATES, LOGS, _SCRATCH):
+        self._make(self.scratch)
+
+    def begin(self) -> None:
+        """Make room for the run, now that it is sure that there will be one.
+
+        Raises:
+            OutputError: If an earlier run can't be moved aside.
+        """
+        if self._is_restart and (self.path / JOURNAL).exists():
+            self._set_aside()
+        elif self._is_forced:
+            self._clear()
+        for name in (CANDIDATES, LOGS):
             self._make(self.path / name)
 
     def _make(self, folder: Path) -> None:
@@ -136,7 +159,8 @@ class RunFolder:
     def _protect(self, model: Path, others: Sequence[Path]) -> None:
         """Refuse to write over what is read, or over one copy with another."""
         written = self._written()
-        inside = [(self.path / name).resolve() for name in (CANDIDATES, LOGS, _STAGING, _SCRATCH)]
+        ours = (CANDIDATES, LOGS, _STAGING, _SCRATCH, _HANDOVER)
+        inside = [(self.path / name).resolve() for name in ours]
         for source in (model, *others):
             for file in {source.resolve(), *external_files(source)}:
                 if file in written or any(folder in file.parents for folder in inside):
@@ -166,6 +190,12 @@ class RunFolder:
         return self.write(name, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
     @property
+    def replaces_a_run(self) -> bool:
+        """Whether an earlier run will be gone from here once this one begins."""
+        is_asked_for = self._is_restart or self._is_forced
+        return is_asked_for and (self.path / JOURNAL).exists()
+
+    @property
     def scratch(self) -> Path:
         """For what is needed only while a run goes on, so that a kill leaves nothing elsewhere."""
         return self.path / _SCRATCH
@@ -185,32 +215,67 @@ class RunFolder:
         """Remove what was not finished."""
         shutil.rmtree(self.staged, ignore_errors=True)
 
-    def put_in_place(self, staged: Path) -> None:
-        """Move a finished model, with the weights beside it, to where it belongs."""
-        for file in sorted(staged.parent.iterdir(), reverse=True):  # weights before the model
-            os.replace(file, self.path / file.name)
-        self.clear_staging()
+    def hand_over(self, *, keep_old: bool) -> None:
+        """Make what is staged the result of the run, all of it or nothing.
 
-    def copy_model(self, model: Path, name: str) -> Path:
-        """Copy a model byte for byte, with the files that its weights lie in.
+        What is committed by the renaming below is put into place by the next run if a kill comes
+        in between.
+
+        Args:
+            keep_old: Whether the result that is there is kept aside.
+        """
+        if keep_old:
+            self._move_aside(RESULT, _PARTIAL_RESULT)
+        staged = sorted(file.name for file in self.staged.iterdir())
+        write_text(self.staged / _MANIFEST, json.dumps(staged), force=True)
+        with writing(self.path / FINAL):
+            for file in self.staged.iterdir():
+                sync(file)
+            os.rename(self.staged, self.path / _HANDOVER)
+            sync(self.path)
+            self._finish_handover()
+
+    def _finish_handover(self) -> None:
+        committed = self.path / _HANDOVER
+        if not committed.exists():
+            return
+        names = json.loads((committed / _MANIFEST).read_text(encoding="utf-8"))
+        for name in RESULT:
+            if name not in names:
+                (self.path / name).unlink(missing_ok=True)
+            elif (committed / name).exists():
+                os.replace(committed / name, self.path / name)
+        shutil.rmtree(committed)
+
+    def copy_model(self, model: Path, target: Path) -> None:
+        """Copy a model byte for byte; the files that its weights lie in are copied to the folder.
+
+        Args:
+            model: The model.
+            target: Where the model itself goes.
 
         Raises:
             OutputError: If there is no room.
         """
-        target = self.path / name
-        try:
+        with writing(target):
             for file in sorted(external_files(model)):
                 beside = self._copy_of(file, model)
                 beside.parent.mkdir(parents=True, exist_ok=True)
                 if not beside.exists() or not beside.samefile(file):
-                    _copy(file, beside)
-            _copy(model, target)
-        except OSError as error:
-            raise OutputError(
-                f"{target} could not be written: {error.strerror}.",
-                "Check that the disk has room.",
-            ) from None
-        return target
+                    self._copy(file, beside)
+            self._copy(model, target)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        """Copy a file; what a kill leaves of it goes with the scratch folder."""
+        staged = self.scratch / "copied"
+        shutil.copyfile(source, staged)
+        sync(staged)
+        os.replace(staged, target)
+
+    def remove_region_models(self) -> None:
+        """Remove the files that show how a result grew together."""
+        for file in (self.path / CANDIDATES).glob(REGION_MODELS.format("*", "*")):
+            file.unlink()
 
     def _clear(self) -> None:
         for name in _OURS:
@@ -220,30 +285,33 @@ class RunFolder:
 
     def _set_aside(self) -> None:
         """Move an earlier run, all of it, into a folder of its own; the journal goes last."""
+        names = [name for ours in _OURS for name in (ours, f"{ours}.data") if ours != JOURNAL]
+        files = [LOGS, CANDIDATES, *self._weights_beside(), *names, JOURNAL]
+        self._move_aside(files, _PARTIAL_RUN)
+
+    def _move_aside(self, files: Sequence[str], while_moving: str) -> None:
+        """Move files into a folder of their own, which has its name when all are in it."""
+        partial = self.path / ASIDE / while_moving
+        self._make(partial)
         number = 1
         while (self.path / ASIDE / str(number)).exists():
             number += 1
-        aside = self.path / ASIDE / str(number)
-        self._make(aside)
-        names = [name for ours in _OURS for name in (ours, f"{ours}.data")]
-        names = [LOGS, CANDIDATES, *self._weights_beside(), *names]
-        names.remove(JOURNAL)
-        try:
-            for name in (*names, JOURNAL):
-                if (self.path / name).exists():
-                    (aside / name).parent.mkdir(parents=True, exist_ok=True)
-                    os.replace(self.path / name, aside / name)
-        except OSError as error:
-            raise OutputError(
-                f"The earlier run can't be moved to {aside}: {error.strerror}.",
-                "Choose another --output_dir.",
-            ) from None
+        with writing(self.path / ASIDE / str(number)):
+            for name in files:
+                file, kept = self.path / name, partial / name
+                if file.exists():
+                    kept.parent.mkdir(parents=True, exist_ok=True)
+                    if file.resolve() in self._read:  # the user's own weights stay where they are
+                        shutil.copyfile(file, kept)
+                    else:
+                        os.replace(file, kept)
+            os.rename(partial, self.path / ASIDE / str(number))
 
     def _weights_beside(self) -> list[str]:
         """Copies of the weights of the earlier run's model, as paths within the folder."""
         try:
             files = external_files(self.path / BASELINE)
-        except QdqtuneError:  # a baseline that can't be read has no weights that matter
+        except (OSError, QdqtuneError):  # a baseline that can't be read has no weights that matter
             return []
         here = self.path.resolve()
         return [str(file.relative_to(here)) for file in files if here in file.parents]
@@ -254,14 +322,9 @@ class RunFolder:
         for folder in (self.scratch, *(self.path / CANDIDATES).glob("twin-*")):
             shutil.rmtree(folder, ignore_errors=True)
         ours = [file for name in _OURS for file in self.path.glob(f".{name}.*.tmp")]
-        for file in (*ours, *(self.path / CANDIDATES).glob("*.tmp")):
+        for file in (*ours, *(self.path / CANDIDATES).glob(".*.tmp")):
             file.unlink(missing_ok=True)
 
 
-def _copy(source: Path, target: Path) -> None:
-    staged = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        shutil.copyfile(source, staged)
-        os.replace(staged, target)
-    finally:
-        staged.unlink(missing_ok=True)
+def _files_of(model: Path) -> set[Path]:
+    return {model, *external_files(model)}

@@ -6,6 +6,7 @@ at no cost. A race that a kill cut off is gone on with at the round that was los
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -85,8 +86,9 @@ class Journal:
         )
 
     def close(self) -> None:
-        """Close the file; everything is in it already."""
-        self._file.close()
+        """Close the file; everything is in it already, as far as it could be written."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def known(self, reference: str, candidate: str, effort: str) -> Score | None:
         """The outcome of a comparison that was made before."""
@@ -204,6 +206,8 @@ class Journal:
         headers = [line.body["header"] for line in lines if _kind(line) == "run" and line.body]
         for header in headers:
             self._check(header, wanted)
+        if not headers:
+            self._refuse_another_run(lines)
         damaged = [line for line in lines if not self._belongs(line, bool(headers))]
         if damaged:
             quarantine(self.path, damaged, self.path.with_name(QUARANTINE))
@@ -227,6 +231,16 @@ class Journal:
             return False
         return line.body["run"] == self._run if "run" in line.body else has_header
 
+    def _refuse_another_run(self, lines: list[Line]) -> None:
+        """Without the header, whole lines still say that they are of something else."""
+        runs = {line.body["run"] for line in lines if line.body and "run" in line.body}
+        if runs and self._run not in runs:
+            raise UsageError(
+                f"{self.path} holds measurements of something else; the line that says of what "
+                "is damaged.",
+                "Choose another --output_dir, or pass --restart to set that run aside.",
+            )
+
     def _check(self, header: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         for field, there, here in _differences(header, wanted):
             raise UsageError(
@@ -236,10 +250,12 @@ class Journal:
 
     def _take(self, body: Mapping[str, Any]) -> None:
         kind = body["kind"]
+        for name in body["candidates"] if kind == "round" else [body.get("id", "")]:
+            # Also of a candidate whose own line is damaged: its id must not mean another one.
+            number = name[1:]
+            self._last = max(self._last, int(number) if number.isdecimal() else -1)
         if kind == "candidate":
             self._names[body["key"]] = body["id"]
-            number = body["id"][1:]
-            self._last = max(self._last, int(number) if number.isdecimal() else -1)
         elif kind == "shares":
             self.shares = body["shares"]
         elif kind == "round":

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qdqtune.graph.whole_files import replacing
 from qdqtune.records.errors import UsageError
 
 SCHEMA = 2
@@ -22,7 +23,12 @@ _MOST_NAMED = 10
 _NUMBER = (int, float)
 _MAYBE = (int, float, type(None))
 # What every line may have.
-_COMMON: dict[str, type | tuple[type, ...]] = {"run": str, "session": int, "at_s": _NUMBER}
+_COMMON: dict[str, type | tuple[type, ...]] = {
+    "run": str,
+    "session": int,
+    "at_s": _NUMBER,
+    "id": str,
+}
 # What a line of each kind must have; kinds that are not here are left alone.
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "run": {"header": dict},
@@ -125,7 +131,8 @@ def quarantine(path: Path, damaged: list[Line], quarantined: Path) -> None:
         quarantined: The file that they are added to.
 
     Raises:
-        OSError: If it can't be done.
+        OSError: If it can't be read, or the lines not be kept.
+        OutputError: If it can't be replaced.
     """
     with quarantined.open("a", encoding="utf-8") as file:
         for line in damaged:
@@ -135,12 +142,8 @@ def quarantine(path: Path, damaged: list[Line], quarantined: Path) -> None:
         os.fsync(file.fileno())
     numbers = {line.number for line in damaged}
     kept = [line.text for line in read_journal(path) if line.number not in numbers]
-    staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with staged.open("wb") as out:
-        out.write(b"".join(text + b"\n" for text in kept))
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(staged, path)
+    with replacing(path) as journal:
+        journal.write(b"".join(text + b"\n" for text in kept))
     for line in damaged[:_MOST_NAMED]:
         _logger.warning(
             "%s:%d is damaged: it was moved to %s, and is measured again if it is needed",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from qdqtune.calibration.user_code import UserFunction
 from qdqtune.engines.interface import SessionOptions
@@ -43,6 +44,24 @@ class TuneRequest:
     state_file: Path | None = None
     node_filter: tuple[str, ...] = ()
     callbacks: tuple[Callback, ...] = ()
+
+    def conditions(self, model_sha256: str, calibration: str) -> dict[str, Any]:
+        """What a result has to satisfy, as `Summary` has it.
+
+        Args:
+            model_sha256: Of the file that was given.
+            calibration: A digest of what the data gave; empty for random inputs.
+        """
+        return {
+            "model_sha256": model_sha256,
+            "calibration": calibration,
+            "calibration_method": self.method.value if self.method is not None else None,
+            "node_filter": sorted(self.node_filter),
+            "min_sqnr_db": self.min_sqnr_db,
+            "evaluate": self.evaluate.label if self.evaluate is not None else None,
+            "max_drop": self.max_drop if self.evaluate is not None else None,
+            "performance_threshold": self.threshold,
+        }
 
     def most(self, patterns: int) -> int | None:
         """Candidates that the user allows in a model with so many patterns; None if not said."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import hashlib
+import json
 import logging
 import math
 import time
@@ -11,11 +13,14 @@ from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
 
+from qdqtune.autotune.patterns.pattern_cache import PatternCache
 from qdqtune.autotune.search.placement_search import PlacementSearch
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.autotune.search.trial import SEEDS, Score, Trial
 from qdqtune.engines.isolated import StoredFeeds, Worker
+from qdqtune.graph.files import write_text
 from qdqtune.graph.fingerprint import fingerprint
+from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.insert import Inserter
@@ -23,7 +28,7 @@ from qdqtune.qdq.reading import ReadEncoding
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
-from qdqtune.records.ranges import RangeMethod, Ranges
+from qdqtune.records.ranges import CalibrationSource, RangeMethod, Ranges
 from qdqtune.records.tuning import Summary, TuneResult
 from qdqtune.workflows.calibrating import Feeding, ranges_in_every_way
 from qdqtune.workflows.comparison import engine_info
@@ -33,9 +38,10 @@ from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning import story as stops
 from qdqtune.workflows.tuning.arena import Arena
 from qdqtune.workflows.tuning.clock import Reporter
-from qdqtune.workflows.tuning.earlier import earlier_result, sha256_of
+from qdqtune.workflows.tuning.earlier import earlier_result, sha256_of, sha256_of_model
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.journal import Journal
+from qdqtune.workflows.tuning.patience import patient
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.scouting import (
     check_noise,
@@ -45,7 +51,7 @@ from qdqtune.workflows.tuning.scouting import (
     with_ranges,
 )
 from qdqtune.workflows.tuning.shipping import Shipping
-from qdqtune.workflows.tuning.snapshot import Snapshots, given_cache
+from qdqtune.workflows.tuning.snapshot import Snapshots, check_state_file, given_cache
 from qdqtune.workflows.tuning.story import Story
 
 _logger = logging.getLogger(__name__)
@@ -111,20 +117,12 @@ class TuneRun:
     def whole(self) -> TuneResult:
         """Everything, in order."""
         request, story, tell = self._request, self._story, self._reporter.tell
+        self._check_first()
+        self._folder.begin()
         info = engine_info(self._engine, request.engine)
-        header = self._header(info)
         given = given_cache(request.pattern_cache)
-        state_file = request.state_file or self._folder / names.STATE
-        self._snapshots = Snapshots(
-            state_file, header, request.quant_type, request.threshold, given
-        )
-        journal = self._open_journal(header)
-        self._earlier = earlier_result(self._folder)
-        self._shipping = Shipping(
-            request, self._source, self._feeding, self._folder, self._reporter, story,
-            self._judge, self._new_engine, self._earlier,
-        )  # fmt: skip
-        self._folder.copy_model(request.model, names.BASELINE)
+        journal = self._open_files(self._header(info), given)
+        self._folder.copy_model(request.model, self._folder / names.BASELINE)
         base = PreparedModel(self._source.model, self._folder / names.CANDIDATES)
         plain = base.write(base.whole(), "float")
         feeds = self._engine.store(next(iter(self._feeding.judged())))
@@ -149,6 +147,35 @@ class TuneRun:
         self._search_and_finish(base, completion, journal, feeds)
         return self._hand_over(info, journal)
 
+    def _check_first(self) -> None:
+        """Find out what can be wrong with the request before anything in the folder changes."""
+        request = self._request
+        self._given_tensors = self._given()
+        nodes = [node.name or "" for node in self._source.model.graph]
+        if not any(fnmatch.filter(nodes, each) for each in request.node_filter or ("*",)):
+            raise UsageError(
+                "No node of the model matches the node filter.",
+                f"Its patterns are: {', '.join(request.node_filter)}.",
+            )
+        if request.state_file is not None:
+            check_state_file(request.state_file, self._fingerprint, request.quant_type)
+        if self._folder.replaces_a_run:  # it must be sure that there will be another one
+            with Worker(request.engine, request.options, scratch=self._folder.scratch) as probe:
+                engine_info(probe, request.engine)
+
+    def _open_files(self, header: Mapping[str, object], given: PatternCache | None) -> Journal:
+        """The journal, and what an earlier run left beside it."""
+        request, folder = self._request, self._folder
+        journal = self._open_journal(header)
+        state = request.state_file or folder / names.STATE
+        self._snapshots = Snapshots(state, header, request.quant_type, request.threshold, given)
+        self._earlier = earlier_result(folder)
+        self._shipping = Shipping(
+            request, self._source, self._feeding, folder, self._reporter, self._story,
+            self._judge, self._new_engine, self._earlier,
+        )  # fmt: skip
+        return journal
+
     def _open_journal(self, header: Mapping[str, object]) -> Journal:
         journal = Journal(self._folder / names.JOURNAL, header, lambda: self._reporter.elapsed_s)
         self._stack.callback(journal.close)
@@ -166,7 +193,6 @@ class TuneRun:
         self, base: PreparedModel, completion: Completion, journal: Journal, feeds: StoredFeeds
     ) -> None:
         request, story = self._request, self._story
-        given_tensors = self._given()
         given = self._source.reading.encodings if self._source.reading is not None else {}
         ways = self._calibrate(base, completion.placement(completion.units))
         first = next(iter(ways.values()))
@@ -182,17 +208,21 @@ class TuneRun:
             way: Inserter(base, request.dialect, request.quant_type, ranges, given)
             for way, ranges in ways.items()
         }
+        scales = _digest_of_scales(first, given)
+        data = scales if first.source is not CalibrationSource.RANDOM else ""
+        story.conditions = request.conditions(sha256_of(request.model), data)
         arena = Arena(
             self._engine, request.engine, next(iter(inserters.values())), space, feeds,
-            request.preset, journal, _digest_of_scales(first, given),
+            request.preset, journal, scales,
         )  # fmt: skip
         try:
-            state = self._search(space, arena, given_tensors)
+            state = self._search(space, arena, self._given_tensors)
         finally:
             story.benchmarks, story.failed = arena.benchmarks, arena.failed
             story.memo_hits = journal.memo_hits
             story.why_all_failed = arena.why_all_failed
-        self._shipping.finish(space, state, inserters)
+        with patient(is_over=story.stopped == stops.INTERRUPTED):
+            self._shipping.finish(space, state, inserters)
         if not self._shipping.keeps_earlier:
             self._take_snapshot(space, arena, self._shipping.chosen)
 
@@ -203,6 +233,10 @@ class TuneRun:
             gains[best] = math.log(story.comparison.ratio)
         self._snapshots.write(space, story.grouping.views, gains, best, story.baseline_ms)
         self._snapshot_at_s = time.monotonic()
+
+    @property
+    def _is_time_for_a_snapshot(self) -> bool:
+        return time.monotonic() - self._snapshot_at_s > _SNAPSHOT_EVERY_S
 
     def _calibrate(self, base: PreparedModel, placement: Placement) -> dict[RangeMethod, Ranges]:
         request = self._request
@@ -222,6 +256,7 @@ class TuneRun:
         limits = request.preset.limits(len(space.groups), request.most(story.grouping.patterns))
         search = PlacementSearch(space, seeds, limits, request.seed)
         self._reporter.search_begins()
+        self._snapshot_at_s = time.monotonic()
         try:
             while (trial := search.ask()) is not None:
                 if self._reporter.is_over and trial.stage != SEEDS:
@@ -231,7 +266,7 @@ class TuneRun:
                 search.tell(scores)
                 if trial.reference == _FLOAT:
                     self._note_seeds(space, seeds, trial, scores)
-                if time.monotonic() - self._snapshot_at_s > _SNAPSHOT_EVERY_S:
+                if self._earlier is None and self._is_time_for_a_snapshot:
                     self._take_snapshot(space, arena, search.incumbent)
                 self._tell_trial(search, trial, scores, arena)
         except KeyboardInterrupt:
@@ -267,6 +302,12 @@ class TuneRun:
                     "Name a quantized form of the model, or leave --qdq_baseline out.",
                 )
             found["Q/DQ baseline"] = reading.placement.tensors
+            known = GraphIndex(self._source.model).value
+            if not any(tensor in known for tensor in reading.placement.tensors):
+                raise UsageError(
+                    f"No tensor that is quantized in {request.qdq_baseline} is in the model.",
+                    "It must be a quantized form of the same model, with the same names.",
+                )
         return found
 
     def _tell_trial(
@@ -299,31 +340,57 @@ class TuneRun:
         seconds = self._reporter.seconds()
         if self._shipping.keeps_earlier and self._earlier is not None:
             folder.clear_staging()
-            _logger.warning("the search was cut short: the result of an earlier run stays")
+            _logger.warning("the result of an earlier run stays: it is at least as good")
             summary = self._earlier.summary_after(story, seconds.total)
             story.placement = self._earlier.placement
+            folder.write_json(names.SUMMARY, summary.to_dict())
         else:
-            self._write_result()
-            story.final_sha256 = sha256_of(folder / names.FINAL)
-            written = {
-                name.partition(".")[0]: name for name in _WRITTEN if (folder / name).exists()
-            }
-            summary = story.summary(self._request, info, self._feeding.describe(), seconds, written)
-        folder.write_json(names.SUMMARY, summary.to_dict())
+            summary = self._write_result(info)
         journal.end(story.stopped)
         self._tell_end(summary)
         return TuneResult(folder / names.FINAL, folder.path, story.placement, summary)
 
-    def _write_result(self) -> None:
-        story, folder = self._story, self._folder
+    def _write_result(self, info: EngineInfo) -> Summary:
+        """Stage all that belongs together, and hand it over at once."""
+        story, folder, request = self._story, self._folder, self._request
         if not story.is_shipped:
-            (folder / names.RANGES).unlink(missing_ok=True)
             story.placement = Placement()
             story.final_ms = story.baseline_ms
-            folder.clear_staging()
-            (folder / (names.FINAL + ".data")).unlink(missing_ok=True)
-            folder.copy_model(self._request.model, names.FINAL)
-        folder.write(names.PLACEMENT, story.placement.to_json(self._fingerprint))
+            folder.copy_model(request.model, folder.staging() / names.FINAL)
+            folder.remove_region_models()
+        staged = folder.staged
+        story.final_sha256 = sha256_of_model(staged / names.FINAL)
+        write_text(staged / names.PLACEMENT, story.placement.to_json(self._fingerprint), force=True)
+        if story.is_shipped and self._shipping.ranges is not None:
+            write_text(staged / names.RANGES, self._shipping.ranges.to_json(), force=True)
+        written = {
+            name.partition(".")[0]: name
+            for name in _WRITTEN
+            if (staged / name).exists() or (name not in names.RESULT and (folder / name).exists())
+        }
+        summary = story.summary(
+            request, info, self._feeding.describe(), self._reporter.seconds(), written
+        )
+        write_text(
+            staged / names.SUMMARY,
+            json.dumps(summary.to_dict(), indent=1, allow_nan=False) + "\n",
+            force=True,
+        )
+        folder.hand_over(keep_old=self._is_other_result_lost())
+        return summary
+
+    def _is_other_result_lost(self) -> bool:
+        """Whether a proven result would be replaced by one that was not compared with it."""
+        earlier, story = self._earlier, self._story
+        if earlier is None or earlier.summary.final_sha256 == story.final_sha256:
+            return False
+        if earlier.summary.conditions == story.conditions and story.is_shipped:
+            return False
+        _logger.warning(
+            "another result was in the folder, found under other conditions: it is kept in %s",
+            self._folder / names.ASIDE,
+        )
+        return True
 
     def _tell_end(self, summary: Summary) -> None:
         self._reporter.tell(

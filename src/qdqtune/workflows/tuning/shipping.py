@@ -14,7 +14,7 @@ from qdqtune.graph.files import save_model
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.placement import Placement
-from qdqtune.records.ranges import RangeMethod
+from qdqtune.records.ranges import RangeMethod, Ranges
 from qdqtune.workflows.calibrating import Feeding
 from qdqtune.workflows.judging import Judge
 from qdqtune.workflows.source import Source
@@ -46,7 +46,8 @@ class Shipping:
 
     Attributes:
         chosen: What is quantized in the end.
-        keeps_earlier: Whether an earlier run's result stays, because this one was cut short.
+        ranges: Behind the scales of what ships; None if nothing is quantized in it.
+        keeps_earlier: Whether an earlier run's result stays, because it is at least as good.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Shipping:
         earlier: EarlierResult | None,
     ) -> None:
         self.chosen: State = frozenset()
+        self.ranges: Ranges | None = None
         self.keeps_earlier = False
         self._request = request
         self._source = source
@@ -71,8 +73,7 @@ class Shipping:
         self._story = story
         self._judge = judge
         self._new_worker = new_worker
-        is_wanted = earlier is not None and earlier.is_good_enough(request)
-        self._earlier = earlier if is_wanted else None
+        self._earlier = earlier
 
     def finish(self, space: Space, state: State, inserters: Mapping[RangeMethod, Inserter]) -> None:
         """Make the best choice a file that may be handed over, if it deserves it.
@@ -83,8 +84,15 @@ class Shipping:
             inserters: Writers of candidates, by where their ranges come from.
         """
         self._finish(space, state, inserters)
-        if self._story.is_cut_short and not self._story.is_shipped and self._earlier is not None:
+        if not self._story.is_shipped and self._rival() is not None:
             self.keeps_earlier = True
+
+    def _rival(self) -> EarlierResult | None:
+        """The earlier result, if this run would have accepted it as well."""
+        earlier = self._earlier
+        if earlier is not None and earlier.summary.conditions == self._story.conditions:
+            return earlier
+        return None
 
     def _finish(
         self, space: Space, state: State, inserters: Mapping[RangeMethod, Inserter]
@@ -116,17 +124,16 @@ class Shipping:
                 "how accurate it is can't be told: no output could be compared; use --evaluate"
             )
         write_final(inserter, placement, self._folder, request.model)
-        self._ship_if_faster()
+        self._ship_if_faster(placement)
         if story.is_shipped:
-            self._folder.write(names.RANGES, inserter.encoder.ranges.to_json())
+            self.ranges = inserter.encoder.ranges
             story.placement = placement
             self.chosen = state
             self._write_region_models(space, inserter)
 
     def _write_region_models(self, space: Space, inserter: Inserter) -> None:
         """Write how the model grew together: pattern by pattern, what was chosen up to there."""
-        for old in (self._folder / names.CANDIDATES).glob(names.REGION_MODELS.format("*", "*")):
-            old.unlink()
+        self._folder.remove_region_models()
         so_far: set[int] = set()
         for view in self._story.grouping.views:
             own = set(space.patterns.get(view.pattern.signature, ())) & self.chosen
@@ -139,17 +146,18 @@ class Shipping:
         """The float model inside a Q/DQ file may be faster than the file."""
         self._story.reason = ""
         save_model(base.load(base.whole()), self._folder.staging() / names.FINAL)
-        self._ship_if_faster()
+        self._ship_if_faster(Placement())
 
-    def _ship_if_faster(self) -> None:
-        """Time what is staged against the model as it was given; put it in place if it is faster.
+    def _ship_if_faster(self, placement: Placement) -> None:
+        """Time what is staged against the model as it was given, to be shipped if it is faster.
 
-        A run that was cut short must beat what an earlier one had proven, too.
+        It must beat what an earlier run had proven, too.
         """
         story, request, folder = self._story, self._request, self._folder
         self._reporter.tell("final", "timing the file against the model as it was given")
         staged = folder.staged / names.FINAL
-        rivals = [self._earlier.model] if story.is_cut_short and self._earlier is not None else []
+        rival = self._rival()
+        rivals = [rival.model] if rival is not None and rival.placement != placement else []
         with contextlib.closing(self._new_worker("final.log")) as worker:
             self._reporter.workers.append(worker)
             feeds = next(iter(self._feeding.judged()))
@@ -165,9 +173,7 @@ class Shipping:
         for other in others:
             if isinstance(other, Timed) and other.comparison.ratio >= timed.comparison.ratio:
                 story.reason = story.reason or "what an earlier run found is at least as fast"
-        if not story.reason:
-            folder.put_in_place(staged)
-            story.is_shipped = True
+        story.is_shipped = not story.reason
 
     def _best_ranges(
         self, placement: Placement, inserters: Mapping[RangeMethod, Inserter]

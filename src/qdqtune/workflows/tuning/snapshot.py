@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqtune.autotune.config import Config
-from qdqtune.autotune.errors import AutotunerError
+from qdqtune.autotune.errors import AutotunerError, NewerVersionError
 from qdqtune.autotune.patterns.pattern_cache import PatternCache
 from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
 from qdqtune.autotune.patterns.pattern_views import PatternView
@@ -22,7 +22,9 @@ from qdqtune.autotune.patterns.region_pattern import RegionPattern
 from qdqtune.autotune.patterns.scheme import InsertionScheme
 from qdqtune.autotune.patterns.state_file import pattern_cache_path, read_state, write_state
 from qdqtune.autotune.search.space import Space, State
-from qdqtune.records.errors import OutputError, UsageError
+from qdqtune.graph.files import check_writable
+from qdqtune.graph.whole_files import writing
+from qdqtune.records.errors import UsageError
 from qdqtune.records.placement import Edge
 
 _logger = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ class Snapshots:
         given: What the search was given from other runs, which is passed on.
 
     Raises:
-        UsageError: If a state of another model, engine or quant type lies there.
+        NewerVersionError: If a newer version wrote what lies there.
         OutputError: If what lies there is damaged and can't be moved.
     """
 
@@ -135,35 +137,59 @@ class Snapshots:
         return cache
 
     def _check(self) -> None:
-        """Look at what lies there: another run's is refused, what is damaged is moved away."""
+        """Look at what lies there: what is damaged is moved away, what is newer refused."""
         for path, read in (
             (self._path, read_state),
             (pattern_cache_path(self._path), PatternCache.load),
         ):
             try:
-                found = read(path)
+                read(path)
             except FileNotFoundError:
                 continue
+            except NewerVersionError:
+                raise
             except AutotunerError as error:
-                moved = path.with_name(f"{path.stem}.damaged{path.suffix}")
-                _logger.warning("%s It was moved to %s.", error.what, moved.name)
-                try:
+                moved = _free_name(path)
+                _logger.warning("%s. It was moved to %s.", error.what.rstrip("."), moved.name)
+                with writing(moved):
                     os.replace(path, moved)
-                except OSError as problem:
-                    raise OutputError(
-                        f"{path} can't be moved: {problem.strerror}.", "Move it yourself."
-                    ) from None
-                continue
-            self._refuse_another(path, getattr(found, "header", {}))
 
-    def _refuse_another(self, path: Path, header: Mapping[str, Any]) -> None:
-        for field in ("model", "quant_type", "dialect"):
-            if field in header and header[field] != self._header.get(field):
-                raise UsageError(
-                    f"{path} is the state of a run with another {field}: {header[field]!r}, not "
-                    f"{self._header.get(field)!r}.",
-                    "Name another --state_file or --output_dir.",
-                )
+
+def check_state_file(path: Path, model: str, quant_type: str) -> None:
+    """Make sure that a state file that the user names may be written to.
+
+    Args:
+        path: The file; there may be none.
+        model: Fingerprint of the model.
+        quant_type: To what is quantized.
+
+    Raises:
+        UsageError: If it is the state of another model or quant type.
+        AutotunerError: If it is no state file.
+        OutputError: If it can't be written there.
+    """
+    check_writable(path, force=True)
+    try:
+        header = read_state(path).header
+    except FileNotFoundError:
+        return
+    for field, value in (("model", model), ("quant_type", quant_type)):
+        if header.get(field, value) != value:
+            raise UsageError(
+                f"{path} is the state of a run with another {field}: {header[field]!r}, not "
+                f"{value!r}.",
+                "Name another state file.",
+            )
+
+
+def _free_name(path: Path) -> Path:
+    """A name for a damaged file that no other one has."""
+    number = 1
+    while True:
+        moved = path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")
+        if not moved.exists():
+            return moved
+        number += 1
 
 
 def given_cache(path: Path | None) -> PatternCache | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from qdqtune.autotune.search.grouping import Grouping
 from qdqtune.records.measurement import Comparison, EngineInfo
@@ -44,11 +45,7 @@ class Story:
     earlier_benchmarks: int = 0
     earlier_s: float = 0.0
     final_sha256: str = ""
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether the search would have gone on."""
-        return self.stopped in (BY_BUDGET, INTERRUPTED, ENGINE_FAILED)
+    conditions: dict[str, Any] = field(default_factory=dict)
 
     def summary(
         self,
@@ -103,4 +100,5 @@ class Story:
             total_benchmarks=self.earlier_benchmarks + self.benchmarks,
             total_seconds=self.earlier_s + seconds.total,
             final_sha256=self.final_sha256,
+            conditions=self.conditions,
         )

@@ -1,0 +1,66 @@
+"""What is kept by key, as the list that callers expect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from typing import Any, Generic, TypeVar, overload
+
+Item = TypeVar("Item")
+
+
+class Listed(MutableSequence[Item], Generic[Item]):
+    """The values of a mapping as a list; whatever changes it is handed to the mapping's owner.
+
+    A loop over it goes over what was there when it began.
+
+    Args:
+        held: The mapping, as it is from now on.
+        assign: Makes the owner hold these items and no others.
+    """
+
+    def __init__(self, held: Mapping[Any, Item], assign: Callable[[Iterable[Item]], None]) -> None:
+        self._held = held
+        self._assign = assign
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        return list(self._held.values())[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        items = list(self)
+        items[index] = value
+        self._assign(items)
+
+    def __delitem__(self, index: int | slice) -> None:
+        items = list(self)
+        del items[index]
+        self._assign(items)
+
+    def insert(self, index: int, value: Item) -> None:
+        """Put an item in front of another one."""
+        items = list(self)
+        items.insert(index, value)
+        self._assign(items)
+
+    def sort(self, *, key: Callable[[Item], Any], reverse: bool = False) -> None:
+        """Put the items in another order."""
+        self._assign(sorted(self, key=key, reverse=reverse))
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(list(self._held.values()))
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
