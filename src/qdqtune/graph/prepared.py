@@ -22,6 +22,7 @@ class PreparedModel:
         model: The base; it must not change while this object is in use. Its weights move into the
             folder: the model keeps only references to them.
         folder: Where variants and weights go.
+        is_kept: Whether the folder is that of a run which may be gone on with.
 
     Attributes:
         index: The base's index.
@@ -31,9 +32,9 @@ class PreparedModel:
         constant_parts: References to the base's initializers by name, as parts of a graph.
     """
 
-    def __init__(self, model: ir.Model, folder: Path) -> None:
+    def __init__(self, model: ir.Model, folder: Path, *, is_kept: bool = False) -> None:
         self.index = GraphIndex(model)
-        self.store = WeightStore(folder)
+        self.store = WeightStore(folder, keep_index=is_kept)
         _inline_bodies(model)
         self.nodes = [ir.to_proto(node) for node in self.index.nodes]
         self.node_parts = [node_part(node) for node in self.nodes]

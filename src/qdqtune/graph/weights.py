@@ -5,6 +5,7 @@ One weights file lies beside all candidates of a model, so that a candidate is a
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +25,7 @@ _INLINE_BYTES = 128
 _PAGE = 4096
 # What is worked on at once; a few copies of it may be in memory.
 _SLAB_BYTES = 1 << 24
+_INDEX_WORDS = 3
 
 
 def values_of(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
@@ -55,22 +57,26 @@ def slabs(values: npt.NDArray[Any]) -> Iterator[tuple[slice, ...]]:
 class WeightStore:
     """Appends tensors to a file and hands out references to them.
 
-    A file that is there already, of an earlier run, is gone through first: as long as the same
-    tensors come in the same order, they are found in it. Nothing in it is ever changed, so that
-    models written by that run stay what they are.
+    What an earlier run wrote is found again: an index beside the file tells where to look, and what
+    is there is compared before it is believed. Nothing in the file is ever changed, so that models
+    written by that run stay what they are.
 
     Args:
         folder: Where candidates are written; external data must lie beside the model.
         file_name: The file.
+        keep_index: Whether later runs are to find what this one writes.
     """
 
-    def __init__(self, folder: Path, file_name: str = WEIGHTS_FILE) -> None:
+    def __init__(
+        self, folder: Path, file_name: str = WEIGHTS_FILE, *, keep_index: bool = False
+    ) -> None:
         self.folder = folder
         self._file = folder / file_name
         self._file.touch()
-        self._size = self._file.stat().st_size
-        self._end = 0
+        self._end = self._file.stat().st_size
         self._known: dict[Hashable, onnx.TensorProto] = {}
+        self._index_file = self._file.with_suffix(".index") if keep_index else None
+        self._index = self._read_index()
 
     def reference(self, key: Hashable, name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
         """A proto that stands for the tensor; its values are written when first asked for.
@@ -95,31 +101,49 @@ class WeightStore:
         return ir.serde.deserialize_tensor(self.reference(key, name, tensor), self.folder)
 
     def _append(self, name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
-        alignment = _PAGE if tensor.nbytes >= _PAGE else 64
-        offset = _aligned(self._end, alignment)
-        if self._is_there(tensor, offset):
-            self._end = offset + tensor.nbytes
-        else:
-            offset = _aligned(max(self._end, self._size), alignment)
-            with writing(self._file), self._file.open("r+b") as file:
-                file.seek(offset)
-                _write(tensor, file)
-                self._end = file.tell()
+        offset = self._place_of(tensor)
         proto = onnx.TensorProto(
             name=name,
             data_type=tensor.dtype.value,
             dims=tensor.shape.numpy(),
             data_location=onnx.TensorProto.EXTERNAL,
         )
-        length = self._end - offset
-        for key, value in (("location", self._file.name), ("offset", offset), ("length", length)):
+        facts = {"location": self._file.name, "offset": offset, "length": tensor.nbytes}
+        for key, value in facts.items():
             proto.external_data.add(key=key, value=str(value))
         return proto
 
+    def _place_of(self, tensor: ir.TensorProtocol) -> int:
+        """Where a tensor's bytes lie in the file; they are added if they don't."""
+        key = (tensor.nbytes, _checksum(tensor)) if self._index_file is not None else None
+        for offset in self._index.get(key, ()) if key is not None else ():
+            if self._is_there(tensor, offset):
+                return offset
+        alignment = _PAGE if tensor.nbytes >= _PAGE else 64
+        offset = -(-self._end // alignment) * alignment
+        with writing(self._file), self._file.open("r+b") as file:
+            file.seek(offset)
+            _write(tensor, file)
+            self._end = file.tell()
+        if key is not None and self._index_file is not None:
+            self._index.setdefault(key, []).append(offset)
+            with writing(self._index_file), self._index_file.open("a", encoding="ascii") as index:
+                index.write(f"{offset} {key[0]} {key[1]}\n")
+        return offset
+
+    def _read_index(self) -> dict[tuple[int, int], list[int]]:
+        """Where tensors may lie, by length and checksum; a line that makes no sense is nothing."""
+        found: dict[tuple[int, int], list[int]] = {}
+        if self._index_file is not None and self._index_file.exists():
+            for line in self._index_file.read_bytes().splitlines():
+                numbers = [int(word) for word in line.split() if word.isdigit()]
+                if len(numbers) == _INDEX_WORDS:
+                    offset, length, checksum = numbers
+                    found.setdefault((length, checksum), []).append(offset)
+        return found
+
     def _is_there(self, tensor: ir.TensorProtocol, offset: int) -> bool:
-        """Whether an earlier run wrote just this to where it is to go now."""
-        if offset + tensor.nbytes > self._size:
-            return False
+        """Whether an earlier run wrote just this there."""
         with self._file.open("rb") as file:
             file.seek(offset)
             try:
@@ -145,11 +169,24 @@ class _Comparing:
         return len(chunk)
 
 
-def _aligned(offset: int, alignment: int) -> int:
-    return -(-offset // alignment) * alignment
+class _Summing:
+    """Looks like a file that is written to, and keeps a checksum."""
+
+    def __init__(self) -> None:
+        self.checksum = 0
+
+    def write(self, chunk: bytes) -> int:
+        self.checksum = zlib.crc32(chunk, self.checksum)
+        return len(chunk)
 
 
-def _write(tensor: ir.TensorProtocol, file: BinaryIO | _Comparing) -> None:
+def _checksum(tensor: ir.TensorProtocol) -> int:
+    sum_of = _Summing()
+    _write(tensor, sum_of)
+    return sum_of.checksum
+
+
+def _write(tensor: ir.TensorProtocol, file: BinaryIO | _Comparing | _Summing) -> None:
     """Write a tensor's bytes; from one file to another they don't come into memory."""
     if isinstance(tensor, ir.ExternalTensor):
         _twin(tensor).tofile(file)

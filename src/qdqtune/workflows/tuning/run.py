@@ -123,7 +123,7 @@ class TuneRun:
         given = given_cache(request.pattern_cache)
         journal = self._open_files(self._header(info), given)
         self._folder.copy_model(request.model, self._folder / names.BASELINE)
-        base = PreparedModel(self._source.model, self._folder / names.CANDIDATES)
+        base = PreparedModel(self._source.model, self._folder / names.CANDIDATES, is_kept=True)
         plain = base.write(base.whole(), "float")
         feeds = self._engine.store(next(iter(self._feeding.judged())))
         story.noise, story.baseline_ms = check_noise(self._engine, plain, feeds, request.preset)
