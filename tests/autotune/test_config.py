@@ -62,12 +62,13 @@ def test_zero_points_that_fit(quant_type: str, zero_point: int) -> None:
         {"default_q_scale": math.nan},
         {"default_q_scale": math.inf},
         {"default_q_scale": "0.1"},
-        {"performance_threshold": 0},
+        {"performance_threshold": -0.1},
         {"top_percent_to_mutate": 1.5},
         {"maximum_sequence_region_size": 0},
         {"minimum_topdown_search_size": -3},
-        {"minimum_schemes_to_mutate": 0},
-        {"maximum_mutations": 0},
+        {"top_percent_to_mutate": -0.1},
+        {"minimum_schemes_to_mutate": -1},
+        {"maximum_mutations": -1},
         {"maximum_mutations": True},
         {"maximum_generation_attempts": 0},
         {"pattern_cache_minimum_distance": -1},
@@ -96,3 +97,16 @@ def test_a_changed_setting_is_checked_again() -> None:
     config.default_q_zero_point = 300
     with pytest.raises(AutotunerError):
         config.check()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "top_percent_to_mutate",
+        "minimum_schemes_to_mutate",
+        "maximum_mutations",
+        "performance_threshold",
+    ],
+)
+def test_none_at_all_can_be_asked_for(name: str) -> None:
+    assert getattr(Config(**{name: 0}), name) == 0

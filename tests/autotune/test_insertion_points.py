@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from qdqtune.autotune.aliases import ChildRegionOutputInsertionPoint
+from qdqtune.autotune import ChildRegionOutputInsertionPoint
 from qdqtune.autotune.errors import InvalidSchemeError
 from qdqtune.autotune.patterns.eligibility import why_not, why_not_output
 from qdqtune.autotune.patterns.insertion_points import (

@@ -130,7 +130,8 @@ def test_a_scheme_from_quantized_tensors() -> None:
     )
     cache = PatternCache()
     cache.add_pattern_from_region(leaf(0, 1), index, {"x"})
-    assert cache.num_patterns == 2  # with shapes, and without
+    assert len(cache.pattern_schemes) == 2  # with shapes, and without
+    assert (cache.num_patterns, cache.total_schemes) == (1, 1)
     (entry,) = cache.pattern_schemes[0].schemes
     assert entry.node_inputs == [NodeInputInsertionPoint(0, 0)]
     assert not entry.is_profiled
@@ -258,3 +259,33 @@ def test_single_damaged_entries_are_left_out(
 def test_limits_that_make_no_sense(distance: int, most: int) -> None:
     with pytest.raises(AutotunerError):
         PatternCache((), distance, most)
+
+
+def test_patterns_may_be_put_into_the_list() -> None:
+    cache, own = PatternCache(), PatternSchemes(PATTERN, [scheme(1), scheme(2)])
+    cache.pattern_schemes.append(own)
+    assert cache.has_pattern(PATTERN.signature)
+    assert cache.get_pattern_schemes(PATTERN.signature) is own
+    assert (cache.num_patterns, cache.total_schemes) == (1, 2)
+    cache.pattern_schemes.append(PatternSchemes(PATTERN, [scheme(3, latency_ms=1.0)]))
+    assert cached(cache) == [1.0]  # the others don't differ enough
+    cache.pattern_schemes[0] = PatternSchemes(RegionPattern("Relu(e0)=>%0", 1), [scheme(1)])
+    assert not cache.has_pattern(PATTERN.signature)
+    cache.pattern_schemes = [own]
+    assert cache.pattern_schemes == [own]
+    cache.pattern_schemes.clear()
+    assert not cache.num_patterns
+
+
+def test_a_pattern_counts_once_whatever_its_shapes() -> None:
+    shapes = ["e0:float[1x4],c:float[4x4]", "e0:float[?x8],c:float[*]", "e0,c"]
+    cache = PatternCache(
+        PatternSchemes(RegionPattern(f"MatMul({each})=>%0", 1), [scheme(0), scheme(4, 5, 6, 7)])
+        for each in shapes
+    )
+    assert len(cache.pattern_schemes) == 3
+    assert (cache.num_patterns, cache.total_schemes) == (1, 2)
+
+
+def test_nothing_makes_an_empty_cache() -> None:
+    assert PatternCache.from_dict({}).to_dict() == PatternCache().to_dict()

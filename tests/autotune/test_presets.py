@@ -84,3 +84,10 @@ def test_node_filter_lists(tmp_path: Path) -> None:
     assert get_node_filter_list(None) is None
     with pytest.raises(UsageError, match=r"none\.txt"):
         get_node_filter_list(tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize("mode", ["region", "subgraph"])
+def test_modes_that_the_parser_knows_have_the_numbers_of_the_default(mode: str) -> None:
+    args = argparse.Namespace(mode=mode)
+    apply_mode_presets(args)
+    assert (args.num_schemes, args.warmup_runs, args.timing_runs) == (50, 50, 100)

@@ -97,3 +97,38 @@ def test_depth_is_no_problem() -> None:
 
 def test_repr() -> None:
     assert repr(region(4, 1, 2)).startswith("Region[id=4, level=0, type=LEAF, nodes=2")
+
+
+def test_children_are_a_list() -> None:
+    a, b, c = region(0), region(1, 5), region(2, 6, 7)
+    a.children.append(b)
+    a.children.insert(0, c)
+    assert a.children == [c, b] == list(a.children)
+    assert b.parent is a
+    assert b in a.children
+    assert a.get_region_nodes_and_descendants() == {5, 6, 7}
+    for child in a.children:  # over what was there when it began
+        a.children.remove(child)
+    assert a.children == []
+    assert b.parent is None
+    a.children = [b, c]
+    a.children.sort(key=lambda child: -child.id)
+    assert a.children[0] is c
+    assert a.children[:1] == [c]
+    del a.children[0]
+    assert c.parent is None
+    a.children[0] = c
+    assert (a.children, b.parent, c.parent) == ([c], None, a)
+    assert repr(a.children) == repr([c])
+
+
+def test_children_of_others_move_and_circles_are_refused_in_the_list(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    a, b, child = region(0), region(1), region(2)
+    a.children = [child]
+    b.children += [child]
+    assert (a.children, b.children, child.parent) == ([], [child], b)
+    child.children.append(b)
+    assert len(caplog.records) == 1
+    assert child.children == []

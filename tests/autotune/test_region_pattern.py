@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -308,3 +309,37 @@ def test_a_tree_as_text() -> None:
     lines = RegionPattern.from_region(region, index).format_tree(region, index).split("\n")
     assert [line.split(":")[0] for line in lines] == ["Region 3", "  Region 1", "  Region 2"]
     assert lines[2].endswith("(size=1)")
+
+
+@given(small_models(), st.booleans())
+def test_a_signature_with_shapes_says_what_the_structure_is(
+    model: onnx.ModelProto, nested: bool
+) -> None:
+    index = index_of(model)
+    half = len(index.nodes) // 2
+    region = leaf(*range(len(index.nodes)))
+    if nested:
+        parts = leaf(*range(half), region_id=1), leaf(*range(half, len(index.nodes)), region_id=2)
+        region = composite(*(part for part in parts if part.nodes))
+    plain = RegionPattern.from_region(region, index)
+    assert RegionPattern.from_region(region, index, shapes=True).structure == plain
+    assert plain.structure == plain
+
+
+@pytest.mark.parametrize("text", ["a):float[1]=>", "it's ):float[1x2]", '"(c:float[1])=-', ")=-"])
+def test_text_of_attributes_is_not_taken_for_a_shape(text: str) -> None:
+    node = onnx.helper.make_node("Own", ["x"], ["y"], "n0", domain="own.ops", text=text)
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4])
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    graph = onnx.helper.make_graph([node], "g", [value], [result])
+    index = GraphIndex(ir.from_proto(onnx.helper.make_model(graph)))
+    plain, shaped = (
+        RegionPattern.from_region(leaf(0), index, shapes=shapes) for shapes in (False, True)
+    )
+    assert plain != shaped
+    assert shaped.structure == plain == plain.structure
+
+
+def test_its_representation_is_whole() -> None:
+    pattern = RegionPattern("Relu(e0)=>%0" * 20, 3)
+    assert repr(pattern) == f"RegionPattern({pattern.signature!r}, size=3)"

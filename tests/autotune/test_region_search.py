@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 
 import onnx
@@ -12,10 +13,14 @@ from hypothesis import strategies as st
 
 from qdqtune.autotune.patterns.region_pattern import RegionPattern
 from qdqtune.autotune.regions.region import Region, RegionType, leaves, walk
-from qdqtune.autotune.regions.region_search import CombinedRegionSearch
+from qdqtune.autotune.regions.region_search import (
+    CombinedRegionSearch,
+    RegionPartitioner,
+    TopDownRegionBuilder,
+)
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.errors import ModelError, UsageError
-from tests.autotune.graphs import from_text, index_of, long_chain, weight, zoo_index
+from tests.autotune.graphs import from_text, index_of, leaf, long_chain, weight, zoo_index
 from tests.conftest import model_from_text
 from tests.models import small_models
 
@@ -173,3 +178,49 @@ def test_sizes_below_one_are_refused() -> None:
     index = from_text("g (float[8] x) => (float[8] y) { y = Relu(x) }")
     with pytest.raises(UsageError, match="0 nodes"):
         CombinedRegionSearch(index, 0)
+
+
+def test_the_first_half_of_the_search() -> None:
+    index = zoo_index("resnet18", width=8, image=32)
+    parts = RegionPartitioner(index).partition_graph()
+    assert sorted(node for part in parts for node in part.nodes) == list(range(len(index.nodes)))
+    assert not any(part.children for part in parts)
+    assert all(part.outputs for part in parts)
+
+
+def test_the_second_half_of_the_search() -> None:
+    index = long_chain(30)
+    root = leaf(*range(30), region_id=4)
+    built = TopDownRegionBuilder(index, root, 7, 5).build_composite_region()
+    assert built.type is RegionType.COMPOSITE
+    assert (built.id, [child.id for child in built.children][:2]) == (7, [8, 9])
+    assert built.get_region_nodes_and_descendants() == root.nodes
+    small = TopDownRegionBuilder(index, leaf(0, 1)).build_composite_region()
+    assert small.type is RegionType.LEAF
+    with pytest.raises(UsageError):
+        TopDownRegionBuilder(index, root, 0, 0)
+
+
+def test_the_tree_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    index = long_chain(30)
+    found = CombinedRegionSearch(graph=index, maximum_sequence_region_size=5)
+    found.search_regions()
+    found.print_tree(max_items=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Region[id=0, level=0, type=COMPOSITE")
+    assert any(line.startswith("  Region[id=1, level=1, type=LEAF") for line in lines)
+    assert any("nodes: " in line and line.endswith("and 3 more") for line in lines)
+    text = io.StringIO()
+    found.print_tree(found.regions[0].children[0], indent=3, file=text)
+    assert text.getvalue().startswith("      Region[id=1")
+
+
+def test_borders_with_constants() -> None:
+    index = from_text(
+        "g (float[4,8] x) => (float[4,8] y) { a = MatMul(x, w) y = MatMul(a, w) }", w=weight(8, 8)
+    )
+    search_of, region = CombinedRegionSearch(index), leaf(0, 1)
+    search_of.compute_region_boundaries(region)
+    assert (region.inputs, region.outputs) == (["x"], ["y"])
+    search_of.compute_region_boundaries(region, include_constant=True)
+    assert region.inputs == ["x", "w"]

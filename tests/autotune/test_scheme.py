@@ -91,7 +91,8 @@ def test_file_form_of_all_schemes() -> None:
     assert read.pattern_size == 1
     assert math.isinf(read.schemes[1].latency_ms)
     assert PatternSchemes().pattern_signature == ""
-    with pytest.raises(InvalidSchemeError):
-        PatternSchemes.from_dict(schemes.to_dict(), RegionPattern("Tanh(e0)=>%0", 1))
+    other = RegionPattern("Tanh(e0)=>%0", 1)
+    assert PatternSchemes.from_dict(schemes.to_dict(), other).pattern is other
+    assert PatternSchemes.from_dict({}) == PatternSchemes()
     with pytest.raises(InvalidSchemeError):
         PatternSchemes.from_dict({"schemes": 3})

@@ -153,6 +153,8 @@ def test_mistakes(model: onnx.ModelProto) -> None:
         region_pattern_autotuning_workflow(model, qdq_baseline_model="missing.onnx")
     with pytest.raises(QdqtuneError, match="default_dq_dtype"):
         region_pattern_autotuning_workflow(model, default_dq_dtype="float8")
+    with pytest.raises(UsageError, match="num_schemes_per_region is 0"):
+        region_pattern_autotuning_workflow(model, num_schemes_per_region=0)
     init_benchmark_instance(use_trtexec=True)
     with pytest.raises(EngineError, match="nothing to measure with"):
         region_pattern_autotuning_workflow(model)

@@ -103,6 +103,13 @@ def test_engines_that_can_not_measure_yet(kind: type[EngineBenchmark]) -> None:
         kind(timing_cache_file="t.cache", warmup_runs=1, timing_runs=2, plugin_libraries=["p.so"])
 
 
+def test_a_missing_tensorrt_is_an_import_error_too() -> None:
+    with pytest.raises(ImportError) as caught:
+        TensorRTPyBenchmark()
+    assert isinstance(caught.value, EngineError)
+    assert caught.value.hint
+
+
 def test_numbers_that_make_no_sense() -> None:
     with pytest.raises(UsageError, match="0 timed runs"):
         EngineBenchmark("simulated", timing_runs=0)

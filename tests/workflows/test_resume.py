@@ -24,6 +24,7 @@ import pytest
 
 from qdqtune.autotune.errors import AutotunerError
 from qdqtune.autotune.patterns.pattern_cache import PatternCache
+from qdqtune.autotune.search.placement_search import PlacementSearch
 from qdqtune.engines.isolated import Worker
 from qdqtune.graph.files import load_model
 from qdqtune.qdq.read import read
@@ -101,6 +102,12 @@ def measured(output: Path) -> collections.Counter[tuple[str, ...]]:
     )
 
 
+def gains(output: Path) -> dict[str, float]:
+    return {
+        line["candidate"]: line["gain"] for line in lines(output) if line["kind"] == "measurement"
+    }
+
+
 def rounds(output: Path) -> collections.Counter[tuple[str, ...]]:
     return collections.Counter(
         (line["reference"], line["effort"], *line["candidates"])
@@ -140,6 +147,7 @@ def test_cut_off_anywhere_a_run_ends_like_the_one_that_was_not(
     assert rounds(whole.output_dir)
     assert measured(tmp_path / "cut") == measured(whole.output_dir)
     assert rounds(tmp_path / "cut") == rounds(whole.output_dir)
+    assert gains(tmp_path / "cut") == gains(whole.output_dir)
 
 
 def test_killed_at_random_moments_a_run_ends_like_the_one_that_was_not(
@@ -292,13 +300,14 @@ def test_an_interrupted_run_does_not_cost_what_an_earlier_one_proved(
     assert again.summary.total_seconds > whole.summary.total_seconds
 
 
-@pytest.mark.parametrize("options", [{"max_benchmarks": 1}, {"preset": "default", "seed": 9}])
 def test_a_run_that_finds_less_does_not_cost_it_either(
-    model: Path, whole: TuneResult, run: Path, options: dict[str, Any]
+    model: Path, whole: TuneResult, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    again = simulated(model, run, **options)
-    assert again.summary.speedup >= 0.999 * whole.summary.speedup
-    assert not (run / "earlier").exists()
+    monkeypatch.setattr(PlacementSearch, "incumbent", frozenset(range(7)))  # 1.24x, not 1.37x
+    again = simulated(model, run, preset="default")
+    assert again.placement == whole.placement
+    assert again.summary.speedup == whole.summary.speedup
+    assert consistent(run)["final_sha256"] == whole.summary.final_sha256
 
 
 def test_what_was_found_under_other_conditions_is_kept_aside(
@@ -443,16 +452,20 @@ def test_a_result_that_somebody_changed_is_not_called_proven(model: Path, run: P
 def test_candidates_of_all_runs_in_a_folder_can_be_exported(
     model: Path, run: Path, tmp_path: Path
 ) -> None:
+    kept: list[str] = []
     before = {
         candidate.id: (run / f"region_models/{candidate.id}.onnx").read_bytes()
         for candidate in list_candidates(run)
     }
     weights = (run / "region_models/weights.bin").read_bytes()
-    simulated(model, run, max_benchmarks=2)
+    simulated(model, run, max_benchmarks=2, seed=9)  # other random inputs, other scales
     for name, content in before.items():
-        assert (run / f"region_models/{name}.onnx").read_bytes() == content
+        if (run / f"region_models/{name}.onnx").read_bytes() == content:  # not written anew
+            kept.append(name)
         export_candidate(run, name, tmp_path / f"{name}.onnx")
-    assert (run / "region_models/weights.bin").read_bytes() == weights
+    assert len(kept) > len(before) / 2
+    now = (run / "region_models/weights.bin").read_bytes()
+    assert now.startswith(weights)
 
 
 def test_another_pattern_cache_is_a_place_to_begin(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping, MutableSequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from qdqtune.autotune.errors import AutotunerError, InvalidSchemeError
@@ -55,7 +55,7 @@ class PatternCache:
             self.add_pattern_schemes(each)
 
     @property
-    def pattern_schemes(self) -> MutableSequence[PatternSchemes]:
+    def pattern_schemes(self) -> Listed[PatternSchemes]:
         """What is known of each pattern, as a list, in the order in which patterns came.
 
         What is put in stays as it is, however slow or alike its schemes are, unless the pattern

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, MutableSequence
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -59,7 +59,7 @@ class Region:
         self._children: dict[int, Region] = {}
 
     @property
-    def children(self) -> MutableSequence[Region]:
+    def children(self) -> Listed[Region]:
         """The children as a list; one that is put in is taken as `add_child` takes it."""
         return Listed(self._children, self._take_children)
 
