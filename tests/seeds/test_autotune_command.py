@@ -227,3 +227,5 @@ def test_usage_errors(capsys: Capture) -> None:
     assert main(["-m", "a", "--trtexec_args", "'open"]) == 2
     assert "no command line" in capsys.readouterr().err
     assert main(["--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "at most N candidates for each pattern of the model, taken together" in said

@@ -6,7 +6,9 @@ What is ours: they don't get to change what a model computes, or to lose what is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
 
 import onnx
 import onnx_ir as ir
@@ -63,7 +65,8 @@ def raise_opset(model: ir.Model, least: int) -> bool:
     if current < _NEW_HARDMAX <= least:
         _pin_hardmaxes(model)
     try:
-        ConvertVersionPass(least, fallback=True)(model)
+        with _quiet(logging.getLogger("onnxscript.version_converter")):
+            ConvertVersionPass(least, fallback=True)(model)
     except Exception as error:  # whatever a stranger's model makes them stumble over
         raise ModelError(
             f"The model can't be raised from opset {current} to {least}: {first_line(error)}",
@@ -79,6 +82,17 @@ def raise_opset(model: ir.Model, least: int) -> bool:
     known = onnx.helper.OP_SET_ID_VERSION_MAP
     model.ir_version = max(model.ir_version, known.get(("ai.onnx", least), 0))
     return True
+
+
+@contextlib.contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """That it takes its second way is no news for our users."""
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _resized(model: ir.Model) -> dict[str | None, str]:

@@ -152,7 +152,8 @@ class TuneRun:
         request = self._request
         self._given_tensors = self._given()
         nodes = [node.name or "" for node in self._source.model.graph]
-        if not any(fnmatch.filter(nodes, each) for each in request.node_filter or ("*",)):
+        found = (fnmatch.filter(nodes, each) for each in request.node_filter)
+        if request.node_filter and not any(found):
             raise UsageError(
                 "No node of the model matches the node filter.",
                 f"Its patterns are: {', '.join(request.node_filter)}.",

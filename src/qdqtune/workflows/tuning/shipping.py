@@ -25,7 +25,7 @@ from qdqtune.workflows.tuning.earlier import EarlierResult
 from qdqtune.workflows.tuning.finish import Timed, time_final, why_not_shipped, write_final
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.request import TuneRequest
-from qdqtune.workflows.tuning.story import Story
+from qdqtune.workflows.tuning.story import FINISHED, Story
 
 _logger = logging.getLogger(__name__)
 
@@ -100,6 +100,8 @@ class Shipping:
         story, request = self._story, self._request
         if not space.placement(state):
             story.reason = "no candidate was faster than the float model"
+            if story.stopped != FINISHED:
+                story.reason += f", as far as the search got ({story.stopped})"
             if not space.groups:
                 story.reason = "nothing of it has a range that it could be quantized with"
             elif not story.benchmarks + story.memo_hits:
