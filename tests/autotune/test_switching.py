@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def test_points_that_come_to_nothing_are_not_reported() -> None:
     model = onnx.parser.parse_model(HALF % ",".join("1" * 64))
     tuner = started(QDQAutotuner(model, dialect="onnxruntime"))
     (region,) = tuner.regions
-    pattern = RegionPattern.from_region(region, tuner.graph)
+    pattern = RegionPattern.from_region(region, tuner.graph, shapes=True)
     full = pattern.get_full_insertion_scheme(region, tuner.graph)
     full.latency_ms = 1.0
     assert pattern.matches(region, tuner.graph, full)
@@ -146,6 +147,19 @@ def test_a_graph_is_a_model() -> None:
         tune(tuner, count)
     assert again.export_onnx() == first.export_onnx()
     assert again.graph is not first.graph
+
+
+def test_a_graph_outlives_its_autotuner() -> None:
+    tuner: QDQAutotunerBase | None = started(QDQAutotuner(two_convs()))
+    assert tuner is not None
+    expected = tuner.export_onnx(insert_qdq=False)  # the weights are in a file now
+    graph = tuner.graph
+    tuner = None
+    gc.collect()
+    copied = QDQAutotuner(QDQAutotuner(graph).graph)
+    del graph
+    gc.collect()
+    assert started(copied).export_onnx(insert_qdq=False) == expected
 
 
 # Schemes that they bring along.

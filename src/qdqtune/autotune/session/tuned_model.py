@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 
 AnyModel = onnx.ModelProto | ir.Model | GraphIndex | str | os.PathLike[str]
 
+# What a model was copied from: its weights may lie in a folder that goes when that does.
+_COPIED_FROM = "qdqtune.copied_from"
+
 _OLDEST_OPSET = 13  # Q/DQ per channel, which every dialect needs
 
 
@@ -71,7 +74,7 @@ class TunedModel:
         self._shapes = contextlib.ExitStack()
         self._fingerprint = ""
         self._folder = tempfile.mkdtemp(prefix="qdqtune-")
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        weakref.finalize(self._model, shutil.rmtree, self._folder, ignore_errors=True)
         self._prepared: PreparedModel | None = None
         self.index = self._indexed()
 
@@ -132,6 +135,7 @@ def _own_copy(model: AnyModel) -> ir.Model:
     if not len(model.graph):
         raise AutotunerError("The model has an empty graph.", "Check how it was exported.")
     copy = model.clone()
+    copy.meta[_COPIED_FROM] = model
     name_nodes(copy)
     return copy
 
