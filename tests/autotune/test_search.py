@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from benchmarks.search_quality import NOISES, Table, limits_for, made_up, replay, table
 
+from qdqtune.autotune.search.by_sweeps import SweepSearch
 from qdqtune.autotune.search.placement_search import Limits, PlacementSearch
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.autotune.search.trial import Effort, Score, Trial
@@ -152,6 +154,19 @@ def test_constant_scores_end_the_search(chain):
     limits = Limits(benchmarks=60)
     told = play(chain.space, chain.seeds, lambda trial, state: Score(0.0, 0.0), limits)
     assert told.search.gain == pytest.approx(0.0, abs=0.01)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_search_ends_even_if_each_of_two_is_better_than_the_other(chain, seed):
+    """Noise that was measured once is believed for good; it must not lead in circles."""
+    search = SweepSearch(chain.space, [chain.space.everything], Limits(benchmarks=400), seed)
+    steps = search.steps()
+    trial = next(steps)
+    with contextlib.suppress(StopIteration):
+        while True:
+            trial = steps.send([Score(0.02, 0.001)] * len(trial.candidates))
+    assert 10 < search.asked <= 400
 
 
 def test_many_small_gains_add_up(chain):

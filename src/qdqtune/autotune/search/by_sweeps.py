@@ -58,6 +58,7 @@ class SweepSearch(Strategy):
         self._fruitless = 0
         self._random = random.Random(seed)
         self._known: dict[tuple[str, str, Effort], Score] = {}
+        self._given_up: set[str] = set()
 
     def steps(self) -> Steps:
         """Everything it asks, one trial after the other."""
@@ -191,10 +192,16 @@ class SweepSearch(Strategy):
         yield from self._take_best(parts, stage)
 
     def _take_best(self, states: Iterable[State], stage: str) -> Steps:
-        """Let the best of some choices be the incumbent, if it is probably better."""
+        """Let the best of some choices be the incumbent, if it is probably better.
+
+        What was given up for something better does not come back: noise may say of each of two
+        that it is better than the other, and the search would go from one to the other for ever.
+        """
         scores = yield from self._compare(self.incumbent, states, Effort.CONFIRM, stage)
-        best = max(scores, key=lambda state: scores[state].gain, default=None)
+        new = [state for state in scores if self.space.key(state) not in self._given_up]
+        best = max(new, key=lambda state: scores[state].gain, default=None)
         if best is not None and scores[best].certainty > _PROBABLE:
+            self._given_up.add(self.space.key(self.incumbent))
             self.incumbent = best
             # The best of several owes something to luck.
             self.gain += scores[best].gain - scores[best].error
