@@ -16,7 +16,7 @@ settings.register_profile(
     "ci",
     derandomize=True,
     deadline=None,
-    max_examples=int(__import__("os").environ.get("HYPOTHESIS_EXAMPLES", "25")),
+    max_examples=int(__import__("os").environ.get("HYPOTHESIS_EXAMPLES", "12")),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("ci")

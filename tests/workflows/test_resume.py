@@ -155,14 +155,14 @@ def test_killed_at_random_moments_a_run_ends_like_the_one_that_was_not(
 ) -> None:
     rng = random.Random(0)
     kills = 0
-    for _ in range(4):
+    for _ in range(3):
         process = subprocess.Popen(
             command(model, tmp_path / "killed"),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         try:
-            process.wait(rng.uniform(1.0, 3.0))
+            process.wait(rng.uniform(1.0, 2.5))
         except subprocess.TimeoutExpired:
             workers = psutil.Process(process.pid).children(recursive=True)
             os.kill(process.pid, signal.SIGKILL)
@@ -202,7 +202,7 @@ def test_a_scheduler_that_takes_the_machine_back_gets_the_best_so_far(
 ) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "qdqtune", "tune", str(model), "-o", str(tmp_path / "run"),
-         "--engine", "onnxruntime", "--threads", "1"],
+         "--engine", "onnxruntime", "--threads", "1", "--preset", "quick"],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stderr is not None
@@ -354,7 +354,7 @@ def test_a_kill_while_handing_over_leaves_the_old_result_or_the_new_one(
             monkeypatch.setattr(os, "replace", die)
         finish(folder)
 
-    for steps in (0, 1, 3):
+    for steps in (0, 3):
         run = Path(shutil.copytree(tmp_path / "run", tmp_path / f"run{steps}"))
         left[0] = steps
         monkeypatch.setattr(RunFolder, "_finish_handover", finish_or_die)

@@ -17,6 +17,7 @@ from qdqtune.cli.flags import (
     add_engine_option,
     add_format,
     add_inputs,
+    add_resume,
     natural,
     normalize,
     positive,
@@ -206,16 +207,7 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
         metavar="300|30m|2h",
         help="end the search after this time; the best found so far is finished and written",
     )
-    begin = group.add_mutually_exclusive_group()
-    begin.add_argument(
-        "--resume",
-        choices=("auto", "never"),
-        default="auto",
-        help="go on with a run in DIR, or refuse to (default: %(default)s)",
-    )
-    begin.add_argument(
-        "--restart", action="store_true", help="begin anew; a run in DIR is kept in DIR/earlier"
-    )
+    add_resume(group)
 
 
 def _spelled_alike(arguments: Sequence[str]) -> list[str]:

@@ -72,6 +72,21 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_resume(parser: argparse._ActionsContainer) -> argparse._MutuallyExclusiveGroup:
+    """Add `--resume` and `--restart`, of which one may be given; returns their group."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--resume",
+        choices=("auto", "never"),
+        default="auto",
+        help="go on with a run in DIR, or refuse to (default: %(default)s)",
+    )
+    group.add_argument(
+        "--restart", action="store_true", help="begin anew; a run in DIR is kept in DIR/earlier"
+    )
+    return group
+
+
 def add_runs(parser: argparse.ArgumentParser) -> None:
     """Add `--runs`."""
     parser.add_argument(

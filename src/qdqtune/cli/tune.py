@@ -13,6 +13,7 @@ from qdqtune.cli.flags import (
     add_engine_option,
     add_format,
     add_inputs,
+    add_resume,
     comma_list,
     common,
     input_request,
@@ -53,17 +54,7 @@ def add_parser(commands: Commands) -> None:
         help="folder for everything that is written; a run in it is gone on with "
         "(default: %(default)s)",
     )
-    begin = parser.add_mutually_exclusive_group()
-    begin.add_argument(
-        "--resume",
-        choices=("auto", "never"),
-        default="auto",
-        help="go on with a run in DIR, or refuse to (default: %(default)s)",
-    )
-    begin.add_argument(
-        "--restart", action="store_true", help="begin anew; a run in DIR is kept in DIR/earlier"
-    )
-    begin.add_argument(
+    add_resume(parser).add_argument(
         "--force", action="store_true", help="replace what is in DIR, an earlier run included"
     )
     parser.add_argument("--engine", default="auto", help="what runs it (default: %(default)s)")

@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 from pathlib import Path
-from types import TracebackType
 
 from qdqtune.records.errors import OutputError, UsageError
 
@@ -64,17 +63,6 @@ class FolderLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def __enter__(self) -> FolderLock:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _sign(self) -> None:
         text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
