@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from qdqtune.graph.external import external_files
 from qdqtune.graph.files import write_text
@@ -179,15 +178,6 @@ class RunFolder:
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
-
-    def write(self, name: str, text: str) -> Path:
-        """Write one of the run's text files, whole or not at all."""
-        write_text(self.path / name, text, force=True)
-        return self.path / name
-
-    def write_json(self, name: str, value: Any) -> Path:
-        """Write one of the run's JSON files."""
-        return self.write(name, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
     @property
     def replaces_a_run(self) -> bool:

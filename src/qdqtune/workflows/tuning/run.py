@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 
 from qdqtune.autotune.patterns.pattern_cache import PatternCache
@@ -344,7 +345,7 @@ class TuneRun:
             _logger.warning("the result of an earlier run stays: it is at least as good")
             summary = self._earlier.summary_after(story, seconds.total)
             story.placement = self._earlier.placement
-            folder.write_json(names.SUMMARY, summary.to_dict())
+            _write_summary(folder / names.SUMMARY, summary)
         else:
             summary = self._write_result(info)
         journal.end(story.stopped)
@@ -372,11 +373,7 @@ class TuneRun:
         summary = story.summary(
             request, info, self._feeding.describe(), self._reporter.seconds(), written
         )
-        write_text(
-            staged / names.SUMMARY,
-            json.dumps(summary.to_dict(), indent=1, allow_nan=False) + "\n",
-            force=True,
-        )
+        _write_summary(staged / names.SUMMARY, summary)
         folder.hand_over(keep_old=self._is_other_result_lost())
         return summary
 
@@ -421,6 +418,10 @@ class TuneRun:
         self._stack.callback(worker.close)
         self._reporter.workers.append(worker)
         return worker
+
+
+def _write_summary(path: Path, summary: Summary) -> None:
+    write_text(path, json.dumps(summary.to_dict(), indent=1, allow_nan=False) + "\n", force=True)
 
 
 def _digest_of_scales(ranges: Ranges, given: Mapping[str, ReadEncoding]) -> str:
