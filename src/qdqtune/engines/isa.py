@@ -22,6 +22,20 @@ _ARM_LEVELS: tuple[tuple[str, str], ...] = (
     ("asimddp", "neon_dotprod"),
     ("asimd", "neon"),
 )
+# The longer of two names with a common beginning comes first.
+_ONEDNN_LIMITS: tuple[tuple[str, str], ...] = (
+    ("AVX512_CORE_AMX", "amx_int8"),
+    ("AVX10_1_512_AMX", "amx_int8"),
+    ("AVX10_1", "avx512_vnni"),
+    ("AVX512_CORE_FP16", "avx512_vnni"),
+    ("AVX512_CORE_BF16", "avx512_vnni"),
+    ("AVX512_CORE_VNNI", "avx512_vnni"),
+    ("AVX512_CORE", "avx512"),
+    ("AVX2_VNNI", "avx_vnni"),
+    ("AVX2", "avx2"),
+    ("AVX", "x86"),
+    ("SSE41", "x86"),
+)
 _X86_SATURATING = {"avx512", "avx2", "x86"}
 _SYSCTL_FLAGS = {
     "hw.optional.arm.FEAT_I8MM": "i8mm",
@@ -60,6 +74,20 @@ def saturates_u8s8(isa: str) -> bool:
     An x86 of which nothing is known is taken to be one of them.
     """
     return isa in _X86_SATURATING
+
+
+def limited_isa(isa: str, limit: str) -> str:
+    """The instruction set that is left under a limit in oneDNN's words, such as `AVX512_CORE`.
+
+    Args:
+        isa: What the CPU has.
+        limit: Value of `ONEDNN_MAX_CPU_ISA`; what it doesn't know limits nothing.
+    """
+    most = next((most for prefix, most in _ONEDNN_LIMITS if limit.upper().startswith(prefix)), isa)
+    order = [level for _, level in _X86_LEVELS] + ["x86"]
+    if isa not in order or most not in order:
+        return isa
+    return order[max(order.index(isa), order.index(most))]
 
 
 def read_cpu() -> Cpu:

@@ -60,7 +60,13 @@ _ENTRIES = (
         distributions=("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino"),
         worker_class="qdqtune.engines.onnxruntime:OnnxRuntimeEngine",
     ),
-    EngineEntry("openvino", "pip install openvino", "openvino", ("openvino",)),
+    EngineEntry(
+        "openvino",
+        "pip install 'qdqtune[openvino]'",
+        module="openvino",
+        distributions=("openvino",),
+        worker_class="qdqtune.engines.openvino:OpenVinoEngine",
+    ),
     EngineEntry(
         "tensorrt",
         "pip install tensorrt",

@@ -144,12 +144,20 @@ class LayerTime:
         op_type: Operator the engine runs, for example ``QLinearConv``.
         ms: Mean milliseconds per run of the model, all executions of the node in a run together.
         provider: The part of the engine that runs it, for example ``CPUExecutionProvider``.
+        precision: The type it computes in, for example ``int8`` or ``float32``; empty if unknown.
+        origins: Names of nodes or tensors of the opened model that the engine says it comes from.
+        inputs: Names of the tensors it reads, in the engine's graph.
+        outputs: Names of the tensors it writes, in the engine's graph.
     """
 
     name: str
     op_type: str
     ms: float
     provider: str = ""
+    precision: str = ""
+    origins: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form."""
@@ -158,7 +166,8 @@ class LayerTime:
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> LayerTime:
         """Reads the JSON form."""
-        return cls(**value)
+        names = {key: tuple(value.get(key, ())) for key in ("origins", "inputs", "outputs")}
+        return cls(**{**value, **names})
 
 
 @dataclass(frozen=True)

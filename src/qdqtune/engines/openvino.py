@@ -1,0 +1,236 @@
+"""OpenVINO. Lives in the worker; the parent never imports this module."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino as ov
+
+from qdqtune.engines.clock import thread_clock_is_fine
+from qdqtune.engines.interface import InputSpec, SessionOptions
+from qdqtune.engines.openvino_layers import layer_times_of
+from qdqtune.engines.openvino_settings import MAX_CPU_ISA, Settings, settings_of
+from qdqtune.records.measurement import EngineInfo, LayerTime
+
+if TYPE_CHECKING:
+    from qdqtune.engines.interface import Feeds, Outputs
+
+_DTYPES = {
+    "bf16": "bfloat16",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "i4": "int4",
+    "string": "str",
+    "u4": "uint4",
+}
+_PROFILE_WARMUP_RUNS = 2
+# OpenVINO calls the result of an ONNX output so.
+_RESULT = "/sink_port_0"
+# How much of a run may happen on other threads if the clock of the calling one is to be believed.
+_ELSEWHERE = 0.05
+
+
+class OpenVinoEngine:
+    """Opens models on any device that OpenVINO has; on the CPU unless told otherwise."""
+
+    def __init__(self) -> None:
+        self._core: Any = None
+        self._limit: str | None = None
+
+    def info(self, options: SessionOptions) -> EngineInfo:
+        """Says which version runs on which device, with the options that are in effect."""
+        settings = settings_of(options)
+        core = self._started(settings)
+        return EngineInfo(
+            name="openvino",
+            version=ov.__version__.partition("-")[0],
+            device=_device_name(core, settings.device),
+            isa=settings.isa,
+            threads=options.threads,
+            options=settings.in_effect,
+        )
+
+    def open(self, path: str, options: SessionOptions) -> OpenVinoSession:
+        """Opens the model file."""
+        settings = settings_of(options)
+        return OpenVinoSession(self._started(settings), path, options, settings)
+
+    def _started(self, settings: Settings) -> Any:
+        """OpenVINO, told once and for all which instructions it may use."""
+        if self._core is None:
+            if settings.max_cpu_isa:
+                os.environ[MAX_CPU_ISA] = settings.max_cpu_isa
+            self._core, self._limit = ov.Core(), settings.max_cpu_isa
+        if settings.max_cpu_isa != self._limit:
+            raise ValueError(
+                f"max_cpu_isa is '{settings.max_cpu_isa}', but it was '{self._limit}' when "
+                "OpenVINO was started, and can't be changed"
+            )
+        return self._core
+
+
+class OpenVinoSession:
+    """A model open in OpenVINO.
+
+    Args:
+        core: OpenVINO.
+        path: The model file; external data is found beside it.
+        options: How to open it.
+        settings: The same, in OpenVINO's words.
+    """
+
+    def __init__(self, core: Any, path: str, options: SessionOptions, settings: Settings) -> None:
+        self._core = core
+        self._path = path
+        self._settings = settings
+        model = core.read_model(path)
+        self._inputs = tuple(_input_spec(port) for port in model.inputs)
+        self._outputs = [_output_name(port) for port in model.outputs]
+        self._compiled: Any = core.compile_model(model, settings.device, settings.properties)
+        if options.optimized_model_path is not None:
+            ov.serialize(self._compiled.get_runtime_model(), options.optimized_model_path)
+        self._tensors: list[Any] | None = None
+        self._requests: list[Any] = []
+        alone = options.threads == 1 and settings.is_cpu and thread_clock_is_fine()
+        self._clock: Callable[[], int] = time.thread_time_ns if alone else time.perf_counter_ns
+
+    @property
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """What the model wants."""
+        return self._inputs
+
+    def set_feeds(self, feeds: Feeds) -> None:
+        """Hands the inputs of timed runs over, to as many requests as the device wants at once."""
+        self._tensors = self._to_tensors(feeds)
+        wanted = self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+        several = wanted > 1 and self._settings.in_parallel
+        self._requests = [
+            _request(self._compiled, self._tensors) for _ in range(wanted if several else 1)
+        ]
+        if len(self._requests) > 1 or not _runs_here(self._requests[0]):
+            self._clock = time.perf_counter_ns
+
+    def run(self, feeds: Feeds) -> Outputs:
+        """Runs once and returns the outputs."""
+        request = _request(self._compiled, self._to_tensors(feeds))
+        results = request.infer()
+        return {
+            name: np.array(results[number], copy=True)
+            for number, name in enumerate(self._outputs)
+        }
+
+    def time_runs(self, runs: int) -> list[float]:
+        """Runs back to back on the kept feeds.
+
+        Inputs stay where they are and outputs are not copied. With one thread on the CPU a sample
+        is the time of the calling thread, on which the whole run happens. With several streams,
+        one sample is a run of all requests at once, divided by their number.
+        """
+        if not self._requests:
+            raise ValueError("the model was given no feeds to run on")
+        samples = _timed_runs(self._requests, runs, self._clock)
+        if min(samples, default=1.0) <= 0.0:
+            # The thread's clock is too coarse for runs this short.
+            self._clock = time.perf_counter_ns
+            samples = _timed_runs(self._requests, runs, self._clock)
+        return samples
+
+    def layer_times(self, runs: int) -> list[LayerTime]:
+        """Mean time per layer by OpenVINO's own counters, in a compiled model of its own."""
+        if self._tensors is None:
+            raise ValueError("the model was given no feeds to run on")
+        properties = {**self._settings.properties, "PERF_COUNT": "YES"}
+        compiled = self._core.compile_model(self._path, self._settings.device, properties)
+        request = _request(compiled, self._tensors)
+        _timed_runs([request], _PROFILE_WARMUP_RUNS + runs, self._clock)
+        return layer_times_of(compiled.get_runtime_model(), request.profiling_info)
+
+    def close(self) -> None:
+        """Drops the compiled model; OpenVINO frees it with its last reference."""
+        self._requests = []
+        self._tensors = None
+        self._compiled = None
+
+    def _to_tensors(self, feeds: Feeds) -> list[Any]:
+        wanted = {spec.name for spec in self._inputs}
+        if wanted != feeds.keys():
+            raise ValueError(f"the inputs are {sorted(wanted)}, the feeds {sorted(feeds)}")
+        return [
+            _tensor(port.get_element_type(), feeds[spec.name], spec)
+            for port, spec in zip(self._compiled.inputs, self._inputs, strict=True)
+        ]
+
+
+def _request(compiled: Any, tensors: list[Any]) -> Any:
+    request = compiled.create_infer_request()
+    for number, tensor in enumerate(tensors):
+        request.set_input_tensor(number, tensor)
+    return request
+
+
+def _timed_runs(requests: list[Any], runs: int, clock: Callable[[], int]) -> list[float]:
+    samples: list[float] = []
+    if len(requests) == 1:
+        infer = requests[0].infer
+        for _ in range(runs):
+            start = clock()
+            infer(share_outputs=True)
+            samples.append((clock() - start) / 1e6)
+        return samples
+    for _ in range(runs):
+        start = clock()
+        for request in requests:
+            request.start_async()
+        for request in requests:
+            request.wait()
+        samples.append((clock() - start) / 1e6 / len(requests))
+    return samples
+
+
+def _runs_here(request: Any) -> bool:
+    """Whether a run happens on the calling thread; OpenVINO decides that, not its caller."""
+    request.infer(share_outputs=True)
+    thread, process = time.thread_time_ns(), time.process_time_ns()
+    request.infer(share_outputs=True)
+    thread, process = time.thread_time_ns() - thread, time.process_time_ns() - process
+    return thread >= (1.0 - _ELSEWHERE) * process
+
+
+def _tensor(kind: Any, array: Any, spec: InputSpec) -> Any:
+    if array.dtype.name != spec.dtype and not (spec.dtype == "str" and array.dtype.kind in "OU"):
+        raise ValueError(f"the input '{spec.name}' is {spec.dtype}, its feed {array.dtype.name}")
+    array = np.ascontiguousarray(array).reshape(array.shape)  # the former makes scalars vectors
+    if array.dtype.isbuiltin == 1:
+        return ov.Tensor(array, shared_memory=array.dtype.kind not in "OU")
+    return ov.Tensor(array.view(f"u{array.dtype.itemsize}"), array.shape, kind)
+
+
+def _input_spec(port: Any) -> InputSpec:
+    dims = tuple(dim.get_length() if dim.is_static else None for dim in _dims(port))
+    return InputSpec(port.get_node().get_friendly_name(), _dtype(port.get_element_type()), dims)
+
+
+def _dims(port: Any) -> Any:
+    shape = port.get_partial_shape()
+    return () if shape.rank.is_dynamic else shape
+
+
+def _dtype(kind: Any) -> str:
+    name = kind.get_type_name()
+    return _DTYPES[name] if name in _DTYPES else np.dtype(kind.to_dtype()).name
+
+
+def _output_name(port: Any) -> str:
+    name: str = port.get_node().get_friendly_name().removesuffix(_RESULT)
+    return name if name in port.get_names() else port.get_any_name()
+
+
+def _device_name(core: Any, device: str) -> str:
+    try:
+        return str(core.get_property(device, "FULL_DEVICE_NAME")).strip()
+    except RuntimeError:  # AUTO, HETERO and their like have none
+        return device
