@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 
 from qdqtune.engines import registry
-from qdqtune.engines.isa import Cpu, read_cpu
+from qdqtune.engines.isa import Cpu, limited_isa, read_cpu, saturates_u8s8
 from qdqtune.engines.simulated.profiles import DEFAULT_PROFILE, Profile, profile_named
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import (
     ONNXRUNTIME,
     ONNXRUNTIME_NO_VNNI,
+    OPENVINO,
+    OPENVINO_NO_VNNI,
     TENSORRT,
     TENSORRT_8,
     dialect_named,
@@ -43,7 +46,11 @@ def native_dialect(
         return TENSORRT_8 if old else TENSORRT
     if entry.name == "simulated":
         return dialect_named(_profile(options or {}).dialect)
-    return ONNXRUNTIME_NO_VNNI if (cpu or read_cpu()).saturates_u8s8 else ONNXRUNTIME
+    isa = (cpu or read_cpu()).isa
+    if entry.name == "openvino":
+        limit = (options or {}).get("max_cpu_isa", os.environ.get("ONEDNN_MAX_CPU_ISA", ""))
+        return OPENVINO_NO_VNNI if saturates_u8s8(limited_isa(isa, limit)) else OPENVINO
+    return ONNXRUNTIME_NO_VNNI if saturates_u8s8(isa) else ONNXRUNTIME
 
 
 def _profile(options: Mapping[str, str]) -> Profile:

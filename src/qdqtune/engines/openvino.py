@@ -119,8 +119,7 @@ class OpenVinoSession:
         request = _request(self._compiled, self._to_tensors(feeds))
         results = request.infer()
         return {
-            name: np.array(results[number], copy=True)
-            for number, name in enumerate(self._outputs)
+            name: np.array(results[number], copy=True) for number, name in enumerate(self._outputs)
         }
 
     def time_runs(self, runs: int) -> list[float]:

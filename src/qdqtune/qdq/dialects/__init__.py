@@ -6,11 +6,20 @@ import difflib
 
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects.onnxruntime import ONNXRUNTIME, ONNXRUNTIME_NO_VNNI
+from qdqtune.qdq.dialects.openvino import OPENVINO, OPENVINO_NO_VNNI
 from qdqtune.qdq.dialects.tensorrt import TENSORRT, TENSORRT_8
 from qdqtune.records.errors import UsageError
 
 DIALECTS = {
-    dialect.name: dialect for dialect in (ONNXRUNTIME, ONNXRUNTIME_NO_VNNI, TENSORRT, TENSORRT_8)
+    dialect.name: dialect
+    for dialect in (
+        ONNXRUNTIME,
+        ONNXRUNTIME_NO_VNNI,
+        OPENVINO,
+        OPENVINO_NO_VNNI,
+        TENSORRT,
+        TENSORRT_8,
+    )
 }
 
 
@@ -31,6 +40,8 @@ __all__ = [
     "DIALECTS",
     "ONNXRUNTIME",
     "ONNXRUNTIME_NO_VNNI",
+    "OPENVINO",
+    "OPENVINO_NO_VNNI",
     "TENSORRT",
     "TENSORRT_8",
     "dialect_named",
