@@ -35,6 +35,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/lint_engine_names.py
 
 test: lint
 	$(BIN)/pytest -n auto $(ARGS)

@@ -25,9 +25,10 @@ import onnx_ir as ir
 
 from benchmarks.blame import blame
 from benchmarks.corpus import Fed, fed_with, find_models, weighted_ops
-from qdqtune.calibration.quality import AS_WRITTEN, output_sqnr
+from qdqtune.calibration.quality import output_sqnr
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.native import native_dialect
+from qdqtune.engines.reference import AS_WRITTEN
 from qdqtune.graph.files import load_model
 from qdqtune.qdq.integer_ops import refuse_integer_ops
 from qdqtune.records.errors import ModelError, QdqtuneError

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from benchmarks.corpus import Fed, calibration_samples
 from qdqtune.calibration.inputs import Feeds
 from qdqtune.calibration.minmax import collect_ranges
-from qdqtune.calibration.quality import AS_WRITTEN, SignalToNoise
+from qdqtune.calibration.quality import SignalToNoise
 from qdqtune.engines.isolated import Worker
+from qdqtune.engines.reference import AS_WRITTEN
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter

@@ -4,9 +4,11 @@ Blankets are what `quantize_static` does by default in QDQ format, per channel: 
 8-bit and with 7-bit weights, u8/u8. The best of them, by latency, is what a tuned model is compared
 with, in one more interleaved run. It gets the folded model, which is what its own preprocessing is
 for: with a BatchNormalization behind every Conv it would be an easy match. Ratios are judged by
-the lower end of a 90 % interval.
+the lower end of a 90 % interval. What was tuned for one engine is run on the others that are here,
+too: the last table shows what a model is worth where it wasn't tuned for.
 
     make bench ARGS="--models resnet18,vit --preset quick"
+    make bench ARGS="--models resnet18,vit --preset quick --engine openvino"
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from benchmarks import results
 from benchmarks.against_quantize_static import SampleReader
 from qdqtune import zoo
 from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.engines import registry
 from qdqtune.engines.contest import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
@@ -35,11 +38,13 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import Comparison
+from qdqtune.report.tables import text_table
 from qdqtune.workflows.tune import tune
 
 KIND = "tuning"
 COLUMNS = {
-    "model": "model", "tuned over float": "over_float", "90 % from": "over_float_low",
+    "engine": "engine", "model": "model",
+    "tuned over float": "over_float", "90 % from": "over_float_low",
     "best blanket": "blanket", "over float": "blanket_over_float",
     "tuned over blanket": "over_blanket", "from": "over_blanket_low",
     "benchmarks": "benchmarks", "seconds": "seconds", "own": "own_s", "SQNR": "sqnr_db",
@@ -56,22 +61,22 @@ _BLANKETS = {
 }
 
 
-def measure(name: str, preset: str, budget_s: float) -> dict[str, Any]:
-    """One record for a zoo model or a model file."""
+def measure(name: str, preset: str, budget_s: float, engine: str) -> dict[str, Any]:
+    """One record for a zoo model or a model file on an engine."""
     with tempfile.TemporaryDirectory(prefix="qdqtune-bench-") as folder:
         space = Path(folder)
         path = Path(name)
         if not path.exists():
             path = space / "zoo.onnx"
             onnx.save(zoo.build(name), path)
-        result = tune(path, threads=1, preset=preset, output_dir=space / "run")
+        result = tune(path, engine=engine, threads=1, preset=preset, output_dir=space / "run")
         model = load_model(path)
         fold(model)
         infer_shapes(model)
         index = GraphIndex(model)
         blankets = _blankets(save_model(model, space / "folded.onnx"), index, space)
         feeds = next(random_inputs(index, 1, InputRequest(seed=1)))
-        with Worker("onnxruntime", SessionOptions(threads=1)) as worker:
+        with Worker(engine, SessionOptions(threads=1)) as worker:
             labels = list(blankets)
             measured, _ = compare_files(
                 worker, [path, *blankets.values()], feeds, budget_s=budget_s / 2
@@ -86,11 +91,19 @@ def measure(name: str, preset: str, budget_s: float) -> dict[str, Any]:
             over_blanket = (
                 _compared(worker, blankets[best], result.model, feeds, budget_s) if best else None
             )
+        elsewhere = {
+            other: _elsewhere(other, path, result.model, feeds, budget_s)
+            for other, entry in registry.ENGINES.items()
+            if other != engine and entry.measures and registry.available(other).usable
+        }
     summary = result.summary
     return {
         "kind": KIND,
         "model": path.stem if Path(name).exists() else name,
         "preset": preset,
+        "engine": engine,
+        "isa": summary.engine.isa,
+        "elsewhere": elsewhere,
         "over_float": over_float.ratio,
         "over_float_low": over_float.low,
         "blanket": best,
@@ -128,6 +141,28 @@ def _compared(worker: Worker, one: Path, other: Path, feeds: Feeds, budget_s: fl
     return compare_blocks(measured[0].blocks_ms, measured[1].blocks_ms, _CONFIDENCE)
 
 
+def _elsewhere(engine: str, given: Path, tuned: Path, feeds: Feeds, budget_s: float) -> float | str:
+    """The speedup of a tuned file on an engine that it wasn't tuned for, or why there is none."""
+    with Worker(engine, SessionOptions(threads=1)) as worker:
+        measured, _ = compare_files(worker, [given, tuned], feeds, budget_s=budget_s)
+    for measurement in measured:
+        if not measurement.ok:
+            return str(measurement.error).splitlines()[0]
+    return compare_blocks(measured[0].blocks_ms, measured[1].blocks_ms, _CONFIDENCE).ratio
+
+
+def crossed(records: Sequence[dict[str, Any]]) -> str:
+    """Speedups over float: what was tuned for one engine, run on every engine."""
+    names = sorted({record["engine"] for record in records})
+    rows = []
+    for record in sorted(records, key=lambda record: (record["model"], record["engine"])):
+        here = {**record.get("elsewhere", {}), record["engine"]: record["over_float"]}
+        shown = [here.get(name, "") for name in names]
+        cells = [f"{cell:.3f}x" if isinstance(cell, float) else str(cell) for cell in shown]
+        rows.append([record["model"], record["engine"], *cells])
+    return text_table(["model", "tuned for", *(f"on {name}" for name in names)], rows)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Tune the models, append to the results file, print the table from it."""
     logging.getLogger().setLevel(logging.ERROR)
@@ -135,10 +170,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = [name for name in zoo.ARCHITECTURES if name != "chain"]
     parser.add_argument("--models", default=",".join(names), help="zoo models or files, by comma")
     parser.add_argument("--preset", default="quick")
+    parser.add_argument("--engine", default="onnxruntime")
     parser.add_argument("--budget_s", type=float, default=8.0, help="seconds per comparison")
     options = parser.parse_args(arguments)
     for name in options.models.split(","):
-        record = measure(name, options.preset, options.budget_s)
+        record = measure(name, options.preset, options.budget_s, options.engine)
         results.append(record)
         print(
             f"{record['model']}: {record['over_float']:.3f}x float "
@@ -146,5 +182,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{record['seconds']:.0f} s",
             flush=True,
         )
+    # Before there was a second engine, records had none.
+    records = [{"engine": "onnxruntime", **record} for record in results.read(KIND)]
+    newest = results.newest(records, "engine", "model", "preset")
     print()
-    print(results.table(results.newest(results.read(KIND), "model", "preset"), COLUMNS))
+    print(results.table([each for each in newest if each["engine"] == options.engine], COLUMNS))
+    print()
+    print(crossed([each for each in newest if each.get("elsewhere")]))

@@ -251,7 +251,7 @@ REQUESTS: dict[str, tuple[str, int]] = {
     "no dialect": (INSERT + "--ops MatMul --dialect klingon", 2),
     "has no quant type": (INSERT + "--ops MatMul --quant_type int3", 2),
     "Unknown engine": ("bench {model} --engine tensorrrt", 2),
-    "does not measure with": ("bench {model} --engine openvino", 1),
+    "does not measure with": ("bench {model} --engine tensorrt", 1),
     "is not a placement file": (INSERT + "--placement {text}", 2),
     "can't be read": (INSERT + "--placement {folder}/no.json", 2),
     "over a model": (INSERT + "--ops MatMul --save_placement {out}", 2),

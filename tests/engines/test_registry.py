@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from qdqtune.engines import registry
+from qdqtune.engines.isa import Cpu
+from qdqtune.engines.native import native_dialect
 from qdqtune.records.errors import EngineError, UsageError
 
 
@@ -56,11 +58,11 @@ def test_auto_with_nothing_installed_says_what_to_install():
     assert "qdqtune[onnxruntime]" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["openvino", "tensorrt", "trtexec", "tensorrt_rtx"])
+@pytest.mark.parametrize("name", ["tensorrt", "trtexec", "tensorrt_rtx"])
 def test_engines_this_version_cannot_measure_with(name):
     with pytest.raises(EngineError, match=f"does not measure with {name}") as caught:
         registry.worker_class(name)
-    assert "onnxruntime" in caught.value.hint
+    assert "onnxruntime, openvino" in caught.value.hint
     assert not registry.available(name).usable
     assert registry.available(name).reason
 
@@ -74,3 +76,44 @@ def test_looking_around_imports_no_engine():
         "assert not heavy & set(sys.modules), sys.modules\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "isa", "options", "dialect"),
+    [
+        ("onnxruntime", "", "avx2", {}, "onnxruntime-novnni"),
+        ("onnxruntime", "", "avx512_vnni", {}, "onnxruntime"),
+        ("onnxruntime", "", "neon_dotprod", {}, "onnxruntime"),
+        ("onnxruntime", "", "amx_int8", {"max_cpu_isa": "AVX2"}, "onnxruntime"),
+        ("openvino", "", "avx512", {}, "openvino-novnni"),
+        ("openvino", "", "amx_int8", {}, "openvino"),
+        ("openvino", "", "amx_int8", {"max_cpu_isa": "AVX512_CORE"}, "openvino-novnni"),
+        ("openvino", "", "amx_int8", {"max_cpu_isa": "AVX512_CORE_FP16"}, "openvino"),
+        ("tensorrt", "8.6.1", "avx2", {}, "tensorrt-8"),
+        ("tensorrt", "10.3", "avx2", {}, "tensorrt"),
+        ("trtexec", "", "avx2", {}, "tensorrt"),
+        ("trtexec", "8.6.1", "avx2", {}, "tensorrt-8"),
+        ("tensorrt_rtx", "1.7", "avx2", {}, "tensorrt"),
+        ("simulated", "", "avx2", {"profile": "cpu-vnni"}, "onnxruntime"),
+    ],
+)
+def test_the_dialect_follows_from_engine_version_and_cpu(
+    engine, version, isa, options, dialect, monkeypatch
+):
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    assert native_dialect(engine, version, Cpu("a CPU", isa), options).name == dialect
+
+
+@pytest.mark.parametrize(
+    ("engine", "dialect"), [("openvino", "openvino-novnni"), ("onnxruntime", "onnxruntime")]
+)
+def test_a_limit_in_the_environment_holds_for_those_who_read_it(engine, dialect, monkeypatch):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert native_dialect(engine, cpu=Cpu("a CPU", "amx_int8")).name == dialect
+
+
+def test_no_engine_of_ours_is_left_without_a_dialect():
+    for name in registry.ENGINES:
+        for isa in ("avx2", "amx_int8", "neon", "unknown"):
+            for version in ("", "1.0", "8.6", "2026.4"):
+                assert native_dialect(name, version, Cpu("a CPU", isa))

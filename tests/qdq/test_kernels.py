@@ -11,9 +11,10 @@ import pytest
 
 from qdqtune.calibration.inputs import random_inputs
 from qdqtune.calibration.minmax import collect_ranges
-from qdqtune.calibration.quality import AS_WRITTEN, SignalToNoise
+from qdqtune.calibration.quality import SignalToNoise
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.native import native_dialect
+from qdqtune.engines.reference import AS_WRITTEN
 from qdqtune.graph.folding import fold
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.insert import Inserter

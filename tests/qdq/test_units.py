@@ -155,7 +155,8 @@ def test_what_only_leaves_the_graph_stays_exact_where_it_may() -> None:
     )
     fold(model)
     placement = select_ops(GraphIndex(model), ONNXRUNTIME, ["MatMul"]).placement
-    assert placement.outputs == {"h"}
+    assert "h" in placement.outputs
+    assert "y" not in placement.outputs
 
 
 @pytest.mark.parametrize(("ops", "quantized"), [(["MatMul"], False), (["MatMul", "Softmax"], True)])

@@ -176,7 +176,7 @@ def test_what_is_of_no_use_is_warned_of(model: str, capsys: Capture) -> None:
     for words in (
         "--graph_json belongs to subgraph mode",
         "--incremental_validation belongs to subgraph mode",
-        "simulated takes no TensorRT plugins",
+        "simulated takes no plugin libraries",
         "simulated takes no arguments of trtexec: --fp16",
         "there is no pattern cache missing.yaml",
     ):

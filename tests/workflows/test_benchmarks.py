@@ -152,7 +152,7 @@ def test_what_is_of_no_use_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixt
         engine="simulated",
     )  # fmt: skip
     assert made is not None
-    for words in ("takes no TensorRT plugins", "has no timing cache", "without trtexec"):
+    for words in ("takes no plugin libraries", "has no timing cache", "without use_trtexec"):
         assert words in caplog.text
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtune.calibration.inputs import Feeds
-from qdqtune.calibration.quality import opening_options
 from qdqtune.calibration.reductions import OUTPUT, REDUCTIONS, with_reductions
 from qdqtune.engines.isolated import OpenModel, Worker, WorkerFailure
+from qdqtune.engines.reference import opening_options
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import EngineError, ModelError
@@ -41,7 +41,7 @@ def collect_ranges(
 
     Args:
         base: The model.
-        worker: An ONNX Runtime worker.
+        worker: Of the reference engine.
         samples: Input sets, read one at a time.
         source: Where the samples come from.
         placement: Watch only what it quantizes; None watches every float tensor.

@@ -7,8 +7,8 @@ import onnx_ir as ir
 from onnx.helper import make_node, make_tensor_value_info
 
 from qdqtune.calibration.inputs import Feeds
-from qdqtune.calibration.quality import AS_WRITTEN
 from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.engines.reference import AS_WRITTEN
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import EngineError
@@ -22,7 +22,7 @@ def observe_shapes(base: PreparedModel, worker: Worker, feeds: Feeds) -> dict[st
 
     Args:
         base: The model.
-        worker: An ONNX Runtime worker.
+        worker: Of the reference engine.
         feeds: One set of inputs.
 
     Returns:

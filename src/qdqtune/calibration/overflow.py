@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from qdqtune.calibration.inputs import Feeds
-from qdqtune.calibration.quality import AS_WRITTEN
 from qdqtune.engines.isolated import Worker
+from qdqtune.engines.reference import AS_WRITTEN
 from qdqtune.graph.constants import constant_of
 from qdqtune.graph.files import save_model
 from qdqtune.graph.op_classes import is_op
@@ -26,7 +26,7 @@ def first_overflow(
     Args:
         model: The model, computing in float32; it gets more outputs.
         rounded: Node name to the value to look at instead of the node's own result.
-        worker: An ONNX Runtime worker.
+        worker: Of the reference engine.
         feeds: Inputs.
         folder: Where the model may be written.
 

@@ -17,21 +17,6 @@ from qdqtune.engines.arrays import read_arrays, write_arrays
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import StoredFeeds, Worker
 
-# Runs every op as it is written: a foreign dialect must not be judged by this CPU's kernels.
-# Memory patterns would keep everything that a run needs a second time, and save no time here.
-AS_WRITTEN = SessionOptions(
-    engine_options={"graph_optimization_level": "disable_all", "enable_mem_pattern": "0"}
-)
-
-# From here on a session is opened as written: ONNX Runtime's optimizations take time with the
-# square of the nodes. Seen with Convs: 3 s for 10,000 nodes, 47 s for 40,000; as written 0.5 and 3.
-_MANY_NODES = 10_000
-
-
-def opening_options(nodes: int) -> SessionOptions | None:
-    """How to open a model of so many nodes that is run a few times only."""
-    return AS_WRITTEN if nodes > _MANY_NODES else None
-
 
 class SignalToNoise:
     """Signal-to-quantization-noise ratio of each output, gathered sample by sample."""
@@ -65,7 +50,8 @@ class Reference:
         worker: Where models run.
         model: The reference.
         samples: Inputs.
-        options: How to open the reference; `AS_WRITTEN` for a dialect of another engine.
+        options: How to open the reference; `engines.reference.AS_WRITTEN` for a dialect of
+            another engine.
 
     Raises:
         WorkerFailure: If the reference does not run.

@@ -71,8 +71,8 @@ class _PrintVersions(argparse.Action):
         from qdqtune.engines import registry
 
         print(f"qdqtune {__version__}")
-        for name in registry.ENGINES:
+        for name, entry in registry.engines().items():
             version = registry.available(name).version
-            if version and name != "simulated":
+            if version and entry.measures:
                 print(f"{name} {version}")
         parser.exit()

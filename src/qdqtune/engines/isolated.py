@@ -83,7 +83,7 @@ class Worker:
 
     def __init__(
         self,
-        engine: str = "onnxruntime",
+        engine: str = registry.REFERENCE,
         options: SessionOptions | None = None,
         *,
         timeout_s: float = 300.0,

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Mapping
 
 from qdqtune.engines import registry
+from qdqtune.engines.entry import EngineEntry
 from qdqtune.engines.isa import Cpu, limited_isa, read_cpu, saturates_u8s8
-from qdqtune.engines.simulated.profiles import DEFAULT_PROFILE, Profile, profile_named
 from qdqtune.qdq.dialect import Dialect
-from qdqtune.qdq.dialects import (
-    ONNXRUNTIME,
-    ONNXRUNTIME_NO_VNNI,
-    OPENVINO,
-    OPENVINO_NO_VNNI,
-    TENSORRT,
-    TENSORRT_8,
-    dialect_named,
-)
-from qdqtune.records.errors import UsageError
+from qdqtune.qdq.dialects import dialect_named
+from qdqtune.records.errors import EngineError, QdqtuneError
 
 
 def native_dialect(
@@ -34,27 +27,43 @@ def native_dialect(
         engine: An engine's name.
         version: Its version; by default the installed one, or else the newest.
         cpu: The CPU that will run the model; by default this machine's.
-        options: The engine's own options; those of the simulated one say which machine it is.
+        options: The engine's own options, as far as they decide it.
 
     Raises:
         UsageError: If there is no such engine.
+        EngineError: If it speaks nothing that is known.
     """
     entry = registry.entry(engine)
-    if entry.name in ("tensorrt", "trtexec", "tensorrt_rtx"):
-        number = re.match(r"\d+", version or registry.available(engine).version)
-        old = number is not None and int(number.group()) < 10 and entry.name != "tensorrt_rtx"
-        return TENSORRT_8 if old else TENSORRT
-    if entry.name == "simulated":
-        return dialect_named(_profile(options or {}).dialect)
-    isa = (cpu or read_cpu()).isa
-    if entry.name == "openvino":
-        limit = (options or {}).get("max_cpu_isa", os.environ.get("ONEDNN_MAX_CPU_ISA", ""))
-        return OPENVINO_NO_VNNI if saturates_u8s8(limited_isa(isa, limit)) else OPENVINO
-    return ONNXRUNTIME_NO_VNNI if saturates_u8s8(isa) else ONNXRUNTIME
+    options = options or {}
+    if entry.dialect_function:
+        return dialect_named(_asked(entry, options))
+    saturating = saturates_u8s8(_isa(entry, cpu or read_cpu(), options))
+    number = re.match(r"\d+", version or registry.available(engine).version)
+    major = int(number.group()) if number is not None else None
+    for spoken in entry.dialects or registry.entry(registry.REFERENCE).dialects:
+        if spoken.fits(saturating, major):
+            return dialect_named(spoken.name)
+    raise EngineError(
+        f"The engine {engine} speaks no dialect on this CPU, in version {version or 'unknown'}.",
+        "Its entry needs a dialect without conditions, as the last one.",
+    )
 
 
-def _profile(options: Mapping[str, str]) -> Profile:
+def _isa(entry: EngineEntry, cpu: Cpu, options: Mapping[str, str]) -> str:
+    inherited = os.environ.get(entry.isa_variable, "") if entry.isa_variable else ""
+    limit = options.get(entry.isa_option, "") if entry.isa_option else ""
+    return limited_isa(cpu.isa, limit or inherited)
+
+
+def _asked(entry: EngineEntry, options: Mapping[str, str]) -> str:
+    module, _, function = entry.dialect_function.partition(":")
     try:
-        return profile_named(options.get("profile", DEFAULT_PROFILE.name))
-    except ValueError as error:
-        raise UsageError(f"The simulated engine: {error}.", "See docs/simulated.md.") from None
+        return str(getattr(importlib.import_module(module), function)(options))
+    except QdqtuneError:
+        raise
+    except Exception as error:  # another package's function
+        raise EngineError(
+            f"Which dialect the engine {entry.name} speaks can't be told: "
+            f"{type(error).__name__}: {error}",
+            f"Its entry says that {entry.dialect_function} knows.",
+        ) from None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import openvino as ov
 
@@ -26,6 +27,12 @@ _DTYPES = {
     "i4": "int4",
     "string": "str",
     "u4": "uint4",
+}
+# Types that numpy has no names for; OpenVINO gives their bits under the name of another.
+_VIEWS = {
+    "bf16": ml_dtypes.bfloat16,
+    "f8e4m3": ml_dtypes.float8_e4m3fn,
+    "f8e5m2": ml_dtypes.float8_e5m2,
 }
 _PROFILE_WARMUP_RUNS = 2
 # OpenVINO calls the result of an ONNX output so.
@@ -118,9 +125,8 @@ class OpenVinoSession:
         """Runs once and returns the outputs."""
         request = _request(self._compiled, self._to_tensors(feeds))
         results = request.infer()
-        return {
-            name: np.array(results[number], copy=True) for number, name in enumerate(self._outputs)
-        }
+        ports = zip(self._outputs, self._compiled.outputs, strict=True)
+        return {name: _array(port, results[number]) for number, (name, port) in enumerate(ports)}
 
     def time_runs(self, runs: int) -> list[float]:
         """Runs back to back on the kept feeds.
@@ -206,6 +212,13 @@ def _tensor(kind: Any, array: Any, spec: InputSpec) -> Any:
     if array.dtype.isbuiltin == 1:
         return ov.Tensor(array, shared_memory=array.dtype.kind not in "OU")
     return ov.Tensor(array.view(f"u{array.dtype.itemsize}"), array.shape, kind)
+
+
+def _array(port: Any, result: Any) -> Any:
+    """A copy of a result, of its own type."""
+    array = np.array(result, copy=True)
+    view = _VIEWS.get(port.get_element_type().get_type_name())
+    return array if view is None else array.view(view)
 
 
 def _input_spec(port: Any) -> InputSpec:

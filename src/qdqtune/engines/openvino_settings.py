@@ -100,12 +100,16 @@ def settings_of(options: SessionOptions) -> Settings:
 def _mended_cpu(given: Mapping[str, str]) -> dict[str, str]:
     """Options without which OpenVINO would crash on this machine; none if it would not."""
     limit = given.get("max_cpu_isa", _INHERITED_LIMIT)
-    if limit:
-        return {"max_cpu_isa": limit}
-    if not read_cpu().isa.startswith("amx") or _amx_works():
+    has_tiles = read_cpu().isa.startswith("amx")
+    if not limit and has_tiles and not _amx_works():
+        limit = _WITHOUT_AMX
+    if not limit:
         return {}
-    # Types of 16 bits are OpenVINO's default where there is AMX, and slower than floats without.
-    return {"max_cpu_isa": _WITHOUT_AMX, "inference_precision": "f32"}
+    if not has_tiles or limited_isa(read_cpu().isa, limit).startswith("amx"):
+        return {"max_cpu_isa": limit}
+    # Where there is AMX, OpenVINO computes in bfloat16 unless told otherwise, also where its limit
+    # leaves it no such kernel: it is then slower than in floats, or refuses the model.
+    return {"max_cpu_isa": limit, "inference_precision": "f32"}
 
 
 @functools.lru_cache(maxsize=1)

@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.metadata
 import importlib.util
 import shutil
 from dataclasses import dataclass
 
+from qdqtune.engines.entry import EngineEntry, SpokenDialect
+from qdqtune.engines.plugins import Plugins, find_plugins
 from qdqtune.records.errors import EngineError, UsageError
 
+__all__ = [
+    "AUTO",
+    "ENGINES",
+    "GUIDES_MODULE",
+    "GUIDES_PROGRAM",
+    "REFERENCE",
+    "EngineEntry",
+    "EngineStatus",
+    "SpokenDialect",
+    "available",
+    "engines",
+    "entry",
+    "plugins",
+    "resolve",
+    "title",
+    "worker_class",
+]
+
 AUTO = "auto"
-
-
-@dataclass(frozen=True)
-class EngineEntry:
-    """What is known of an engine without importing it.
-
-    Attributes:
-        name: Name on the command line and in records.
-        install: The command that brings it, or where to get it.
-        module: Module whose presence means that it is installed; empty for a program.
-        distributions: Packages that may have brought the module, for its version.
-        program: Program whose presence means that it is installed; empty for a module.
-        worker_class: ``module:Class`` that measures with it; empty when this version cannot.
-        measures: Whether its times are measured. An engine that makes them up is never chosen
-            unless it is named.
-    """
-
-    name: str
-    install: str
-    module: str = ""
-    distributions: tuple[str, ...] = ()
-    program: str = ""
-    worker_class: str = ""
-    measures: bool = True
+REFERENCE = "onnxruntime"
+"""The engine that calibrates, and that runs models as they are written, whatever they are for."""
+GUIDES_MODULE = "tensorrt"
+"""What the autotuning guides measure with, as a Python module."""
+GUIDES_PROGRAM = "trtexec"
+"""The same as a program."""
 
 
 @dataclass(frozen=True)
@@ -52,43 +55,80 @@ class EngineStatus:
     reason: str
 
 
+_TENSORRT_DIALECTS = (SpokenDialect("tensorrt-8", before_version=10), SpokenDialect("tensorrt"))
 _ENTRIES = (
     EngineEntry(
         "onnxruntime",
         "pip install 'qdqtune[onnxruntime]'",
+        title="ONNX Runtime",
         module="onnxruntime",
         distributions=("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino"),
         worker_class="qdqtune.engines.onnxruntime:OnnxRuntimeEngine",
+        dialects=(SpokenDialect("onnxruntime-novnni", True), SpokenDialect("onnxruntime")),
     ),
     EngineEntry(
         "openvino",
         "pip install 'qdqtune[openvino]'",
+        title="OpenVINO",
         module="openvino",
         distributions=("openvino",),
         worker_class="qdqtune.engines.openvino:OpenVinoEngine",
+        dialects=(SpokenDialect("openvino-novnni", True), SpokenDialect("openvino")),
+        isa_option="max_cpu_isa",
+        isa_variable="ONEDNN_MAX_CPU_ISA",
+        runs_bfloat16=True,
     ),
     EngineEntry(
         "tensorrt",
         "pip install tensorrt",
+        title="TensorRT",
         module="tensorrt",
         distributions=("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
+        dialects=_TENSORRT_DIALECTS,
+        takes_plugins=True,
+        has_timing_cache=True,
     ),
-    EngineEntry("trtexec", "trtexec comes with TensorRT; put it on PATH", program="trtexec"),
+    EngineEntry(
+        "trtexec",
+        "trtexec comes with TensorRT; put it on PATH",
+        program="trtexec",
+        dialects=_TENSORRT_DIALECTS,
+        takes_plugins=True,
+        has_timing_cache=True,
+    ),
     EngineEntry(
         "tensorrt_rtx",
         "pip install 'qdqtune[tensorrt-rtx]'",
+        title="TensorRT-RTX",
         module="tensorrt_rtx",
         distributions=("tensorrt-rtx-cu13", "tensorrt-rtx"),
+        dialects=(SpokenDialect("tensorrt"),),
+        takes_plugins=True,
+        has_timing_cache=True,
     ),
     EngineEntry(
         "simulated",
         "it is part of qdqtune",
+        title="The simulated engine",
         module="qdqtune",
         worker_class="qdqtune.engines.simulated:SimulatedEngine",
         measures=False,
+        dialect_function="qdqtune.engines.simulated.spoken:dialect_of",
     ),
 )
 ENGINES: dict[str, EngineEntry] = {entry.name: entry for entry in _ENTRIES}
+"""Those that are part of qdqtune; `engines` has the others, too."""
+
+
+@functools.cache
+def plugins() -> Plugins:
+    """What other packages bring; looked for once."""
+    return find_plugins([AUTO, *ENGINES])
+
+
+def engines() -> dict[str, EngineEntry]:
+    """Every engine that has a name here."""
+    return {**ENGINES, **plugins().entries}
 
 
 def entry(name: str) -> EngineEntry:
@@ -96,22 +136,33 @@ def entry(name: str) -> EngineEntry:
 
     Raises:
         UsageError: No engine has that name.
+        EngineError: One that another package announces has, but can't be used.
     """
     if name in ENGINES:
         return ENGINES[name]
-    close = difflib.get_close_matches(name.lower(), [*ENGINES, AUTO], n=1)
+    if name in plugins().entries:
+        return plugins().entries[name]
+    for broken in plugins().broken:
+        if broken.name == name:
+            raise EngineError(
+                f"The engine {name} can't be used: {broken.reason}.",
+                f"It is part of the package {broken.package}: mend or remove that.",
+            )
+    choices = [AUTO, *engines()]
+    close = difflib.get_close_matches(name.lower(), choices, n=1)
     hint = f"Did you mean '{close[0]}'? " if close else ""
-    raise UsageError(f"Unknown engine '{name}'.", f"{hint}Choices: {', '.join([AUTO, *ENGINES])}.")
+    raise UsageError(f"Unknown engine '{name}'.", f"{hint}Choices: {', '.join(choices)}.")
+
+
+def title(name: str) -> str:
+    """What people call an engine."""
+    return entry(name).title or name
 
 
 def available(name: str) -> EngineStatus:
     """Says whether an engine is installed and can measure with this version of qdqtune."""
     engine = entry(name)
-    if engine.program:
-        installed = shutil.which(engine.program) is not None
-    else:
-        installed = importlib.util.find_spec(engine.module) is not None
-    if not installed:
+    if not _is_installed(engine):
         return EngineStatus(False, "", f"not installed ({engine.install})")
     version = _version(engine)
     if not engine.worker_class:
@@ -128,7 +179,7 @@ def worker_class(name: str) -> str:
     """
     engine = entry(name)
     if not engine.worker_class:
-        others = ", ".join(e.name for e in _ENTRIES if e.worker_class and e.measures)
+        others = ", ".join(e.name for e in engines().values() if e.worker_class and e.measures)
         raise EngineError(
             f"This version of qdqtune does not measure with {name}.",
             f"It measures with: {others}.",
@@ -153,6 +204,15 @@ def resolve(name: str) -> str:
             return engine.name
     installs = [e.install for e in _ENTRIES if e.worker_class and e.measures]
     raise EngineError("No engine that could measure is installed.", f"Install one: {installs[0]}")
+
+
+def _is_installed(engine: EngineEntry) -> bool:
+    if engine.program:
+        return shutil.which(engine.program) is not None
+    try:
+        return importlib.util.find_spec(engine.module) is not None
+    except (ImportError, ValueError):  # a part of a package that isn't there, or is broken
+        return False
 
 
 def _version(engine: EngineEntry) -> str:

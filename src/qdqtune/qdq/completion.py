@@ -71,4 +71,10 @@ class Completion:
                 edges |= places.edges
                 outputs |= places.outputs
                 quantized |= places.outputs
+        if self.dialect.lifts:
+            for name, places in reversed(self.moving.items()):
+                if name in wanted and not quantized.isdisjoint(places.outputs):
+                    edges |= places.edges
+                    outputs |= places.outputs
+                    quantized |= places.tensors
         return canonical(self.index, Placement(frozenset(edges), frozenset(outputs)))

@@ -42,6 +42,7 @@ class OpRule:
             apart. TensorRT takes the weight apart instead, unless a Q stands between: it
             dequantizes weight and input, and multiplies in floats.
         float_before: Ops for which a usual output is left float, if they are its only readers.
+        activations_only: Whether the op is left float if one of these inputs is a constant.
     """
 
     inputs: tuple[int, ...] | None = (0,)
@@ -53,6 +54,7 @@ class OpRule:
     least_elements: int = 1
     whole_when_parted: bool = False
     float_before: frozenset[str] = frozenset()
+    activations_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class Dialect:
             comes after them.
         float_types: Float types for which there are integer kernels.
         batched_weight_axes: Whether weights of rank above 2 may have per-channel scales in MatMul.
+        lifts: Whether an op that only moves values is also quantized when its result is. With Q on
+            inputs, nobody else would put one before it.
     """
 
     name: str
@@ -96,6 +100,7 @@ class Dialect:
     fused_activations: frozenset[str] = frozenset()
     batched_weight_axes: bool = True
     float_types: frozenset[ir.DataType] = FLOAT_TYPES
+    lifts: bool = False
 
     @property
     def asks_for_shapes(self) -> bool:

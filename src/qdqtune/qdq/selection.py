@@ -6,11 +6,10 @@ import difflib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-import onnx_ir as ir
-
 from qdqtune.graph.index import GraphIndex
+from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialect import Dialect
-from qdqtune.qdq.units import close, merge, role_rule, rule_of, unit, why_not
+from qdqtune.qdq.units import close, merge, unit, why_not
 from qdqtune.records.errors import UsageError
 from qdqtune.records.placement import Placement
 
@@ -46,23 +45,18 @@ def select_ops(
     for op_type in op_types:
         if op_type not in present:
             raise unknown("op type", op_type, present)
-    chosen = [node for node in index.nodes if node.op_type in op_types]
-    left_float = {}
-    moving: list[ir.Node] = []
-    working: list[ir.Node] = []
-    for node in chosen:
-        if node.op_type in dialect.fused_activations and rule_of(dialect, node) is None:
-            continue  # part of the op before it
-        reason = why_not(index, dialect, node, quant_type)
-        if reason:
-            left_float[node.name or ""] = reason
-        else:
-            (moving if role_rule(dialect, node).same_scale else working).append(node)
-    units = [unit(index, dialect, node, whole=True) for node in working]
-    followers = _follow(index, dialect, moving, units)
-    units += (unit(index, dialect, node, whole=True) for node in followers)
-    names = tuple(node.name or "" for node in (*working, *followers))
-    return Selection(_shared(index, merge(units)), names, left_float)
+    completion = Completion(index, dialect, quant_type)
+    chosen = [name for name in completion.units if index.node[name].op_type in op_types]
+    placement = completion.placement(chosen)
+    return Selection(
+        _shared(index, placement),
+        tuple(name for name in chosen if completion.units[name].edges <= placement.edges),
+        {
+            name: reason
+            for name, reason in completion.left_float.items()
+            if index.node[name].op_type in op_types
+        },
+    )
 
 
 def select_nodes(
@@ -106,21 +100,6 @@ def select_tensors(index: GraphIndex, dialect: Dialect, names: Iterable[str]) ->
         wanted.append(Placement.of(index.readers(name)))
     placement = close(index, dialect, merge(wanted))
     return Selection(placement, tuple(sorted({edge.node for edge in placement.edges if edge.node})))
-
-
-def _follow(
-    index: GraphIndex, dialect: Dialect, moving: list[ir.Node], units: list[Placement]
-) -> list[ir.Node]:
-    """The moving ops whose input is quantized, directly or through another such op."""
-    quantized = set(merge(units).tensors)
-    followers = []
-    for node in moving:
-        value = node.inputs[0]
-        assert value is not None
-        if value.name in quantized or index.is_constant(value.name or ""):
-            followers.append(node)
-            quantized.update(unit(index, dialect, node, whole=True).outputs)
-    return followers
 
 
 def _shared(index: GraphIndex, placement: Placement) -> Placement:

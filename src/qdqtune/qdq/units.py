@@ -51,6 +51,9 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
     for edge in edges:
         if index.is_constant(edge.tensor) and not index.is_finite(edge.tensor):
             return f"the constant {edge.tensor!r} holds infinite or undefined values"
+    constant = next((edge.tensor for edge in edges if index.is_constant(edge.tensor)), "")
+    if rule.activations_only and constant:
+        return f"{dialect.name} takes the constant {constant!r} into the kernel before it"
     bias = _bias_of(node, rule)
     if bias is not None and not is_channel_bias(index, node, bias.name or ""):
         return "its bias is not a constant with one value per channel"

@@ -6,6 +6,21 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class IsaLimit:
+    """Why an engine's kernels use less than the CPU offers.
+
+    Attributes:
+        limit: The newest instructions that they may use, in the engine's words.
+        variable: Environment variable that says so to any process that runs the engine.
+        is_inherited: Whether somebody set that variable; else newer kernels crash here.
+    """
+
+    limit: str
+    variable: str
+    is_inherited: bool
+
+
+@dataclass(frozen=True)
 class EngineHealth:
     """One engine on this machine.
 
@@ -17,6 +32,9 @@ class EngineHealth:
         dialect: The dialect it speaks here.
         reason: Why it is not usable.
         measures: Whether its times are measured, not simulated.
+        isa: The instruction set that its integer kernels use; empty if it didn't answer.
+        saturates_u8s8: Whether 8-bit weights would give wrong results in them.
+        limited: Why that is less than the CPU has; None if it isn't.
     """
 
     name: str
@@ -26,6 +44,24 @@ class EngineHealth:
     dialect: str
     reason: str
     measures: bool = True
+    isa: str = ""
+    saturates_u8s8: bool = False
+    limited: IsaLimit | None = None
+
+
+@dataclass(frozen=True)
+class BrokenEngine:
+    """An engine that another package announces, and that can't be used.
+
+    Attributes:
+        name: What it would be called.
+        package: Who announces it.
+        reason: What is wrong with it.
+    """
+
+    name: str
+    package: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -35,9 +71,10 @@ class Health:
     Attributes:
         python: Version of Python.
         cpu: Name of the CPU.
-        isa: The instruction set that integer kernels use.
+        isa: The best instruction set that it has for integer kernels.
         saturates_u8s8: Whether 8-bit weights would give wrong results in u8*s8 kernels.
         engines: Every engine that qdqtune knows.
+        broken: Those of other packages that can't be used.
     """
 
     python: str
@@ -45,3 +82,4 @@ class Health:
     isa: str
     saturates_u8s8: bool
     engines: tuple[EngineHealth, ...]
+    broken: tuple[BrokenEngine, ...] = ()

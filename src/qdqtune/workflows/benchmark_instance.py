@@ -26,8 +26,6 @@ from qdqtune.workflows.benchmarks import (
 
 _logger = logging.getLogger(__name__)
 
-_TENSORRT_ENGINES = ("tensorrt", "trtexec", "tensorrt_rtx")
-
 
 @dataclass
 class _Current:
@@ -66,13 +64,13 @@ def init_benchmark_instance(
     """Say how `benchmark_onnx_model` and the autotuning workflow measure in this process.
 
     Args:
-        use_trtexec: Measure with ``trtexec`` instead of `engine`.
-        plugin_libraries: Libraries with custom ops, for engines of the TensorRT family.
-        timing_cache_file: TensorRT's timing cache.
+        use_trtexec: Measure with that program instead of `engine`.
+        plugin_libraries: Libraries with custom ops, for engines that take such.
+        timing_cache_file: The engine's timing cache, if it has one.
         warmup_runs: Runs before those that count.
         timing_runs: Runs that count.
-        trtexec_args: More arguments for ``trtexec``.
-        engine: What measures; ``auto`` is TensorRT if it can measure here, else ONNX Runtime.
+        trtexec_args: More arguments for the program.
+        engine: What measures; ``auto`` is the first that can measure here.
         threads: Threads per run; None is the engine's default.
 
     Returns:
@@ -101,7 +99,7 @@ def benchmark_onnx_model(
     Args:
         model_path: The file, or what would be in it.
         log_file: Where to add what happened.
-        flush_timing_cache: For TensorRT; engines without a timing cache have nothing to flush.
+        flush_timing_cache: Engines without a timing cache have nothing to flush.
 
     Returns:
         The median in milliseconds; infinite if it can't be measured. Nothing is raised.
@@ -133,8 +131,8 @@ def check_plugins(plugin_libraries: Sequence[str] | None, engine: str) -> None:
     for library in plugin_libraries or ():
         if not Path(library).is_file():
             raise UsageError(f"The plugin library {library} does not exist.", "Check the path.")
-    if plugin_libraries and engine not in _TENSORRT_ENGINES:
-        _logger.warning("%s takes no TensorRT plugins: they are not used", engine)
+    if plugin_libraries and not registry.entry(engine).takes_plugins:
+        _logger.warning("%s takes no plugin libraries: they are not used", engine)
 
 
 def _make(
@@ -148,7 +146,7 @@ def _make(
     threads: int | None,
 ) -> EngineBenchmark:
     if use_trtexec:
-        check_plugins(plugin_libraries, "trtexec")
+        check_plugins(plugin_libraries, registry.GUIDES_PROGRAM)
         return TrtExecBenchmark(
             timing_cache_file,
             warmup_runs,
@@ -160,8 +158,8 @@ def _make(
         engine, threads=threads, warmup_runs=warmup_runs, timing_runs=timing_runs
     )
     check_plugins(plugin_libraries, benchmark.engine)
-    if timing_cache_file is not None and benchmark.engine not in _TENSORRT_ENGINES:
+    if timing_cache_file is not None and not registry.entry(benchmark.engine).has_timing_cache:
         _logger.info("%s has no timing cache: %s is not used", benchmark.engine, timing_cache_file)
     if trtexec_args:
-        _logger.warning("arguments for trtexec are not used without trtexec")
+        _logger.warning("trtexec_args are not used without use_trtexec")
     return benchmark

@@ -196,16 +196,16 @@ class EngineBenchmark(Benchmark):
 
 
 class TensorRTPyBenchmark(EngineBenchmark):
-    """Times models with TensorRT.
+    """Times models with the engine of that name, as a Python module.
 
     Args:
-        timing_cache_file: Where TensorRT keeps what it learned about kernels.
+        timing_cache_file: Where the engine keeps what it learned about kernels.
         warmup_runs: Runs before those that count.
         timing_runs: Runs that count.
         plugin_libraries: Libraries with custom ops to load.
 
     Raises:
-        EngineImportError: If TensorRT can't measure here; it is an ImportError, too.
+        EngineImportError: If the engine can't measure here; it is an ImportError, too.
     """
 
     def __init__(
@@ -216,7 +216,9 @@ class TensorRTPyBenchmark(EngineBenchmark):
         plugin_libraries: Sequence[str] | None = None,
     ) -> None:
         try:
-            super().__init__("tensorrt", warmup_runs=warmup_runs, timing_runs=timing_runs)
+            super().__init__(
+                registry.GUIDES_MODULE, warmup_runs=warmup_runs, timing_runs=timing_runs
+            )
         except EngineError as error:
             raise EngineImportError(error.what, error.hint) from None
         self.timing_cache_file = timing_cache_file
@@ -224,10 +226,10 @@ class TensorRTPyBenchmark(EngineBenchmark):
 
 
 class TrtExecBenchmark(EngineBenchmark):
-    """Times models with the program ``trtexec``.
+    """Times models with the engine's own program.
 
     Args:
-        timing_cache_file: Where TensorRT keeps what it learned about kernels.
+        timing_cache_file: Where the engine keeps what it learned about kernels.
         warmup_runs: Runs before those that count.
         timing_runs: Runs that count.
         plugin_libraries: Libraries with custom ops to load.
@@ -235,7 +237,7 @@ class TrtExecBenchmark(EngineBenchmark):
         trtexec_args: Arguments of its own.
 
     Raises:
-        EngineError: If ``trtexec`` can't measure here.
+        EngineError: If the program can't measure here.
     """
 
     def __init__(
@@ -244,10 +246,10 @@ class TrtExecBenchmark(EngineBenchmark):
         warmup_runs: int = DEFAULT_WARMUP_RUNS,
         timing_runs: int = 10,
         plugin_libraries: Sequence[str] | None = None,
-        trtexec_path: str = "trtexec",
+        trtexec_path: str = registry.GUIDES_PROGRAM,
         trtexec_args: Sequence[str] | None = None,
     ) -> None:
-        super().__init__("trtexec", warmup_runs=warmup_runs, timing_runs=timing_runs)
+        super().__init__(registry.GUIDES_PROGRAM, warmup_runs=warmup_runs, timing_runs=timing_runs)
         self.timing_cache_file = timing_cache_file
         self.plugin_libraries = list(plugin_libraries or ())
         self.trtexec_path = trtexec_path

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import platform
 
 from qdqtune.engines import registry
-from qdqtune.engines.isa import read_cpu
+from qdqtune.engines.isa import read_cpu, saturates_u8s8
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.native import native_dialect
-from qdqtune.records.health import EngineHealth, Health
+from qdqtune.records.errors import QdqtuneError
+from qdqtune.records.health import BrokenEngine, EngineHealth, Health, IsaLimit
+from qdqtune.records.measurement import EngineInfo
 
 _ANSWER_TIMEOUT_S = 60.0
 
@@ -16,20 +19,42 @@ _ANSWER_TIMEOUT_S = 60.0
 def examine() -> Health:
     """Ask every engine; those that can measure are started once to see that they answer."""
     cpu = read_cpu()
-    engines = tuple(_examine_engine(name) for name in registry.ENGINES)
-    return Health(platform.python_version(), cpu.device, cpu.isa, cpu.saturates_u8s8, engines)
+    engines = tuple(map(_examine_engine, registry.engines()))
+    broken = tuple(
+        BrokenEngine(plugin.name, plugin.package, plugin.reason)
+        for plugin in registry.plugins().broken
+    )
+    return Health(
+        platform.python_version(), cpu.device, cpu.isa, cpu.saturates_u8s8, engines, broken
+    )
 
 
 def _examine_engine(name: str) -> EngineHealth:
     status = registry.available(name)
-    dialect = native_dialect(name).name
     measures = registry.entry(name).measures
-    if not status.usable:
-        return EngineHealth(name, False, status.version, "", dialect, status.reason, measures)
+    dialect = ""
     try:
+        dialect = native_dialect(name).name
+        if not status.usable:
+            return EngineHealth(name, False, status.version, "", dialect, status.reason, measures)
         with Worker(name, timeout_s=_ANSWER_TIMEOUT_S) as worker:
             info = worker.info()
     except WorkerFailure as failure:
         reason = f"does not start: {failure}"
-        return EngineHealth(name, False, status.version, "", dialect, reason, measures)
-    return EngineHealth(name, True, info.version, info.device, dialect, "", measures)
+    except QdqtuneError as error:
+        reason = error.what
+    else:
+        return EngineHealth(
+            name, True, info.version, info.device, dialect, "", measures,
+            info.isa, saturates_u8s8(info.isa), _limit(name, info),
+        )  # fmt: skip
+    return EngineHealth(name, False, status.version, "", dialect, reason, measures)
+
+
+def _limit(name: str, info: EngineInfo) -> IsaLimit | None:
+    """What keeps an engine from newer instructions, though nobody asked it to."""
+    entry = registry.entry(name)
+    limit = info.options.get(entry.isa_option, "") if entry.isa_option else ""
+    if not limit or info.isa == read_cpu().isa:
+        return None
+    return IsaLimit(limit, entry.isa_variable, bool(os.environ.get(entry.isa_variable)))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qdqtune.calibration.observed import observe_shapes, unknown_tensors
 from qdqtune.engines import registry
+from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.native import native_dialect
+from qdqtune.engines.reference import reference_worker
 from qdqtune.graph.files import check_result, check_targets, save_model, write_text
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.precision_types import HALF_TYPES
@@ -34,7 +37,7 @@ from qdqtune.records.precision import Precision
 from qdqtune.records.ranges import RangeMethod, Ranges
 from qdqtune.workflows.calibrating import Progress, feeding_of, ranges_in_every_way
 from qdqtune.workflows.choice import Choice, select
-from qdqtune.workflows.judging import Judge, Quality
+from qdqtune.workflows.judging import Judge, Kernels, Quality, has_own_kernels
 from qdqtune.workflows.source import (
     Source,
     open_source,
@@ -104,14 +107,17 @@ def insert_qdq(
     feeding = feeding_of(source, inputs, data, samples)
     selection = _selection(source, feeding.shapes, spoken, quant_type, choice)
     room = tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=Path(output).absolute().parent)
-    with room as folder, Worker() as worker:
+    with (
+        room as folder,
+        reference_worker() as worker,
+        _kernels(_speaker(spoken, engine), worker) as kernels,
+    ):
         base = PreparedModel(source.model, Path(folder))
         if spoken.asks_for_shapes and unknown_tensors(base.index):
             observe_shapes(base, worker, next(iter(feeding.judged())))
             selection = _selection(source, feeding.shapes, spoken, quant_type, choice)
         given = source.reading.encodings if source.reading is not None else {}
-        native = spoken is native_dialect("onnxruntime")
-        judge = Judge(source, base, worker, feeding.judged, native=native)
+        judge = Judge(source, base, worker, feeding.judged, kernels=kernels)
         attempts = []
         for way, ranges in ranges_in_every_way(
             source, base, worker, selection.placement, feeding, layout, method, progress
@@ -160,6 +166,27 @@ class _Attempt:
     @property
     def worst_db(self) -> float:
         return min(self.quality.against_float.values(), default=-math.inf)
+
+
+def _speaker(dialect: Dialect, engine: str) -> str | None:
+    """The engine whose dialect is written, if it runs models here."""
+    asked = [] if engine == registry.AUTO else [engine]
+    for name in (*asked, registry.REFERENCE):
+        if native_dialect(name) is dialect and has_own_kernels(name):
+            return name
+    return None
+
+
+@contextlib.contextmanager
+def _kernels(engine: str | None, runner: Worker) -> Iterator[Kernels | None]:
+    """The engine at work, in a process of its own unless it is the one that calibrates."""
+    if engine is None:
+        yield None
+    elif engine == registry.REFERENCE:
+        yield Kernels(engine, runner, SessionOptions())
+    else:
+        with Worker(engine) as worker:
+            yield Kernels(engine, worker, worker.options)
 
 
 def _selection(

@@ -11,9 +11,11 @@ from pathlib import Path
 import onnx_ir as ir
 
 from qdqtune.calibration.inputs import Feeds
-from qdqtune.calibration.quality import AS_WRITTEN, Reference, opening_options
+from qdqtune.calibration.quality import Reference
+from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.engines.reference import AS_WRITTEN, opening_options
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import EngineError
@@ -35,36 +37,56 @@ class Quality:
     against_given: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Kernels:
+    """The engine that candidates are for, where it runs them.
+
+    Attributes:
+        engine: Its name.
+        worker: Its worker; that of the reference engine if it is the same.
+        options: How it is to open them.
+    """
+
+    engine: str
+    worker: Worker
+    options: SessionOptions
+
+
+def has_own_kernels(engine: str) -> bool:
+    """Whether an engine can tell here what its kernels compute; one that makes up times can't."""
+    return registry.entry(engine).measures and registry.available(engine).usable
+
+
 class Judge:
     """Runs candidates beside the models they come from, which are run once.
 
     Args:
         source: What the candidates are made from.
         base: Its float model.
-        worker: An ONNX Runtime worker.
+        runner: A worker of the reference engine.
         samples: Makes the inputs.
-        native: Whether candidates are in the worker's own dialect: then its own kernels are what
-            counts; a foreign one is run as it is written.
+        kernels: Whose arithmetic counts: that of the engine whose dialect the candidates are in.
+            None if it can't run here; then they are run as they are written.
     """
 
     def __init__(
         self,
         source: Source,
         base: PreparedModel,
-        worker: Worker,
+        runner: Worker,
         samples: Callable[[], Iterable[Feeds]],
         *,
-        native: bool,
+        kernels: Kernels | None,
     ) -> None:
-        self._source = source
-        self._base = base
-        self._worker = worker
-        self._samples = samples
-        self._native = native
-        self._options = opening_options(len(base.nodes)) if native else AS_WRITTEN
-        self._needs_twin = has_types(source.model, {ir.DataType.BFLOAT16})
-        self._float: Reference | None = None
-        self._given: Reference | None = None
+        self._has_reading = source.reading is not None
+        self._kernels = kernels
+        rough = _Bench(source, base, runner, samples, _options(kernels, runner, base))
+        self._rough = self._exact = rough
+        if kernels is not None and kernels.worker is not runner:
+            twins = not registry.entry(kernels.engine).runs_bfloat16
+            self._exact = _Bench(
+                source, base, kernels.worker, samples, kernels.options, twins=twins
+            )
 
     def quality(self, candidate: Path) -> Quality:
         """How far a candidate is from the float model, and from the file as it was given.
@@ -76,14 +98,13 @@ class Judge:
             EngineError: If the engine does not run a model in its own dialect.
         """
         try:
-            against_float = self._against_float(candidate, None)
-            against_given = {}
-            if self._source.reading is not None:
-                against_given = self._given_file().sqnr_db(self._twin_of(candidate))
+            against_float = self._exact.against_float(candidate)
+            against_given = self._exact.against_given(candidate) if self._has_reading else {}
         except WorkerFailure as failure:
-            if self._native:
+            if self._kernels is not None:
+                title = registry.title(self._kernels.engine)
                 raise EngineError(
-                    f"ONNX Runtime does not run the quantized model: {failure}",
+                    f"{title} does not run the quantized model: {failure}",
                     "Nothing was written. Leave out the op that it names, and report this.",
                 ) from None
             _logger.warning("the output error could not be measured here: %s", failure)
@@ -96,36 +117,84 @@ class Judge:
         A session that optimizes nothing opens fast; to rank many candidates, it is near enough.
         """
         try:
-            return min(self._against_float(candidate, AS_WRITTEN).values(), default=math.inf)
+            found = self._rough.against_float(candidate, AS_WRITTEN)
+            return min(found.values(), default=math.inf)
         except WorkerFailure:
             return -math.inf
 
     def close(self) -> None:
         """Forget the outputs of the models that were run."""
+        self._rough.close()
+        self._exact.close()
+
+
+class _Bench:
+    """One worker in which models are compared.
+
+    Args:
+        source: What the candidates are made from.
+        base: Its float model.
+        worker: Where they run.
+        samples: Makes the inputs.
+        options: How models are opened.
+        twins: Whether models in bfloat16 run as their float32 twins.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        base: PreparedModel,
+        worker: Worker,
+        samples: Callable[[], Iterable[Feeds]],
+        options: SessionOptions | None,
+        *,
+        twins: bool = True,
+    ) -> None:
+        self._source = source
+        self._base = base
+        self._worker = worker
+        self._samples = samples
+        self._options = options
+        self._needs_twin = twins and has_types(source.model, {ir.DataType.BFLOAT16})
+        self._given_needs_twin = twins and source.has_bfloat16
+        self._float: Reference | None = None
+        self._given: Reference | None = None
+
+    def against_float(
+        self, candidate: Path, options: SessionOptions | None = None
+    ) -> dict[str, float]:
+        """Decibels of a candidate; options other than those of the float model can be given."""
+        if self._float is None:
+            path = self._base.write(self._base.whole(), "reference")
+            self._float = self._run(self._runnable(path, self._needs_twin))
+        return self._float.sqnr_db(self._runnable(candidate, self._needs_twin), options)
+
+    def against_given(self, candidate: Path) -> dict[str, float]:
+        """Decibels of a candidate beside the file that was given."""
+        if self._given is None:
+            self._given = self._run(self._runnable(self._source.path, self._given_needs_twin))
+        return self._given.sqnr_db(self._runnable(candidate, self._needs_twin))
+
+    def close(self) -> None:
+        """Forget the outputs."""
         for reference in (self._float, self._given):
             if reference is not None:
                 reference.close()
-
-    def _against_float(self, candidate: Path, options: SessionOptions | None) -> dict[str, float]:
-        if self._float is None:
-            path = self._twin_of(self._base.write(self._base.whole(), "reference"))
-            self._float = self._run(path)
-        return self._float.sqnr_db(self._twin_of(candidate), options)
-
-    def _given_file(self) -> Reference:
-        if self._given is None:
-            path = self._source.path
-            self._given = self._run(_twin(path, self._base) if self._source.has_bfloat16 else path)
-        return self._given
+        self._float = self._given = None
 
     def _run(self, model: Path) -> Reference:
         return Reference(self._worker, model, self._samples(), options=self._options)
 
-    def _twin_of(self, path: Path) -> Path:
-        return _twin(path, self._base) if self._needs_twin else path
+    def _runnable(self, path: Path, needs_twin: bool) -> Path:
+        if not needs_twin:
+            return path
+        folder = self._base.store.folder
+        twin = folder / f"twin{len(list(folder.iterdir()))}.onnx"
+        return save_model(float32_twin(load_model(path)), twin)
 
 
-def _twin(path: Path, base: PreparedModel) -> Path:
-    """The float32 twin of a file: ONNX Runtime has no bfloat16 on CPUs."""
-    number = len(list(base.store.folder.iterdir()))
-    return save_model(float32_twin(load_model(path)), base.store.folder / f"twin{number}.onnx")
+def _options(kernels: Kernels | None, runner: Worker, base: PreparedModel) -> SessionOptions | None:
+    """How the reference engine opens models: as they are written, unless they are for itself."""
+    if kernels is None or kernels.worker is not runner:
+        return AS_WRITTEN
+    return opening_options(len(base.nodes)) or kernels.options

@@ -13,8 +13,10 @@ import onnx_ir as ir
 
 from qdqtune.calibration.inputs import Feeds, random_inputs
 from qdqtune.calibration.overflow import first_overflow
-from qdqtune.calibration.quality import AS_WRITTEN, output_sqnr
-from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.calibration.quality import output_sqnr
+from qdqtune.engines import registry
+from qdqtune.engines.isolated import WorkerFailure
+from qdqtune.engines.reference import AS_WRITTEN, has_reference, reference_worker
 from qdqtune.graph.files import check_result, check_writable, load_model, save_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.precision import convert_precision
@@ -96,7 +98,11 @@ def _judge(source: Path, staged: Path, request: InputRequest) -> tuple[dict[str,
     Raises:
         UsageError: If the request does not fit the model.
     """
-    with tempfile.TemporaryDirectory(prefix="qdqtune-") as name, Worker() as worker:
+    if not has_reference():
+        title = registry.title(registry.REFERENCE)
+        _logger.warning("what it costs could not be measured: %s is not installed", title)
+        return {}, ""
+    with tempfile.TemporaryDirectory(prefix="qdqtune-") as name, reference_worker() as worker:
         folder = Path(name)
         before, reference, _ = _runnable(source, folder / "before.onnx")
         after, candidate, rounded = _runnable(staged, folder / "after.onnx")

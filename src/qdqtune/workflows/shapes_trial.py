@@ -12,6 +12,7 @@ from qdqtune.calibration.batching import batch_agreement
 from qdqtune.calibration.inputs import Feeds, random_inputs
 from qdqtune.engines import registry
 from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.engines.reference import has_reference, reference_worker
 from qdqtune.graph.batch import BatchChange, batch_change
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
@@ -49,10 +50,12 @@ def try_shapes(source: Path, staged: Path, model: ir.Model) -> Proof:
     proof = Proof.NONE if fault else Proof.INFERENCE
     if not all(of is not None and all(isinstance(d, int) for d in of) for of in dims.values()):
         return proof
-    if not registry.available("onnxruntime").usable:
-        _logger.warning("onnxruntime is not installed: the model was not run")
+    if not has_reference():
+        _logger.warning(
+            "%s is not installed: the model was not run", registry.title(registry.REFERENCE)
+        )
         return proof
-    with Worker() as worker:
+    with reference_worker() as worker:
         try:
             _run(worker, staged, _feeds(model))
         except WorkerFailure as failure:

@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 from qdqtune.calibration.inputs import random_inputs
-from qdqtune.calibration.quality import AS_WRITTEN, output_sqnr
-from qdqtune.engines import registry
-from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.calibration.quality import output_sqnr
+from qdqtune.engines.isolated import WorkerFailure
+from qdqtune.engines.reference import AS_WRITTEN, has_reference, reference_worker
 from qdqtune.graph.files import check_result, check_targets, load_model, save_model, write_text
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.folding import fold
@@ -97,10 +97,10 @@ def _compared(
     given: Path, stripped: Path, index: GraphIndex, request: InputRequest
 ) -> dict[str, float]:
     """How far the quantized file is from what was inside it; empty if it can't be known here."""
-    if not registry.available("onnxruntime").usable:
+    if not has_reference():
         return {}
     try:
-        with Worker() as worker:
+        with reference_worker() as worker:
             samples = random_inputs(index, _COMPARED_SAMPLES, request)
             return output_sqnr(worker, stripped, given, samples, options=AS_WRITTEN)
     except (WorkerFailure, ModelError) as failure:

@@ -14,6 +14,7 @@ from qdqtune.calibration.user_code import UserFunction, find_function
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.native import native_dialect
+from qdqtune.engines.reference import require_reference
 from qdqtune.engines.shares import estimated_shares
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import UsageError
@@ -115,6 +116,7 @@ def tune(
     """
     reporter = Reporter(callbacks, budget_s)
     name = registry.resolve(engine)
+    require_reference()
     _check_numbers(seed=seed, max_drop=max_drop, performance_threshold=performance_threshold)
     chosen = preset_named(preset)
     request = TuneRequest(

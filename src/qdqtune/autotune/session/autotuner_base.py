@@ -138,7 +138,7 @@ class QDQAutotunerBase(TuningSession):
         self._writer = None
 
     def get_ort_quantization_config(self) -> OrtSettings:
-        """The best placement in the terms of ONNX Runtime's quantizer; see `ort_settings`."""
+        """The best placement in terms of nodes and op types; see `ort_settings`."""
         self._require_initialized()
         return ort_settings(self.graph, self._edges(best=True), self.config.default_quant_type)
 

@@ -12,7 +12,7 @@ from qdqtune.records.placement import Edge
 #: Node names and op types to quantize, inputs to leave float, op types with quantized outputs.
 OrtSettings = tuple[list[str], list[str], list[tuple[ir.Node, ir.Node, str]], list[str]]
 
-# The op types that ONNX Runtime's fp8 quantizer takes.
+# The op types that such a quantizer takes for fp8.
 _FP8_OPS = frozenset({"Add", "Conv", "Gemm", "MatMul"})
 
 

@@ -6,7 +6,7 @@ from qdqtune.autotune.errors import AutotunerError
 from qdqtune.engines import registry
 from qdqtune.engines.native import native_dialect
 from qdqtune.qdq.dialect import Dialect
-from qdqtune.qdq.dialects import ONNXRUNTIME, TENSORRT, dialect_named
+from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records.errors import EngineError, UsageError
 
 
@@ -23,8 +23,8 @@ def target_dialect(asked: Dialect | str | None, quant_type: str) -> Dialect:
     """
     if asked is None:
         native = _native()
-        fits = (each for each in (native, TENSORRT, ONNXRUNTIME) if quant_type in each.formats)
-        return next(fits, native)
+        others = map(native_dialect, (registry.GUIDES_MODULE, registry.REFERENCE))
+        return next((each for each in (native, *others) if quant_type in each.formats), native)
     try:
         found = dialect_named(asked) if isinstance(asked, str) else asked
         found.format_of(quant_type)
@@ -37,4 +37,4 @@ def _native() -> Dialect:
     try:
         return native_dialect(registry.resolve(registry.AUTO))
     except EngineError:
-        return TENSORRT
+        return native_dialect(registry.GUIDES_MODULE)

@@ -18,7 +18,9 @@ from qdqtune.autotune.patterns.pattern_cache import PatternCache
 from qdqtune.autotune.search.placement_search import PlacementSearch
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.autotune.search.trial import SEEDS, Score, Trial
+from qdqtune.engines import registry
 from qdqtune.engines.isolated import StoredFeeds, Worker
+from qdqtune.engines.reference import reference_worker
 from qdqtune.graph.files import write_text
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.index import GraphIndex
@@ -33,7 +35,7 @@ from qdqtune.records.ranges import CalibrationSource, RangeMethod, Ranges
 from qdqtune.records.tuning import Summary, TuneResult
 from qdqtune.workflows.calibrating import Feeding, ranges_in_every_way
 from qdqtune.workflows.comparison import engine_info
-from qdqtune.workflows.judging import Judge
+from qdqtune.workflows.judging import Judge, Kernels, has_own_kernels
 from qdqtune.workflows.source import Source, open_source
 from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning import story as stops
@@ -99,9 +101,8 @@ class TuneRun:
         self._stack = contextlib.ExitStack()
         self._reporter = reporter
         self._snapshot_at_s = 0.0
-        # Calibration and accuracy are ONNX Runtime's business, whatever is tuned for.
         log = folder / names.LOGS / "runs.log"
-        self._runner = self._worker(Worker(log_path=log, scratch=folder.scratch))
+        self._runner = self._worker(reference_worker(log_path=log, scratch=folder.scratch))
         self._engine = self._worker(self._new_engine("engine.log"))
 
     def __enter__(self) -> TuneRun:
@@ -329,12 +330,19 @@ class TuneRun:
 
     def _judge(self, base: PreparedModel) -> Judge:
         if self._judging is None:
-            native = self._request.engine == "onnxruntime"
             self._judging = Judge(
-                self._source, base, self._runner, self._feeding.judged, native=native
+                self._source, base, self._runner, self._feeding.judged, kernels=self._kernels()
             )
             self._stack.callback(self._judging.close)
         return self._judging
+
+    def _kernels(self) -> Kernels | None:
+        """What ships is judged by the kernels that it is tuned for, wherever they can be run."""
+        request = self._request
+        if not has_own_kernels(request.engine):
+            return None
+        worker = self._runner if request.engine == registry.REFERENCE else self._engine
+        return Kernels(request.engine, worker, request.options)
 
     def _hand_over(self, info: EngineInfo, journal: Journal) -> TuneResult:
         """Write what the run came to."""

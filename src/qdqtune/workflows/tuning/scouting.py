@@ -57,7 +57,7 @@ def find_choices(
         dialect: Whose kernels.
         quant_type: To what.
         feeding: The input shapes.
-        worker: An ONNX Runtime worker for shapes that can't be inferred; without one they stay
+        worker: Of the reference engine, for shapes that can't be inferred; without one they stay
             unknown.
         node_filter: Wildcard patterns of node names: groups without a match are left float.
         cache: What other runs found of patterns.

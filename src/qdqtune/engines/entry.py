@@ -1,0 +1,71 @@
+"""What is known of an engine without importing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SpokenDialect:
+    """A dialect that an engine speaks, and when.
+
+    Attributes:
+        name: The dialect.
+        saturating: Whether it is for CPUs that sum products of uint8 and int8 with saturation, or
+            for those that don't; None is for both.
+        before_version: It is for major versions below this one; None is for all.
+    """
+
+    name: str
+    saturating: bool | None = None
+    before_version: int | None = None
+
+    def fits(self, saturating: bool, version: int | None) -> bool:
+        """Whether it is spoken on such a CPU in that major version; None is the newest."""
+        if self.saturating is not None and self.saturating != saturating:
+            return False
+        return self.before_version is None or (
+            version is not None and version < self.before_version
+        )
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """An engine, as data.
+
+    Attributes:
+        name: Name on the command line and in records.
+        install: The command that brings it, or where to get it.
+        title: What people call it; empty if that is its name.
+        module: Module whose presence means that it is installed; empty for a program.
+        distributions: Packages that may have brought the module, for its version.
+        program: Program whose presence means that it is installed; empty for a module.
+        worker_class: ``module:Class`` that measures with it; empty when this version cannot.
+        measures: Whether its times are measured. An engine that makes them up is never chosen
+            unless it is named.
+        dialects: What it speaks: the first that fits counts. By default, what the reference engine
+            speaks.
+        dialect_function: ``module:function`` that takes the engine's options and returns the name
+            of a dialect, instead of `dialects`.
+        isa_option: Option that keeps its kernels from newer instructions, in oneDNN's words.
+        isa_variable: Environment variable that does the same.
+        runs_bfloat16: Whether it runs models in bfloat16 on any CPU.
+        takes_plugins: Whether it loads libraries with custom ops.
+        has_timing_cache: Whether it keeps what it learned about kernels in a file.
+    """
+
+    name: str
+    install: str
+    title: str = ""
+    module: str = ""
+    distributions: tuple[str, ...] = ()
+    program: str = ""
+    worker_class: str = ""
+    measures: bool = True
+    dialects: tuple[SpokenDialect, ...] = ()
+    dialect_function: str = ""
+    isa_option: str = ""
+    isa_variable: str = ""
+    runs_bfloat16: bool = False
+    takes_plugins: bool = False
+    has_timing_cache: bool = False

@@ -1,0 +1,94 @@
+"""Engines that other packages bring, found by their entry points in the group `qdqtune.engines`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from qdqtune.engines.entry import EngineEntry
+
+GROUP = "qdqtune.engines"
+
+
+@dataclass(frozen=True)
+class BrokenPlugin:
+    """An engine that a package announces, and that can't be used.
+
+    Attributes:
+        name: What it would be called.
+        package: Who announces it, with its version.
+        reason: What is wrong with it.
+    """
+
+    name: str
+    package: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """What other packages bring.
+
+    Attributes:
+        entries: Engines by name.
+        broken: Those that can't be used.
+    """
+
+    entries: Mapping[str, EngineEntry] = field(default_factory=dict)
+    broken: tuple[BrokenPlugin, ...] = ()
+
+
+def find_plugins(taken: Collection[str]) -> Plugins:
+    """Load every entry point of the group; what is wrong with one is told, never raised.
+
+    Args:
+        taken: Names that plugins can't have.
+    """
+    entries: dict[str, EngineEntry] = {}
+    broken = []
+    for point in importlib.metadata.entry_points(group=GROUP):
+        entry, reason = _load(point)
+        if point.name in taken:
+            reason = "the name belongs to qdqtune"
+        elif point.name in entries:
+            reason = "another package has an engine of that name"
+        if entry is None or reason:
+            broken.append(BrokenPlugin(point.name, _package(point), reason))
+        else:
+            entries[point.name] = entry
+    return Plugins(entries, tuple(broken))
+
+
+def _load(point: importlib.metadata.EntryPoint) -> tuple[EngineEntry | None, str]:
+    try:
+        found = point.load()
+    except (Exception, SystemExit) as error:  # whatever a stranger's module does when imported
+        return None, " ".join(f"{type(error).__name__}: {error}".split())
+    if not isinstance(found, EngineEntry):
+        return None, f"{point.value} is no EngineEntry, but {type(found).__name__}"
+    return found, _fault(found, point.name)
+
+
+def _fault(entry: EngineEntry, name: str) -> str:
+    """What is wrong with an entry; empty if nothing is."""
+    from qdqtune.qdq.dialects import DIALECTS  # heavy, and hardly anybody has plugins
+
+    if entry.name != name:
+        return f"it is announced as '{name}', but its entry is called '{entry.name}'"
+    if not (entry.module or entry.program):
+        return "its entry names neither a module nor a program"
+    for what, path in {
+        "worker_class": entry.worker_class,
+        "dialect_function": entry.dialect_function,
+    }.items():
+        if path and len([part for part in path.split(":") if part]) != 2:
+            return f"its {what} is '{path}', which is not like 'module:name'"
+    unknown = [spoken.name for spoken in entry.dialects if spoken.name not in DIALECTS]
+    if unknown:
+        return f"there is no dialect '{unknown[0]}'; there are {', '.join(DIALECTS)}"
+    return ""
+
+
+def _package(point: importlib.metadata.EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""

@@ -1,0 +1,123 @@
+"""Workflows ask the registry what an engine can do, and never look at its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtune.cli.main import main
+from qdqtune.engines import registry
+from qdqtune.engines.isa import Cpu
+from qdqtune.records.health import BrokenEngine, EngineHealth, Health, IsaLimit
+from qdqtune.report.health import health_text
+from qdqtune.workflows import health
+from qdqtune.workflows.judging import has_own_kernels
+from tests.conftest import model_from_text
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    weights = {"w": np.eye(64, dtype=np.float32)}
+    text = "g (float[64,64] x) => (float[64,64] y) { h = MatMul(x, w) y = Relu(h) }"
+    onnx.save(model_from_text(text, **weights), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+@pytest.fixture
+def without_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference engine is not installed; the others are."""
+    find = registry.importlib.util.find_spec
+    missing = registry.entry(registry.REFERENCE).module
+    monkeypatch.setattr(
+        registry.importlib.util, "find_spec", lambda name: None if name == missing else find(name)
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "own"),
+    [("onnxruntime", True), ("openvino", True), ("simulated", False), ("tensorrt", False)],
+)
+def test_who_can_judge_what_ships(engine: str, own: bool) -> None:
+    assert has_own_kernels(engine) is own
+
+
+@pytest.mark.usefixtures("without_reference")
+@pytest.mark.parametrize("engine", ["openvino", "simulated"])
+@pytest.mark.parametrize("command", [["tune"], ["insert", "--ops", "MatMul"]])
+def test_calibration_needs_the_reference_engine_and_says_so(
+    command: list[str],
+    engine: str,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, *rest = command
+    output = tmp_path / "output"
+    assert main([name, str(model), *rest, "--engine", engine, "-o", str(output)]) == 1
+    error = capsys.readouterr().err
+    assert "Calibration runs the float model with ONNX Runtime" in error
+    assert "pip install 'qdqtune[onnxruntime]'" in error
+    assert not output.is_file()
+
+
+@pytest.mark.usefixtures("without_reference")
+def test_what_needs_no_calibration_works_without_it(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half, wide = tmp_path / "half.onnx", tmp_path / "wide.onnx"
+    assert main(["convert", str(model), "--to", "fp16", "-o", str(half)]) == 0
+    assert "could not be measured: ONNX Runtime is not installed" in capsys.readouterr().err
+    assert main(["shapes", str(model), "--batch", "64", "-o", str(wide)]) == 0
+    assert "ONNX Runtime is not installed: the model was not run" in capsys.readouterr().err
+
+
+# What doctor says.
+
+
+def healthy(**changes: object) -> Health:
+    settings: dict[str, object] = {"isa": "amx_int8", **changes}
+    engine = EngineHealth("e", True, "1", "a CPU", "d", "", **settings)  # type: ignore[arg-type]
+    return Health("3.11", "a CPU", "amx_int8", False, (engine,))
+
+
+def test_an_engine_that_uses_the_cpu_whole_needs_no_line() -> None:
+    assert len(health_text(healthy()).split("\n\n")) == 2
+
+
+@pytest.mark.parametrize(
+    ("inherited", "saturates", "words"),
+    [
+        (False, False, ("newer kernels crash on this machine", "get 8 bits")),
+        (True, False, ("because LIMIT=OLD is set", "get 8 bits")),
+        (True, True, ("because LIMIT=OLD is set", "saturate at int16 here, so weights get 7 bits")),
+    ],
+)
+def test_a_limit_is_told_in_one_line(
+    inherited: bool, saturates: bool, words: tuple[str, ...]
+) -> None:
+    limit = IsaLimit("OLD", "LIMIT", inherited)
+    text = health_text(healthy(isa="avx2", saturates_u8s8=saturates, limited=limit))
+    line = text.split("\n\n")[2]
+    assert line.startswith("e uses avx2 instead of amx_int8, ")
+    assert all(part in line for part in words)
+    assert "needs LIMIT=OLD in its environment" in line
+    assert "\n" not in line
+
+
+def test_what_other_packages_say_can_not_write_to_the_terminal() -> None:
+    sound = healthy()
+    broken = BrokenEngine("x", "p 1", "\x1b[31mboom")
+    text = health_text(Health("3.11", "a CPU", "avx2", True, sound.engines, (broken,)))
+    assert "warning: the engine x of p 1 can't be used" in text
+    assert "\x1b" not in text
+
+
+def test_the_limit_of_an_engine_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setattr(health, "read_cpu", lambda: Cpu("a CPU", "amx_int8"))
+    found = health._examine_engine("openvino")
+    assert found.limited == IsaLimit("AVX2", "ONEDNN_MAX_CPU_ISA", True)
+    assert (found.isa, found.saturates_u8s8, found.dialect) == ("avx2", True, "openvino-novnni")

@@ -1,0 +1,162 @@
+"""Tuning for another engine than the one that calibrates: what ships is judged by its kernels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtune.calibration.quality import Reference
+from qdqtune.engines import registry
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isolated import Worker
+from qdqtune.engines.reference import AS_WRITTEN, reference_worker
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.records.errors import EngineError, QdqtuneError
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.tuning import TuneResult
+from qdqtune.workflows import judging
+from qdqtune.workflows.calibrating import feeding_of
+from qdqtune.workflows.insertion import Choice, insert_qdq
+from qdqtune.workflows.judging import Judge, Kernels
+from qdqtune.workflows.source import open_source
+from qdqtune.workflows.tune import tune
+from qdqtune.workflows.tuning.settings import PRESETS
+from qdqtune.workflows.verification import verify
+from tests.conftest import model_from_text
+
+pytestmark = pytest.mark.skipif(
+    not registry.available("openvino").usable, reason="OpenVINO is not installed"
+)
+
+TEXT = """g (float[64,512] x) => (float[64,512] y) {
+    h = MatMul(x, v)
+    r = Relu(h)
+    y = MatMul(r, w)
+}"""
+OPTIONS = {"execution_mode": "PERFORMANCE"}
+
+Judged = list[tuple[str, SessionOptions | None]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(512, 512)).astype(np.float32) / 20 for name in "vw"}
+    path = tmp_path_factory.mktemp("model") / "m.onnx"
+    onnx.save(model_from_text(TEXT, **weights), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def judged() -> Iterator[Judged]:
+    """Filled with whose worker runs what candidates are compared with, and how it opens it."""
+    seen: Judged = []
+
+    class Watched(Reference):
+        def __init__(self, worker: Worker, *rest: Any, options: SessionOptions | None) -> None:
+            seen.append((worker.info().name, options))
+            super().__init__(worker, *rest, options=options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judging, "Reference", Watched)
+        yield seen
+
+
+@pytest.fixture(scope="module")
+def brief() -> Iterator[str]:
+    """A preset whose last comparison is over soon."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "brief", replace(PRESETS["quick"], final_s=0.3))
+        yield "brief"
+
+
+@pytest.fixture(scope="module")
+def tuned(model: Path, brief: str, judged: Judged) -> tuple[TuneResult, Judged]:
+    result = tune(
+        model,
+        engine="openvino",
+        engine_options=OPTIONS,
+        threads=1,
+        preset=brief,
+        max_benchmarks=1,
+        timing_runs=16,
+        output_dir=model.parent / "run",
+    )
+    return result, list(judged)
+
+
+def test_what_ships_is_judged_by_its_own_kernels(tuned: tuple[TuneResult, Judged]) -> None:
+    result, judged = tuned
+    assert not result.summary.kept_float
+    assert judged == [("openvino", SessionOptions(1, OPTIONS))]
+    assert result.summary.output_sqnr_db is not None
+    assert 20 < result.summary.output_sqnr_db < 60
+
+
+def test_the_summary_says_what_was_in_effect_and_it_is_verified_so(
+    tuned: tuple[TuneResult, Judged],
+) -> None:
+    result, _ = tuned
+    engine = json.loads((result.output_dir / "summary.json").read_text())["engine"]
+    assert (engine["name"], engine["threads"]) == ("openvino", 1)
+    assert engine["isa"]
+    assert engine["options"].items() >= OPTIONS.items()
+    report = verify(result.model, runs=20)
+    assert report.bench.engine.to_dict() == engine
+    assert report.edges is not None
+    assert not report.edges.missing
+
+
+def test_the_run_of_one_engine_is_not_gone_on_with_by_another(
+    model: Path, tuned: tuple[TuneResult, Judged]
+) -> None:
+    result, _ = tuned
+    with pytest.raises(QdqtuneError, match=r"a run with another (engine|dialect)"):
+        tune(model, engine="onnxruntime", threads=1, output_dir=result.output_dir)
+
+
+@pytest.mark.parametrize(
+    ("asked", "judges"),
+    [
+        ({"engine": "openvino"}, ("openvino", SessionOptions())),
+        ({"engine": "onnxruntime"}, ("onnxruntime", SessionOptions())),
+        ({"dialect": "tensorrt"}, ("onnxruntime", AS_WRITTEN)),
+        ({"engine": "tensorrt"}, ("onnxruntime", AS_WRITTEN)),
+    ],
+)
+def test_inserted_by_hand_it_is_judged_so_as_well(
+    model: Path, tmp_path: Path, judged: Judged, asked: dict[str, str], judges: object
+) -> None:
+    judged.clear()
+    report = insert_qdq(model, Choice(ops=("MatMul",)), tmp_path / "q.onnx", **asked)  # type: ignore[arg-type]
+    assert judged == [judges]
+    assert report.sqnr_db["y"] > 20
+
+
+def test_ranking_is_left_to_the_engine_that_calibrates(
+    model: Path, tuned: tuple[TuneResult, Judged], tmp_path: Path, judged: Judged
+) -> None:
+    judged.clear()
+    source = open_source(model)
+    feeding = feeding_of(source, InputRequest(), None, None)
+    base = PreparedModel(source.model, tmp_path)
+    candidate = tuned[0].output_dir / "optimized_final.onnx"
+    own = SessionOptions(1, {"max_cpu_isa": "AVX2", "inference_precision": "f32"})
+    with reference_worker() as runner, Worker("openvino", own) as worker:
+        kernels = Kernels("openvino", worker, own)
+        judge = Judge(source, base, runner, feeding.judged, kernels=kernels)
+        assert judge.roughly_db(candidate) > 20
+        assert judged == [("onnxruntime", AS_WRITTEN)]
+        assert judge.quality(candidate).against_float["y"] > 20
+        assert judged[1:] == [("openvino", own)]
+        (tmp_path / "junk.onnx").write_bytes(b"junk")
+        with pytest.raises(EngineError, match="OpenVINO does not run the quantized model"):
+            judge.quality(tmp_path / "junk.onnx")
+        judge.close()
