@@ -1,4 +1,4 @@
-"""`qdqtune inspect`: a model as the search sees it."""
+"""`qdqtune inspect`: a model as the search sees it, or as an engine runs it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_dim, add_format, common, natural, positive
+from qdqtune.cli.flags import (
+    add_dim,
+    add_engine_option,
+    add_format,
+    common,
+    natural,
+    positive,
+)
+from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 
 if TYPE_CHECKING:
@@ -18,10 +26,11 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "inspect",
         parents=[common()],
-        help="show a model's regions, and what can be quantized in it",
+        help="show a model's regions, what can be quantized in it, or the layers it runs as",
         description="Show what a model consists of as tuning sees it: which ops can be quantized "
-        "and why the others can't, the tree of regions, and the patterns that they have. Nothing "
-        "is run or written.",
+        "and why the others can't, the tree of regions, and the patterns that they have; nothing "
+        "is run or written. With --layers the model is run, and its layers are shown as the "
+        "engine has them: their times, types, and the nodes that each executes.",
     )
     parser.add_argument("model", metavar="MODEL", help="a float or Q/DQ ONNX model")
     parser.add_argument(
@@ -30,7 +39,9 @@ def add_parser(commands: Commands) -> None:
         help="where this tensor could be quantized, and why not elsewhere, instead of all the rest",
     )
     parser.add_argument(
-        "--engine", default="auto", help="whose dialect to look at (default: the one usable here)"
+        "--engine",
+        default="auto",
+        help="whose dialect to look at, or what runs it (default: the one usable here)",
     )
     parser.add_argument("--dialect", help="a dialect by name, instead of the engine's own here")
     parser.add_argument("--quant_type", default="int8", help="int8, uint8 or fp8")
@@ -57,8 +68,9 @@ def add_parser(commands: Commands) -> None:
         type=natural,
         default=40,
         metavar="N",
-        help="show at most N regions and N patterns; 0 is all (default: %(default)s)",
+        help="show at most N regions, patterns or layers; 0 is all (default: %(default)s)",
     )
+    _add_layers(parser)
     sizes = parser.add_argument_group("sizes of open dims (see docs/shapes.md)")
     sizes.add_argument(
         "--shapes", action="append", default=[], metavar="NAME:1x3x224x224", help="whole shapes"
@@ -68,10 +80,68 @@ def add_parser(commands: Commands) -> None:
     parser.set_defaults(run=_run)
 
 
+def _add_layers(parser: argparse.ArgumentParser) -> None:
+    layers = parser.add_argument_group("layers")
+    layers.add_argument(
+        "--layers",
+        action="store_true",
+        help="run the model on random inputs, and show the engine's layers instead",
+    )
+    layers.add_argument(
+        "--sort",
+        choices=("execution", "time"),
+        help="the first layer comes first, or the longest (default: execution)",
+    )
+    layers.add_argument(
+        "--threads", type=positive, help="threads per run (default: the engine's own)"
+    )
+    layers.add_argument(
+        "--runs", type=positive, metavar="N", help="runs to take times from (default: 20)"
+    )
+    add_engine_option(parser)
+
+
 def _run(options: argparse.Namespace) -> int:
+    return _run_layers(options) if options.layers else _run_regions(options)
+
+
+def _run_layers(options: argparse.Namespace) -> int:
+    from qdqtune.report.layers import layers_text
+    from qdqtune.workflows.layers import DEFAULT_RUNS, layers_of
+
+    _refuse(options, "goes without --layers only", "why", "dialect", "all_regions", "by_shape")
+    record = layers_of(
+        options.model,
+        engine=options.engine,
+        engine_options=dict(options.engine_option),
+        threads=options.threads,
+        runs=options.runs or DEFAULT_RUNS,
+        inputs=InputRequest.from_text(options.shapes, options.dim),
+    )
+    if options.format == "json":
+        print(json.dumps(record.to_dict(), indent=1))
+    else:
+        by_time = options.sort == "time"
+        print(layers_text(record, by_time=by_time, max_items=options.max_items))
+    return 0
+
+
+def _refuse(options: argparse.Namespace, why: str, *flags: str) -> None:
+    """Tell of a flag that would be ignored.
+
+    Raises:
+        UsageError: If one of them was given.
+    """
+    for flag in flags:
+        if getattr(options, flag):
+            raise UsageError(f"--{flag} {why}.", "See `qdqtune inspect --help`.")
+
+
+def _run_regions(options: argparse.Namespace) -> int:
     from qdqtune.report.inspection import inspection_text
     from qdqtune.workflows.inspection import inspect_model
 
+    _refuse(options, "goes with --layers only", "sort", "threads", "runs", "engine_option")
     record = inspect_model(
         options.model,
         engine=options.engine,

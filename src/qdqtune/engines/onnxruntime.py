@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import onnx
 import onnxruntime as ort
 
 from qdqtune.engines import isa
@@ -35,7 +36,8 @@ _DTYPES = {
     "float8e5m2": "float8_e5m2",
 }
 _PROFILE_WARMUP_RUNS = 2
-_WARNING = 2
+_WARNING, _ERROR = 2, 3
+_WEIGHTS_FILE_OPTION = "session.optimized_model_external_initializers_file_name"
 # Models in the wild declare outputs of another rank than they compute. A run into the results of
 # the one before it is then refused before it begins; into new ones, it is not.
 _WRONG_RANK = "Invalid rank for output"
@@ -126,13 +128,19 @@ class OnnxRuntimeSession:
         if self._feeds is None:
             raise ValueError("the model was given no feeds to run on")
         with tempfile.TemporaryDirectory(prefix="qdqtune-profile-") as folder:
+            optimized = Path(folder) / "optimized.onnx"
             settings = _settings(self._options)
             settings.enable_profiling = True
             settings.profile_file_prefix = str(Path(folder) / "profile")
+            settings.optimized_model_filepath = str(optimized)
+            # One protobuf message can't hold the weights of every model.
+            settings.add_session_config_entry(_WEIGHTS_FILE_OPTION, "weights.bin")
+            settings.log_severity_level = _ERROR  # it warns that the graph is for this machine only
             session = _open(self._path, settings)
             _timed_runs(session, self._bind(session), _PROFILE_WARMUP_RUNS + runs, self._clock)
             text = Path(session.end_profiling()).read_text(encoding="utf-8", errors="replace")
-        return layer_times_of(text, skip_runs=_PROFILE_WARMUP_RUNS)
+            graph = onnx.load(optimized, load_external_data=False)
+        return layer_times_of(text, _PROFILE_WARMUP_RUNS, graph)
 
     def close(self) -> None:
         """Drops the session; ONNX Runtime frees it with its last reference."""

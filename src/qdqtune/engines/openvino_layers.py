@@ -19,40 +19,72 @@ _PRECISIONS = {
     "i64": "int64",
     "u8": "uint8",
 }
-_NOT_LAYERS = frozenset({"Const", "Input", "Output", "Constant", "Parameter", "Result"})
+_FACTS = ("layerType", "originalLayersNames", "primitiveType", "runtimePrecision")
+_CONSTANTS = frozenset({"Const", "Constant"})
+_NOT_LAYERS = frozenset({"Input", "Output", "Parameter", "Result"})
 
 
-def layer_times_of(runtime_model: Any, counters: Iterable[Any]) -> list[LayerTime]:
-    """The layers of a compiled model, with the mean times of its runs so far.
+def layer_times_of(
+    runtime_model: Any,
+    counters: Iterable[Any],
+    earlier: Iterable[Any] = (),
+    earlier_runs: int = 0,
+    runs: int = 1,
+) -> list[LayerTime]:
+    """The layers of a compiled model, with the mean times of its last runs.
+
+    OpenVINO's counters are means over all runs so far, in whole microseconds. Those after the first
+    runs are taken out of those after all.
 
     Args:
         runtime_model: What `CompiledModel.get_runtime_model` returns.
-        counters: What `InferRequest.profiling_info` returns.
+        counters: What `InferRequest.profiling_info` returns after all runs.
+        earlier: What it returned after the first runs, which don't count.
+        earlier_runs: How many these were.
+        runs: How many came after them.
+
+    Returns:
+        The layers in order of execution, without those that OpenVINO ran once and for all because
+        they depend on constants only.
     """
-    ms = {each.node_name: each.real_time.total_seconds() * 1e3 for each in counters}
+    before = _milliseconds(earlier)
+    spent = {
+        name: max(0.0, ms + (ms - before.get(name, ms)) * earlier_runs / runs)
+        for name, ms in _milliseconds(counters).items()
+    }
     layers = []
+    constants: set[str] = set()
     for op in runtime_model.get_ordered_ops():
-        facts = {key: str(value.value) for key, value in dict(op.get_rt_info()).items()}
+        given = dict(op.get_rt_info())
+        facts = {key: str(given[key].value) for key in _FACTS if key in given}
         kind = facts.get("layerType", op.get_type_name())
-        if kind in _NOT_LAYERS:
-            continue
-        name = op.get_friendly_name()
-        precision = facts.get("runtimePrecision", "")
-        origins = facts.get("originalLayersNames", "")
-        layers.append(
-            LayerTime(
-                name=name,
-                op_type=kind,
-                ms=ms.get(name, 0.0),
-                provider=facts.get("primitiveType", ""),
-                precision=_PRECISIONS.get(precision, precision),
-                origins=tuple(origin for origin in origins.split(",") if origin),
-                inputs=tuple(_port(each.get_source_output()) for each in op.inputs()),
-                outputs=tuple(_port(each) for each in op.outputs()),
+        inputs = tuple(_port(each.get_source_output()) for each in op.inputs())
+        outputs = tuple(_port(each) for each in op.outputs())
+        if kind in _CONSTANTS or (inputs and constants.issuperset(inputs)):
+            constants.update(outputs)
+        elif kind not in _NOT_LAYERS:
+            name = op.get_friendly_name()
+            precision = facts.get("runtimePrecision", "")
+            origins = facts.get("originalLayersNames", "")
+            layers.append(
+                LayerTime(
+                    name=name,
+                    op_type=kind,
+                    ms=spent.get(name, 0.0),
+                    provider=facts.get("primitiveType", ""),
+                    precision=_PRECISIONS.get(precision, precision),
+                    origins=tuple(origin for origin in origins.split(",") if origin),
+                    inputs=tuple(tensor for tensor in inputs if tensor not in constants),
+                    outputs=outputs,
+                )
             )
-        )
     return layers
 
 
+def _milliseconds(counters: Iterable[Any]) -> dict[str, float]:
+    return {each.node_name: each.real_time.total_seconds() * 1e3 for each in counters}
+
+
 def _port(output: Any) -> str:
-    return f"{output.get_node().get_friendly_name()}:{output.get_index()}"
+    """A name for a tensor, which is never that of one in the model."""
+    return f"{output.get_node().get_friendly_name()} output {output.get_index()}"

@@ -1,28 +1,24 @@
-"""Which ops of a model its latency goes into, from the layers that an engine says it ran.
-
-Engines run graphs of their own. What is left of ours are names: of an op, of an op with the name of
-a fusion behind it, of several ops, or of the tensor that the layer computes.
-"""
+"""Which ops of a model its latency goes into, from the layers that an engine says it ran."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from qdqtune.engines.layer_kinds import fits
+from qdqtune.engines.layer_nodes import nodes_of_layers
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
+from qdqtune.records.layers import MappedLayer
 from qdqtune.records.measurement import LayerTime
 
-# Below this, what the layers' names tell is not worth more than a guess from sizes.
+# Below this, what is known of the layers is not worth more than a guess from sizes.
 _LEAST_KNOWN = 0.5
-# What ONNX Runtime calls a layer in its blocked layout: the tensor, and this.
-_SUFFIX = "_nchwc"
-_TOGETHER = " + "
 
 
-def shares_of_latency(index: GraphIndex, layers: Iterable[LayerTime]) -> dict[str, float]:
+def shares_of_latency(index: GraphIndex, layers: Sequence[LayerTime]) -> dict[str, float]:
     """The part of the latency that each node is responsible for, as far as it can be told.
 
     What runs inside the layer of another op (a Relu in a Conv) is counted with that op.
@@ -36,9 +32,9 @@ def shares_of_latency(index: GraphIndex, layers: Iterable[LayerTime]) -> dict[st
     """
     spent: dict[str, float] = {}
     total = 0.0
-    for layer in layers:
+    for layer in nodes_of_layers(index, layers):
         total += layer.ms
-        names = list(_nodes_of(index, layer.name))
+        names = _responsible(index, layer)
         for name in names:
             spent[name] = spent.get(name, 0.0) + layer.ms / len(names)
     if total <= 0.0 or sum(spent.values()) < _LEAST_KNOWN * total:
@@ -53,36 +49,11 @@ def estimated_shares(index: GraphIndex) -> dict[str, float]:
     return {name: value / total for name, value in work.items()} if total else {}
 
 
-def _nodes_of(index: GraphIndex, layer: str) -> Iterator[str]:
-    for part in layer.split(_TOGETHER):
-        name = _node_named(index, part.strip())
-        if name:
-            yield name
-
-
-def _node_named(index: GraphIndex, text: str) -> str:
-    if text in index.node:
-        return text
-    tensor = text.removesuffix(_SUFFIX)
-    if tensor in index.value:
-        return _first_of_fused(index, index.value[tensor].producer())
-    while "/" in text:
-        text = text.rpartition("/")[0]
-        if text in index.node:
-            return text
-    return ""
-
-
-def _first_of_fused(index: GraphIndex, node: ir.Node | None) -> str:
-    """The weighted op that an activation behind it was fused into, or the node itself."""
-    first = node
-    while first is not None and not is_op(first, *WEIGHTED_OPS):
-        value = first.inputs[0] if first.inputs else None
-        if value is None or len(index.readers(value.name or "")) != 1:
-            break
-        first = value.producer()
-    found = first if is_op(first, *WEIGHTED_OPS) else node
-    return found.name or "" if found is not None else ""
+def _responsible(index: GraphIndex, layer: MappedLayer) -> list[str]:
+    """Of a layer's nodes, those that it is there for: the rest was fused into them."""
+    weighted = [name for name in layer.nodes if is_op(index.node[name], *WEIGHTED_OPS)]
+    fitting = [name for name in layer.nodes if fits(layer.op_type, index.node[name].op_type)]
+    return weighted or fitting or list(layer.nodes)
 
 
 def _work(index: GraphIndex, node: ir.Node) -> float:

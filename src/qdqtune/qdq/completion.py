@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.dialect import Dialect
+from qdqtune.qdq.kinship import Kinship
 from qdqtune.qdq.units import canonical, role_rule, rule_of, unit, why_not
 from qdqtune.records.placement import Edge, Placement
 
@@ -49,6 +50,7 @@ class Completion:
             kind = self.moving if role_rule(dialect, node).same_scale else self.working
             kind[name] = places
         self.units = {**self.working, **self.moving}
+        self._kinship = Kinship(index, dialect)
 
     def placement(self, names: Collection[str]) -> Placement:
         """The places that quantize these ops, in canonical form.
@@ -65,16 +67,36 @@ class Completion:
                 outputs |= places.outputs
         quantized = {edge.tensor for edge in edges} | outputs
         for name, places in self.moving.items():
-            value = self.index.node[name].inputs[0]
-            source = value.name or "" if value is not None else ""
-            if name in wanted and (source in quantized or self.index.is_constant(source)):
+            if name in wanted and any(
+                edge.tensor in quantized or self.index.is_constant(edge.tensor)
+                for edge in places.edges
+            ):
                 edges |= places.edges
                 outputs |= places.outputs
                 quantized |= places.outputs
         if self.dialect.lifts:
-            for name, places in reversed(self.moving.items()):
-                if name in wanted and not quantized.isdisjoint(places.outputs):
-                    edges |= places.edges
-                    outputs |= places.outputs
-                    quantized |= places.tensors
+            self._lift(wanted, edges, outputs)
         return canonical(self.index, Placement(frozenset(edges), frozenset(outputs)))
+
+    def quantized(self, placement: Placement) -> frozenset[str]:
+        """Names of the ops that are integer kernels in a placement, those it moves through too."""
+        edges = self.carried(self.index.effective(placement))
+        return frozenset(name for name, places in self.units.items() if places.edges <= edges)
+
+    def carried(self, edges: frozenset[Edge]) -> frozenset[Edge]:
+        """Edges, and those that see quantized values because ops moved them there."""
+        return self._kinship.carried(edges)
+
+    def _lift(self, wanted: frozenset[str], edges: set[Edge], outputs: set[str]) -> None:
+        """Let pairs stand before the ops that move values, and not behind them."""
+        quantized = {edge.tensor for edge in edges} | outputs
+        for name, places in reversed(self.moving.items()):
+            if name in wanted and not quantized.isdisjoint(places.outputs):
+                edges |= places.edges
+                quantized |= places.tensors
+        moved: set[str] = set()
+        for name, places in self.moving.items():
+            if name in wanted and places.edges <= edges:
+                moved |= places.outputs
+        edges.difference_update([edge for edge in edges if edge.tensor in moved])
+        outputs -= moved

@@ -34,7 +34,7 @@ class OpRule:
         output: Whether the output is quantized as well.
         bias: Position of a bias that becomes int32, if any.
         weight: Position of the weight, which has a format of its own.
-        same_scale: Whether input and output must share one encoding (the op only moves values).
+        same_scale: Whether inputs and output must share one encoding (the op only moves values).
         joins_producer: Whether the op fuses into the weighted op before it, whose result must
             then reach it as it is.
         least_elements: How many elements the first input must have for an integer kernel.
@@ -43,6 +43,8 @@ class OpRule:
             dequantizes weight and input, and multiplies in floats.
         float_before: Ops for which a usual output is left float, if they are its only readers.
         activations_only: Whether the op is left float if one of these inputs is a constant.
+        same_shapes: Whether the op is left float if these inputs differ in shape.
+        mode: The one value of the attribute `mode` for which there is a kernel, if not for all.
     """
 
     inputs: tuple[int, ...] | None = (0,)
@@ -55,6 +57,8 @@ class OpRule:
     whole_when_parted: bool = False
     float_before: frozenset[str] = frozenset()
     activations_only: bool = False
+    same_shapes: bool = False
+    mode: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,14 @@ class QuantFormat:
         weight: For weights.
         least_opset: The first ONNX opset that can express it.
         most_taps: The largest window (height times width) of a Conv that has a kernel.
+        operand: For activations in the place of a weight, if they are not like the others.
     """
 
     activation: TensorFormat
     weight: TensorFormat
     least_opset: int
     most_taps: int | None = None
+    operand: TensorFormat | None = None
 
 
 @dataclass(frozen=True)
@@ -88,8 +94,8 @@ class Dialect:
             comes after them.
         float_types: Float types for which there are integer kernels.
         batched_weight_axes: Whether weights of rank above 2 may have per-channel scales in MatMul.
-        lifts: Whether an op that only moves values is also quantized when its result is. With Q on
-            inputs, nobody else would put one before it.
+        lifts: Whether a pair stands before the ops that only move values, and not behind them
+            again: the engine moves the dequantization on to who reads the result.
     """
 
     name: str

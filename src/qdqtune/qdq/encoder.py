@@ -16,12 +16,14 @@ from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.encoding import (
     Array,
     Encoding,
+    TensorFormat,
     encode_bias,
     encode_range,
     encode_weight,
     least_weight_scale,
 )
 from qdqtune.qdq.given import given_activation, given_weight
+from qdqtune.qdq.kinship import Kinship
 from qdqtune.qdq.reading import ReadEncoding
 from qdqtune.qdq.units import is_channel_bias, role_rule
 from qdqtune.records.errors import UsageError
@@ -84,15 +86,10 @@ class Encoder:
         self.ranges = ranges
         self._given = given or {}
         self._rules = {node.name: role_rule(dialect, node) for node in index.nodes}
-        self._copied_from = {
-            output.name: Edge(node.inputs[0].name or "", node.name or "", 0)
-            for node in index.nodes
-            if self._rules[node.name].same_scale and node.inputs[0] is not None
-            for output in node.outputs
-        }
+        self._kinship = Kinship(index, dialect, signed=self.format.operand is not None)
         self._operands: dict[str, _Operands] = {}
         self._roles: dict[Edge, Role] = {}
-        self._activations: dict[str, Encoding] = {}
+        self._activations: dict[tuple[str, ...], Encoding] = {}
         self._weights: dict[tuple[str, int | None], Encoding] = {}
         self._fitted: dict[tuple[object, ...], Encoding] = {}
         self._biases: dict[tuple[object, ...], Encoding] = {}
@@ -106,9 +103,10 @@ class Encoder:
         Raises:
             UsageError: If an edge is not of this model, or a tensor has no range.
         """
-        wanted = frozenset(edges)
+        written = frozenset(edges)
+        wanted = self._kinship.carried(written) if self.dialect.lifts else written
         found: dict[tuple[object, ...], Pair] = {}
-        for edge in sorted(wanted):
+        for edge in sorted(written):
             role = self._roles.get(edge)
             if role is None:
                 self._check(edge)
@@ -173,43 +171,50 @@ class Encoder:
         return self._activation(tensor, wanted)
 
     def _activation(self, tensor: str, wanted: frozenset[Edge]) -> Encoding:
-        """The encoding of an activation: its own, or that of the tensor it is a copy of."""
-        while (source := self._copied_from.get(tensor)) is not None and source in wanted:
-            tensor = source.tensor
-            if self.index.is_constant(tensor):
-                return self._constant(tensor)
-        if tensor not in self._activations:
-            given = self._given_activation(tensor)
-            if given is not None:
-                self._activations[tensor] = given
-                return given
+        """The encoding of an activation: its own, or one for all that it is moved together with."""
+        kin = self._kinship.of(tensor, wanted)
+        if len(kin) == 1 and self.index.is_constant(kin[0]):
+            return self._constant(kin[0])
+        if kin not in self._activations:
+            self._activations[kin] = self._new_activation(kin)
+        return self._activations[kin]
+
+    def _new_activation(self, kin: tuple[str, ...]) -> Encoding:
+        given = self._given_activation(kin[0]) if len(kin) == 1 else None
+        if given is not None:
+            return given
+        for tensor in kin:
             if tensor not in self.ranges.by_tensor:
                 raise UsageError(
                     f"No range is known for the tensor {tensor!r}.",
                     "Either it took infinite or undefined values, or another model was calibrated.",
                 )
-            low, high = self.ranges.by_tensor[tensor]
-            self._activations[tensor] = encode_range(
-                low, high, self.format.activation, self._precision(tensor)
-            )
-        return self._activations[tensor]
+        lows, highs = zip(*(self.ranges.by_tensor[tensor] for tensor in kin), strict=True)
+        return encode_range(min(lows), max(highs), self._layout(kin), self._precision(kin[0]))
+
+    def _layout(self, kin: tuple[str, ...]) -> TensorFormat:
+        operand = self.format.operand
+        if operand is not None and not self._kinship.signed.isdisjoint(kin):
+            return operand
+        return self.format.activation
 
     def _given_activation(self, tensor: str) -> Encoding | None:
         given = self._given.get(tensor)
         if given is None:
             return None
-        return given_activation(given, self.format.activation, self._precision(tensor))
+        return given_activation(given, self._layout((tensor,)), self._precision(tensor))
 
     def _constant(self, tensor: str) -> Encoding:
-        if tensor not in self._activations and (given := self._given_activation(tensor)):
-            self._activations[tensor] = given
-        if tensor not in self._activations:
+        kin = (tensor,)
+        if kin not in self._activations and (given := self._given_activation(tensor)):
+            self._activations[kin] = given
+        if kin not in self._activations:
             values = self._values(tensor)
             low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
-            self._activations[tensor] = encode_range(
+            self._activations[kin] = encode_range(
                 low, high, self.format.activation, self._precision(tensor)
             )
-        return self._activations[tensor]
+        return self._activations[kin]
 
     def _weight(self, operands: _Operands, wanted: frozenset[Edge]) -> Encoding:
         name = operands.weight.tensor

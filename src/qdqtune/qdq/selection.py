@@ -48,9 +48,10 @@ def select_ops(
     completion = Completion(index, dialect, quant_type)
     chosen = [name for name in completion.units if index.node[name].op_type in op_types]
     placement = completion.placement(chosen)
+    quantized = completion.quantized(placement)
     return Selection(
         _shared(index, placement),
-        tuple(name for name in chosen if completion.units[name].edges <= placement.edges),
+        tuple(name for name in chosen if name in quantized),
         {
             name: reason
             for name, reason in completion.left_float.items()

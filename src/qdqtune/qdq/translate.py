@@ -7,6 +7,7 @@ import onnx_ir as ir
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
 from qdqtune.qdq.dialect import Dialect, Output
+from qdqtune.qdq.kinship import Kinship
 from qdqtune.qdq.selection import Selection
 from qdqtune.qdq.units import merge, rule_of, unit, unit_outputs, why_not
 from qdqtune.records.placement import Placement
@@ -27,7 +28,7 @@ def translate(
         quant_type: One of its quant types.
         placement: A placement in any dialect's style.
     """
-    effective = index.effective(placement)
+    effective = Kinship(index, dialect).carried(index.effective(placement))
     tensors = {edge.tensor for edge in effective}
     positions: dict[str, set[int]] = {}
     for edge in effective:

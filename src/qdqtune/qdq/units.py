@@ -36,7 +36,9 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
     rule = rule_of(dialect, node)
     if rule is None:
         return f"{dialect.name} has no integer kernel for {node.op_type}"
-    edges = list(_inputs(node, rule))
+    if rule.mode and node.attributes.get_string("mode", rule.mode) != rule.mode:
+        return f"{dialect.name} has no integer kernel for {node.op_type} of another mode"
+    edges = list(operands(node, rule))
     for edge in edges:
         if not index.is_float(edge.tensor):
             kind = "is not a float tensor" if index.dtype(edge.tensor) else "is of unknown type"
@@ -54,6 +56,8 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
     constant = next((edge.tensor for edge in edges if index.is_constant(edge.tensor)), "")
     if rule.activations_only and constant:
         return f"{dialect.name} takes the constant {constant!r} into the kernel before it"
+    if rule.same_shapes and not _may_be_equal(index.shape(edge.tensor) for edge in edges):
+        return "its operands differ in shape"
     bias = _bias_of(node, rule)
     if bias is not None and not is_channel_bias(index, node, bias.name or ""):
         return "its bias is not a constant with one value per channel"
@@ -78,7 +82,7 @@ def unit(index: GraphIndex, dialect: Dialect, node: ir.Node, *, whole: bool) -> 
         whole: Also the output where that is usual but not required.
     """
     rule = role_rule(dialect, node)
-    edges = [edge for edge in _inputs(node, rule) if index.is_float(edge.tensor)]
+    edges = [edge for edge in operands(node, rule) if index.is_float(edge.tensor)]
     if rule.joins_producer:
         edges = _without_fused(index, edges)
     edges += _bias(index, node, rule)
@@ -158,7 +162,8 @@ def unit_outputs(index: GraphIndex, dialect: Dialect, node: ir.Node) -> list[str
     return [name for name in outputs if index.is_float(name)]
 
 
-def _inputs(node: ir.Node, rule: OpRule) -> Iterator[Edge]:
+def operands(node: ir.Node, rule: OpRule) -> Iterator[Edge]:
+    """The edges that a rule wants quantized together."""
     positions = range(len(node.inputs)) if rule.inputs is None else rule.inputs
     for position in positions:
         value = node.inputs[position] if position < len(node.inputs) else None
@@ -199,6 +204,16 @@ def is_channel_bias(index: GraphIndex, node: ir.Node, bias: str) -> bool:
     if not index.is_constant(bias) or not shape or not channels:
         return False
     return _size(shape) == shape[-1] == channels[weight_axis(node)]
+
+
+def _may_be_equal(shapes: Iterable[tuple[int | None, ...] | None]) -> bool:
+    """Whether shapes can be equal, as far as they are known."""
+    known = [shape for shape in shapes if shape is not None]
+    if len({len(shape) for shape in known}) > 1:
+        return False
+    return all(
+        len({dim for dim in dims if dim is not None}) <= 1 for dims in zip(*known, strict=True)
+    )
 
 
 def _kind(index: GraphIndex, tensor: str) -> str:

@@ -104,12 +104,9 @@ class Space:
 
     def nearest(self, placement: Placement) -> State:
         """The groups whose ops are all integer kernels in a placement."""
-        edges = self.completion.index.effective(placement)
-        units = self.completion.units
+        quantized = self.completion.quantized(placement)
         return frozenset(
-            number
-            for number, group in enumerate(self.groups)
-            if all(units[name].edges <= edges for name in group.nodes)
+            number for number, group in enumerate(self.groups) if quantized.issuperset(group.nodes)
         )
 
     def closed(self, state: State) -> State:

@@ -24,6 +24,8 @@ COST_MODEL_VERSION = "1"
 
 _ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
 _MOST_REMEMBERED = 256
+# What other engines call the types that ONNX has short names for.
+_PRECISIONS = {"double": "float64", "float": "float32"}
 
 
 class SimulatedEngine:
@@ -105,18 +107,19 @@ class SimulatedSession:
         Raises:
             ValueError: If they are not what the model wants.
         """
-        wanted = {spec.name for spec in self._inputs}
-        if wanted != feeds.keys():
-            raise ValueError(f"the inputs are {sorted(wanted)}, the feeds {sorted(feeds)}")
-        for spec in self._inputs:
-            _check(spec, feeds[spec.name])
+        self._check(feeds)
         open_inputs = [s.name for s in self._inputs if not all(isinstance(d, int) for d in s.shape)]
         self._kernels = self._plan({name: feeds[name].shape for name in open_inputs})
 
     def run(self, feeds: Feeds) -> Outputs:
-        """Runs once with ONNX's reference implementation: right, but slow for large models."""
+        """Runs once with ONNX's reference implementation: right, but slow for large models.
+
+        Raises:
+            ValueError: If the feeds are not what the model wants.
+        """
         from onnx.reference import ReferenceEvaluator  # slow to import, and hardly ever needed
 
+        self._check(feeds)
         evaluator = ReferenceEvaluator(onnx.load(self._path))
         results = evaluator.run(None, dict(feeds))
         return dict(zip(evaluator.output_names, map(np.asarray, results), strict=True))
@@ -129,12 +132,26 @@ class SimulatedSession:
         """The kernels without noise: their sum is the true latency, whatever the runs."""
         del runs
         return [
-            LayerTime(kernel.name, kernel.op_type, kernel.ms, kernel.precision)
+            LayerTime(
+                kernel.name,
+                kernel.op_type,
+                kernel.ms,
+                provider=kernel.precision,
+                precision=_PRECISIONS.get(kernel.precision, kernel.precision),
+                origins=kernel.nodes,
+            )
             for kernel in self._fed()
         ]
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _check(self, feeds: Feeds) -> None:
+        wanted = {spec.name for spec in self._inputs}
+        if wanted != feeds.keys():
+            raise ValueError(f"the inputs are {sorted(wanted)}, the feeds {sorted(feeds)}")
+        for spec in self._inputs:
+            _check(spec, feeds[spec.name])
 
     def _plan(self, shapes: dict[str, tuple[int, ...]]) -> tuple[Kernel, ...]:
         key = tuple(sorted(shapes.items()))

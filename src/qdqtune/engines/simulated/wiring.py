@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import DecodeError
 
 from qdqtune.engines.simulated.shapes import LARGEST_READ_BYTES, Shapes, with_shapes
 from qdqtune.graph.op_classes import QDQ_OPS
@@ -172,9 +173,15 @@ def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
 
     Raises:
         OSError: If there is no such file.
-        google.protobuf.message.DecodeError: If it is not a model.
+        ValueError: If it is not a model.
     """
-    return without_weights(onnx.load(os.fspath(path), format="protobuf", load_external_data=False))
+    try:
+        proto = onnx.load(os.fspath(path), format="protobuf", load_external_data=False)
+    except DecodeError as error:
+        raise ValueError(f"{os.fspath(path)} is no ONNX model: {error}") from error
+    if not proto.graph.output:
+        raise ValueError(f"{os.fspath(path)} is no ONNX model: it has no outputs")
+    return without_weights(proto)
 
 
 def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -114,23 +114,27 @@ def seeds_of(
         "weighted ops and what is between": space.of_ops(WEIGHTED_OPS | _BETWEEN),
     }
     for name, tensors in given.items():
-        seeds[name] = _like(space, _reads_one_of(frozenset(tensors)))
-    seeds["pattern cache"] = _like(space, frozenset(cached).__contains__) if cached else _NOTHING
+        seeds[name] = _like(space, _edges_on(space, frozenset(tensors)))
+    seeds["pattern cache"] = _like(space, frozenset(cached)) if cached else _NOTHING
     return {name: state for name, state in seeds.items() if state}
 
 
-def _reads_one_of(tensors: frozenset[str]) -> Callable[[Edge], bool]:
-    return lambda edge: edge.tensor in tensors
+def _edges_on(space: Space, tensors: frozenset[str]) -> frozenset[Edge]:
+    """Who reads these tensors, or what ops move from them."""
+    completion = space.completion
+    known = tensors & completion.index.value.keys()
+    edges = (edge for tensor in known for edge in completion.index.readers(tensor))
+    return completion.carried(frozenset(edges))
 
 
-def _like(space: Space, is_quantized: Callable[[Edge], bool]) -> State:
+def _like(space: Space, quantized: frozenset[Edge]) -> State:
     """The groups whose ops read nothing but what is quantized elsewhere, and constants."""
     completion = space.completion
     return frozenset(
         number
         for number, group in enumerate(space.groups)
         if all(
-            is_quantized(edge) or completion.index.is_constant(edge.tensor)
+            edge in quantized or completion.index.is_constant(edge.tensor)
             for name in group.nodes
             for edge in completion.units[name].edges
             if edge.node == name

@@ -1,0 +1,53 @@
+"""Which layer executes a node that neither names nor wiring tell: one beside it."""
+
+from __future__ import annotations
+
+from qdqtune.engines.layer_kinds import LEADS
+from qdqtune.engines.layer_owners import LayerOwners
+from qdqtune.graph.op_classes import DEQUANTIZE
+
+
+def take_the_rest(owners: LayerOwners) -> None:
+    """Let fused nodes go with the layers around them."""
+    order = [node.name or "" for node in owners.index.nodes]
+    for name in filter(owners.is_free, order):
+        _join_producer(owners, name)
+    for name in reversed(order):
+        if name not in owners.owner:
+            _join_reader(owners, name)
+    for name in filter(owners.is_free, order):
+        _join_producer(owners, name, whatever=True)
+    for name in reversed(order):
+        _pull_ahead(owners, name)
+
+
+def _join_producer(owners: LayerOwners, name: str, *, whatever: bool = False) -> None:
+    """A fused op runs in the last of the layers that feed it: only then it has its inputs."""
+    feeding = [owners.owner[each] for each in owners.model.before(name) if each in owners.owner]
+    if not feeding:
+        return
+    last = max(feeding)
+    kept = any(tensor in owners.wires.written for tensor in owners.model.inputs(name))
+    is_dequantize = owners.index.node[name].op_type == DEQUANTIZE
+    reads_ahead = is_dequantize or kept or owners.kind(name) in LEADS
+    inside = all(owners.owner.get(each) in feeding for each in owners.model.after(name))
+    if whatever or inside or (owners.may_take(last, name) and not reads_ahead):
+        owners.own(last, name)
+
+
+def _join_reader(owners: LayerOwners, name: str) -> None:
+    """What comes before a layer's nodes, or is a constant of theirs, goes with them."""
+    reading = {owners.owner[each] for each in owners.model.after(name) if each in owners.owner}
+    alone = len(reading) == 1 and name not in owners.model.of_shapes
+    if alone or (reading and name in owners.model.computed):
+        owners.own(min(reading), name)
+
+
+def _pull_ahead(owners: LayerOwners, name: str) -> None:
+    """What several layers have a copy of may be named with one of them: the first needs it."""
+    number = owners.owner.get(name)
+    if number is None or not owners.is_late(number, name) or owners.kind(name) in LEADS:
+        return
+    if len(owners.owned[number]) > 1:
+        owners.owned[number].remove(name)
+        owners.own(min(owners.owner.get(each, number) for each in owners.model.after(name)), name)

@@ -1,0 +1,63 @@
+"""Which node of a model an engine means by a name.
+
+Engines run graphs of their own. What is left of ours in them are names: of a node, of a node with
+the name of a rewriting behind it, of several nodes, or of the tensor that the layer computes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from qdqtune.graph.index import GraphIndex
+from qdqtune.records.measurement import LayerTime
+
+EXACT, DERIVED, COPY = 2, 1, 0
+"""How far a name can be relied on; a copy is one only if the original is there, too."""
+
+# ONNX Runtime numbers what it generates, and says what became of a node.
+_NUMBER = re.compile(r"_token_\d+$")
+# OpenVINO numbers the copies of a node; what it makes itself has numbers in the thousands.
+_COPY = re.compile(r"_\d{1,2}$")
+_SUFFIXES = ("_nchwc", "_nhwc", "_new_reshape", "_quant")
+_TOGETHER = " + "
+
+
+def nodes_named(index: GraphIndex, layer: LayerTime) -> Iterator[tuple[str, int]]:
+    """The nodes that a layer is said to come from, each with how sure that is.
+
+    The layer's own name counts only if the engine tells nothing else: it may have been made up, and
+    be that of another node by chance.
+    """
+    told = bool(layer.origins or layer.outputs)
+    for text in layer.origins if told else layer.name.split(_TOGETHER):
+        found = _node_named(index, text.strip())
+        if found is not None:
+            yield found
+
+
+def _node_named(index: GraphIndex, text: str) -> tuple[str, int] | None:
+    if text in index.node:
+        return text, EXACT
+    for shorter in _shortened(text):
+        if shorter in index.node:
+            return shorter, DERIVED
+        if shorter in index.value:
+            producer = index.value[shorter].producer()
+            return (producer.name or "", DERIVED) if producer is not None else None
+    original = _COPY.sub("", text)
+    return (original, COPY) if original in index.node else None
+
+
+def _shortened(text: str) -> Iterator[str]:
+    """The text without what a rewriting adds, step by step."""
+    yield text
+    text = _NUMBER.sub("", text)
+    yield text
+    for suffix in _SUFFIXES:
+        if text.endswith(suffix):
+            text = text.removesuffix(suffix)
+            yield text
+    text = text.rstrip("/")
+    if "/" in text:
+        yield text.rpartition("/")[0]

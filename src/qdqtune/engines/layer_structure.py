@@ -1,0 +1,165 @@
+"""Which layer executes a node, by what layers read and write, from the surest to the least sure.
+
+First come tensors that the engine kept, then the op that a layer of its kind must have, what lies
+between a layer's own nodes, and what lies between those of its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from qdqtune.engines.layer_kinds import LEADS, TRANSPARENT, Kind, fits, takes_anything
+from qdqtune.engines.layer_owners import LayerOwners
+from qdqtune.graph.op_classes import is_op
+
+# What engines leave out altogether.
+_NOTHING = ("Dropout", "Identity")
+
+# More nodes than any engine puts into a layer without saying so; keeps the search linear.
+_MOST_BETWEEN = 500
+
+_Step = Callable[[str], Sequence[str]]
+
+
+def take_by_wiring(owners: LayerOwners) -> None:
+    """Let layers have the free nodes that their wiring tells."""
+    for number in range(len(owners.layers)):
+        _take_back_to_inputs(owners, number)
+    for number, kind in enumerate(owners.kinds):
+        if kind in LEADS and owners.owned[number]:
+            _take_lead(owners, number)
+    for number in range(len(owners.layers)):
+        _take_inside(owners, number)
+    for number in range(len(owners.layers)):
+        if not owners.owned[number]:
+            _take_between(owners, number)
+
+
+def _take_back_to_inputs(owners: LayerOwners, number: int) -> None:
+    """Nodes between a layer's own and the tensors that it reads under the model's names."""
+    read = _same_as(owners, owners.layers[number].inputs)
+    if not read:
+        return
+    # What they write is what they are named after, under whatever name.
+    copying = {each for each in owners.wires.feeding(number) if owners.kinds[each] in TRANSPARENT}
+    for name in owners.model.in_order(owners.owned[number]):
+        for tensor in owners.model.inputs(name):
+            producer = owners.index.value[tensor].producer()
+            if producer is not None and tensor not in read:
+                for each in _grounded(owners, number, producer.name or "", read, copying):
+                    owners.own(number, each)
+
+
+def _same_as(owners: LayerOwners, tensors: Iterable[str]) -> set[str]:
+    """The tensors that the model has, and what is the same under other names."""
+    found = {tensor for tensor in tensors if tensor in owners.index.value}
+    waiting = list(found)
+    while waiting:
+        for edge in owners.index.readers(waiting.pop()):
+            node = owners.index.node.get(edge.node)
+            same = node.outputs[0].name if is_op(node, *_NOTHING) and node else None
+            if same and same not in found:
+                found.add(same)
+                waiting.append(same)
+    return found
+
+
+def _grounded(
+    owners: LayerOwners, number: int, start: str, read: set[str], copying: set[int]
+) -> set[str]:
+    """A node and all before it down to what the layer reads; nothing if it reads else too."""
+    inside: set[str] = set()
+    waiting = [start]
+    while waiting:
+        name = waiting.pop()
+        if name in inside or owners.owner.get(name) == number:
+            continue
+        written = any(each.name in owners.wires.written for each in owners.index.node[name].outputs)
+        if written or not owners.may_take(number, name):
+            return set()
+        inside.add(name)
+        for tensor in owners.model.inputs(name):
+            producer = owners.index.value[tensor].producer()
+            if tensor in read or (producer and owners.owner.get(producer.name or "") in copying):
+                continue
+            if producer is None:
+                return set()
+            waiting.append(producer.name or "")
+    return inside
+
+
+def _take_lead(owners: LayerOwners, number: int) -> None:
+    """The convolution, product or pooling that a layer of that kind has, if none is named."""
+    kind = owners.kinds[number]
+    if any(owners.kind(name) is kind for name in owners.owned[number]):
+        return
+    starts = owners.model.in_order(owners.owned[number])
+    path = _path_to(owners, kind, starts[::-1], owners.model.before)
+    for name in path or _path_to(owners, kind, starts, owners.model.after):
+        owners.own(number, name)
+
+
+def _path_to(owners: LayerOwners, kind: Kind, starts: list[str], step: _Step) -> list[str]:
+    """The nearest node of a kind that is free, and what is on the way to it."""
+    came_from: dict[str, str] = {}
+    waiting = list(starts)
+    for name in waiting:
+        for each in step(name):
+            if each in came_from or not owners.is_free(each):
+                continue
+            came_from[each] = name
+            if owners.kind(each) is kind:
+                path = [each]
+                while came_from[path[-1]] in came_from:
+                    path.append(came_from[path[-1]])
+                return path
+            if owners.kind(each) not in LEADS:
+                waiting.append(each)
+    return []
+
+
+def _take_inside(owners: LayerOwners, number: int) -> None:
+    """Free nodes between a layer's own: no other layer could run in the middle of it."""
+    if len(owners.owned[number]) < 2:
+        return
+    behind = _free_from(owners, [number], owners.model.before)
+    for name in behind & _free_from(owners, [number], owners.model.after) if behind else ():
+        owners.own(number, name)
+
+
+def _take_between(owners: LayerOwners, number: int) -> None:
+    """For a layer without names: free nodes between those of its neighbours."""
+    producers = owners.wires.producers(number, owners.has_nodes)
+    consumers = owners.wires.consumers(number, owners.has_nodes)
+    ahead = _free_from(owners, producers, owners.model.after)
+    behind = _free_from(owners, consumers, owners.model.before)
+    if not (producers and consumers):
+        ahead = behind = ahead | behind
+    between = [name for name in ahead & behind if not owners.is_late(number, name)]
+    for name in _fitting(owners, number, owners.model.in_order(between)):
+        owners.own(number, name)
+
+
+def _fitting(owners: LayerOwners, number: int, between: list[str]) -> list[str]:
+    """Of the nodes between, those from the first on that can be what the layer is there for."""
+    layer_type, kind = owners.layers[number].op_type, owners.kinds[number]
+    if kind in TRANSPARENT:
+        return [name for name in between if owners.kind(name) is kind]
+    for position, name in enumerate(between):
+        if fits(layer_type, owners.index.node[name].op_type):
+            return between[position:]
+    return between if takes_anything(layer_type) else []
+
+
+def _free_from(owners: LayerOwners, layers: Iterable[int], step: _Step) -> set[str]:
+    """Free nodes that can be reached from those of layers; none if there are very many."""
+    found: set[str] = set()
+    waiting = [name for number in layers for name in owners.owned[number]]
+    while waiting:
+        if len(found) > _MOST_BETWEEN:
+            return set()
+        for name in step(waiting.pop()):
+            if name not in found and owners.is_free(name):
+                found.add(name)
+                waiting.append(name)
+    return found

@@ -1,0 +1,105 @@
+"""What `inspect --layers` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qdqtune.records.layers import LayersRecord, MappedLayer
+from qdqtune.report.bench import engine_line
+from qdqtune.report.tables import printable, text_table
+
+_LONGEST_NAME = 44
+_MOST_NAMES = 3
+_ASIDE = frozenset({"Constant", "DequantizeLinear", "Identity", "QuantizeLinear"})
+_HEADER = ("layer", "kind", "precision", "ms", "share", "nodes of the model")
+
+
+def layers_text(record: LayersRecord, *, by_time: bool, max_items: int) -> str:
+    """A table of the layers, and what they come to.
+
+    Args:
+        record: The layers.
+        by_time: Whether the longest comes first; else they are in order of execution.
+        max_items: Show at most so many of the layers that take time; 0 is all layers.
+    """
+    kept = [layer for layer in record.layers if layer.ms or not max_items]
+    if by_time:
+        kept.sort(key=lambda layer: -layer.ms)
+    shown = kept[: max_items or None]
+    table = text_table(_HEADER, [_row(layer, record) for layer in shown], right=(3, 4))
+    return "\n".join([*_head(record), "", table, *_left_out(record, shown), "", *_summary(record)])
+
+
+def _head(record: LayersRecord) -> list[str]:
+    lines = [engine_line(record.engine)]
+    if record.engine.name == "simulated":
+        lines.append("These times are simulated: they say nothing about a real machine.")
+    took = f"{record.total_ms:.3f} ms per run, from {_count(record.runs, 'run')}"
+    nodes, layers = _count(record.nodes, "node"), _count(len(record.layers), "layer")
+    return [*lines, printable(f"{record.model}: {nodes} run as {layers}, {took}")]
+
+
+def _row(layer: MappedLayer, record: LayersRecord) -> list[str]:
+    return [
+        _name(layer.name),
+        layer.op_type,
+        layer.precision,
+        f"{layer.ms:.3f}",
+        f"{100 * record.share([layer]):.1f} %",
+        _nodes(layer),
+    ]
+
+
+def _nodes(layer: MappedLayer) -> str:
+    """The nodes, those that compute something first."""
+    pairs = list(zip(layer.nodes, layer.node_types, strict=True))
+    computing = [name for name, op_type in pairs if op_type not in _ASIDE]
+    aside = [name for name, op_type in pairs if op_type in _ASIDE]
+    names = _names([*computing, *aside], most=min(len(computing), _MOST_NAMES) or 1)
+    return names if layer.executes else f"({layer.how}) {names}" if names else "?"
+
+
+def _left_out(record: LayersRecord, shown: Sequence[MappedLayer]) -> list[str]:
+    more = len(record.layers) - len(shown)
+    if not more:
+        return []
+    idle = sum(not layer.ms for layer in record.layers)
+    which = f", {idle} of which take no time" if idle else ""
+    return [f"and {_count(more, 'more layer')}{which}: --max_items 0 shows all"]
+
+
+def _summary(record: LayersRecord) -> list[str]:
+    serving = [layer for layer in record.layers if layer.nodes and not layer.executes]
+    lines = [
+        f"{100 * record.mapped_share:.1f} % of the time is mapped to nodes, "
+        f"{100 * record.share(serving):.1f} % of it in layers that only help others"
+    ]
+    total = record.total_ms or 1.0
+    spent = [
+        f"{precision or 'unknown'} {ms:.3f} ms ({100 * ms / total:.1f} %)"
+        for precision, ms in record.ms_by_precision.items()
+        if ms
+    ]
+    lines.append("by precision: " + ", ".join(spent))
+    conversions = record.conversions
+    count = _count(len(conversions), "conversion")
+    lines.append(f"{count} between types, {100 * record.share(conversions):.1f} % of the time")
+    if record.unexecuted:
+        count = _count(len(record.unexecuted), "node")
+        lines.append(f"{count} folded away, run by no layer: {_names(record.unexecuted)}")
+    return [printable(line) for line in lines]
+
+
+def _count(count: int, what: str) -> str:
+    """A number and what it counts."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _names(names: Sequence[str], most: int = _MOST_NAMES) -> str:
+    shown = ", ".join(_name(name) for name in names[:most])
+    more = len(names) - most
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _name(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

@@ -1,0 +1,64 @@
+"""The class that an engine's author inherits."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from qdqtune.testing.arithmetic import ComputesQuantized
+from qdqtune.testing.bench import Bench, EngineUnderTest
+from qdqtune.testing.failing import SurvivesFailures
+from qdqtune.testing.fingerprint import TellsWhatItIs
+from qdqtune.testing.layering import TellsLayers
+from qdqtune.testing.refusing import RefusesNonsense
+from qdqtune.testing.running import RunsModels
+from qdqtune.testing.sessions import KeepsSessionsApart
+from qdqtune.testing.timing import TimesModels
+
+
+# Pytest runs the tests of the last base first.
+class EngineConformance(
+    SurvivesFailures,
+    RefusesNonsense,
+    KeepsSessionsApart,
+    TellsLayers,
+    TimesModels,
+    ComputesQuantized,
+    RunsModels,
+    TellsWhatItIs,
+):
+    """All that is asked of an engine.
+
+    Inherit it, and fill in the fixture `engine`::
+
+        class TestMyEngine(EngineConformance):
+            @pytest.fixture
+            def engine(self) -> EngineUnderTest:
+                return EngineUnderTest("my_package.engine:MyEngine", dialect="onnxruntime")
+
+    The tests of a class share one worker, which ends with the class.
+    """
+
+    _benches: ClassVar[dict[EngineUnderTest, Bench]] = {}
+
+    @pytest.fixture
+    def engine(self) -> EngineUnderTest:
+        """The engine; to be overridden."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no fixture `engine`: define one that returns an "
+            "EngineUnderTest"
+        )
+
+    @pytest.fixture
+    def bench(self, engine: EngineUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+        """The bench, made when it is first asked for."""
+        if engine not in self._benches:
+            self._benches[engine] = Bench(engine, tmp_path_factory.mktemp("conformance"))
+        return self._benches[engine]
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        """Ends the class's workers."""
+        while cls._benches:
+            cls._benches.popitem()[1].close()

@@ -1,0 +1,74 @@
+"""What an engine makes of a model: the layers that it runs, in terms of the model's nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from qdqtune.calibration.inputs import random_inputs
+from qdqtune.engines import registry
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.engines.layer_nodes import nodes_of_layers
+from qdqtune.graph.files import load_model
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.input_shapes import resolve_shapes
+from qdqtune.graph.shapes import infer_shapes
+from qdqtune.records.errors import EngineError, UsageError
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.layers import LayersRecord
+from qdqtune.workflows.comparison import engine_info
+
+DEFAULT_RUNS = 20
+
+_NOTHING_SAID = InputRequest()
+
+
+def layers_of(
+    model: str | Path,
+    *,
+    engine: str = registry.AUTO,
+    engine_options: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    runs: int = DEFAULT_RUNS,
+    inputs: InputRequest = _NOTHING_SAID,
+) -> LayersRecord:
+    """Run a model on random inputs, and say which of its nodes each layer executes.
+
+    Args:
+        model: A model file, float or with Q/DQ; it is run as it is.
+        engine: What runs it; ``auto`` is the first engine that can measure here.
+        engine_options: The engine's own options.
+        threads: Threads per run; None is the engine's default.
+        runs: Runs to take the times from.
+        inputs: Shapes, ranges and seed of the inputs.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    if runs < 1:
+        raise UsageError(f"{runs} runs can't be made.", "runs is a number from 1 up.")
+    name = registry.resolve(engine)
+    path = os.fspath(model)
+    source = load_model(path)
+    infer_shapes(source)
+    index = GraphIndex(source)
+    request = replace(inputs, shapes=resolve_shapes(source, inputs), dims={})
+    feeds = next(random_inputs(index, 1, request))
+    with Worker(name, SessionOptions(threads, engine_options or {})) as worker:
+        info = engine_info(worker, name)
+        try:
+            opened = worker.open(path)
+            worker.feed(opened, feeds)
+            layers = worker.layers(opened, runs)
+        except WorkerFailure as failure:
+            raise EngineError(
+                f"{name} does not tell the layers of {path}: {str(failure).strip()}",
+                "`qdqtune bench` says whether it runs the model at all.",
+            ) from None
+    mapped = tuple(nodes_of_layers(index, layers))
+    executed = {node for layer in mapped if layer.executes for node in layer.nodes}
+    unexecuted = tuple(node.name or "" for node in index.nodes if node.name not in executed)
+    return LayersRecord(path, info, runs, len(index.nodes), mapped, unexecuted)
