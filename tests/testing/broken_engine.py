@@ -145,7 +145,7 @@ class BrokenSession:
             return [1.0] * runs
         samples = self.session.time_runs(runs)
         if self._fault == "grows slower":
-            return [ms * (1.0 + 0.3 * (self._number % 2)) for ms in samples]
+            return [ms * (1.0 + 2.0 * (self._number % 2)) for ms in samples]
         faulty = {
             "times in seconds": [ms / 1000.0 for ms in samples],
             "times in microseconds": [ms * 1000.0 for ms in samples],

@@ -44,6 +44,7 @@ class OpRule:
         float_before: Ops for which a usual output is left float, if they are its only readers.
         activations_only: Whether the op is left float if one of these inputs is a constant.
         same_shapes: Whether the op is left float if these inputs differ in shape.
+        axis: The one axis along which there is a kernel, if not along all.
         mode: The one value of the attribute `mode` for which there is a kernel, if not for all.
     """
 
@@ -58,6 +59,7 @@ class OpRule:
     float_before: frozenset[str] = frozenset()
     activations_only: bool = False
     same_shapes: bool = False
+    axis: int | None = None
     mode: str = ""
 
 

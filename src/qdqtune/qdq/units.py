@@ -58,6 +58,8 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
         return f"{dialect.name} takes the constant {constant!r} into the kernel before it"
     if rule.same_shapes and not _may_be_equal(index.shape(edge.tensor) for edge in edges):
         return "its operands differ in shape"
+    if rule.axis is not None and _axis(index, node) not in (None, rule.axis):
+        return f"{dialect.name} has no integer kernel for {node.op_type} along another axis"
     bias = _bias_of(node, rule)
     if bias is not None and not is_channel_bias(index, node, bias.name or ""):
         return "its bias is not a constant with one value per channel"
@@ -204,6 +206,15 @@ def is_channel_bias(index: GraphIndex, node: ir.Node, bias: str) -> bool:
     if not index.is_constant(bias) or not shape or not channels:
         return False
     return _size(shape) == shape[-1] == channels[weight_axis(node)]
+
+
+def _axis(index: GraphIndex, node: ir.Node) -> int | None:
+    """The axis of an op, counted from the front, if it can be known."""
+    axis = node.attributes.get_int("axis", 0)
+    shape = index.shape(node.outputs[0].name or "")
+    if axis >= 0:
+        return axis
+    return None if shape is None else axis + len(shape)
 
 
 def _may_be_equal(shapes: Iterable[tuple[int | None, ...] | None]) -> bool:

@@ -1,0 +1,172 @@
+"""What ops only move: quantized once, before them, and in one encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqtune.calibration.inputs import random_inputs
+from qdqtune.calibration.minmax import collect_ranges
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isolated import Worker
+from qdqtune.graph.folding import fold
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.dialects import DIALECTS, ONNXRUNTIME, OPENVINO
+from qdqtune.qdq.insert import Inserter
+from qdqtune.records.ranges import CalibrationSource
+from tests.conftest import model_from_text
+from tests.models import small_models
+
+rng = np.random.default_rng(5)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return (0.2 * rng.normal(size=shape)).astype(np.float32)
+
+
+def between_convs(moves: str, channels: int = 16) -> str:
+    """A graph in which `moves` lead from r and d, results of Convs, to h, which a Conv reads."""
+    return (
+        "g (float[1,16,12,12] x) => (float[1,16,?,?] y) {"
+        " c = Conv<pads=[1,1,1,1]>(x, w) r = Relu(c) d = Conv<pads=[1,1,1,1]>(r, w)"
+        f" {moves} y = Conv<pads=[1,1,1,1]>(h, w{channels}) }}"
+    ).replace("?", "N")
+
+
+MOVES = {
+    "MaxPool": ("h = MaxPool<kernel_shape=[2,2], strides=[2,2]>(d)", {}),
+    "Transpose": ("h = Transpose<perm=[0,1,3,2]>(d)", {}),
+    "Reshape": ("h = Reshape(d, s)", {"s": np.array([1, 16, 6, 24])}),
+    "Resize": ("h = Resize(d, , s)", {"s": np.array([1, 1, 2, 2], np.float32)}),
+    "Slice": ("h = Slice(d, s, e, s)", {"s": np.array([2]), "e": np.array([8])}),
+    "Concat": ("h = Concat<axis=1>(d, r)", {}),
+    "Split": (
+        "h1, h2 = Split<axis=1>(d, s) h = Concat<axis=1>(h2, h1)", {"s": np.array([4, 12])},
+    ),
+    "Squeeze": (
+        "t = Transpose<perm=[0,2,1,3]>(d) q = Squeeze(t, o) h = Unsqueeze(q, u)",
+        {"o": np.array([0]), "u": np.array([2])},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[Worker]:
+    with Worker() as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def openvino() -> Iterator[Worker]:
+    with Worker("openvino", SessionOptions(threads=1)) as shared:
+        yield shared
+
+
+def prepared(op_type: str, folder: Path) -> PreparedModel:
+    moves, constants = MOVES[op_type]
+    channels = 32 if op_type == "Concat" else 16
+    weights = {"w": normal(16, 16, 3, 3), f"w{channels}": normal(16, channels, 3, 3)}
+    model = ir.from_proto(model_from_text(between_convs(moves, channels), **weights, **constants))
+    fold(model)
+    return PreparedModel(model, folder)
+
+
+@pytest.mark.parametrize("op_type", MOVES)
+def test_values_are_moved_as_integers(
+    op_type: str, reference: Worker, openvino: Worker, tmp_path: Path
+) -> None:
+    base = prepared(op_type, tmp_path)
+    samples = list(random_inputs(base.index, 2))
+    ranges = collect_ranges(base, reference, samples, CalibrationSource.RANDOM)
+    completion = Completion(base.index, OPENVINO)
+    placement = completion.placement(list(completion.units))
+    assert completion.quantized(placement) == completion.units.keys()
+    candidate = Inserter(base, OPENVINO, "int8", ranges).write(placement, "candidate")
+    opened = openvino.open(candidate)
+    openvino.feed(opened, samples[0])
+    layers = openvino.layers(opened, 1)
+    openvino.release(opened)
+    computing = [layer for layer in layers if layer.op_type not in ("Reorder", "Reshape")]
+    # The first quantizes the input; nothing else converts or requantizes.
+    assert [layer.op_type for layer in computing].count("Subgraph") == 1, computing
+    assert {layer.precision for layer in computing[1:]} == {"uint8"}, computing
+
+
+@pytest.mark.parametrize("op_type", MOVES)
+def test_the_pair_stands_before_and_not_behind(op_type: str, tmp_path: Path) -> None:
+    base = prepared(op_type, tmp_path)
+    completion = Completion(base.index, OPENVINO)
+    quantized = completion.placement(list(completion.units)).tensors
+    assert "d" in quantized
+    assert "h" not in quantized
+    without = completion.placement(list(completion.working))
+    assert "h" in without.tensors
+    assert "d" not in without.tensors or op_type == "Concat"
+
+
+def test_operands_of_a_concat_share_one_encoding(reference: Worker, tmp_path: Path) -> None:
+    base = prepared("Concat", tmp_path)
+    samples = list(random_inputs(base.index, 2))
+    ranges = collect_ranges(base, reference, samples, CalibrationSource.RANDOM)
+    completion = Completion(base.index, OPENVINO)
+    inserter = Inserter(base, OPENVINO, "int8", ranges)
+    (low, high) = np.array([ranges.by_tensor["d"], ranges.by_tensor["r"]]).T
+    step = (high.max() - low.min()) / 255
+    pairs = {
+        pair.tensor: pair.encoding
+        for pair in inserter.encoder.pairs(
+            base.index.effective(completion.placement(list(completion.units)))
+        )
+    }
+    assert pairs["d"].key == pairs["r"].key
+    assert float(pairs["r"].scale) == pytest.approx(step, rel=1e-6)
+
+
+def test_a_product_of_activations_has_no_zero_point_in_its_second_operand(
+    reference: Worker, tmp_path: Path
+) -> None:
+    text = (
+        "g (float[2,8,32] x, float[2,8,32] z) => (float[2,8,8] y) {"
+        " t = Transpose<perm=[0,2,1]>(z) y = MatMul(x, t) }"
+    )
+    model = ir.from_proto(model_from_text(text))
+    fold(model)
+    base = PreparedModel(model, tmp_path)
+    ranges = collect_ranges(
+        base, reference, list(random_inputs(base.index, 2)), CalibrationSource.RANDOM
+    )
+    for dialect, kinds in ((OPENVINO, "INT8"), (ONNXRUNTIME, "UINT8")):
+        completion = Completion(base.index, dialect)
+        inserter = Inserter(base, dialect, "int8", ranges)
+        placement = completion.placement(list(completion.units))
+        pairs = inserter.encoder.pairs(base.index.effective(placement))
+        second = [pair.encoding for pair in pairs if pair.tensor in ("z", "t")]
+        assert {encoding.dtype.name for encoding in second} == {kinds}
+        assert all(not encoding.zero_point.any() for encoding in second) == (kinds == "INT8")
+
+
+@given(st.data(), small_models(), st.sampled_from(sorted(DIALECTS)))
+def test_a_choice_is_what_is_written(
+    data: st.DataObject, proto: onnx.ModelProto, name: str
+) -> None:
+    index = GraphIndex(ir.from_proto(proto))
+    dialect = DIALECTS[name]
+    completion = Completion(index, dialect)
+    names = {name for name in completion.units if data.draw(st.booleans())}
+    placement = completion.placement(names)
+    assert completion.quantized(placement).issuperset(completion.working.keys() & names)
+    # What is moved is quantized before or behind, never in both places.
+    if dialect.lifts:
+        for name in completion.moving.keys() & names:
+            places = completion.moving[name]
+            behind = placement.tensors & places.outputs
+            assert not (places.edges <= placement.edges and behind)
