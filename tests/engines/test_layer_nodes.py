@@ -65,7 +65,7 @@ c2 = Conv(r1, w) b2 = BatchNormalization(c2, s, s, s, s) a = Add(b2, x) y = Relu
 @pytest.mark.parametrize(
     "origin",
     ["C", "c", "c_nchwc", "C_token_12", "C/MatMulAddFusion", "C/QuickGeluFusion/", "C_quant",
-     "C_new_reshape", "C/WithoutBiases", "c_nchwc_token_3"],
+     "C_new_reshape", "C/WithoutBiases", "c_nchwc_token_3", "c_bn_nchwc"],
 )  # fmt: skip
 def test_a_name_is_understood_with_what_engines_add_to_it(origin: str) -> None:
     index = graph("c = Conv(x, w) y = Relu(c)", "w")
@@ -100,6 +100,23 @@ def test_a_folded_batch_norm_takes_its_conv_along() -> None:
         layer("Convolution", "Multiply_5051 B2 A Y", "a0 x -> a1"),
     ]
     assert told(graph(CONV_BN, "w", "s"), *layers) == [("C1 B1 R1", NAMED), ("C2 B2 A Y", NAMED)]
+
+
+def test_a_batch_norm_that_became_a_convolution_has_no_conv_of_another_layer() -> None:
+    index = graph("b = BatchNormalization(x, s, s, s, s) c = Conv(b, w) y = Relu(c)", "w", "s")
+    layers = [layer("Conv", "b_bn_nchwc", "x -> t0"), layer("Conv", "y_nchwc", "t0 -> t1")]
+    assert told(index, *layers) == [("B", NAMED), ("C Y", NAMED)]
+
+
+def test_what_computes_is_found_before_what_moves() -> None:
+    index = graph("c = Conv(x, w) g, h = GRU(c, w, w) t = Transpose(g) y = Conv(t, w)", "w")
+    layers = [
+        layer("Convolution", "C", "x -> t0"),
+        layer("Transpose", "", "t0 -> t1"),
+        layer("RNNSeq", "", "t1 -> t2"),
+        layer("Convolution", "Y", "t2 -> t3"),
+    ]
+    assert told(index, *layers)[1:3] == [("G T", BETWEEN), ("G T", CLOSED)]
 
 
 def test_an_add_runs_in_the_last_layer_that_feeds_it() -> None:
@@ -260,6 +277,12 @@ def test_what_is_known_before_a_run_is_folded() -> None:
     # With open dims it isn't known, and engines run it.
     layers.insert(0, layer("Shape", "H", "x -> h"))
     assert told(index, *layers) == [("H", NAMED), ("K J R", NAMED), ("T Y", NAMED)]
+
+
+def test_a_product_that_was_merged_with_its_equal_is_in_no_other_layer() -> None:
+    index = graph("c = Conv(x, w) d = Conv(x, w) y = Concat <axis = 1> (c, d)", "w")
+    layers = [layer("Conv", "C", "x -> c"), layer("Concat", "Y", "c -> y")]
+    assert told(index, *layers) == [("C", NAMED), ("Y", NAMED)]
 
 
 def test_nodes_need_no_names() -> None:

@@ -20,11 +20,13 @@ from qdqtune.engines.reference import AS_WRITTEN, reference_worker
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import EngineError, QdqtuneError
 from qdqtune.records.inputs import InputRequest
+from qdqtune.records.precision import Precision
 from qdqtune.records.tuning import TuneResult
 from qdqtune.workflows import judging
 from qdqtune.workflows.calibrating import feeding_of
 from qdqtune.workflows.insertion import Choice, insert_qdq
 from qdqtune.workflows.judging import Judge, Kernels
+from qdqtune.workflows.precision import convert_model
 from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.settings import PRESETS
@@ -160,3 +162,13 @@ def test_ranking_is_left_to_the_engine_that_calibrates(
         with pytest.raises(EngineError, match="OpenVINO does not run the quantized model"):
             judge.quality(tmp_path / "junk.onnx")
         judge.close()
+
+
+def test_half_floats_are_quantized_where_the_engine_has_kernels(
+    model: Path, tmp_path: Path
+) -> None:
+    half = tmp_path / "half.onnx"
+    convert_model(model, Precision.FLOAT16, half)
+    report = insert_qdq(half, Choice(ops=["MatMul"]), tmp_path / "int8.onnx", engine="openvino")
+    assert len(report.quantized) == 2
+    assert min(report.sqnr_db.values()) > 25.0

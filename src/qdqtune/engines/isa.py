@@ -22,20 +22,25 @@ _ARM_LEVELS: tuple[tuple[str, str], ...] = (
     ("asimddp", "neon_dotprod"),
     ("asimd", "neon"),
 )
-# The longer of two names with a common beginning comes first.
-_ONEDNN_LIMITS: tuple[tuple[str, str], ...] = (
-    ("AVX512_CORE_AMX", "amx_int8"),
-    ("AVX10_1_512_AMX", "amx_int8"),
-    ("AVX10_1", "avx512_vnni"),
-    ("AVX512_CORE_FP16", "avx512_vnni"),
-    ("AVX512_CORE_BF16", "avx512_vnni"),
-    ("AVX512_CORE_VNNI", "avx512_vnni"),
-    ("AVX512_CORE", "avx512"),
-    ("AVX2_VNNI", "avx_vnni"),
-    ("AVX2", "avx2"),
-    ("AVX", "x86"),
-    ("SSE41", "x86"),
-)
+# In oneDNN's words.
+_ONEDNN_LIMITS = {
+    "SSE41": "x86",
+    "AVX": "x86",
+    "AVX2": "avx2",
+    "AVX2_VNNI": "avx_vnni",
+    "AVX2_VNNI_2": "avx_vnni",
+    "AVX512_CORE": "avx512",
+    "AVX512_CORE_VNNI": "avx512_vnni",
+    "AVX512_CORE_BF16": "avx512_vnni",
+    "AVX512_CORE_FP16": "avx512_vnni",
+    "AVX10_1_512": "avx512_vnni",
+    "AVX512_CORE_AMX": "amx_int8",
+    "AVX512_CORE_AMX_FP16": "amx_int8",
+    "AVX10_1_512_AMX": "amx_int8",
+    "AVX10_1_512_AMX_FP16": "amx_int8",
+}
+ONEDNN_LIMITS = tuple(_ONEDNN_LIMITS)
+"""What oneDNN can be limited to, oldest instructions first."""
 _X86_SATURATING = {"avx512", "avx2", "x86"}
 _SYSCTL_FLAGS = {
     "hw.optional.arm.FEAT_I8MM": "i8mm",
@@ -83,7 +88,7 @@ def limited_isa(isa: str, limit: str) -> str:
         isa: What the CPU has.
         limit: Value of `ONEDNN_MAX_CPU_ISA`; what it doesn't know limits nothing.
     """
-    most = next((most for prefix, most in _ONEDNN_LIMITS if limit.upper().startswith(prefix)), isa)
+    most = _ONEDNN_LIMITS.get(limit.upper(), isa)
     order = [level for _, level in _X86_LEVELS] + ["x86"]
     if isa not in order or most not in order:
         return isa

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtune.engines.layer_kinds import LEADS
+from qdqtune.engines.layer_kinds import LEADS, fits, kind_of, takes_anything
 from qdqtune.engines.layer_owners import LayerOwners
 from qdqtune.graph.op_classes import DEQUANTIZE
 
@@ -31,15 +31,23 @@ def _join_producer(owners: LayerOwners, name: str, *, whatever: bool = False) ->
     is_dequantize = owners.index.node[name].op_type == DEQUANTIZE
     reads_ahead = is_dequantize or kept or owners.kind(name) in LEADS
     inside = all(owners.owner.get(each) in feeding for each in owners.model.after(name))
-    if whatever or inside or (owners.may_take(last, name) and not reads_ahead):
+    wanted = whatever or inside or (owners.may_take(last, name) and not reads_ahead)
+    if wanted and _is_place_for(owners, last, name):
         owners.own(last, name)
+
+
+def _is_place_for(owners: LayerOwners, number: int, name: str) -> bool:
+    """No product runs in a Concat: one that is left over was merged with its equal elsewhere."""
+    op_type, layer_type = owners.index.node[name].op_type, owners.layers[number].op_type
+    return kind_of(op_type) not in LEADS or fits(layer_type, op_type) or takes_anything(layer_type)
 
 
 def _join_reader(owners: LayerOwners, name: str) -> None:
     """What comes before a layer's nodes, or is a constant of theirs, goes with them."""
     reading = {owners.owner[each] for each in owners.model.after(name) if each in owners.owner}
     alone = len(reading) == 1 and name not in owners.model.of_shapes
-    if alone or (reading and name in owners.model.computed):
+    wanted = alone or (bool(reading) and name in owners.model.computed)
+    if wanted and _is_place_for(owners, min(reading), name):
         owners.own(min(reading), name)
 
 

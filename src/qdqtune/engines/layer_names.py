@@ -19,7 +19,7 @@ EXACT, DERIVED, COPY = 2, 1, 0
 _NUMBER = re.compile(r"_token_\d+$")
 # OpenVINO numbers the copies of a node; what it makes itself has numbers in the thousands.
 _COPY = re.compile(r"_\d{1,2}$")
-_SUFFIXES = ("_nchwc", "_nhwc", "_new_reshape", "_quant")
+_SUFFIXES = ("_nchwc", "_nhwc", "_bn", "_new_reshape", "_quant")
 _TOGETHER = " + "
 
 

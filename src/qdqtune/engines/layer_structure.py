@@ -25,12 +25,16 @@ def take_by_wiring(owners: LayerOwners) -> None:
     """Let layers have the free nodes that their wiring tells."""
     for number in range(len(owners.layers)):
         _take_back_to_inputs(owners, number)
-    for number, kind in enumerate(owners.kinds):
-        if kind in LEADS and owners.owned[number]:
-            _take_lead(owners, number)
+    for step in (owners.model.before, owners.model.after):
+        for number, kind in enumerate(owners.kinds):
+            if kind in LEADS and owners.owned[number]:
+                _take_lead(owners, number, step)
     for number in range(len(owners.layers)):
         _take_inside(owners, number)
-    for number in range(len(owners.layers)):
+    computing_first = sorted(
+        range(len(owners.layers)), key=lambda n: owners.kinds[n] in TRANSPARENT
+    )
+    for number in computing_first:
         if not owners.owned[number]:
             _take_between(owners, number)
 
@@ -88,14 +92,12 @@ def _grounded(
     return inside
 
 
-def _take_lead(owners: LayerOwners, number: int) -> None:
+def _take_lead(owners: LayerOwners, number: int, step: _Step) -> None:
     """The convolution, product or pooling that a layer of that kind has, if none is named."""
     kind = owners.kinds[number]
     if any(owners.kind(name) is kind for name in owners.owned[number]):
         return
-    starts = owners.model.in_order(owners.owned[number])
-    path = _path_to(owners, kind, starts[::-1], owners.model.before)
-    for name in path or _path_to(owners, kind, starts, owners.model.after):
+    for name in _path_to(owners, kind, owners.model.in_order(owners.owned[number])[::-1], step):
         owners.own(number, name)
 
 

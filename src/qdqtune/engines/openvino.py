@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -37,6 +39,10 @@ _VIEWS = {
 _PROFILE_WARMUP_RUNS = 2
 # OpenVINO calls the result of an ONNX output so.
 _RESULT = "/sink_port_0"
+# Devices that are made of others.
+_VIRTUAL_DEVICES = frozenset({"AUTO", "BATCH", "HETERO", "MULTI"})
+# How a line begins that says through which file of OpenVINO an error came.
+_PASSED_ON = "Exception from src/"
 # How much of a run may happen on other threads if the clock of the calling one is to be believed.
 _ELSEWHERE = 0.05
 
@@ -55,8 +61,8 @@ class OpenVinoEngine:
         return EngineInfo(
             name="openvino",
             version=ov.__version__.partition("-")[0],
-            device=_device_name(core, settings.device),
-            isa=settings.isa,
+            device=_property(core, settings.device, "FULL_DEVICE_NAME"),
+            isa=settings.isa or _property(core, settings.device, "DEVICE_ARCHITECTURE"),
             threads=options.threads,
             options=settings.in_effect,
         )
@@ -77,6 +83,7 @@ class OpenVinoEngine:
                 f"max_cpu_isa is '{settings.max_cpu_isa}', but it was '{self._limit}' when "
                 "OpenVINO was started, and can't be changed"
             )
+        _check_device(self._core, settings.device)
         return self._core
 
 
@@ -94,10 +101,11 @@ class OpenVinoSession:
         self._core = core
         self._path = path
         self._settings = settings
-        model = core.read_model(path)
-        self._inputs = tuple(_input_spec(port) for port in model.inputs)
-        self._outputs = [_output_name(port) for port in model.outputs]
-        self._compiled: Any = core.compile_model(model, settings.device, settings.properties)
+        with _plain_errors():
+            model = core.read_model(path)
+            self._inputs = tuple(_input_spec(port) for port in model.inputs)
+            self._outputs = [_output_name(port) for port in model.outputs]
+            self._compiled: Any = core.compile_model(model, settings.device, settings.properties)
         if options.optimized_model_path is not None:
             ov.serialize(self._compiled.get_runtime_model(), options.optimized_model_path)
         self._tensors: list[Any] | None = None
@@ -241,8 +249,31 @@ def _output_name(port: Any) -> str:
     return name if name in port.get_names() else port.get_any_name()
 
 
-def _device_name(core: Any, device: str) -> str:
+def _check_device(core: Any, device: str) -> None:
+    """Make sure that there is such a device.
+
+    Raises:
+        ValueError: If there is not.
+    """
+    kinds = {found.partition(".")[0] for found in core.available_devices}
+    if re.split(r"[.:]", device)[0] not in kinds | _VIRTUAL_DEVICES:
+        found = ", ".join(core.available_devices) or "none"
+        raise ValueError(f"OpenVINO has no device '{device}' here; it finds: {found}")
+
+
+def _property(core: Any, device: str, name: str) -> str:
     try:
-        return str(core.get_property(device, "FULL_DEVICE_NAME")).strip()
+        return str(core.get_property(device, name)).strip()
     except RuntimeError:  # AUTO, HETERO and their like have none
         return device
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Leaves out of OpenVINO's messages through which of its files they came."""
+    try:
+        yield
+    except RuntimeError as error:
+        lines = (line.strip() for line in str(error).splitlines())
+        kept = [line for line in lines if line and not line.startswith(_PASSED_ON)]
+        raise RuntimeError("\n".join(kept) or str(error)) from None

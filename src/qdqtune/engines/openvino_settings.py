@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isa import limited_isa, read_cpu
+from qdqtune.engines.isa import ONEDNN_LIMITS, limited_isa, read_cpu
 
 MAX_CPU_ISA = "ONEDNN_MAX_CPU_ISA"
 """The variable by which OpenVINO's kernels are kept from newer instructions."""
@@ -46,7 +46,7 @@ class Settings:
     Attributes:
         device: Such as `CPU` or `GPU`.
         max_cpu_isa: The newest instructions that kernels may use; empty for all that there are.
-        isa: What that leaves to integer kernels.
+        isa: What that leaves to integer kernels; empty on other devices.
         properties: OpenVINO's properties.
         in_effect: Everything that was asked for or had to be set, in the words of the options.
     """
@@ -85,16 +85,22 @@ def settings_of(options: SessionOptions) -> Settings:
                 f"unknown option '{key}' of OpenVINO; known are {known} and its own properties, "
                 "such as ENABLE_CPU_PINNING"
             )
+    if "device" in given:
+        given["device"] = given["device"].upper()
     device = given.get("device", "CPU")
     if device == "CPU":
         given = {**_mended_cpu(given), **given}
-    limit = given.get("max_cpu_isa", "")
+    limit = given.get("max_cpu_isa", "").upper()
+    if "max_cpu_isa" in options.engine_options and limit not in ONEDNN_LIMITS:
+        raise ValueError(f"max_cpu_isa is '{limit}'; choices: {', '.join(ONEDNN_LIMITS)}")
     properties = {_PROPERTIES.get(key, key): given[key] for key in given if key not in _OWN}
     properties.setdefault("CACHE_DIR", "")
     if options.threads is not None and device == "CPU":
         properties.setdefault("INFERENCE_NUM_THREADS", str(options.threads))
-        properties.setdefault("NUM_STREAMS", "1")
-    return Settings(device, limit, limited_isa(read_cpu().isa, limit), properties, given)
+        if "PERFORMANCE_HINT" not in properties:
+            properties.setdefault("NUM_STREAMS", "1")
+    isa = limited_isa(read_cpu().isa, limit) if device == "CPU" else ""
+    return Settings(device, limit, isa, properties, given)
 
 
 def _mended_cpu(given: Mapping[str, str]) -> dict[str, str]:

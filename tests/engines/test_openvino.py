@@ -1,0 +1,141 @@
+"""The real OpenVINO in the real worker: what the conformance kit can't ask of every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from qdqtune.engines import openvino_settings
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isa import Cpu, limited_isa
+from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.engines.native import native_dialect
+from qdqtune.engines.openvino_settings import settings_of
+
+AMX = Cpu("a CPU with tiles", "amx_int8")
+AVX2 = Cpu("an older CPU", "avx2")
+
+
+@pytest.fixture(scope="module")
+def openvino() -> Iterator[Worker]:
+    with Worker("openvino", SessionOptions(threads=1), timeout_s=60) as worker:
+        yield worker
+
+
+def options(**given: str) -> SessionOptions:
+    return SessionOptions(threads=1, engine_options=given)
+
+
+def set_cpu(
+    monkeypatch: pytest.MonkeyPatch, cpu: Cpu, *, tiles_work: bool, limit: str = ""
+) -> None:
+    monkeypatch.setattr(openvino_settings, "read_cpu", lambda: cpu)
+    monkeypatch.setattr(openvino_settings, "_amx_works", lambda: tiles_work)
+    monkeypatch.setattr(openvino_settings, "_INHERITED_LIMIT", limit)
+
+
+@pytest.mark.parametrize(
+    ("isa", "limit", "left"),
+    [
+        ("amx_int8", "", "amx_int8"),
+        ("amx_int8", "AVX512_CORE_FP16", "avx512_vnni"),
+        ("amx_int8", "AVX512_CORE", "avx512"),
+        ("amx_int8", "avx2_vnni", "avx_vnni"),
+        ("amx_int8", "AVX2", "avx2"),
+        ("amx_int8", "ALL", "amx_int8"),
+        ("avx2", "AVX512_CORE_VNNI", "avx2"),
+        ("neon_dotprod", "AVX2", "neon_dotprod"),
+    ],
+)
+def test_a_limit_leaves_what_is_below_it(isa: str, limit: str, left: str) -> None:
+    assert limited_isa(isa, limit) == left
+
+
+def test_weights_get_seven_bits_where_the_limit_leaves_no_vnni() -> None:
+    def dialect(limit: str) -> str:
+        return native_dialect("openvino", cpu=AMX, options={"max_cpu_isa": limit}).name
+
+    assert dialect("AVX2") == dialect("AVX512_CORE") == "openvino-novnni"
+    assert dialect("AVX512_CORE_VNNI") == "openvino"
+    assert native_dialect("openvino", cpu=AVX2).name == "openvino-novnni"
+
+
+def test_a_cpu_that_keeps_its_promises_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cpu in (AMX, AVX2):
+        set_cpu(monkeypatch, cpu, tiles_work=True)
+        settings = settings_of(options())
+        assert (settings.isa, settings.max_cpu_isa, settings.in_effect) == (cpu.isa, "", {})
+        assert "INFERENCE_PRECISION_HINT" not in settings.properties
+
+
+@pytest.mark.parametrize("limit", ["", "AVX2"])
+def test_without_tiles_floats_stay_floats(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    set_cpu(monkeypatch, AMX, tiles_work=False, limit=limit)
+    settings = settings_of(options())
+    assert settings.in_effect == {
+        "max_cpu_isa": limit or "AVX512_CORE_FP16",
+        "inference_precision": "f32",
+    }
+    asked = settings_of(options(inference_precision="bf16"))
+    assert asked.properties["INFERENCE_PRECISION_HINT"] == "bf16"
+
+
+def test_threads_streams_and_hints(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_cpu(monkeypatch, AVX2, tiles_work=True)
+    plain = settings_of(options()).properties
+    assert plain == {"CACHE_DIR": "", "INFERENCE_NUM_THREADS": "1", "NUM_STREAMS": "1"}
+    assert "NUM_STREAMS" not in settings_of(options(performance_hint="THROUGHPUT")).properties
+    assert settings_of(options(num_streams="2")).in_parallel
+    assert not settings_of(options(performance_hint="LATENCY")).in_parallel
+    assert settings_of(SessionOptions()).properties == {"CACHE_DIR": ""}
+    assert settings_of(options(device="gpu")).isa == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"streams": "2"}, "unknown option 'streams'.*num_streams"),
+        ({"CACHE_DIR": "somewhere"}, "without OpenVINO's model cache"),
+        ({"max_cpu_isa": "AVX9"}, "'AVX9'; choices: .*AVX2"),
+        ({"device": "TPU"}, "no device 'TPU' here; it finds: CPU"),
+        ({"NO_SUCH_PROPERTY": "1"}, "RuntimeError: .*NO_SUCH_PROPERTY"),
+    ],
+)
+def test_a_wrong_option_is_named(conv_path, given: dict[str, str], message: str) -> None:
+    with Worker("openvino", timeout_s=60) as worker:
+        with pytest.raises(WorkerFailure, match=message) as caught:
+            worker.open(conv_path, options(**given))
+        assert "Exception from src" not in str(caught.value)
+
+
+def test_several_runs_at_a_time(conv_path, conv_feeds) -> None:
+    two = SessionOptions(threads=2, engine_options={"num_streams": "2"})
+    with Worker("openvino", two, timeout_s=60) as worker:
+        model = worker.open(conv_path)
+        worker.feed(model, conv_feeds)
+        samples = worker.time(model, 5)
+    assert len(samples) == 5
+    assert min(samples) > 0
+
+
+def test_the_limit_is_for_the_whole_process(openvino: Worker, conv_path) -> None:
+    openvino.open(conv_path)
+    with pytest.raises(WorkerFailure, match="can't be changed"):
+        openvino.open(conv_path, options(max_cpu_isa="SSE41"))
+
+
+def test_the_runtime_model_can_be_written(openvino: Worker, conv_path, tmp_path) -> None:
+    written = tmp_path / "runtime.xml"
+    openvino.open(conv_path, SessionOptions(threads=1, optimized_model_path=str(written)))
+    assert "originalLayersNames" in written.read_text()
+
+
+def test_a_layer_names_all_that_it_executes(openvino: Worker, conv_path, conv_feeds) -> None:
+    model = openvino.open(conv_path)
+    openvino.feed(model, conv_feeds)
+    (conv,) = [layer for layer in openvino.layers(model, 3) if layer.op_type == "Convolution"]
+    assert conv.precision == "float32"
+    assert "the_conv" in conv.origins
+    np.testing.assert_allclose(openvino.run(model, conv_feeds)["y"][0, 0, 4, 4], 1.0, rtol=1e-5)
