@@ -168,7 +168,7 @@ def test_half_floats_are_quantized_where_the_engine_has_kernels(
     model: Path, tmp_path: Path
 ) -> None:
     half = tmp_path / "half.onnx"
-    convert_model(model, Precision.FLOAT16, half)
+    convert_model(model, Precision.FP16, half)
     report = insert_qdq(half, Choice(ops=["MatMul"]), tmp_path / "int8.onnx", engine="openvino")
     assert len(report.quantized) == 2
     assert min(report.sqnr_db.values()) > 25.0
