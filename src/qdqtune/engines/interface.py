@@ -88,7 +88,7 @@ class Session(Protocol):
         ...
 
     def layer_times(self, runs: int) -> list[LayerTime]:
-        """Mean time per node of the engine's graph on the kept feeds, in order of execution."""
+        """Typical time per node of the engine's graph on the kept feeds, in order of execution."""
         ...
 
     def close(self) -> None:

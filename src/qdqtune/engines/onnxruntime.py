@@ -124,7 +124,7 @@ class OnnxRuntimeSession:
         return samples
 
     def layer_times(self, runs: int) -> list[LayerTime]:
-        """Mean time per node from the engine's own profile, taken in a session of its own."""
+        """Typical time per node from the engine's own profile, taken in a session of its own."""
         if self._feeds is None:
             raise ValueError("the model was given no feeds to run on")
         with tempfile.TemporaryDirectory(prefix="qdqtune-profile-") as folder:

@@ -159,8 +159,16 @@ class OpenVinoSession:
         properties = {**self._settings.properties, "PERF_COUNT": "YES"}
         compiled = self._core.compile_model(self._path, self._settings.device, properties)
         request = _request(compiled, self._tensors)
-        _timed_runs([request], _PROFILE_WARMUP_RUNS + runs, self._clock)
-        return layer_times_of(compiled.get_runtime_model(), request.profiling_info)
+        _timed_runs([request], _PROFILE_WARMUP_RUNS, self._clock)
+        earlier = request.profiling_info
+        _timed_runs([request], runs, self._clock)
+        return layer_times_of(
+            compiled.get_runtime_model(),
+            request.profiling_info,
+            earlier,
+            _PROFILE_WARMUP_RUNS,
+            runs,
+        )
 
     def close(self) -> None:
         """Drops the compiled model; OpenVINO frees it with its last reference."""

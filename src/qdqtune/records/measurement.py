@@ -137,12 +137,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Mean time of one node of the graph the engine really runs (after its own fusions).
+    """Typical time of one node of the graph the engine really runs (after its own fusions).
 
     Attributes:
         name: Name of the node in the engine's graph.
         op_type: Operator the engine runs, for example ``QLinearConv``.
-        ms: Mean milliseconds per run of the model, all executions of the node in a run together.
+        ms: Typical milliseconds per run of the model, all executions of the node in a run together.
         provider: The part of the engine that runs it, for example ``CPUExecutionProvider``.
         precision: The type it computes in, for example ``int8`` or ``float32``; empty if unknown.
         origins: Names of nodes or tensors of the opened model that the engine says it comes from.
