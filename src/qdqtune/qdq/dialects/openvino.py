@@ -59,7 +59,7 @@ OPENVINO = Dialect(
     rules=_RULES,
     fused_activations=frozenset({"Relu", "Clip"}),
     batched_weight_axes=False,
-    # With bfloat16 scales it was 2.4 times slower than float, and the outputs had nothing in common.
+    # With bfloat16 scales it was 2.4 times slower than float, and the outputs were garbage.
     float_types=frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16}),
     lifts=True,
 )
