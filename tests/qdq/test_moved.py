@@ -22,7 +22,8 @@ from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import DIALECTS, ONNXRUNTIME, OPENVINO
 from qdqtune.qdq.insert import Inserter
-from qdqtune.records.ranges import CalibrationSource
+from qdqtune.qdq.reading import ReadEncoding
+from qdqtune.records.ranges import CalibrationSource, Ranges
 from tests.conftest import model_from_text
 from tests.models import small_models
 
@@ -129,6 +130,23 @@ def test_operands_of_a_concat_share_one_encoding(reference: Worker, tmp_path: Pa
     }
     assert pairs["d"].key == pairs["r"].key
     assert float(pairs["r"].scale) == pytest.approx(step, rel=1e-6)
+
+
+@pytest.mark.parametrize("other", [0.01, 0.04])
+def test_scales_that_came_with_a_model_are_spanned(other: float, tmp_path: Path) -> None:
+    base = prepared("Concat", tmp_path)
+    given = {
+        name: ReadEncoding(ir.DataType.UINT8, np.float32([scale]), np.uint8([0]), 0)
+        for name, scale in (("x", 0.02), ("d", 0.01), ("r", other))
+    }
+    completion = Completion(base.index, OPENVINO)
+    placement = completion.placement(list(completion.units))
+    nothing = Ranges({}, CalibrationSource.RANDOM)
+    encoder = Inserter(base, OPENVINO, "int8", nothing, given).encoder
+    pairs = {pair.tensor: pair.encoding for pair in encoder.pairs(base.index.effective(placement))}
+    assert float(pairs["x"].scale) == np.float32(0.02)
+    assert pairs["d"].key == pairs["r"].key
+    assert float(pairs["d"].scale) == pytest.approx(max(0.01, other), rel=1e-6)
 
 
 def test_a_product_of_activations_has_no_zero_point_in_its_second_operand(

@@ -180,17 +180,24 @@ class Encoder:
         return self._activations[kin]
 
     def _new_activation(self, kin: tuple[str, ...]) -> Encoding:
-        given = self._given_activation(kin[0]) if len(kin) == 1 else None
-        if given is not None:
-            return given
-        for tensor in kin:
-            if tensor not in self.ranges.by_tensor:
-                raise UsageError(
-                    f"No range is known for the tensor {tensor!r}.",
-                    "Either it took infinite or undefined values, or another model was calibrated.",
-                )
-        lows, highs = zip(*(self.ranges.by_tensor[tensor] for tensor in kin), strict=True)
+        given = [self._given_activation(tensor) for tensor in kin]
+        first = given[0]
+        if first is not None and all(each is not None and each.key == first.key for each in given):
+            return first
+        spans = [self._span(tensor, each) for tensor, each in zip(kin, given, strict=True)]
+        lows, highs = zip(*spans, strict=True)
         return encode_range(min(lows), max(highs), self._layout(kin), self._precision(kin[0]))
+
+    def _span(self, tensor: str, given: Encoding | None) -> tuple[float, float]:
+        """The range of a tensor's values: what came with the model goes before what was seen."""
+        if given is not None:
+            return given.span
+        if tensor not in self.ranges.by_tensor:
+            raise UsageError(
+                f"No range is known for the tensor {tensor!r}.",
+                "Either it took infinite or undefined values, or another model was calibrated.",
+            )
+        return self.ranges.by_tensor[tensor]
 
     def _layout(self, kin: tuple[str, ...]) -> TensorFormat:
         operand = self.format.operand

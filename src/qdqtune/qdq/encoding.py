@@ -64,6 +64,13 @@ class Encoding:
         scale, zero_point = self.scale.tobytes(), self.zero_point.tobytes()
         return (self.dtype, scale, zero_point, self.low, self.high, self.axis)
 
+    @property
+    def span(self) -> tuple[float, float]:
+        """The smallest and the largest real number that can be written."""
+        scale, middle = self.scale.astype(np.float64), self.zero_point.astype(np.float64)
+        low, high = (self.low - middle) * scale, (self.high - middle) * scale
+        return float(low.min()), float(high.max())
+
 
 def encode_range(
     low: float, high: float, layout: TensorFormat, precision: ir.DataType = ir.DataType.FLOAT

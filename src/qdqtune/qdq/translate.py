@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
+from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialect import Dialect, Output
 from qdqtune.qdq.kinship import Kinship
 from qdqtune.qdq.selection import Selection
@@ -46,6 +47,8 @@ def translate(
         wanted = placement.outputs.intersection(value.name or "" for value in node.outputs)
         units.append(unit(index, dialect, node, whole=bool(wanted)))
         names.append(node.name or "")
+    if dialect.lifts:
+        units = [Completion(index, dialect, quant_type).placement(names)]
     return Selection(merge(units), tuple(names), left_float)
 
 

@@ -53,9 +53,8 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
     for edge in edges:
         if index.is_constant(edge.tensor) and not index.is_finite(edge.tensor):
             return f"the constant {edge.tensor!r} holds infinite or undefined values"
-    constant = next((edge.tensor for edge in edges if index.is_constant(edge.tensor)), "")
-    if rule.activations_only and constant:
-        return f"{dialect.name} takes the constant {constant!r} into the kernel before it"
+    if rule.activations_only and any(index.is_constant(edge.tensor) for edge in edges):
+        return f"{dialect.name} takes the constant that it reads into the kernel before it"
     if rule.same_shapes and not _may_be_equal(index.shape(edge.tensor) for edge in edges):
         return "its operands differ in shape"
     if rule.axis is not None and _axis(index, node) not in (None, rule.axis):
