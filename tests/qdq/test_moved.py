@@ -21,8 +21,11 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import DIALECTS, ONNXRUNTIME, OPENVINO
+from qdqtune.qdq.encoder import Encoder
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.reading import ReadEncoding
+from qdqtune.qdq.translate import translate
+from qdqtune.records.placement import Edge, Placement
 from qdqtune.records.ranges import CalibrationSource, Ranges
 from tests.conftest import model_from_text
 from tests.models import small_models
@@ -188,3 +191,52 @@ def test_a_choice_is_what_is_written(
             places = completion.moving[name]
             behind = placement.tensors & places.outputs
             assert not (places.edges <= placement.edges and behind)
+
+
+def model_of(text: str, **weights: np.ndarray) -> GraphIndex:
+    model = ir.from_proto(model_from_text(text, **weights))
+    fold(model)
+    return GraphIndex(model)
+
+
+@pytest.mark.parametrize(("mode", "is_moved"), [("nearest", True), ("linear", False)])
+def test_a_resize_that_computes_moves_nothing(mode: str, is_moved: bool) -> None:
+    index = model_of(
+        "g (float[1,16,6,6] x) => (float[1,16,12,12] y) {"
+        f' h = Resize<mode="{mode}">(x, , s) y = Conv<pads=[1,1,1,1]>(h, w) }}',
+        w=normal(16, 16, 3, 3),
+        s=np.array([1, 1, 2, 2], np.float32),
+    )
+    resize, conv = index.nodes
+    before = Placement.of([Edge("x", resize.name, 0), Edge("w", conv.name, 1)])
+    assert (conv.name in Completion(index, OPENVINO).quantized(before)) is is_moved
+
+
+def test_only_a_product_that_is_quantized_asks_for_signs() -> None:
+    index = model_of(
+        "g (float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {"
+        " r = Relu(x) y = Conv(r, w) t = Transpose<perm=[0,1,3,2]>(r) z = MatMul(x, t) }",
+        w=normal(4, 4, 1, 1),
+    )
+    completion = Completion(index, OPENVINO)
+    seen = Ranges(dict.fromkeys(index.value, (0.0, 1.0)), CalibrationSource.RANDOM)
+    encoder = Encoder(index, OPENVINO, "int8", seen)
+
+    def type_of_r(*op_types: str) -> str:
+        chosen = [name for name in completion.units if index.node[name].op_type in op_types]
+        pairs = encoder.pairs(index.effective(completion.placement(chosen)))
+        (found,) = {pair.encoding.dtype.name for pair in pairs if pair.tensor == "r"}
+        return str(found)
+
+    assert type_of_r("Conv") == "UINT8"
+    assert type_of_r("Conv", "Transpose", "MatMul") == "INT8"
+
+
+def test_what_is_behind_a_concat_is_quantized_in_other_dialects_too(tmp_path: Path) -> None:
+    index = prepared("Concat", tmp_path).index
+    completion = Completion(index, OPENVINO)
+    placement = completion.placement(list(completion.units))
+    for name in ("onnxruntime", "openvino"):
+        found = translate(index, DIALECTS[name], "int8", placement)
+        assert {index.node[each].op_type for each in found.quantized} == {"Conv", "Concat"}
+        assert len(found.quantized) == 4

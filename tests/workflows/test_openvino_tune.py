@@ -15,7 +15,7 @@ import pytest
 from qdqtune.calibration.quality import Reference
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
+from qdqtune.engines.isolated import FailureKind, Worker, WorkerFailure
 from qdqtune.engines.reference import AS_WRITTEN, reference_worker
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import EngineError, QdqtuneError
@@ -172,3 +172,17 @@ def test_half_floats_are_quantized_where_the_engine_has_kernels(
     report = insert_qdq(half, Choice(ops=["MatMul"]), tmp_path / "int8.onnx", engine="openvino")
     assert len(report.quantized) == 2
     assert min(report.sqnr_db.values()) > 25.0
+
+
+def test_what_the_engine_dies_of_is_not_shipped(
+    model: Path, brief: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> dict[str, float]:
+        raise WorkerFailure("the engine's process was ended by SIGFPE", FailureKind.CRASH)
+
+    monkeypatch.setattr(Reference, "sqnr_db", die)
+    result = tune(
+        model, engine="openvino", threads=1, preset=brief, max_benchmarks=1, output_dir=tmp_path
+    )
+    assert result.summary.kept_float
+    assert result.model.read_bytes() == model.read_bytes()

@@ -113,7 +113,10 @@ class Dialect:
     @property
     def asks_for_shapes(self) -> bool:
         """Whether it depends on shapes which ops have an integer kernel."""
-        return any(rule.least_elements > 1 for rule in self.rules.values())
+        return any(
+            rule.least_elements > 1 or rule.same_shapes or rule.axis is not None
+            for rule in self.rules.values()
+        )
 
     def format_of(self, quant_type: str) -> QuantFormat:
         """The formats of a quant type.

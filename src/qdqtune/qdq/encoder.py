@@ -23,7 +23,7 @@ from qdqtune.qdq.encoding import (
     least_weight_scale,
 )
 from qdqtune.qdq.given import given_activation, given_weight
-from qdqtune.qdq.kinship import Kinship
+from qdqtune.qdq.kinship import Kin, Kinship
 from qdqtune.qdq.reading import ReadEncoding
 from qdqtune.qdq.units import is_channel_bias, role_rule
 from qdqtune.records.errors import UsageError
@@ -86,10 +86,10 @@ class Encoder:
         self.ranges = ranges
         self._given = given or {}
         self._rules = {node.name: role_rule(dialect, node) for node in index.nodes}
-        self._kinship = Kinship(index, dialect, signed=self.format.operand is not None)
+        self._kinship = Kinship(index, dialect)
         self._operands: dict[str, _Operands] = {}
         self._roles: dict[Edge, Role] = {}
-        self._activations: dict[tuple[str, ...], Encoding] = {}
+        self._activations: dict[tuple[TensorFormat, tuple[str, ...]], Encoding] = {}
         self._weights: dict[tuple[str, int | None], Encoding] = {}
         self._fitted: dict[tuple[object, ...], Encoding] = {}
         self._biases: dict[tuple[object, ...], Encoding] = {}
@@ -104,14 +104,14 @@ class Encoder:
             UsageError: If an edge is not of this model, or a tensor has no range.
         """
         written = frozenset(edges)
-        wanted = self._kinship.carried(written) if self.dialect.lifts else written
+        kin = self._kinship.among(self._kinship.carried(written) if self.dialect.lifts else written)
         found: dict[tuple[object, ...], Pair] = {}
         for edge in sorted(written):
             role = self._roles.get(edge)
             if role is None:
                 self._check(edge)
                 role = self._roles[edge] = self._role(edge)
-            encoding = self._encode(edge, role, wanted)
+            encoding = self._encode(edge, role, kin)
             key = (edge.tensor, *encoding.key)
             found.setdefault(key, Pair(edge.tensor, role, encoding)).edges.append(edge)
         return list(found.values())
@@ -143,55 +143,62 @@ class Encoder:
                 return "bias"
         return "constant"
 
-    def _encode(self, edge: Edge, role: Role, wanted: frozenset[Edge]) -> Encoding:
+    def _encode(self, edge: Edge, role: Role, kin: Kin) -> Encoding:
         if role == "activation":
-            return self._activation(edge.tensor, wanted)
+            return self._activation(edge.tensor, kin)
         if role == "constant":
             return self._constant(edge.tensor)
         operands = self._operands_of(edge.node)
         if role == "weight":
-            return self._weight(operands, wanted)
+            return self._weight(operands, kin)
         for operand in (operands.data, operands.weight):
-            if operand not in wanted:
+            if operand not in kin.wanted:
                 raise UsageError(
                     f"The bias of {edge.node!r} can't be quantized without its input and weight.",
                     f"Add {operand.tensor!r} (input {operand.position}) to the placement, or drop "
                     "the bias.",
                 )
-        data, weight = self._data(operands, wanted), self._weight(operands, wanted)
+        data, weight = self._data(operands, kin), self._weight(operands, kin)
         key = (edge.tensor, data.key, weight.key)
         if key not in self._biases:
             self._biases[key] = encode_bias(self._values(edge.tensor), data, weight)
         return self._biases[key]
 
-    def _data(self, operands: _Operands, wanted: frozenset[Edge]) -> Encoding:
+    def _data(self, operands: _Operands, kin: Kin) -> Encoding:
         tensor = operands.data.tensor
         if self.index.is_constant(tensor):
             return self._constant(tensor)
-        return self._activation(tensor, wanted)
+        return self._activation(tensor, kin)
 
-    def _activation(self, tensor: str, wanted: frozenset[Edge]) -> Encoding:
+    def _activation(self, tensor: str, kin: Kin) -> Encoding:
         """The encoding of an activation: its own, or one for all that it is moved together with."""
-        kin = self._kinship.of(tensor, wanted)
-        if len(kin) == 1 and self.index.is_constant(kin[0]):
-            return self._constant(kin[0])
-        if kin not in self._activations:
-            self._activations[kin] = self._new_activation(kin)
-        return self._activations[kin]
+        together = kin.of(tensor)
+        if len(together) == 1 and self.index.is_constant(together[0]):
+            return self._constant(together[0])
+        layout = self.format.activation
+        if self.format.operand is not None and kin.is_multiplied(together):
+            layout = self.format.operand
+        key = (layout, together)
+        if key not in self._activations:
+            self._activations[key] = self._new_activation(together, layout)
+        return self._activations[key]
 
-    def _new_activation(self, kin: tuple[str, ...]) -> Encoding:
-        given = [self._given_activation(tensor) for tensor in kin]
+    def _new_activation(self, together: tuple[str, ...], layout: TensorFormat) -> Encoding:
+        given = [self._given_activation(tensor, layout) for tensor in together]
         first = given[0]
         if first is not None and all(each is not None and each.key == first.key for each in given):
             return first
-        spans = [self._span(tensor, each) for tensor, each in zip(kin, given, strict=True)]
+        spans = [self._span(tensor, each) for tensor, each in zip(together, given, strict=True)]
         lows, highs = zip(*spans, strict=True)
-        return encode_range(min(lows), max(highs), self._layout(kin), self._precision(kin[0]))
+        return encode_range(min(lows), max(highs), layout, self._precision(together[0]))
 
     def _span(self, tensor: str, given: Encoding | None) -> tuple[float, float]:
         """The range of a tensor's values: what came with the model goes before what was seen."""
         if given is not None:
             return given.span
+        if self.index.is_constant(tensor):
+            values = self._values(tensor)
+            return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
         if tensor not in self.ranges.by_tensor:
             raise UsageError(
                 f"No range is known for the tensor {tensor!r}.",
@@ -199,41 +206,32 @@ class Encoder:
             )
         return self.ranges.by_tensor[tensor]
 
-    def _layout(self, kin: tuple[str, ...]) -> TensorFormat:
-        operand = self.format.operand
-        if operand is not None and not self._kinship.signed.isdisjoint(kin):
-            return operand
-        return self.format.activation
-
-    def _given_activation(self, tensor: str) -> Encoding | None:
+    def _given_activation(self, tensor: str, layout: TensorFormat) -> Encoding | None:
         given = self._given.get(tensor)
-        if given is None:
-            return None
-        return given_activation(given, self._layout((tensor,)), self._precision(tensor))
+        return None if given is None else given_activation(given, layout, self._precision(tensor))
 
     def _constant(self, tensor: str) -> Encoding:
-        kin = (tensor,)
-        if kin not in self._activations and (given := self._given_activation(tensor)):
-            self._activations[kin] = given
-        if kin not in self._activations:
-            values = self._values(tensor)
-            low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
-            self._activations[kin] = encode_range(
-                low, high, self.format.activation, self._precision(tensor)
+        layout = self.format.activation
+        key = (layout, (tensor,))
+        if key not in self._activations:
+            given = self._given_activation(tensor, layout)
+            low, high = self._span(tensor, given)
+            self._activations[key] = given or encode_range(
+                low, high, layout, self._precision(tensor)
             )
-        return self._activations[kin]
+        return self._activations[key]
 
-    def _weight(self, operands: _Operands, wanted: frozenset[Edge]) -> Encoding:
+    def _weight(self, operands: _Operands, kin: Kin) -> Encoding:
         name = operands.weight.tensor
         if not self.index.is_constant(name):
-            return self._activation(name, wanted)
+            return self._activation(name, kin)
         key = (name, operands.axis)
         if key not in self._weights:
             self._weights[key] = self._new_weight(name, operands.axis)
         encoding, bias = self._weights[key], operands.bias
-        if bias is None or bias not in wanted:
+        if bias is None or bias not in kin.wanted:
             return encoding
-        return self._fit(encoding, name, bias.tensor, self._data(operands, wanted))
+        return self._fit(encoding, name, bias.tensor, self._data(operands, kin))
 
     def _new_weight(self, name: str, axis: int | None) -> Encoding:
         values, layout, given = self._values(name), self.format.weight, self._given.get(name)

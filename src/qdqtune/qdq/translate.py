@@ -11,7 +11,7 @@ from qdqtune.qdq.dialect import Dialect, Output
 from qdqtune.qdq.kinship import Kinship
 from qdqtune.qdq.selection import Selection
 from qdqtune.qdq.units import merge, rule_of, unit, unit_outputs, why_not
-from qdqtune.records.placement import Placement
+from qdqtune.records.placement import Edge, Placement
 
 
 def translate(
@@ -29,7 +29,7 @@ def translate(
         quant_type: One of its quant types.
         placement: A placement in any dialect's style.
     """
-    effective = Kinship(index, dialect).carried(index.effective(placement))
+    effective = _carried(index, index.effective(placement))
     tensors = {edge.tensor for edge in effective}
     positions: dict[str, set[int]] = {}
     for edge in effective:
@@ -50,6 +50,19 @@ def translate(
     if dialect.lifts:
         units = [Completion(index, dialect, quant_type).placement(names)]
     return Selection(merge(units), tuple(names), left_float)
+
+
+def _carried(index: GraphIndex, edges: frozenset[Edge]) -> frozenset[Edge]:
+    """Edges, and those that see values which ops of any dialect only moved there."""
+    from qdqtune.qdq.dialects import DIALECTS  # they are made of what is here
+
+    kinships = [Kinship(index, dialect) for dialect in DIALECTS.values()]
+    before: frozenset[Edge] = frozenset()
+    while edges != before:
+        before = edges
+        for kinship in kinships:
+            edges = kinship.carried(edges)
+    return edges
 
 
 def _is_quantized(

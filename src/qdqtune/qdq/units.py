@@ -36,8 +36,6 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
     rule = rule_of(dialect, node)
     if rule is None:
         return f"{dialect.name} has no integer kernel for {node.op_type}"
-    if rule.mode and node.attributes.get_string("mode", rule.mode) != rule.mode:
-        return f"{dialect.name} has no integer kernel for {node.op_type} of another mode"
     edges = list(operands(node, rule))
     for edge in edges:
         if not index.is_float(edge.tensor):
@@ -53,12 +51,9 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
     for edge in edges:
         if index.is_constant(edge.tensor) and not index.is_finite(edge.tensor):
             return f"the constant {edge.tensor!r} holds infinite or undefined values"
-    if rule.activations_only and any(index.is_constant(edge.tensor) for edge in edges):
-        return f"{dialect.name} takes the constant that it reads into the kernel before it"
-    if rule.same_shapes and not _may_be_equal(index.shape(edge.tensor) for edge in edges):
-        return "its operands differ in shape"
-    if rule.axis is not None and _axis(index, node) not in (None, rule.axis):
-        return f"{dialect.name} has no integer kernel for {node.op_type} along another axis"
+    unfit = _unfit(index, dialect, node, rule)
+    if unfit:
+        return unfit
     bias = _bias_of(node, rule)
     if bias is not None and not is_channel_bias(index, node, bias.name or ""):
         return "its bias is not a constant with one value per channel"
@@ -70,6 +65,27 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
     most_taps = dialect.format_of(quant_type).most_taps
     if taps is not None and most_taps is not None and taps > most_taps:
         return f"{dialect.name} has no {quant_type} kernel for a window of {taps} taps"
+    return ""
+
+
+def moves_values(index: GraphIndex, dialect: Dialect, node: ir.Node) -> bool:
+    """Whether an op has an integer kernel that only moves values."""
+    rule = role_rule(dialect, node)
+    return rule.same_scale and not _unfit(index, dialect, node, rule)
+
+
+def _unfit(index: GraphIndex, dialect: Dialect, node: ir.Node, rule: OpRule) -> str:
+    """Why the dialect's kernel for such ops is not one for this op; empty if it is."""
+    kind = f"{dialect.name} has no integer kernel for {node.op_type}"
+    if rule.mode and node.attributes.get_string("mode", rule.mode) != rule.mode:
+        return f"{kind} in another mode than {rule.mode}"
+    if rule.axis is not None and _axis(index, node) not in (None, rule.axis):
+        return f"{kind} along another axis than {rule.axis}"
+    tensors = [edge.tensor for edge in operands(node, rule)]
+    if rule.activations_only and any(map(index.is_constant, tensors)):
+        return f"{dialect.name} takes the constant that it reads into the kernel before it"
+    if rule.same_shapes and not _may_be_equal(map(index.shape, tensors)):
+        return "its operands differ in shape"
     return ""
 
 

@@ -13,6 +13,7 @@ from qdqtune.engines.isolated import Worker
 from qdqtune.graph.files import save_model
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.insert import Inserter
+from qdqtune.records.errors import EngineError
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod, Ranges
 from qdqtune.workflows.calibrating import Feeding
@@ -223,7 +224,14 @@ class Shipping:
         return state
 
     def _sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
-        """The worst output's distance from the float model; None if it can't be known here."""
+        """The worst output's distance from the float model; None if it can't be known here.
+
+        What the engine doesn't run, or dies of, is as far from it as can be.
+        """
         path = inserter.write(placement, "judged")
-        found = self._judge(inserter.base).quality(path).against_float
+        try:
+            found = self._judge(inserter.base).quality(path).against_float
+        except EngineError as error:
+            _logger.warning("a candidate can't be judged: %s", error.what)
+            return -math.inf
         return min(found.values(), default=None)
