@@ -48,7 +48,7 @@ class EngineEntry:
         dialect_function: ``module:function`` that takes the engine's options and returns the name
             of a dialect, instead of `dialects`.
         isa_option: Option that keeps its kernels from newer instructions, in oneDNN's words.
-        isa_variable: Environment variable that does the same.
+        isa_variables: Environment variables that do the same; the first that is set counts.
         runs_bfloat16: Whether it runs models in bfloat16 on any CPU.
         takes_plugins: Whether it loads libraries with custom ops.
         has_timing_cache: Whether it keeps what it learned about kernels in a file.
@@ -65,7 +65,7 @@ class EngineEntry:
     dialects: tuple[SpokenDialect, ...] = ()
     dialect_function: str = ""
     isa_option: str = ""
-    isa_variable: str = ""
+    isa_variables: tuple[str, ...] = ()
     runs_bfloat16: bool = False
     takes_plugins: bool = False
     has_timing_cache: bool = False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,13 +88,26 @@ def limited_isa(isa: str, limit: str) -> str:
 
     Args:
         isa: What the CPU has.
-        limit: Value of `ONEDNN_MAX_CPU_ISA`; what it doesn't know limits nothing.
+        limit: One of oneDNN's limits; what is none, such as `ALL`, limits nothing.
     """
     most = _ONEDNN_LIMITS.get(limit.upper(), isa)
     order = [level for _, level in _X86_LEVELS] + ["x86"]
     if isa not in order or most not in order:
         return isa
     return order[max(order.index(isa), order.index(most))]
+
+
+def inherited_limit(variables: Sequence[str]) -> tuple[str, str]:
+    """The environment variable that limits oneDNN, and to what; empty if nothing is limited.
+
+    Args:
+        variables: Those that are read. The first that isn't empty counts, as for oneDNN, even if
+            what it says is no limit.
+    """
+    for variable in variables:
+        if limit := os.environ.get(variable, "").upper():
+            return (variable, limit) if limit in ONEDNN_LIMITS else ("", "")
+    return "", ""
 
 
 def read_cpu() -> Cpu:

@@ -55,12 +55,16 @@ def _take_back_to_inputs(owners: LayerOwners, number: int) -> None:
 
 
 def _same_as(owners: LayerOwners, tensors: Iterable[str]) -> set[str]:
-    """The tensors that the model has, and what is the same under other names."""
-    found = {tensor for tensor in tensors if tensor in owners.index.value}
+    """The tensors that the model has, and what is the same under other names.
+
+    Constants are left out: no layer is told by them, and every node of a model may read the same.
+    """
+    index = owners.index
+    found = {each for each in tensors if each in index.value and not index.is_constant(each)}
     waiting = list(found)
     while waiting:
-        for edge in owners.index.readers(waiting.pop()):
-            node = owners.index.node.get(edge.node)
+        for edge in index.readers(waiting.pop()):
+            node = index.node.get(edge.node)
             same = node.outputs[0].name if is_op(node, *_NOTHING) and node else None
             if same and same not in found:
                 found.add(same)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 from collections.abc import Mapping
 
 from qdqtune.engines import registry
 from qdqtune.engines.entry import EngineEntry
-from qdqtune.engines.isa import Cpu, limited_isa, read_cpu, saturates_u8s8
+from qdqtune.engines.isa import Cpu, inherited_limit, limited_isa, read_cpu, saturates_u8s8
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records.errors import EngineError, QdqtuneError
@@ -50,9 +49,8 @@ def native_dialect(
 
 
 def _isa(entry: EngineEntry, cpu: Cpu, options: Mapping[str, str]) -> str:
-    inherited = os.environ.get(entry.isa_variable, "") if entry.isa_variable else ""
     limit = options.get(entry.isa_option, "") if entry.isa_option else ""
-    return limited_isa(cpu.isa, limit or inherited)
+    return limited_isa(cpu.isa, limit or inherited_limit(entry.isa_variables)[1])
 
 
 def _asked(entry: EngineEntry, options: Mapping[str, str]) -> str:

@@ -16,7 +16,13 @@ import openvino as ov
 from qdqtune.engines.clock import thread_clock_is_fine
 from qdqtune.engines.interface import InputSpec, SessionOptions
 from qdqtune.engines.openvino_layers import layer_times_of
-from qdqtune.engines.openvino_settings import MAX_CPU_ISA, Settings, settings_of
+from qdqtune.engines.openvino_settings import (
+    MAX_CPU_ISA,
+    THREADS,
+    VIRTUAL_DEVICES,
+    Settings,
+    settings_of,
+)
 from qdqtune.records.measurement import EngineInfo, LayerTime
 
 if TYPE_CHECKING:
@@ -39,8 +45,6 @@ _VIEWS = {
 _PROFILE_WARMUP_RUNS = 2
 # OpenVINO calls the result of an ONNX output so.
 _RESULT = "/sink_port_0"
-# Devices that are made of others.
-_VIRTUAL_DEVICES = frozenset({"AUTO", "BATCH", "HETERO", "MULTI"})
 # How a line begins that says through which file of OpenVINO an error came.
 _PASSED_ON = "Exception from src/"
 # How much of a run may happen on other threads if the clock of the calling one is to be believed.
@@ -106,6 +110,8 @@ class OpenVinoSession:
             self._inputs = tuple(_input_spec(port) for port in model.inputs)
             self._outputs = [_output_name(port) for port in model.outputs]
             self._compiled: Any = core.compile_model(model, settings.device, settings.properties)
+        if options.threads is not None:
+            _check_threads(self._compiled, settings, options.threads)
         if options.optimized_model_path is not None:
             ov.serialize(self._compiled.get_runtime_model(), options.optimized_model_path)
         self._tensors: list[Any] | None = None
@@ -264,9 +270,32 @@ def _check_device(core: Any, device: str) -> None:
         ValueError: If there is not.
     """
     kinds = {found.partition(".")[0] for found in core.available_devices}
-    if re.split(r"[.:]", device)[0] not in kinds | _VIRTUAL_DEVICES:
+    if re.split(r"[.:]", device)[0] not in kinds | VIRTUAL_DEVICES:
         found = ", ".join(core.available_devices) or "none"
         raise ValueError(f"OpenVINO has no device '{device}' here; it finds: {found}")
+
+
+def _check_threads(compiled: Any, settings: Settings, threads: int) -> None:
+    """Make sure that a model runs with no more threads than it should.
+
+    Devices that are made of others pass the number on, or do not; on the CPU, too, there is more
+    than one way to set it. A machine with fewer cores has fewer threads.
+
+    Raises:
+        ValueError: If it runs with more, or OpenVINO doesn't say with how many.
+    """
+    used = None
+    with contextlib.suppress(RuntimeError, KeyError):
+        if settings.is_cpu:
+            used = compiled.get_property(THREADS)
+        else:
+            used = compiled.get_property("DEVICE_PROPERTIES")["CPU"][THREADS]
+    if used is None or used > threads:
+        told = "an unknown number" if used is None else used
+        raise ValueError(
+            f"the number of threads is {threads}, but on the device '{settings.device}' OpenVINO "
+            f"runs the model with {told}"
+        )
 
 
 def _property(core: Any, device: str, name: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
+import logging
+import re
 import signal
 import subprocess
 import sys
@@ -11,12 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isa import ONEDNN_LIMITS, limited_isa, read_cpu
+from qdqtune.engines.isa import ONEDNN_LIMITS, inherited_limit, limited_isa, read_cpu
+from qdqtune.engines.registry import ENGINES
 
-MAX_CPU_ISA = "ONEDNN_MAX_CPU_ISA"
+_ISA_VARIABLES = ENGINES["openvino"].isa_variables
+MAX_CPU_ISA = _ISA_VARIABLES[0]
 """The variable by which OpenVINO's kernels are kept from newer instructions."""
+VIRTUAL_DEVICES = frozenset({"AUTO", "BATCH", "HETERO", "MULTI"})
+"""Devices that are made of others."""
+THREADS = "INFERENCE_NUM_THREADS"
+"""OpenVINO's property for the number of threads."""
 # What the user set; this process sets it itself later.
-_INHERITED_LIMIT = os.environ.get(MAX_CPU_ISA, "")
+_, _INHERITED_LIMIT = inherited_limit(_ISA_VARIABLES)
 # Our words for OpenVINO's properties. Whatever is written in capitals is passed on as it is.
 _PROPERTIES = {
     "execution_mode": "EXECUTION_MODE_HINT",
@@ -30,13 +37,17 @@ _PROBE_TIMEOUT_S = 60.0
 # A product that is large enough to be computed in tiles.
 _PROBE = """
 import numpy, openvino
-from openvino import opset8
+try:
+    from openvino import opset8
+except ImportError:  # before 2025
+    from openvino.runtime import opset8
 x = opset8.parameter([64, 64], numpy.float32)
 y = opset8.matmul(x, opset8.constant(numpy.ones((64, 64), numpy.float32)), False, False)
 properties = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": 1}
 run = openvino.compile_model(openvino.Model([y], [x]), "CPU", properties)
 run(numpy.ones((64, 64), numpy.float32))
 """
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,7 @@ class Settings:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether models run on the CPU."""
+        """Whether models run on the CPU, and by no other device's leave."""
         return self.device == "CPU"
 
     @property
@@ -73,9 +84,33 @@ def settings_of(options: SessionOptions) -> Settings:
     """Reads options.
 
     Raises:
-        ValueError: If there is one that OpenVINO doesn't have, or that would spoil the timing.
+        ValueError: If there is one that OpenVINO doesn't have, that would spoil the timing, or that
+            contradicts another.
     """
     given = dict(options.engine_options)
+    _check_names(given)
+    if "device" in given:
+        given["device"] = given["device"].upper()
+    device = given.get("device", "CPU")
+    on_cpu = _may_use_cpu(device)
+    if on_cpu:
+        given = {**_mended_cpu(given), **given}
+    limit = given.get("max_cpu_isa", "").upper()
+    if "max_cpu_isa" in options.engine_options and limit not in ONEDNN_LIMITS:
+        raise ValueError(f"max_cpu_isa is '{limit}'; choices: {', '.join(ONEDNN_LIMITS)}")
+    properties = {_PROPERTIES.get(key, key): given[key] for key in given if key not in _OWN}
+    properties.setdefault("CACHE_DIR", "")
+    if options.threads is not None:
+        if not on_cpu:
+            raise ValueError(
+                f"the device '{device}' takes no number of threads; it is {options.threads}"
+            )
+        _set_threads(properties, options.threads)
+    isa = limited_isa(read_cpu().isa, limit) if on_cpu else ""
+    return Settings(device, limit, isa, properties, given)
+
+
+def _check_names(given: Mapping[str, str]) -> None:
     for key in given:
         if key == "CACHE_DIR" and given[key]:
             raise ValueError("CACHE_DIR is set; models are timed without OpenVINO's model cache")
@@ -85,22 +120,31 @@ def settings_of(options: SessionOptions) -> Settings:
                 f"unknown option '{key}' of OpenVINO; known are {known} and its own properties, "
                 "such as ENABLE_CPU_PINNING"
             )
-    if "device" in given:
-        given["device"] = given["device"].upper()
-    device = given.get("device", "CPU")
-    if device == "CPU":
-        given = {**_mended_cpu(given), **given}
-    limit = given.get("max_cpu_isa", "").upper()
-    if "max_cpu_isa" in options.engine_options and limit not in ONEDNN_LIMITS:
-        raise ValueError(f"max_cpu_isa is '{limit}'; choices: {', '.join(ONEDNN_LIMITS)}")
-    properties = {_PROPERTIES.get(key, key): given[key] for key in given if key not in _OWN}
-    properties.setdefault("CACHE_DIR", "")
-    if options.threads is not None and device == "CPU":
-        properties.setdefault("INFERENCE_NUM_THREADS", str(options.threads))
-        if "PERFORMANCE_HINT" not in properties:
-            properties.setdefault("NUM_STREAMS", "1")
-    isa = limited_isa(read_cpu().isa, limit) if device == "CPU" else ""
-    return Settings(device, limit, isa, properties, given)
+    for word, name in _PROPERTIES.items():
+        if word in given and given.get(name, given[word]) != given[word]:
+            raise ValueError(
+                f"{word}={given[word]} and {name}={given[name]} are two values of one property"
+            )
+
+
+def _may_use_cpu(device: str) -> bool:
+    """Whether it is the CPU, or made of devices of which it is one, as in `AUTO:GPU,CPU`."""
+    kind, _, listed = device.partition(":")
+    if kind not in VIRTUAL_DEVICES:
+        return kind == "CPU"
+    parts = [re.split(r"[.(]", part)[0].strip() for part in listed.split(",") if part]
+    if all(part.startswith("-") for part in parts):  # all that there are, but for these
+        return "-CPU" not in parts
+    return "CPU" in parts
+
+
+def _set_threads(properties: dict[str, str], threads: int) -> None:
+    if properties.setdefault(THREADS, str(threads)) != str(threads):
+        raise ValueError(
+            f"{THREADS}={properties[THREADS]} contradicts the number of threads, {threads}"
+        )
+    if "PERFORMANCE_HINT" not in properties:
+        properties.setdefault("NUM_STREAMS", "1")
 
 
 def _mended_cpu(given: Mapping[str, str]) -> dict[str, str]:
@@ -115,15 +159,27 @@ def _mended_cpu(given: Mapping[str, str]) -> dict[str, str]:
         return {"max_cpu_isa": limit}
     # Where there is AMX, OpenVINO computes in bfloat16 unless told otherwise, also where its limit
     # leaves it no such kernel: it is then slower than in floats, or refuses the model.
+    if _PROPERTIES["inference_precision"] in given:
+        return {"max_cpu_isa": limit}
     return {"max_cpu_isa": limit, "inference_precision": "f32"}
 
 
 @functools.lru_cache(maxsize=1)
 def _amx_works() -> bool:
-    """Whether tiles can be used. Virtual machines exist that offer them, and then refuse them."""
+    """Whether tiles can be used. Virtual machines exist that offer them, and then refuse them.
+
+    Where that can't be found out they are taken to work.
+    """
+    argv = [sys.executable, "-c", _PROBE]
     try:
-        argv = [sys.executable, "-c", _PROBE]
-        done = subprocess.run(argv, capture_output=True, timeout=_PROBE_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
+        _logger.warning("whether AMX works was not found out in %g s", _PROBE_TIMEOUT_S)
         return True
+    if done.returncode not in (0, -signal.SIGILL):
+        said = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        _logger.warning("whether AMX works could not be found out: %s", said[-1])
     return done.returncode != -signal.SIGILL

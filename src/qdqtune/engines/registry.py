@@ -75,7 +75,7 @@ _ENTRIES = (
         worker_class="qdqtune.engines.openvino:OpenVinoEngine",
         dialects=(SpokenDialect("openvino-novnni", True), SpokenDialect("openvino")),
         isa_option="max_cpu_isa",
-        isa_variable="ONEDNN_MAX_CPU_ISA",
+        isa_variables=("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
         runs_bfloat16=True,
     ),
     EngineEntry(

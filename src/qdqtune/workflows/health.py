@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import platform
 
 from qdqtune.engines import registry
-from qdqtune.engines.isa import read_cpu, saturates_u8s8
+from qdqtune.engines.isa import inherited_limit, read_cpu, saturates_u8s8
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.native import native_dialect
 from qdqtune.records.errors import QdqtuneError
@@ -57,4 +56,5 @@ def _limit(name: str, info: EngineInfo) -> IsaLimit | None:
     limit = info.options.get(entry.isa_option, "") if entry.isa_option else ""
     if not limit or info.isa == read_cpu().isa:
         return None
-    return IsaLimit(limit, entry.isa_variable, bool(os.environ.get(entry.isa_variable)))
+    variable, _ = inherited_limit(entry.isa_variables)
+    return IsaLimit(limit, variable or next(iter(entry.isa_variables), ""), bool(variable))

@@ -293,8 +293,8 @@ def _part(played: Round, places: Sequence[int]) -> Round:
 def _differences(
     there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Each field in which two headers differ, those inside others by their path."""
-    for field in sorted({*there, *here}):
+    """Each field in which two headers differ, those inside others by their path, in order."""
+    for field in dict.fromkeys([*here, *there]):
         one, other = there.get(field), here.get(field)
         if isinstance(one, dict) and isinstance(other, dict):
             yield from _differences(one, other, f"{prefix}{field}.")
