@@ -4,7 +4,13 @@ import platform
 
 import pytest
 
-from qdqtune.engines.isa import parse_cpuinfo, parse_sysctl, read_cpu, saturates_u8s8
+from qdqtune.engines.isa import (
+    inherited_limit,
+    parse_cpuinfo,
+    parse_sysctl,
+    read_cpu,
+    saturates_u8s8,
+)
 
 SAPPHIRE_RAPIDS = """\
 processor\t: 0
@@ -97,3 +103,21 @@ def test_this_machine():
 @pytest.mark.parametrize("isa", ["amx_int8", "avx512_vnni", "avx_vnni", "neon", "unknown", ""])
 def test_only_old_x86_saturates(isa):
     assert not saturates_u8s8(isa)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        ("AVX2", "", ("FIRST", "AVX2")),
+        ("", "avx512_core", ("SECOND", "AVX512_CORE")),
+        ("AVX2", "AVX512_CORE", ("FIRST", "AVX2")),
+        ("ALL", "AVX2", ("", "")),
+        ("nonsense", "AVX2", ("", "")),
+        ("", "DEFAULT", ("", "")),
+        ("", "", ("", "")),
+    ],
+)
+def test_the_first_variable_that_says_anything_counts(first, second, found, monkeypatch):
+    monkeypatch.setenv("FIRST", first)
+    monkeypatch.setenv("SECOND", second)
+    assert inherited_limit(["UNSET", "FIRST", "SECOND"]) == found

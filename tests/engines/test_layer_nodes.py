@@ -5,6 +5,8 @@ A node is called after its first output, in capitals.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -15,6 +17,7 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.naming import name_nodes
 from qdqtune.records.layers import BETWEEN, CLOSED, NAMED, PART, UNKNOWN, MappedLayer
 from qdqtune.records.measurement import LayerTime
+from qdqtune.records.placement import Edge
 
 
 def graph(body: str, *constants: str, names: bool = True) -> GraphIndex:
@@ -55,6 +58,28 @@ def mapped(index: GraphIndex, *layers: LayerTime) -> list[MappedLayer]:
 def told(index: GraphIndex, *layers: LayerTime) -> list[tuple[str, str]]:
     """For each layer its nodes, and how they were found."""
     return [(" ".join(each.nodes), each.how) for each in mapped(index, *layers)]
+
+
+def test_what_every_node_reads_is_not_followed_from_every_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count = 3000
+    names = ["x", *(f"t{number}" for number in range(1, count)), "y"]
+    pairs = list(itertools.pairwise(names))
+    index = graph(" ".join(f"{out} = Mul({given}, s)" for given, out in pairs), "s")
+    layers = [layer("Mul", out.upper(), f"{given} s -> {out}") for given, out in pairs]
+    followed = 0
+    readers = GraphIndex.readers
+
+    def counted(index: GraphIndex, tensor: str) -> tuple[Edge, ...]:
+        nonlocal followed
+        found = readers(index, tensor)
+        followed += len(found)
+        assert followed <= 10 * count
+        return found
+
+    monkeypatch.setattr(GraphIndex, "readers", counted)
+    assert told(index, *layers) == [(out.upper(), NAMED) for _, out in pairs]
 
 
 CONV_BN = """

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +15,18 @@ from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isa import Cpu, limited_isa
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.native import native_dialect
-from qdqtune.engines.openvino_settings import settings_of
+from qdqtune.engines.openvino_settings import check_device, settings_of
 
 AMX = Cpu("a CPU with tiles", "amx_int8")
 AVX2 = Cpu("an older CPU", "avx2")
+# OpenVINO as it was before 2025, as far as the probe looks at it.
+OLDER = """
+import sys, types, openvino
+runtime = types.ModuleType("openvino.runtime")
+runtime.opset8 = openvino.opset8
+sys.modules.update({"openvino.runtime": runtime, "openvino.opset8": None})
+del openvino.opset8
+"""
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +93,101 @@ def test_without_tiles_floats_stay_floats(monkeypatch: pytest.MonkeyPatch, limit
     assert asked.properties["INFERENCE_PRECISION_HINT"] == "bf16"
 
 
+def test_the_precision_that_was_asked_for_is_the_only_one_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_cpu(monkeypatch, AMX, tiles_work=False)
+    settings = settings_of(options(INFERENCE_PRECISION_HINT="bf16"))
+    assert settings.properties["INFERENCE_PRECISION_HINT"] == "bf16"
+    assert settings.in_effect.keys() == {"max_cpu_isa", "INFERENCE_PRECISION_HINT"}
+
+
+@pytest.mark.parametrize(
+    ("device", "uses_cpu"),
+    [
+        ("cpu", True),
+        ("AUTO", True),
+        ("AUTO:GPU,CPU", True),
+        ("AUTO:-GPU", True),
+        ("AUTO:GPU,-CPU", False),
+        ("AUTO:-CPU", False),
+        ("HETERO:CPU", True),
+        ("MULTI:GPU.1,CPU", True),
+        ("BATCH:CPU(4)", True),
+        ("BATCH:GPU(4)", False),
+        ("GPU.1", False),
+        ("NPU", False),
+    ],
+)
+def test_whatever_may_use_the_cpu_is_mended_and_takes_threads(
+    monkeypatch: pytest.MonkeyPatch, device: str, uses_cpu: bool
+) -> None:
+    set_cpu(monkeypatch, AMX, tiles_work=False)
+    free = settings_of(SessionOptions(engine_options={"device": device}))
+    assert free.isa == ("avx512_vnni" if uses_cpu else "")
+    assert free.max_cpu_isa == ("AVX512_CORE_FP16" if uses_cpu else "")
+    assert ("INFERENCE_PRECISION_HINT" in free.properties) == uses_cpu
+    core = SimpleNamespace(available_devices=["CPU", "GPU.0", "GPU.1", "NPU"])
+    check_device(core, free, None)
+    told = settings_of(options(device=device))
+    assert told.properties.get("INFERENCE_NUM_THREADS") == ("1" if uses_cpu else None)
+    refused = pytest.raises(ValueError, match="takes none: leave it out")
+    with nullcontext() if uses_cpu else refused:
+        check_device(core, told, 1)
+
+
+@pytest.mark.parametrize("device", ["AUTO", "HETERO:CPU"])
+def test_devices_that_are_made_of_the_cpu_run(conv_path, conv_feeds, device: str) -> None:
+    with Worker("openvino", options(device=device), timeout_s=60) as worker:
+        model = worker.open(conv_path)
+        worker.feed(model, conv_feeds)
+        assert min(worker.time(model, 2)) > 0
+        np.testing.assert_allclose(worker.run(model, conv_feeds)["y"][0, 0, 4, 4], 1.0, rtol=1e-2)
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core has one thread, whatever is asked")
+@pytest.mark.parametrize("device", ["CPU", "AUTO"])
+def test_more_threads_than_are_told_are_refused(openvino: Worker, conv_path, device: str) -> None:
+    otherwise = options(device=device, DEVICE_PROPERTIES="{CPU:{INFERENCE_NUM_THREADS:2}}")
+    with pytest.raises(WorkerFailure, match=f"threads is 1, .* '{device}' .* with 2"):
+        openvino.open(conv_path, otherwise)
+
+
+@pytest.mark.parametrize(
+    ("probe", "works", "told"),
+    [
+        ("", True, ""),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", False, ""),
+        ("import sys; sys.exit('first\\nlast')", True, "could not be found out: last"),
+        ("import os; os._exit(3)", True, "could not be found out: it ended with 3"),
+        ("import time; time.sleep(60)", True, "not found out in 0.5 s"),
+    ],
+)
+def test_a_probe_that_tells_nothing_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    probe: str,
+    works: bool,
+    told: str,
+) -> None:
+    monkeypatch.setattr(openvino_settings, "_PROBE", probe)
+    if "sleep" in probe:
+        monkeypatch.setattr(openvino_settings, "_PROBE_TIMEOUT_S", 0.5)
+    assert openvino_settings._amx_works.__wrapped__() == works
+    assert told in caplog.text
+    assert bool(told) == bool(caplog.records)
+
+
+@pytest.mark.parametrize("before", ["", OLDER])
+def test_the_probe_runs_on_older_versions_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, before: str
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+    monkeypatch.setattr(openvino_settings, "_PROBE", before + openvino_settings._PROBE)
+    assert openvino_settings._amx_works.__wrapped__()
+    assert not caplog.records
+
+
 def test_threads_streams_and_hints(monkeypatch: pytest.MonkeyPatch) -> None:
     set_cpu(monkeypatch, AVX2, tiles_work=True)
     plain = settings_of(options()).properties
@@ -90,7 +196,6 @@ def test_threads_streams_and_hints(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings_of(options(num_streams="2")).in_parallel
     assert not settings_of(options(performance_hint="LATENCY")).in_parallel
     assert settings_of(SessionOptions()).properties == {"CACHE_DIR": ""}
-    assert settings_of(options(device="gpu")).isa == ""
 
 
 @pytest.mark.parametrize(
@@ -100,6 +205,8 @@ def test_threads_streams_and_hints(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"CACHE_DIR": "somewhere"}, "without OpenVINO's model cache"),
         ({"max_cpu_isa": "AVX9"}, "'AVX9'; choices: .*AVX2"),
         ({"device": "TPU"}, "no device 'TPU' here; it finds: CPU"),
+        ({"num_streams": "4", "NUM_STREAMS": "2"}, "num_streams=4 and NUM_STREAMS=2"),
+        ({"INFERENCE_NUM_THREADS": "4"}, "INFERENCE_NUM_THREADS=4 .* threads, 1"),
         ({"NO_SUCH_PROPERTY": "1"}, "RuntimeError: .*NO_SUCH_PROPERTY"),
     ],
 )

@@ -10,6 +10,8 @@ from qdqtune.engines.isa import Cpu
 from qdqtune.engines.native import native_dialect
 from qdqtune.records.errors import EngineError, UsageError
 
+VARIABLES = ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"]
+
 
 @pytest.fixture
 def nothing_installed(monkeypatch):
@@ -100,15 +102,26 @@ def test_looking_around_imports_no_engine():
 def test_the_dialect_follows_from_engine_version_and_cpu(
     engine, version, isa, options, dialect, monkeypatch
 ):
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
     assert native_dialect(engine, version, Cpu("a CPU", isa), options).name == dialect
 
 
+@pytest.mark.parametrize("variable", VARIABLES)
 @pytest.mark.parametrize(
-    ("engine", "dialect"), [("openvino", "openvino-novnni"), ("onnxruntime", "onnxruntime")]
+    ("engine", "limit", "dialect"),
+    [
+        ("openvino", "AVX2", "openvino-novnni"),
+        ("openvino", "ALL", "openvino"),
+        ("onnxruntime", "AVX2", "onnxruntime"),
+    ],
 )
-def test_a_limit_in_the_environment_holds_for_those_who_read_it(engine, dialect, monkeypatch):
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+def test_a_limit_in_the_environment_holds_for_those_who_read_it(
+    engine, limit, dialect, variable, monkeypatch
+):
+    for each in VARIABLES:
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(variable, limit)
     assert native_dialect(engine, cpu=Cpu("a CPU", "amx_int8")).name == dialect
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -212,3 +214,26 @@ def test_an_output_of_another_rank_than_declared_is_timed_all_the_same(tmp_path)
         first, *others = worker.time(opened, 5)
         assert len(others) == 4
         assert min(others) > first / 20  # each of them really ran
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize(("free", "is_wired"), [(4000, False), (4_000_000, True)])
+def test_weights_are_written_only_where_there_is_room(
+    external, free, is_wired, conv_path, conv_feeds, monkeypatch, caplog
+):
+    from qdqtune.engines.onnxruntime import OnnxRuntimeEngine
+
+    model = onnx.load(conv_path)
+    weights = np.full((400, 3, 1, 1), 0.5, np.float32)
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weights, "w"))
+    del model.graph.node[0].attribute[:]
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 400
+    onnx.save(model, conv_path, save_as_external_data=external, location="w.bin")
+    assert (conv_path.stat().st_size < 2000) == external
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    session = OnnxRuntimeEngine().open(str(conv_path), SessionOptions(threads=1))
+    session.set_feeds(conv_feeds)
+    layers = session.layer_times(1)
+    assert layers
+    assert [bool(layer.outputs) for layer in layers] == [is_wired] * len(layers)
+    assert ("has no room" in caplog.text) != is_wired

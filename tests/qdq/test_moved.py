@@ -94,6 +94,7 @@ def test_values_are_moved_as_integers(
     completion = Completion(base.index, OPENVINO)
     placement = completion.placement(list(completion.units))
     assert completion.quantized(placement) == completion.units.keys()
+    assert {"d", "h"} <= completion.reach.tensors  # a choice without the moving op needs both
     candidate = Inserter(base, OPENVINO, "int8", ranges).write(placement, "candidate")
     opened = openvino.open(candidate)
     openvino.feed(opened, samples[0])
@@ -184,6 +185,7 @@ def test_a_choice_is_what_is_written(
     completion = Completion(index, dialect)
     names = {name for name in completion.units if data.draw(st.booleans())}
     placement = completion.placement(names)
+    assert placement.tensors <= completion.reach.tensors
     assert completion.quantized(placement).issuperset(completion.working.keys() & names)
     # What is moved is quantized before or behind, never in both places.
     if dialect.lifts:

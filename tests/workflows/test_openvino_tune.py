@@ -37,10 +37,11 @@ pytestmark = pytest.mark.skipif(
     not registry.available("openvino").usable, reason="OpenVINO is not installed"
 )
 
-TEXT = """g (float[64,512] x) => (float[64,512] y) {
+TEXT = """g (float[64,512] x) => (float[48,512] y) <int64[1] low = {0}, int64[1] high = {48}> {
     h = MatMul(x, v)
     r = Relu(h)
-    y = MatMul(r, w)
+    s = Slice(r, low, high)
+    y = MatMul(s, w)
 }"""
 OPTIONS = {"execution_mode": "PERFORMANCE"}
 
@@ -97,6 +98,7 @@ def tuned(model: Path, brief: str, judged: Judged) -> tuple[TuneResult, Judged]:
 def test_what_ships_is_judged_by_its_own_kernels(tuned: tuple[TuneResult, Judged]) -> None:
     result, judged = tuned
     assert not result.summary.kept_float
+    assert result.placement.tensors == {"v", "x", "r", "w"}
     assert judged == [("openvino", SessionOptions(1, OPTIONS))]
     assert result.summary.output_sqnr_db is not None
     assert 20 < result.summary.output_sqnr_db < 60
@@ -120,7 +122,7 @@ def test_the_run_of_one_engine_is_not_gone_on_with_by_another(
     model: Path, tuned: tuple[TuneResult, Judged]
 ) -> None:
     result, _ = tuned
-    with pytest.raises(QdqtuneError, match="another engine.name: 'openvino'"):
+    with pytest.raises(QdqtuneError, match=r"another engine\.name: 'openvino'"):
         tune(model, engine="onnxruntime", threads=1, output_dir=result.output_dir)
 
 

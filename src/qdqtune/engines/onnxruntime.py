@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -38,9 +40,12 @@ _DTYPES = {
 _PROFILE_WARMUP_RUNS = 2
 _WARNING, _ERROR = 2, 3
 _WEIGHTS_FILE_OPTION = "session.optimized_model_external_initializers_file_name"
+# How much of the free disk the weights of an optimized model may take for a moment.
+_SHARE_OF_DISK = 0.5
 # Models in the wild declare outputs of another rank than they compute. A run into the results of
 # the one before it is then refused before it begins; into new ones, it is not.
 _WRONG_RANK = "Invalid rank for output"
+_logger = logging.getLogger(__name__)
 
 
 class OnnxRuntimeEngine:
@@ -124,7 +129,12 @@ class OnnxRuntimeSession:
         return samples
 
     def layer_times(self, runs: int) -> list[LayerTime]:
-        """Typical time per node from the engine's own profile, taken in a session of its own."""
+        """Typical time per node from the engine's own profile, taken in a session of its own.
+
+        ONNX Runtime writes the optimized model with all its weights, or not at all. Where there is
+        no room for them, layers have names only. Seen: 76 % instead of 98 % of the time of a BERT
+        is then found again in its nodes.
+        """
         if self._feeds is None:
             raise ValueError("the model was given no feeds to run on")
         with tempfile.TemporaryDirectory(prefix="qdqtune-profile-") as folder:
@@ -132,14 +142,16 @@ class OnnxRuntimeSession:
             settings = _settings(self._options)
             settings.enable_profiling = True
             settings.profile_file_prefix = str(Path(folder) / "profile")
-            settings.optimized_model_filepath = str(optimized)
-            # One protobuf message can't hold the weights of every model.
-            settings.add_session_config_entry(_WEIGHTS_FILE_OPTION, "weights.bin")
+            if _has_room(folder, self._path):
+                settings.optimized_model_filepath = str(optimized)
+                # One protobuf message can't hold the weights of every model.
+                settings.add_session_config_entry(_WEIGHTS_FILE_OPTION, "weights.bin")
             settings.log_severity_level = _ERROR  # it warns that the graph is for this machine only
             session = _open(self._path, settings)
             _timed_runs(session, self._bind(session), _PROFILE_WARMUP_RUNS + runs, self._clock)
             text = Path(session.end_profiling()).read_text(encoding="utf-8", errors="replace")
-            graph = onnx.load(optimized, load_external_data=False)
+            wired = optimized.exists()
+            graph = onnx.load(optimized, load_external_data=False) if wired else None
         return layer_times_of(text, _PROFILE_WARMUP_RUNS, graph)
 
     def close(self) -> None:
@@ -155,6 +167,22 @@ class OnnxRuntimeSession:
             binding.bind_ortvalue_input(name, value)
         _bind_outputs(session, binding)
         return binding
+
+
+def _has_room(folder: str, path: str) -> bool:
+    """Whether a copy of a model fits into a folder, with its external data."""
+    model = onnx.load(path, load_external_data=False)
+    entries = (each for tensor in model.graph.initializer for each in tensor.external_data)
+    names = {entry.value for entry in entries if entry.key == "location"}
+    files = [Path(path), *(Path(path).parent / name for name in names)]
+    needed = sum(file.stat().st_size for file in files)
+    if needed <= shutil.disk_usage(folder).free * _SHARE_OF_DISK:
+        return True
+    _logger.warning(
+        "%s has no room for the optimized model, %d MB: its layers are told by their names only",
+        folder, needed // 1_000_000,
+    )  # fmt: skip
+    return False
 
 
 def _bind_outputs(session: Any, binding: Any) -> None:

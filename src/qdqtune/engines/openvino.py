@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,9 +17,9 @@ from qdqtune.engines.interface import InputSpec, SessionOptions
 from qdqtune.engines.openvino_layers import layer_times_of
 from qdqtune.engines.openvino_settings import (
     MAX_CPU_ISA,
-    THREADS,
-    VIRTUAL_DEVICES,
     Settings,
+    check_device,
+    check_threads,
     settings_of,
 )
 from qdqtune.records.measurement import EngineInfo, LayerTime
@@ -61,7 +60,7 @@ class OpenVinoEngine:
     def info(self, options: SessionOptions) -> EngineInfo:
         """Says which version runs on which device, with the options that are in effect."""
         settings = settings_of(options)
-        core = self._started(settings)
+        core = self._started(settings, options.threads)
         return EngineInfo(
             name="openvino",
             version=ov.__version__.partition("-")[0],
@@ -74,9 +73,9 @@ class OpenVinoEngine:
     def open(self, path: str, options: SessionOptions) -> OpenVinoSession:
         """Opens the model file."""
         settings = settings_of(options)
-        return OpenVinoSession(self._started(settings), path, options, settings)
+        return OpenVinoSession(self._started(settings, options.threads), path, options, settings)
 
-    def _started(self, settings: Settings) -> Any:
+    def _started(self, settings: Settings, threads: int | None) -> Any:
         """OpenVINO, told once and for all which instructions it may use."""
         if self._core is None:
             if settings.max_cpu_isa:
@@ -87,7 +86,7 @@ class OpenVinoEngine:
                 f"max_cpu_isa is '{settings.max_cpu_isa}', but it was '{self._limit}' when "
                 "OpenVINO was started, and can't be changed"
             )
-        _check_device(self._core, settings.device)
+        check_device(self._core, settings, threads)
         return self._core
 
 
@@ -111,7 +110,7 @@ class OpenVinoSession:
             self._outputs = [_output_name(port) for port in model.outputs]
             self._compiled: Any = core.compile_model(model, settings.device, settings.properties)
         if options.threads is not None:
-            _check_threads(self._compiled, settings, options.threads)
+            check_threads(self._compiled, settings, options.threads)
         if options.optimized_model_path is not None:
             ov.serialize(self._compiled.get_runtime_model(), options.optimized_model_path)
         self._tensors: list[Any] | None = None
@@ -261,41 +260,6 @@ def _dtype(kind: Any) -> str:
 def _output_name(port: Any) -> str:
     name: str = port.get_node().get_friendly_name().removesuffix(_RESULT)
     return name if name in port.get_names() else port.get_any_name()
-
-
-def _check_device(core: Any, device: str) -> None:
-    """Make sure that there is such a device.
-
-    Raises:
-        ValueError: If there is not.
-    """
-    kinds = {found.partition(".")[0] for found in core.available_devices}
-    if re.split(r"[.:]", device)[0] not in kinds | VIRTUAL_DEVICES:
-        found = ", ".join(core.available_devices) or "none"
-        raise ValueError(f"OpenVINO has no device '{device}' here; it finds: {found}")
-
-
-def _check_threads(compiled: Any, settings: Settings, threads: int) -> None:
-    """Make sure that a model runs with no more threads than it should.
-
-    Devices that are made of others pass the number on, or do not; on the CPU, too, there is more
-    than one way to set it. A machine with fewer cores has fewer threads.
-
-    Raises:
-        ValueError: If it runs with more, or OpenVINO doesn't say with how many.
-    """
-    used = None
-    with contextlib.suppress(RuntimeError, KeyError):
-        if settings.is_cpu:
-            used = compiled.get_property(THREADS)
-        else:
-            used = compiled.get_property("DEVICE_PROPERTIES")["CPU"][THREADS]
-    if used is None or used > threads:
-        told = "an unknown number" if used is None else used
-        raise ValueError(
-            f"the number of threads is {threads}, but on the device '{settings.device}' OpenVINO "
-            f"runs the model with {told}"
-        )
 
 
 def _property(core: Any, device: str, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isa import ONEDNN_LIMITS, inherited_limit, limited_isa, read_cpu
@@ -18,10 +20,9 @@ from qdqtune.engines.registry import ENGINES
 _ISA_VARIABLES = ENGINES["openvino"].isa_variables
 MAX_CPU_ISA = _ISA_VARIABLES[0]
 """The variable by which OpenVINO's kernels are kept from newer instructions."""
-VIRTUAL_DEVICES = frozenset({"AUTO", "BATCH", "HETERO", "MULTI"})
-"""Devices that are made of others."""
-THREADS = "INFERENCE_NUM_THREADS"
-"""OpenVINO's property for the number of threads."""
+# Devices that are made of others.
+_VIRTUAL_DEVICES = frozenset({"AUTO", "BATCH", "HETERO", "MULTI"})
+_THREADS = "INFERENCE_NUM_THREADS"
 # What the user set; this process sets it itself later.
 _, _INHERITED_LIMIT = inherited_limit(_ISA_VARIABLES)
 # Our words for OpenVINO's properties. Whatever is written in capitals is passed on as it is.
@@ -70,8 +71,13 @@ class Settings:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether models run on the CPU, and by no other device's leave."""
+        """Whether models run on the CPU, and nothing else decides that."""
         return self.device == "CPU"
+
+    @property
+    def may_use_cpu(self) -> bool:
+        """Whether it is the CPU, or made of devices of which it is one, as in `AUTO:GPU,CPU`."""
+        return _may_use_cpu(self.device)
 
     @property
     def in_parallel(self) -> bool:
@@ -100,14 +106,51 @@ def settings_of(options: SessionOptions) -> Settings:
         raise ValueError(f"max_cpu_isa is '{limit}'; choices: {', '.join(ONEDNN_LIMITS)}")
     properties = {_PROPERTIES.get(key, key): given[key] for key in given if key not in _OWN}
     properties.setdefault("CACHE_DIR", "")
-    if options.threads is not None:
-        if not on_cpu:
-            raise ValueError(
-                f"the device '{device}' takes no number of threads; it is {options.threads}"
-            )
+    if options.threads is not None and on_cpu:
         _set_threads(properties, options.threads)
     isa = limited_isa(read_cpu().isa, limit) if on_cpu else ""
     return Settings(device, limit, isa, properties, given)
+
+
+def check_device(core: Any, settings: Settings, threads: int | None) -> None:
+    """Make sure that there is such a device, and that it takes the threads that are asked for.
+
+    Raises:
+        ValueError: If there is not, or it does not.
+    """
+    device = settings.device
+    kinds = {found.partition(".")[0] for found in core.available_devices}
+    if re.split(r"[.:]", device)[0] not in kinds | _VIRTUAL_DEVICES:
+        found = ", ".join(core.available_devices) or "none"
+        raise ValueError(f"OpenVINO has no device '{device}' here; it finds: {found}")
+    if threads is not None and not settings.may_use_cpu:
+        raise ValueError(
+            f"the number of threads is {threads}, but the device '{device}' takes none: leave it "
+            "out"
+        )
+
+
+def check_threads(compiled: Any, settings: Settings, threads: int) -> None:
+    """Make sure that a model runs with no more threads than it should.
+
+    Devices that are made of others pass the number on, or do not; on the CPU, too, there is more
+    than one way to set it. A machine with fewer cores has fewer threads.
+
+    Raises:
+        ValueError: If it runs with more, or OpenVINO doesn't say with how many.
+    """
+    used = None
+    with contextlib.suppress(RuntimeError, KeyError):
+        if settings.is_cpu:
+            used = compiled.get_property(_THREADS)
+        else:
+            used = compiled.get_property("DEVICE_PROPERTIES")["CPU"][_THREADS]
+    if used is None or used > threads:
+        told = "an unknown number" if used is None else used
+        raise ValueError(
+            f"the number of threads is {threads}, but on the device '{settings.device}' OpenVINO "
+            f"runs the model with {told}"
+        )
 
 
 def _check_names(given: Mapping[str, str]) -> None:
@@ -128,9 +171,8 @@ def _check_names(given: Mapping[str, str]) -> None:
 
 
 def _may_use_cpu(device: str) -> bool:
-    """Whether it is the CPU, or made of devices of which it is one, as in `AUTO:GPU,CPU`."""
     kind, _, listed = device.partition(":")
-    if kind not in VIRTUAL_DEVICES:
+    if kind not in _VIRTUAL_DEVICES:
         return kind == "CPU"
     parts = [re.split(r"[.(]", part)[0].strip() for part in listed.split(",") if part]
     if all(part.startswith("-") for part in parts):  # all that there are, but for these
@@ -139,9 +181,9 @@ def _may_use_cpu(device: str) -> bool:
 
 
 def _set_threads(properties: dict[str, str], threads: int) -> None:
-    if properties.setdefault(THREADS, str(threads)) != str(threads):
+    if properties.setdefault(_THREADS, str(threads)) != str(threads):
         raise ValueError(
-            f"{THREADS}={properties[THREADS]} contradicts the number of threads, {threads}"
+            f"{_THREADS}={properties[_THREADS]} contradicts the number of threads, {threads}"
         )
     if "PERFORMANCE_HINT" not in properties:
         properties.setdefault("NUM_STREAMS", "1")

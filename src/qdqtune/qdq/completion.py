@@ -10,7 +10,7 @@ from collections.abc import Collection
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.kinship import Kinship
-from qdqtune.qdq.units import canonical, role_rule, rule_of, unit, why_not
+from qdqtune.qdq.units import canonical, merge, role_rule, rule_of, unit, why_not
 from qdqtune.records.placement import Edge, Placement
 
 
@@ -77,6 +77,12 @@ class Completion:
         if self.dialect.lifts:
             self._lift(wanted, edges, outputs)
         return canonical(self.index, Placement(frozenset(edges), frozenset(outputs)))
+
+    @property
+    def reach(self) -> Placement:
+        """Every place that a choice can come to; moved pairs stand elsewhere in each of them."""
+        whole = self.placement(self.units)
+        return merge([whole, *self.units.values()]) if self.dialect.lifts else whole
 
     def quantized(self, placement: Placement) -> frozenset[str]:
         """Names of the ops that are integer kernels in a placement, those it moves through too."""

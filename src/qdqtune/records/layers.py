@@ -27,7 +27,7 @@ class MappedLayer:
     Attributes:
         name: Name in the engine's graph.
         op_type: What the engine calls its kind.
-        ms: Mean milliseconds per run.
+        ms: Typical milliseconds per run.
         precision: The type it computes in; empty if unknown.
         nodes: Names of the nodes that it executes, in the model's order; of a layer that executes
             none, those of the layer that it serves.

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qdqtune.records.layers import LayersRecord, MappedLayer
+from qdqtune.records.layers import BETWEEN, LayersRecord, MappedLayer
 from qdqtune.report.bench import engine_line
 from qdqtune.report.tables import printable, text_table
 
 _LONGEST_NAME = 44
 _MOST_NAMES = 3
 _ASIDE = frozenset({"Constant", "DequantizeLinear", "Identity", "QuantizeLinear"})
+_TOO_SHORT = (
+    "No layer took long enough for the engine's clock.",
+    "Give open dims larger sizes (--dim, --shapes), or look at --format json.",
+)
 _HEADER = ("layer", "kind", "precision", "ms", "share", "nodes of the model")
 
 
@@ -26,6 +30,8 @@ def layers_text(record: LayersRecord, *, by_time: bool, max_items: int) -> str:
     if by_time:
         kept.sort(key=lambda layer: -layer.ms)
     shown = kept[: max_items or None]
+    if not record.total_ms:
+        return "\n".join([*_head(record), "", *_TOO_SHORT])
     table = text_table(_HEADER, [_row(layer, record) for layer in shown], right=(3, 4))
     return "\n".join([*_head(record), "", table, *_left_out(record, shown), "", *_summary(record)])
 
@@ -64,12 +70,12 @@ def _left_out(record: LayersRecord, shown: Sequence[MappedLayer]) -> list[str]:
     if not more:
         return []
     idle = sum(not layer.ms for layer in record.layers)
-    which = f", {idle} of which take no time" if idle else ""
+    which = f", {idle} of them without time of their own" if idle else ""
     return [f"and {_count(more, 'more layer')}{which}: --max_items 0 shows all"]
 
 
 def _summary(record: LayersRecord) -> list[str]:
-    serving = [layer for layer in record.layers if layer.nodes and not layer.executes]
+    serving = [layer for layer in record.layers if layer.how == BETWEEN]
     lines = [
         f"{100 * record.mapped_share:.1f} % of the time is mapped to nodes, "
         f"{100 * record.share(serving):.1f} % of it in layers that only help others"

@@ -9,6 +9,8 @@ from qdqtune.report.durations import duration
 from qdqtune.report.insertion import RANDOM_WARNING
 from qdqtune.report.tables import printable, text_table
 
+# The seed that a quantized model is for its own tuning.
+_AS_GIVEN = "as given"
 _STOPPED = {
     "budget": "The time was up before the search was over; the same command goes on with it.",
     "max_benchmarks": "No more benchmarks were allowed; with a larger number the search goes on.",
@@ -38,10 +40,12 @@ def is_calibrated_on_random(summary: Summary) -> bool:
 
 
 def _table(summary: Summary) -> str:
-    rows = [["float", f"{summary.baseline_ms:.3f}", "", ""]]
+    is_quantized = _AS_GIVEN in summary.seeds
+    rows = [[_AS_GIVEN if is_quantized else "float", f"{summary.baseline_ms:.3f}", "", ""]]
     if summary.seeds:
         name, speedup = max(summary.seeds.items(), key=lambda seed: seed[1])
-        rows.append([f"best blanket ({name})", "", f"{speedup:.3f}x", "seen while searching"])
+        seen = "over the float model inside" if is_quantized else "seen while searching"
+        rows.append([f"best blanket ({name})", "", f"{speedup:.3f}x", seen])
     if summary.kept_float:
         rows.append(["tuned", "", "", "float is kept"])
     else:

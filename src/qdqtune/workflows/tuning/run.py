@@ -197,7 +197,7 @@ class TuneRun:
     ) -> None:
         request, story = self._request, self._story
         given = self._source.reading.encodings if self._source.reading is not None else {}
-        ways = self._calibrate(base, completion.placement(completion.units))
+        ways = self._calibrate(base, completion.reach)
         first = next(iter(ways.values()))
 
         def known(tensor: str) -> bool:

@@ -95,6 +95,11 @@ def with_ranges(
         for group in grouping.groups
         if all(known(tensor) for name in group.nodes for tensor in completion.units[name].tensors)
     ]
+    if len(kept) < len(grouping.groups):
+        _logger.warning(
+            "%d of %d choices are left out: they touch tensors of which no range is known",
+            len(grouping.groups) - len(kept), len(grouping.groups),
+        )  # fmt: skip
     return replace(grouping, groups=tuple(kept))
 
 
