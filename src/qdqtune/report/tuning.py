@@ -47,7 +47,7 @@ def _table(summary: Summary) -> str:
         seen = "over the float model inside" if is_quantized else "seen while searching"
         rows.append([f"best blanket ({name})", "", f"{speedup:.3f}x", seen])
     if summary.kept_float:
-        rows.append(["tuned", "", "", "float is kept"])
+        rows.append(["tuned", "", "", f"{rows[0][0]} is kept"])
     else:
         low, high = summary.speedup_interval
         interval = f"{low:.3f} to {high:.3f}"
@@ -58,7 +58,8 @@ def _table(summary: Summary) -> str:
 def _verdict(summary: Summary) -> list[str]:
     if summary.kept_float:
         reason = summary.reason.rstrip(".") or "nothing that was tried is faster"
-        return [f"The float model is kept, byte for byte: {reason}."]
+        kept = "model is kept as given" if _AS_GIVEN in summary.seeds else "float model is kept"
+        return [f"The {kept}, byte for byte: {reason}."]
     level = f"{100 * summary.confidence:g} %"
     return [
         f"Speedup is over the model as given, with its {level} interval, timed once more at the "
