@@ -19,8 +19,16 @@ _PRECISIONS = {
     "i64": "int64",
     "u8": "uint8",
 }
-_FACTS = ("layerType", "originalLayersNames", "primitiveType", "runtimePrecision")
+_FACTS = (
+    "layerType",
+    "originalLayersNames",
+    "outputPrecisions",
+    "primitiveType",
+    "runtimePrecision",
+)
 _CONSTANTS = frozenset({"Const", "Constant"})
+# Of these, the runtime precision is that of the condition or of the trip count.
+_WITH_BODIES = frozenset({"If", "Loop", "TensorIterator"})
 _NOT_LAYERS = frozenset({"Input", "Output", "Parameter", "Result"})
 
 
@@ -65,6 +73,8 @@ def layer_times_of(
         elif kind not in _NOT_LAYERS:
             name = op.get_friendly_name()
             precision = facts.get("runtimePrecision", "")
+            if kind in _WITH_BODIES:
+                precision = facts.get("outputPrecisions", precision).partition(",")[0]
             origins = facts.get("originalLayersNames", "")
             layers.append(
                 LayerTime(
