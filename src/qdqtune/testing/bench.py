@@ -30,7 +30,8 @@ class EngineUnderTest:
 
     Attributes:
         name: Its name in the registry, or `module:Class`.
-        options: How its models are opened. One thread gives the steadiest times.
+        options: How its models are opened. One thread gives the steadiest times; without threads for
+            an engine that takes none.
         dialect: The dialect in which it wants Q/DQ written.
         quant_types: Those of the dialect's quant types that it runs; none named are all.
         measures: Whether its times are measured; False if it makes them up.
@@ -38,7 +39,7 @@ class EngineUnderTest:
         integer_layers: Whether a quantized op shows as a layer that computes in integers.
         architectures: The zoo models that it runs.
         float_db: How near its float outputs come to ONNX's reference, as a signal-to-noise ratio.
-            Seen on zoo models: 100 and more in float32, 19 and more in bfloat16.
+            Seen on zoo models: 100 and more in float32, 18 and more in bfloat16.
         steps: How many quantization steps a quantized result may be off.
         other_options: Options with which it is another engine to whoever compares times: values
             that are neither defaults nor in `options`.
