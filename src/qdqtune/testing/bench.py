@@ -30,8 +30,8 @@ class EngineUnderTest:
 
     Attributes:
         name: Its name in the registry, or `module:Class`.
-        options: How its models are opened. One thread gives the steadiest times; without threads for
-            an engine that takes none.
+        options: How its models are opened. One thread gives the steadiest times; an engine that
+            takes no number of threads is tried without.
         dialect: The dialect in which it wants Q/DQ written.
         quant_types: Those of the dialect's quant types that it runs; none named are all.
         measures: Whether its times are measured; False if it makes them up.
