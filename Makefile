@@ -38,7 +38,7 @@ lint: $(READY)
 	$(BIN)/python tools/lint_engine_names.py
 
 test: lint
-	$(BIN)/pytest -n auto $(ARGS)
+	$(BIN)/pytest -n auto --dist worksteal $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
