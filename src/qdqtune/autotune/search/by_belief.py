@@ -69,6 +69,7 @@ class BeliefSearch(Strategy):
             before = self.incumbent
             yield from self._compare(states, effort, f"{effort.value} proposals")
             idle = 0 if self.incumbent != before else idle + len(states)
+        self.is_cut_short = idle < patience
 
     def _most_promising(self, room: int) -> tuple[list[State], Effort]:
         """The next candidates, and how well they should be timed."""

@@ -163,7 +163,8 @@ class SweepSearch(Strategy):
         # Large sets depend on each other: what one of them brings is taken before the next are.
         size = self.limits.together if stage == _FIRST else _BATCH
         for start in range(0, len(sets), size):
-            if self._room <= _RESERVED or self._fruitless >= self.limits.sweeps:
+            self.is_cut_short = self.is_cut_short or self._room <= _RESERVED
+            if self.is_cut_short or self._fruitless >= self.limits.sweeps:
                 return
             before = self.incumbent
             candidates: dict[State, State] = {}

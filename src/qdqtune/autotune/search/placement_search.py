@@ -64,6 +64,11 @@ class PlacementSearch:
         return self._way.asked
 
     @property
+    def is_cut_short(self) -> bool:
+        """Whether it would have gone on if it had been allowed more candidates."""
+        return self._way.is_cut_short or self.asked >= self._way.limits.benchmarks
+
+    @property
     def planned(self) -> int:
         """About how many candidates will have been asked about at the end."""
         groups = len(self._way.space.groups)

@@ -43,6 +43,7 @@ class Strategy(ABC):
         incumbent: The best choice so far.
         gain: Its estimated log speedup over the float model.
         asked: Candidates that were asked about and not known before.
+        is_cut_short: Whether it left something untried for want of candidates.
     """
 
     def __init__(self, space: Space, seeds: Sequence[State], limits: Limits) -> None:
@@ -51,6 +52,7 @@ class Strategy(ABC):
         self.incumbent: State = frozenset()
         self.gain = 0.0
         self.asked = 0
+        self.is_cut_short = False
         self._seeds = list(seeds)
 
     @abstractmethod

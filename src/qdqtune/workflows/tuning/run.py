@@ -278,7 +278,7 @@ class TuneRun:
         except EngineError as error:
             story.stopped = stops.ENGINE_FAILED
             _logger.warning("%s Finishing the best model so far.", error)
-        if story.stopped == stops.FINISHED and search.asked >= limits.benchmarks:
+        if story.stopped == stops.FINISHED and search.is_cut_short:
             story.stopped = stops.BY_COUNT
         return search.incumbent
 
