@@ -153,10 +153,10 @@ def _elsewhere(engine: str, given: Path, tuned: Path, feeds: Feeds, budget_s: fl
 
 def crossed(records: Sequence[dict[str, Any]]) -> str:
     """Speedups over float: what was tuned for one engine, run on every engine."""
-    names = sorted({record["engine"] for record in records})
+    names = sorted({name for each in records for name in (each["engine"], *each["elsewhere"])})
     rows = []
     for record in sorted(records, key=lambda record: (record["model"], record["engine"])):
-        here = {**record.get("elsewhere", {}), record["engine"]: record["over_float"]}
+        here = {**record["elsewhere"], record["engine"]: record["over_float"]}
         shown = [here.get(name, "") for name in names]
         cells = [f"{cell:.3f}x" if isinstance(cell, float) else str(cell) for cell in shown]
         rows.append([record["model"], record["engine"], *cells])
