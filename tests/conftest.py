@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,17 +13,29 @@ import pytest
 from hypothesis import HealthCheck, settings
 from onnx import numpy_helper, parser
 
+from qdqtune.engines import registry
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.openvino_settings import settings_of
+
 settings.register_profile(
     "ci",
     derandomize=True,
     deadline=None,
-    max_examples=int(__import__("os").environ.get("HYPOTHESIS_EXAMPLES", "12")),
+    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "8")),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("ci")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure() -> None:
+    """Finds out once what every worker of OpenVINO would find out by itself, in half a second."""
+    if registry.available("openvino").usable:
+        limit = settings_of(SessionOptions()).max_cpu_isa
+        if limit:
+            os.environ.setdefault("ONEDNN_MAX_CPU_ISA", limit)
 
 
 def pytest_collection_finish() -> None:

@@ -55,7 +55,7 @@ class TellsWhatItIs:
         options = bench.engine.options
         if options.threads is not None:
             infos = [bench.worker.info(replace(options, threads=threads)) for threads in (1, 2)]
-            assert infos[0] != infos[1], f"one thread and two have the same `info`: {infos[0]}"
+            assert infos[0] != infos[1], f"one and two threads have the same `info`: {infos[0]}"
         if bench.engine.other_options:
             other = bench.worker.info(_with_others(bench))
             assert other != bench.worker.info(), (
