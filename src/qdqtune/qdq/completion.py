@@ -85,8 +85,13 @@ class Completion:
         return merge([whole, *self.units.values()]) if self.dialect.lifts else whole
 
     def quantized(self, placement: Placement) -> frozenset[str]:
-        """Names of the ops that are integer kernels in a placement, those it moves through too."""
-        edges = self.carried(self.index.effective(placement))
+        """Names of the ops that are integer kernels in a placement.
+
+        Where pairs stand before moving ops only, what reads their results counts as well.
+        """
+        edges = self.index.effective(placement)
+        if self.dialect.lifts:
+            edges = self.carried(edges)
         return frozenset(name for name, places in self.units.items() if places.edges <= edges)
 
     def carried(self, edges: frozenset[Edge]) -> frozenset[Edge]:
