@@ -1,8 +1,9 @@
-"""Whether the CPU time of a thread is known finely enough to time a run with it."""
+"""The clock of timed runs: the CPU time of a thread, where it is known finely enough."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import lru_cache
 
 _COARSEST_STEP_NS = 20_000
@@ -21,3 +22,31 @@ def thread_clock_is_fine() -> bool:
             steps += 1
             last = now
     return steps > 0 and (last - first) / steps <= _COARSEST_STEP_NS
+
+
+class RunClock:
+    """Times runs by the calling thread's CPU time, or by the time that passes.
+
+    Args:
+        on_one_thread: Whether whole runs happen on the calling thread.
+
+    Attributes:
+        now_ns: The clock in use.
+    """
+
+    def __init__(self, *, on_one_thread: bool) -> None:
+        self.now_ns: Callable[[], int] = time.perf_counter_ns
+        if on_one_thread and thread_clock_is_fine():
+            self.now_ns = time.thread_time_ns
+
+    def use_wall_time(self) -> None:
+        """From now on, the time that passes."""
+        self.now_ns = time.perf_counter_ns
+
+    def samples_ms(self, take: Callable[[Callable[[], int]], list[float]]) -> list[float]:
+        """Samples that are taken with the clock; anew if runs are too short for the thread's."""
+        samples = take(self.now_ns)
+        if min(samples, default=1.0) <= 0.0:
+            self.use_wall_time()
+            samples = take(self.now_ns)
+        return samples

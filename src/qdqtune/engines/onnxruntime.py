@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import onnx
 import onnxruntime as ort
 
 from qdqtune.engines import isa
-from qdqtune.engines.clock import thread_clock_is_fine
+from qdqtune.engines.clock import RunClock
 from qdqtune.engines.interface import InputSpec, SessionOptions
 from qdqtune.engines.onnxruntime_profile import layer_times_of
 from qdqtune.records.measurement import EngineInfo, LayerTime
@@ -84,8 +83,7 @@ class OnnxRuntimeSession:
         if options.optimized_model_path is not None:
             settings.optimized_model_filepath = options.optimized_model_path
         self._session: Any = _open(path, settings)
-        one_thread = options.threads == 1 and thread_clock_is_fine()
-        self._clock = time.thread_time_ns if one_thread else time.perf_counter_ns
+        self._clock = RunClock(on_one_thread=options.threads == 1)
         self._feeds: dict[str, Any] | None = None
         self._binding: Any = None
 
@@ -121,12 +119,8 @@ class OnnxRuntimeSession:
         """
         if self._binding is None:
             raise ValueError("the model was given no feeds to run on")
-        samples = _timed_runs(self._session, self._binding, runs, self._clock)
-        if min(samples, default=1.0) <= 0.0:
-            # The thread's clock is too coarse for runs this short.
-            self._clock = time.perf_counter_ns
-            samples = _timed_runs(self._session, self._binding, runs, self._clock)
-        return samples
+        session, binding = self._session, self._binding
+        return self._clock.samples_ms(lambda clock: _timed_runs(session, binding, runs, clock))
 
     def layer_times(self, runs: int) -> list[LayerTime]:
         """Typical time per node from the engine's own profile, taken in a session of its own.
@@ -148,7 +142,9 @@ class OnnxRuntimeSession:
                 settings.add_session_config_entry(_WEIGHTS_FILE_OPTION, "weights.bin")
             settings.log_severity_level = _ERROR  # it warns that the graph is for this machine only
             session = _open(self._path, settings)
-            _timed_runs(session, self._bind(session), _PROFILE_WARMUP_RUNS + runs, self._clock)
+            _timed_runs(
+                session, self._bind(session), _PROFILE_WARMUP_RUNS + runs, self._clock.now_ns
+            )
             text = Path(session.end_profiling()).read_text(encoding="utf-8", errors="replace")
             wired = optimized.exists()
             graph = onnx.load(optimized, load_external_data=False) if wired else None

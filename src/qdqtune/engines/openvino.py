@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import openvino as ov
 
-from qdqtune.engines.clock import thread_clock_is_fine
+from qdqtune.engines.clock import RunClock
 from qdqtune.engines.interface import InputSpec, SessionOptions
 from qdqtune.engines.openvino_layers import layer_times_of
 from qdqtune.engines.openvino_settings import (
@@ -115,8 +115,7 @@ class OpenVinoSession:
             ov.serialize(self._compiled.get_runtime_model(), options.optimized_model_path)
         self._tensors: list[Any] | None = None
         self._requests: list[Any] = []
-        alone = options.threads == 1 and settings.is_cpu and thread_clock_is_fine()
-        self._clock: Callable[[], int] = time.thread_time_ns if alone else time.perf_counter_ns
+        self._clock = RunClock(on_one_thread=options.threads == 1 and settings.is_cpu)
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
@@ -132,7 +131,7 @@ class OpenVinoSession:
             _request(self._compiled, self._tensors) for _ in range(wanted if several else 1)
         ]
         if len(self._requests) > 1 or not _runs_here(self._requests[0]):
-            self._clock = time.perf_counter_ns
+            self._clock.use_wall_time()
 
     def run(self, feeds: Feeds) -> Outputs:
         """Runs once and returns the outputs."""
@@ -150,12 +149,7 @@ class OpenVinoSession:
         """
         if not self._requests:
             raise ValueError("the model was given no feeds to run on")
-        samples = _timed_runs(self._requests, runs, self._clock)
-        if min(samples, default=1.0) <= 0.0:
-            # The thread's clock is too coarse for runs this short.
-            self._clock = time.perf_counter_ns
-            samples = _timed_runs(self._requests, runs, self._clock)
-        return samples
+        return self._clock.samples_ms(lambda clock: _timed_runs(self._requests, runs, clock))
 
     def layer_times(self, runs: int) -> list[LayerTime]:
         """Mean time per layer by OpenVINO's own counters, in a compiled model of its own."""
@@ -164,9 +158,9 @@ class OpenVinoSession:
         properties = {**self._settings.properties, "PERF_COUNT": "YES"}
         compiled = self._core.compile_model(self._path, self._settings.device, properties)
         request = _request(compiled, self._tensors)
-        _timed_runs([request], _PROFILE_WARMUP_RUNS, self._clock)
+        _timed_runs([request], _PROFILE_WARMUP_RUNS, self._clock.now_ns)
         earlier = request.profiling_info
-        _timed_runs([request], runs, self._clock)
+        _timed_runs([request], runs, self._clock.now_ns)
         return layer_times_of(
             compiled.get_runtime_model(),
             request.profiling_info,

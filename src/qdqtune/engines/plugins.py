@@ -7,23 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from qdqtune.engines.entry import EngineEntry
+from qdqtune.records.health import BrokenEngine
 
 GROUP = "qdqtune.engines"
-
-
-@dataclass(frozen=True)
-class BrokenPlugin:
-    """An engine that a package announces, and that can't be used.
-
-    Attributes:
-        name: What it would be called.
-        package: Who announces it, with its version.
-        reason: What is wrong with it.
-    """
-
-    name: str
-    package: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -36,7 +22,7 @@ class Plugins:
     """
 
     entries: Mapping[str, EngineEntry] = field(default_factory=dict)
-    broken: tuple[BrokenPlugin, ...] = ()
+    broken: tuple[BrokenEngine, ...] = ()
 
 
 def find_plugins(taken: Collection[str]) -> Plugins:
@@ -54,7 +40,7 @@ def find_plugins(taken: Collection[str]) -> Plugins:
         elif point.name in entries:
             reason = "another package has an engine of that name"
         if entry is None or reason:
-            broken.append(BrokenPlugin(point.name, _package(point), reason))
+            broken.append(BrokenEngine(point.name, _package(point), reason))
         else:
             entries[point.name] = entry
     return Plugins(entries, tuple(broken))

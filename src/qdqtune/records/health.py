@@ -55,7 +55,7 @@ class BrokenEngine:
 
     Attributes:
         name: What it would be called.
-        package: Who announces it.
+        package: Who announces it, with its version.
         reason: What is wrong with it.
     """
 

@@ -22,16 +22,21 @@ def bench_text(record: BenchRecord) -> str:
         if not one.measurement.ok
     ]
     levels = {one.against_first.confidence for one in record.contestants if one.against_first}
-    lines = [engine_line(record.engine)]
-    if record.engine.name == "simulated":
-        lines.append("These times are simulated: they say nothing about a real machine.")
-    lines += ["", table]
+    lines = [*engine_lines(record.engine), "", table]
     if levels:
         least = min(levels)
         lines += ["", f"Speedup is over the first model, with its {100 * least:g} % interval."]
     if "output SQNR" in header:
         lines.append("Output SQNR is against the first model, on the inputs it was timed with.")
     return "\n".join([*lines, *failed])
+
+
+def engine_lines(engine: EngineInfo) -> list[str]:
+    """Which engine measured, and a warning if it makes its times up."""
+    if engine.name != "simulated":
+        return [engine_line(engine)]
+    warning = "These times are simulated: they say nothing about a real machine."
+    return [engine_line(engine), warning]
 
 
 def engine_line(engine: EngineInfo) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqtune.records.layers import BETWEEN, LayersRecord, MappedLayer
-from qdqtune.report.bench import engine_line
+from qdqtune.report.bench import engine_lines
 from qdqtune.report.tables import printable, text_table
 
 _LONGEST_NAME = 44
@@ -37,12 +37,12 @@ def layers_text(record: LayersRecord, *, by_time: bool, max_items: int) -> str:
 
 
 def _head(record: LayersRecord) -> list[str]:
-    lines = [engine_line(record.engine)]
-    if record.engine.name == "simulated":
-        lines.append("These times are simulated: they say nothing about a real machine.")
     took = f"{record.total_ms:.3f} ms per run, from {_count(record.runs, 'run')}"
     nodes, layers = _count(record.nodes, "node"), _count(len(record.layers), "layer")
-    return [*lines, printable(f"{record.model}: {nodes} run as {layers}, {took}")]
+    return [
+        *engine_lines(record.engine),
+        printable(f"{record.model}: {nodes} run as {layers}, {took}"),
+    ]
 
 
 def _row(layer: MappedLayer, record: LayersRecord) -> list[str]:

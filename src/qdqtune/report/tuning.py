@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtune.records.ranges import CalibrationSource
 from qdqtune.records.tuning import Summary, TunePlan, TuneResult
-from qdqtune.report.bench import engine_line
+from qdqtune.report.bench import engine_lines
 from qdqtune.report.durations import duration
 from qdqtune.report.insertion import RANDOM_WARNING
 from qdqtune.report.tables import printable, text_table
@@ -21,10 +21,7 @@ _STOPPED = {
 def tune_text(result: TuneResult) -> str:
     """The text form; the last line says if the scales can't be trusted."""
     summary = result.summary
-    lines = [engine_line(summary.engine)]
-    if summary.engine.name == "simulated":
-        lines.append("These times are simulated: they say nothing about a real machine.")
-    lines += ["", _table(summary), ""]
+    lines = [*engine_lines(summary.engine), "", _table(summary), ""]
     lines += [printable(line) for line in _verdict(summary)]
     lines += [printable(line) for line in _accuracy(summary)]
     lines += [printable(line) for line in _effort(summary)]

@@ -9,7 +9,7 @@ from qdqtune.engines.isa import inherited_limit, read_cpu, saturates_u8s8
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.native import native_dialect
 from qdqtune.records.errors import QdqtuneError
-from qdqtune.records.health import BrokenEngine, EngineHealth, Health, IsaLimit
+from qdqtune.records.health import EngineHealth, Health, IsaLimit
 from qdqtune.records.measurement import EngineInfo
 
 _ANSWER_TIMEOUT_S = 60.0
@@ -19,10 +19,7 @@ def examine() -> Health:
     """Ask every engine; those that can measure are started once to see that they answer."""
     cpu = read_cpu()
     engines = tuple(map(_examine_engine, registry.engines()))
-    broken = tuple(
-        BrokenEngine(plugin.name, plugin.package, plugin.reason)
-        for plugin in registry.plugins().broken
-    )
+    broken = registry.plugins().broken
     return Health(
         platform.python_version(), cpu.device, cpu.isa, cpu.saturates_u8s8, engines, broken
     )
