@@ -96,3 +96,10 @@ def residual_path(residual: onnx.ModelProto, tmp_path: Path) -> Path:
     path = tmp_path / "residual.onnx"
     onnx.save(residual, path)
     return path
+
+
+def matmul_file(folder: Path) -> Path:
+    """Writes a MatMul of 64 x 64 with a Relu behind it."""
+    text = "g (float[64,64] x) => (float[64,64] y) { h = MatMul(x, w) y = Relu(h) }"
+    onnx.save(model_from_text(text, w=np.eye(64, dtype=np.float32)), folder / "m.onnx")
+    return folder / "m.onnx"

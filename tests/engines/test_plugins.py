@@ -8,10 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-from tests.conftest import model_from_text
+from tests.conftest import matmul_file
 
 from qdqtune.cli.main import main
 from qdqtune.engines import registry
@@ -73,10 +71,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    weights = {"w": np.eye(64, dtype=np.float32)}
-    text = "g (float[64,64] x) => (float[64,64] y) { h = MatMul(x, w) y = Relu(h) }"
-    onnx.save(model_from_text(text, **weights), tmp_path / "m.onnx")
-    return tmp_path / "m.onnx"
+    return matmul_file(tmp_path)
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
 
 from qdqtune.cli.main import main
@@ -15,15 +13,12 @@ from qdqtune.records.health import BrokenEngine, EngineHealth, Health, IsaLimit
 from qdqtune.report.health import health_text
 from qdqtune.workflows import health
 from qdqtune.workflows.judging import has_own_kernels
-from tests.conftest import model_from_text
+from tests.conftest import matmul_file
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    weights = {"w": np.eye(64, dtype=np.float32)}
-    text = "g (float[64,64] x) => (float[64,64] y) { h = MatMul(x, w) y = Relu(h) }"
-    onnx.save(model_from_text(text, **weights), tmp_path / "m.onnx")
-    return tmp_path / "m.onnx"
+    return matmul_file(tmp_path)
 
 
 @pytest.fixture
