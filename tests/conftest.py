@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from onnx import numpy_helper, parser
 
+from qdqtune.calibration import range_cache
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.openvino_settings import settings_of
@@ -25,6 +28,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("ci")
+
+_CACHES = tempfile.TemporaryDirectory(prefix="qdqtune-tests-")
+_NUMBERS = itertools.count()
+os.environ[range_cache.FOLDER] = (
+    f"{_CACHES.name}/shared"  # for what a module's tests have in common
+)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,6 +51,12 @@ def pytest_collection_finish() -> None:
     """What was imported and collected stays: garbage is looked for often, and not there."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test calibrates by itself, and leaves the user's cache alone."""
+    monkeypatch.setenv(range_cache.FOLDER, f"{_CACHES.name}/{next(_NUMBERS)}")
 
 
 @pytest.fixture(autouse=True)

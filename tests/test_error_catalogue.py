@@ -260,6 +260,10 @@ REQUESTS: dict[str, tuple[str, int]] = {
     "is not a plain file.": ("insert {model} -o /dev/null --ops MatMul --force", 1),
     "The folder": ("insert {model} -o {folder}/no/out.onnx --ops MatMul", 1),
     "has no Q/DQ pairs": ("strip {model} -o {out}", 1),
+    "every node of it stays float": ("export {model} --lists nncf", 1),
+    "has no DequantizeLinear": ("compare {model} {model}", 2),
+    "have no output and no quantized op in common": ("compare {model} {alien}", 2),
+    "has no kernels that could compute": ("compare {model} {alien} --engine simulated", 1),
     "takes other inputs": ("bench {model} {other}", 2),
     "No values can be made up": ("bench {words}", 1),
     "lies in the output folder": ("tune {run}/baseline.onnx -o {run}", 1),
@@ -295,8 +299,17 @@ def unfinished_run(folder: Path) -> Path:
 @pytest.mark.parametrize("words", REQUESTS)
 def test_requests(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {
-        name: tmp_path / f"{name}.onnx" for name in ("model", "out", "other", "words", "beside")
+        name: tmp_path / f"{name}.onnx"
+        for name in ("model", "out", "other", "words", "beside", "alien")
     }
+    onnx.save(
+        model_from_text(
+            "g (float[2,4] x) => (float[2,4] z) "
+            "{ q = QuantizeLinear(x, s) d = DequantizeLinear(q, s) z = Neg(d) }",
+            s=np.array(1, np.float32),
+        ),
+        files["alien"],
+    )
     onnx.save(sound(), files["model"])
     onnx.save(model_from_text("g (float[9] x) => (float[9] y) { y = Relu(x) }"), files["other"])
     onnx.save(

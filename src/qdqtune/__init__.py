@@ -12,15 +12,32 @@ from typing import TYPE_CHECKING, Any
 from qdqtune._version import __version__
 
 if TYPE_CHECKING:
+    from qdqtune.records.quantization import QuantizeResult
     from qdqtune.records.tuning import TuneResult
-    from qdqtune.workflows.comparison import compare
+    from qdqtune.workflows.comparison import bench
+    from qdqtune.workflows.error_comparison import compare
+    from qdqtune.workflows.optimization import optimize
+    from qdqtune.workflows.quantization import quantize
     from qdqtune.workflows.tune import tune
 
-__all__ = ["TuneResult", "__version__", "compare", "tune"]
+__all__ = [
+    "QuantizeResult",
+    "TuneResult",
+    "__version__",
+    "bench",
+    "compare",
+    "optimize",
+    "quantize",
+    "tune",
+]
 
 _HOMES = {
+    "QuantizeResult": "qdqtune.records.quantization",
     "TuneResult": "qdqtune.records.tuning",
-    "compare": "qdqtune.workflows.comparison",
+    "bench": "qdqtune.workflows.comparison",
+    "compare": "qdqtune.workflows.error_comparison",
+    "optimize": "qdqtune.workflows.optimization",
+    "quantize": "qdqtune.workflows.quantization",
     "tune": "qdqtune.workflows.tune",
 }
 

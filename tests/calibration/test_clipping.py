@@ -1,78 +1,138 @@
-"""Ranges that cut off rare values."""
+"""Ranges that cut off rare values, from values that come out of the engine."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+import psutil
 import pytest
 
-from qdqtune.calibration.clipping import clip_ranges
+from qdqtune.calibration.clipping import ranges_by_way
+from qdqtune.calibration.inputs import random_inputs
+from qdqtune.calibration.reductions import even_step
+from qdqtune.calibration.watching import Seen, watch, watched_tensors
 from qdqtune.engines.isolated import Worker
-from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import infer_shapes
-from qdqtune.qdq.dialects import ONNXRUNTIME, TENSORRT
-from qdqtune.qdq.encoding import TensorFormat, dequantize, encode_range, quantize
-from qdqtune.records.ranges import CalibrationSource, RangeMethod, Ranges
+from qdqtune.qdq.dialects import ONNXRUNTIME
+from qdqtune.records.ranges import RangeMethod
 from tests.conftest import model_from_text
 
 UNSIGNED = ONNXRUNTIME.formats["int8"].activation
-SIGNED = TENSORRT.formats["int8"].activation
 
 
 @pytest.fixture(scope="module")
-def worker() -> Worker:
+def worker() -> Iterator[Worker]:
     with Worker() as worker:
         yield worker
 
 
-def clipped(
-    worker: Worker, folder: Path, values: np.ndarray, layout: TensorFormat
-) -> dict[RangeMethod, tuple[float, float]]:
-    model = ir.from_proto(model_from_text("g (float[N,M] x) => (float[N,M] y) { y = Neg(x) }"))
-    name_nodes(model)
+def prepared(proto: onnx.ModelProto, folder: Path) -> PreparedModel:
+    model = ir.from_proto(proto)
     infer_shapes(model)
-    base = PreparedModel(model, folder)
-    whole = Ranges({"x": (float(values.min()), float(values.max()))}, CalibrationSource.DATA)
-    samples = [{"x": part} for part in np.array_split(values, 4)]
-    found = clip_ranges(base, worker, samples, whole, layout)
-    return {method: ranges.by_tensor["x"] for method, ranges in found.items()}
+    return PreparedModel(model, folder)
 
 
-def error(values: np.ndarray, ends: tuple[float, float], layout: TensorFormat) -> float:
-    encoding = encode_range(*ends, layout)
-    rounded = dequantize(quantize(values, encoding), encoding.scale, encoding.zero_point, 0)
-    return float(((rounded - values) ** 2).mean())
+def seen_in(
+    worker: Worker, folder: Path, shape: str, samples: list[np.ndarray], text: str = "y = Neg(x)"
+) -> Seen:
+    base = prepared(
+        model_from_text(f"g (float[{shape}] x) => (float[{shape}] y) {{ {text} }}"), folder
+    )
+    feeds = ({"x": sample} for sample in samples)
+    return watch(base, worker, feeds, watched_tensors(base.index), with_values=True)
 
 
-@pytest.mark.parametrize("layout", [UNSIGNED, SIGNED], ids=["unsigned", "signed"])
-def test_a_rare_value_is_cut_off(worker: Worker, layout: TensorFormat, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", ["N,M", "16,10000"], ids=["open", "known"])
+def test_rare_values_are_cut_off_in_every_way_but_one(
+    worker: Worker, shape: str, tmp_path: Path
+) -> None:
     values = np.random.default_rng(0).normal(size=(64, 10_000)).astype(np.float32)
     values[5, 7] = 12.0
-    ends = clipped(worker, tmp_path, values, layout)
-    whole = (float(values.min()), 12.0)
-    assert ends[RangeMethod.MSE][1] < 10.0
-    assert error(values, ends[RangeMethod.MSE], layout) < error(values, whole, layout)
-    assert 3.0 < ends[RangeMethod.PERCENTILE][1] < 6.0
+    seen = seen_in(worker, tmp_path, shape, np.split(values, 4))
+    ways = ranges_by_way(seen, UNSIGNED)
+    assert set(ways) == set(RangeMethod)
+    assert ways[RangeMethod.MAX]["x"] == (values.min(), 12.0)
+    for way, ranges in ways.items():
+        low, high = ranges["x"]
+        assert (low, high) == pytest.approx((-ranges["y"][1], -ranges["y"][0]), rel=0.15)
+        if way is not RangeMethod.MAX:
+            assert -6.0 < low < -3.0
+            assert 3.0 < high < 11.0
 
 
-def test_what_is_evenly_spread_stays_whole(worker: Worker, tmp_path: Path) -> None:
-    values = np.random.default_rng(0).uniform(-1, 3, size=(64, 500)).astype(np.float32)
-    low, high = clipped(worker, tmp_path, values, UNSIGNED)[RangeMethod.MSE]
-    assert (low, high) == pytest.approx((-1.0, 3.0), abs=0.11)
+@pytest.mark.parametrize("shape", ["N,M", "1,400000"], ids=["open", "known"])
+def test_all_of_a_large_tensor_is_looked_at(worker: Worker, shape: str, tmp_path: Path) -> None:
+    values = np.zeros((1, 400_000), np.float32)
+    values[:, 300_000:] = np.random.default_rng(0).uniform(0, 9, size=100_000)
+    seen = seen_in(worker, tmp_path, shape, [values] * 4)
+    histogram = seen.histograms["x"]
+    assert 4 * 3000 <= histogram.size <= 4 * 4200
+    assert histogram.zeros / histogram.size == pytest.approx(0.75, abs=0.01)
+    low, high = ranges_by_way(seen, UNSIGNED)[RangeMethod.PERCENTILE]["x"]
+    assert (low, high) == (0.0, pytest.approx(9.0, rel=0.02))
 
 
-def test_samples_of_any_size_are_looked_at_evenly(worker: Worker, tmp_path: Path) -> None:
-    """Every part of a large tensor counts, not only its beginning."""
-    values = np.zeros((4, 400_000), np.float32)
-    values[:, 300_000:] = np.random.default_rng(0).uniform(0, 9, size=(4, 100_000))
-    low, high = clipped(worker, tmp_path, values, UNSIGNED)[RangeMethod.PERCENTILE]
-    assert low == 0.0
-    assert high == pytest.approx(9.0, rel=0.02)
+@pytest.mark.parametrize(
+    "shape", [(1, 128, 768), (1, 3, 224, 224), (1, 197, 384), (1, 56, 56, 96), (1, 64, 112, 112)]
+)
+def test_every_channel_is_looked_at(shape: tuple[int, ...]) -> None:
+    taken = np.arange(0, np.prod(shape), even_step(shape, 4096))
+    assert 2000 < len(taken) <= 4096
+    for places, size in zip(np.unravel_index(taken, shape), shape, strict=True):
+        counts = np.bincount(places, minlength=size)
+        assert counts.min() > 0
+        assert counts.max() - counts.min() <= 0.3 * counts.mean() + 2
 
 
-def test_a_tensor_of_one_value_keeps_its_range(worker: Worker, tmp_path: Path) -> None:
-    ends = clipped(worker, tmp_path, np.full((8, 3), 2.0, np.float32), UNSIGNED)
-    assert set(ends.values()) == {(2.0, 2.0)}
+def test_sizes_may_differ_and_be_none(worker: Worker, tmp_path: Path) -> None:
+    samples = [np.full((rows, 3), rows, np.float32) for rows in (2, 0, 5)]
+    seen = seen_in(worker, tmp_path, "N,3", samples)
+    assert seen.whole == {"x": (2.0, 5.0), "y": (-5.0, -2.0)}
+    assert (seen.samples, seen.histograms["y"].size) == (3, 21)
+    assert not seen.strange
+
+
+def test_what_is_no_number_has_no_range_in_any_way(worker: Worker, tmp_path: Path) -> None:
+    sample = np.array([[1.0, 0.0, -1.0]], np.float32)
+    seen = seen_in(worker, tmp_path, "1,3", [sample], "l = Log(x) b = IsNaN(l) y = Where(b, x, x)")
+    assert seen.strange == {"l": 0}
+    assert all(set(ranges) == {"x", "y"} for ranges in ranges_by_way(seen, UNSIGNED).values())
+
+
+def test_extremes_are_the_same_with_values_and_without(
+    worker: Worker, residual: onnx.ModelProto, tmp_path: Path
+) -> None:
+    base = prepared(residual, tmp_path)
+    tensors = watched_tensors(base.index)
+    bare, full = (
+        watch(base, worker, random_inputs(base.index, 3), tensors, with_values=with_values)
+        for with_values in (False, True)
+    )
+    assert bare.whole == full.whole
+    assert not bare.histograms
+    assert set(ranges_by_way(bare, UNSIGNED)) == {RangeMethod.MAX}
+
+
+def test_histograms_of_many_samples_take_the_memory_of_a_few(
+    worker: Worker, tmp_path: Path
+) -> None:
+    base = prepared(
+        model_from_text("g (float[N,50000] x) => (float[N,50000] y) { y = Relu(x) }"), tmp_path
+    )
+    used: list[int] = []
+
+    def progress(done: int, _total: int | None) -> None:
+        if done in (20, 200):
+            used.append(psutil.Process().memory_info().rss)
+            used.append(psutil.Process(worker.pid).memory_info().rss)
+
+    samples = ({"x": np.full((1, 50_000), n, np.float32)} for n in range(200))
+    tensors = watched_tensors(base.index)
+    watch(base, worker, samples, tensors, with_values=True, progress=progress)
+    assert used[2] - used[0] < 5e6  # 180 samples are 36 MB, what is looked at of them 6 MB
+    assert used[3] - used[1] < 5e6

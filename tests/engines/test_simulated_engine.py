@@ -19,7 +19,7 @@ from qdqtune.engines.simulated.settings import KEYS, Settings
 from qdqtune.records.errors import EngineError
 from qdqtune.records.measurement import Verdict
 from qdqtune.report.bench import bench_text
-from qdqtune.workflows.comparison import compare
+from qdqtune.workflows.comparison import bench
 
 FEEDS = {"x": np.zeros((1, 32, 32, 32), np.float32)}
 
@@ -193,7 +193,7 @@ def test_files_are_compared_in_a_worker(simulated, tower):
 
 def test_a_bench_says_that_it_is_simulated(tower):
     options = {"seed": "1"}
-    record = compare([tower(4), tower(2)], engine="simulated", engine_options=options, runs=20)
+    record = bench([tower(4), tower(2)], engine="simulated", engine_options=options, runs=20)
     assert record.engine.name == "simulated"
     assert record.contestants[1].against_first.verdict is Verdict.FASTER
     assert "These times are simulated" in bench_text(record)

@@ -16,7 +16,7 @@ from qdqtune.cli.main import main
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.placement import Placement
-from qdqtune.workflows.comparison import compare
+from qdqtune.workflows.comparison import bench
 from qdqtune.workflows.insertion import Choice, insert_qdq
 from qdqtune.workflows.tuning.folder import BASELINE, FINAL, JOURNAL, PLACEMENT, SUMMARY
 from qdqtune.workflows.tuning.journal import Journal
@@ -34,7 +34,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float, di
         folder / BASELINE, Choice(ops=["Conv"]), folder / FINAL,
         engine="simulated", save_placement=folder / PLACEMENT,
     )  # fmt: skip
-    record = compare([folder / BASELINE, folder / FINAL], engine="simulated", threads=1)
+    record = bench([folder / BASELINE, folder / FINAL], engine="simulated", threads=1)
     comparison = record.contestants[1].against_first
     assert comparison is not None
     return folder, comparison.ratio, record.engine.to_dict()

@@ -125,7 +125,11 @@ def open_samples(
     def read() -> Iterator[Feeds]:
         return itertools.islice(_feeds(tables_of(user, inputs, remarks), inputs, remarks), limit)
 
-    return SampleSet(user.label, inputs, read if again else _Spool(read()).__iter__)
+    known = None
+    if _is_stack(source):
+        count = sum(table.samples for table in tables_of(user, inputs, remarks))
+        known = count if limit is None else min(count, limit)
+    return SampleSet(user.label, inputs, read if again else _Spool(read()).__iter__, known)
 
 
 class _Spool:
@@ -183,12 +187,17 @@ def _existing(path: Path) -> Path:
     raise UsageError(f"There is no file or folder {path}.", hint)
 
 
+def _is_stack(source: Any) -> bool:
+    """Whether it is arrays that hold all samples."""
+    return isinstance(source, Mapping) or hasattr(source, "__array__")
+
+
 def _user_samples(source: Any) -> tuple[UserSamples, bool]:
     """What a user's code makes, and whether it can be asked for more than once."""
     if isinstance(source, (str, os.PathLike)):
         found = find_function(os.fspath(source))
         return UserSamples(found.label, found.function, found.folder), True
-    if isinstance(source, Mapping) or hasattr(source, "__array__"):
+    if _is_stack(source):
         return UserSamples("arrays", lambda: source), True
     kind = type(source).__name__
     if isinstance(source, type) or (callable(source) and not hasattr(source, "__iter__")):

@@ -16,29 +16,44 @@ from qdqtune.calibration.inputs import Feeds
 from qdqtune.engines.arrays import read_arrays, write_arrays
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import StoredFeeds, Worker
+from qdqtune.records.tensor_errors import OutputError, TensorError
 
 
 class SignalToNoise:
-    """Signal-to-quantization-noise ratio of each output, gathered sample by sample."""
+    """How far each output is from what it should be, gathered sample by sample."""
 
     def __init__(self) -> None:
-        self._signal: dict[str, float] = {}
-        self._noise: dict[str, float] = {}
+        self._errors: dict[str, TensorError] = {}
+        self._equal: dict[str, int] = {}
+        self._elements: dict[str, int] = {}
 
     def add(
         self, reference: Mapping[str, npt.NDArray[Any]], actual: Mapping[str, npt.NDArray[Any]]
     ) -> None:
-        """Take in the outputs of one sample; outputs that are not floats don't count."""
+        """Take in the outputs of one sample; those that only one model has don't count."""
         for name, expected in reference.items():
-            if name not in actual or not _is_real(expected.dtype):
+            if name not in actual:
                 continue
-            signal, noise = _powers(expected.astype(np.float64), actual[name].astype(np.float64))
-            self._signal[name] = self._signal.get(name, 0.0) + signal
-            self._noise[name] = self._noise.get(name, 0.0) + noise
+            found = actual[name]
+            if _is_real(expected.dtype):
+                expected, found = expected.astype(np.float64), found.astype(np.float64)
+                error = _error(expected, found)
+                self._errors[name] = error + self._errors.get(name, TensorError())
+            equal = _equal(expected, found) if expected.shape == found.shape else np.array(False)
+            self._equal[name] = self._equal.get(name, 0) + int(equal.sum())
+            elements = max(expected.size, found.size)
+            self._elements[name] = self._elements.get(name, 0) + elements
 
     def decibels(self) -> dict[str, float]:
-        """The ratio per output in dB: infinite if equal, minus infinite if not a number."""
-        return {name: _decibels(self._signal[name], noise) for name, noise in self._noise.items()}
+        """The signal-to-noise ratio of every float output."""
+        return {name: error.sqnr_db for name, error in self._errors.items()}
+
+    def errors(self) -> tuple[OutputError, ...]:
+        """The error of every output."""
+        return tuple(
+            OutputError(name, self._errors.get(name), self._equal[name] / count if count else 1.0)
+            for name, count in self._elements.items()
+        )
 
 
 class Reference:
@@ -90,12 +105,16 @@ class Reference:
         Raises:
             WorkerFailure: If it does not run.
         """
-        ratio = SignalToNoise()
+        return self.compare(model, options).decibels()
+
+    def compare(self, model: Path, options: SessionOptions | None = None) -> SignalToNoise:
+        """Do what `sqnr_db` does, for all that can be said about the outputs."""
+        compared = SignalToNoise()
         opened = self._worker.open(model, options or self._options)
         for stored, outputs in self._kept:
-            ratio.add(read_arrays(outputs), self._worker.run(opened, stored))
+            compared.add(read_arrays(outputs), self._worker.run(opened, stored))
         self._worker.release(opened)
-        return ratio.decibels()
+        return compared
 
     def close(self) -> None:
         """Forget the samples and outputs."""
@@ -117,24 +136,30 @@ def output_sqnr(
         return reference.sqnr_db(quantized_model)
 
 
-def _powers(expected: npt.NDArray[Any], actual: npt.NDArray[Any]) -> tuple[float, float]:
-    """The power of a signal and of the noise in it; what is infinite in both alike has neither."""
+def _error(expected: npt.NDArray[Any], actual: npt.NDArray[Any]) -> TensorError:
+    """What is off; where both are infinite alike or no number, there is no signal and no noise."""
     if expected.shape != actual.shape:  # as many as the data has: boxes that were found
-        return 0.0, math.inf
-    equal = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
-    apart = ~(equal & ~np.isfinite(expected))
+        return TensorError(noise=math.inf, max_error=math.inf)
+    apart = ~(_equal(expected, actual) & ~np.isfinite(expected))
     with np.errstate(invalid="ignore"):
-        noise = float(((actual[apart] - expected[apart]) ** 2).sum())
-    return float((expected[apart] ** 2).sum()), noise
+        expected, actual = expected[apart], actual[apart]
+        off = np.abs(actual - expected)
+        noise = float((off**2).sum())
+        return TensorError(
+            signal=float((expected**2).sum()),
+            noise=noise,
+            power=float((actual**2).sum()),
+            max_error=float(off.max(initial=0.0)) if math.isfinite(noise) else math.inf,
+            max_value=float(np.abs(expected).max(initial=0.0)),
+        )
+
+
+def _equal(expected: npt.NDArray[Any], actual: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    equal: npt.NDArray[np.bool_] = expected == actual
+    if expected.dtype.kind == "f" and actual.dtype.kind == "f":
+        equal |= np.isnan(expected) & np.isnan(actual)
+    return equal
 
 
 def _is_real(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name == "bfloat16"
-
-
-def _decibels(signal: float, noise: float) -> float:
-    if not math.isfinite(noise):
-        return -math.inf
-    if noise == 0.0:
-        return math.inf
-    return 10.0 * math.log10(signal / noise) if signal > 0.0 else -math.inf

@@ -44,10 +44,10 @@ def add_parser(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     from qdqtune.report.bench import bench_text
     from qdqtune.report.progress import progress_bar
-    from qdqtune.workflows.comparison import compare
+    from qdqtune.workflows.comparison import bench
 
     with progress_bar("timing", quiet=options.quiet) as progress:
-        record = compare(
+        record = bench(
             options.models,
             engine=options.engine,
             engine_options=dict(options.engine_option),

@@ -1,4 +1,4 @@
-"""`qdqtune export`: any candidate of a tuning run as a model of its own."""
+"""`qdqtune export`: a candidate of a tuning run as a model, or what stays float as a list."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from qdqtune.cli.flags import add_format, add_output, common
 from qdqtune.records.errors import UsageError
+from qdqtune.report.lists import TOOLS, exclusion_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,19 +26,58 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "export",
         parents=[common()],
-        help="write a candidate that a tuning run tried",
+        help="write a candidate that a tuning run tried, or lists for other tools",
         description="Write any candidate of a tuning run as a model that needs nothing of the "
-        "run's folder, or list them.",
+        "run's folder, or list them. With --lists: tell another tool what to leave float.",
     )
-    parser.add_argument("folder", metavar="DIR", help="the --output_dir of `qdqtune tune`")
+    parser.add_argument(
+        "folder",
+        metavar="SOURCE",
+        help="the --output_dir of `qdqtune tune`; for --lists also a Q/DQ model",
+    )
     parser.add_argument("--candidate", metavar="ID", help="which one; see --list")
     parser.add_argument("--list", action="store_true", help="list the candidates")
+    parser.add_argument(
+        "--lists",
+        choices=TOOLS,
+        help="write the nodes that stay float, as this tool takes them for nodes to exclude",
+    )
+    parser.add_argument(
+        "--against",
+        metavar="FLOAT",
+        help="for --lists: the float model whose names count (default: that of the run)",
+    )
     add_output(parser, required=False)
     add_format(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
+    return _write_list(options) if options.lists else _write_candidate(options)
+
+
+def _write_list(options: argparse.Namespace) -> int:
+    from qdqtune.graph.files import check_writable, write_text
+    from qdqtune.report.tables import printable
+    from qdqtune.workflows.lists import float_nodes
+
+    if options.output is not None:
+        check_writable(options.output, force=options.force)
+    names = float_nodes(options.folder, against=options.against)
+    text = exclusion_text(options.lists, names)
+    if options.output is None:
+        print(text)
+        return 0
+    write_text(options.output, text + "\n", force=options.force)
+    if options.format == "json":
+        record = {"kind": "list", "tool": options.lists, "output": options.output}
+        print(json.dumps({**record, "nodes": len(names)}, indent=1))
+    else:
+        print(printable(f"{options.output}: {len(names)} nodes that stay float"))
+    return 0
+
+
+def _write_candidate(options: argparse.Namespace) -> int:
     from qdqtune.report.candidates import candidates_record, candidates_text
     from qdqtune.report.tables import printable
     from qdqtune.workflows.tuning.export import export_candidate, list_candidates

@@ -67,9 +67,18 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--calibration_method",
+        type=_range_method,
         choices=[method.value for method in RangeMethod],
         help="how ranges follow from the data (default: all are tried, the best is taken)",
     )
+
+
+def _range_method(text: str) -> str:
+    """The name that a method has now; what is none is for the parser to tell."""
+    try:
+        return RangeMethod(text).value
+    except ValueError:
+        return text
 
 
 def add_resume(parser: argparse._ActionsContainer) -> argparse._MutuallyExclusiveGroup:

@@ -12,11 +12,14 @@ from collections.abc import Sequence
 from qdqtune._version import __version__
 from qdqtune.cli import (
     bench,
+    compare,
     convert,
     doctor,
     export,
     insert,
     inspect,
+    optimize,
+    quantize,
     shapes,
     strip,
     tune,
@@ -25,7 +28,21 @@ from qdqtune.cli import (
 from qdqtune.cli.flags import normalize
 from qdqtune.cli.running import USAGE, run_safely, set_up_logging
 
-_COMMANDS = (tune, verify, export, bench, inspect, insert, strip, convert, shapes, doctor)
+_COMMANDS = (
+    tune,
+    quantize,
+    verify,
+    export,
+    bench,
+    compare,
+    inspect,
+    insert,
+    strip,
+    optimize,
+    convert,
+    shapes,
+    doctor,
+)
 
 
 def entry_point() -> None:

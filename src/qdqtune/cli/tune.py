@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 from typing import TYPE_CHECKING
 
 from qdqtune.cli.flags import (
@@ -20,6 +19,7 @@ from qdqtune.cli.flags import (
     positive,
     seconds,
 )
+from qdqtune.cli.numbers import decibels, not_negative, ratio
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import (
     DEFAULT_MAX_DROP,
@@ -90,7 +90,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--performance_threshold",
-        type=_ratio,
+        type=ratio,
         default=DEFAULT_THRESHOLD,
         metavar="X",
         help="keep the model as given if what was found is not X times as fast "
@@ -115,6 +115,11 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         help="quantize only nodes whose names match one of these wildcards, and what is like them",
     )
     group.add_argument(
+        "--no_optimize",
+        action="store_true",
+        help="take the graph as it is: don't fold constants and BatchNorms first",
+    )
+    group.add_argument(
         "--dry_run", action="store_true", help="say what would be done; measure and write nothing"
     )
 
@@ -123,7 +128,7 @@ def _add_accuracy(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how accurate it must be")
     group.add_argument(
         "--min_sqnr",
-        type=_decibels,
+        type=decibels,
         default=DEFAULT_MIN_SQNR_DB,
         metavar="DB",
         help="least signal-to-noise ratio of the outputs against float, or none "
@@ -136,7 +141,7 @@ def _add_accuracy(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max_drop",
-        type=_not_negative,
+        type=not_negative,
         default=DEFAULT_MAX_DROP,
         metavar="X",
         help="how much lower than float's that metric may be (default: %(default)s)",
@@ -172,6 +177,7 @@ def _run(options: argparse.Namespace) -> int:
             qdq_baseline=options.qdq_baseline,
             pattern_cache=options.pattern_cache,
             node_filter=options.node_filter,
+            optimize=not options.no_optimize,
             output_dir=options.output_dir,
             resume=options.resume,
             restart=options.restart,
@@ -196,6 +202,7 @@ def _plan(options: argparse.Namespace) -> int:
         inputs=input_request(options),
         calibration_data=options.calibration_data,
         node_filter=options.node_filter,
+        optimize=not options.no_optimize,
     )
     is_json = options.format == "json"
     print(json.dumps(plan.to_dict(), indent=1) if is_json else plan_text(plan))
@@ -212,33 +219,3 @@ def _print(result: TuneResult, form: str) -> None:
             logging.getLogger("qdqtune").warning(RANDOM_WARNING)
     else:
         print(tune_text(result))
-
-
-def _decibels(text: str) -> float | None:
-    if text.lower() == "none":
-        return None
-    return _number(text, "none or a number of dB")
-
-
-def _ratio(text: str) -> float:
-    number = _number(text, "a ratio such as 1.02")
-    if number < 1.0:
-        raise argparse.ArgumentTypeError(f"{text} would allow a slower model; write 1 or more")
-    return number
-
-
-def _not_negative(text: str) -> float:
-    number = _number(text, "a number such as 0.01")
-    if number < 0.0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
-    return number
-
-
-def _number(text: str, what: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"{text} is not {what}")
-    return number

@@ -28,6 +28,7 @@ __all__ = [
     "plugins",
     "resolve",
     "title",
+    "versioned",
     "worker_class",
 ]
 
@@ -124,6 +125,15 @@ ENGINES: dict[str, EngineEntry] = {entry.name: entry for entry in _ENTRIES}
 def plugins() -> Plugins:
     """What other packages bring; looked for once."""
     return find_plugins([AUTO, *ENGINES])
+
+
+def versioned(name: str) -> tuple[str, str]:
+    """An engine's name and the version that it may end in: ``tensorrt8`` is ``tensorrt``, ``8``."""
+    known = engines()
+    bare = name.rstrip("0123456789")
+    if name in known or bare not in known:
+        return name, ""
+    return bare, name[len(bare) :]
 
 
 def engines() -> dict[str, EngineEntry]:

@@ -8,6 +8,8 @@ functions stay as they are.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import onnx_ir as ir
@@ -26,6 +28,7 @@ from qdqtune.graph.kernel_shapes import write_kernel_shapes
 from qdqtune.graph.naming import name_apart_from_bodies, name_nodes
 from qdqtune.graph.onnx_checks import first_line
 from qdqtune.graph.op_classes import QDQ_OPS, is_op, is_standard
+from qdqtune.graph.quantized_parts import ROUNDED_ALIKE, given_to_qdq, holds_qdq, pinned
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.errors import ModelError
 
@@ -40,13 +43,19 @@ _BATCHNORM_RULES = (
 _FREE_WEIGHTS_IR_VERSION = 4
 # Our limits decide before anything is computed; onnxscript looks at the result only.
 _NO_LIMIT = 1 << 62
+_ELSEWHERE = "qdqtune.aside"
 
 
-def fold(model: ir.Model) -> bool:
+def fold(model: ir.Model, *, keep_qdq: bool = False) -> bool:
     """Fold constants and BatchNorms in place; Q/DQ nodes and what they guard stay.
 
     Bodies of control flow and functions are carried through; only an If whose condition turns out
     to be constant is replaced by the branch that it takes.
+
+    Args:
+        model: The model.
+        keep_qdq: Whether every single Q/DQ node stays, those that nobody reads and those in a
+            branch that is never taken included, and they are given bit for bit what they were.
 
     Returns:
         Whether anything changed.
@@ -54,25 +63,58 @@ def fold(model: ir.Model) -> bool:
     Raises:
         ModelError: If the model makes no sense to those who try.
     """
-    name_nodes(model)
-    try:
-        with body_shapes_kept(model):
-            modified = _fold(model)
+    with _complaints(), body_shapes_kept(model):
+        ready = _make_ready(model)
+        folded = _fold_constants(model, keep_qdq=keep_qdq)
+        with pinned(model, when=keep_qdq), bodies_aside(model):
+            fused = _fold_batchnorms(model)
+            written = write_kernel_shapes(model)
+            modified = ready or folded or fused or written
             if modified:
-                infer_shapes(model)
+                passes.RemoveUnusedNodesPass()(model)
+        if fused:
+            passes.RemoveUnusedOpsetsPass(process_functions=False)(model)
+        if modified:
+            name_nodes(model)
+            name_apart_from_bodies(model)
+            infer_shapes(model)
+    return modified
+
+
+def make_ready(model: ir.Model) -> bool:
+    """Do what every room relies on, in place, and leave all nodes as they are.
+
+    Nodes have names, Constant nodes are initializers, weights that old files list as inputs are
+    weights only, shapes are known as far as they can be.
+
+    Returns:
+        Whether anything changed.
+
+    Raises:
+        ModelError: If the model makes no sense to those who try.
+    """
+    with _complaints(), body_shapes_kept(model):
+        ready = _make_ready(model)
+        return write_kernel_shapes(model) or ready
+
+
+@contextmanager
+def _complaints() -> Iterator[None]:
+    """Turn whatever a stranger's model makes onnxscript or onnx_ir stumble over into our error."""
+    try:
+        yield
     except ModelError:
         raise
     except Exception as error:
-        # Whatever a stranger's model makes onnxscript or onnx_ir stumble over.
         reason = first_line(error.__cause__ or error)
         raise ModelError(
             f"The model's constants can't be folded: {reason}",
             "A node of it has inputs or attributes that don't fit; export the model again.",
         ) from error
-    return modified
 
 
-def _fold(model: ir.Model) -> bool:
+def _make_ready(model: ir.Model) -> bool:
+    name_nodes(model)
     with bodies_aside(model):
         # Old files list their weights as inputs, too; as defaults that may be overridden they
         # could neither be folded nor quantized.
@@ -83,41 +125,43 @@ def _fold(model: ir.Model) -> bool:
             model
         )
     infer_shapes(model)
-    folded = _fold_constants(model)
-    with bodies_aside(model):
-        fused = _fold_batchnorms(model)
-        written = write_kernel_shapes(model)
-        modified = bool(fixed.modified or lifted.modified or folded or fused or written)
-        if modified:
-            passes.RemoveUnusedNodesPass()(model)
-    if modified:
-        name_nodes(model)
-        name_apart_from_bodies(model)
-    return modified
+    return bool(fixed.modified or lifted.modified)
 
 
-def _fold_constants(model: ir.Model) -> bool:
+def _fold_constants(model: ir.Model, *, keep_qdq: bool) -> bool:
     limits = FoldLimits()
+    guarded = given_to_qdq(model) if keep_qdq else frozenset()
+
+    def is_decided(node: ir.Node) -> bool:
+        return _is_decided(node) and not (keep_qdq and holds_qdq(node))
+
     modified = False
-    decided = frozenset(filter(_is_decided, model.graph))
+    decided = frozenset(filter(is_decided, model.graph))
     while True:
         with bodies_aside(model, but=decided) as without_body, np.errstate(all="ignore"):
-
-            def may_fold(node: ir.Node) -> bool:
-                if not is_standard(node) or node.op_type in QDQ_OPS or node in without_body:
-                    return False
-                return limits.allow(node)
-
             result = optimizer.fold_constants(
                 model,
                 onnx_shape_inference=False,
-                should_fold=may_fold,
+                should_fold=_chooser(limits, guarded, without_body),
                 output_size_limit=_NO_LIMIT,
             )
         modified |= bool(result.modified)
-        before, decided = decided, frozenset(filter(_is_decided, model.graph))
+        before, decided = decided, frozenset(filter(is_decided, model.graph))
         if decided <= before:  # what is left of them can't be taken apart
             return modified
+
+
+def _chooser(
+    limits: FoldLimits, guarded: frozenset[ir.Value], without_body: frozenset[ir.Node]
+) -> Callable[[ir.Node], bool]:
+    def may_fold(node: ir.Node) -> bool:
+        if not is_standard(node) or node.op_type in QDQ_OPS or node in without_body:
+            return False
+        if node.outputs[0] in guarded and node.op_type not in ROUNDED_ALIKE:
+            return False
+        return limits.allow(node)
+
+    return may_fold
 
 
 def _is_decided(node: ir.Node) -> bool:
@@ -149,7 +193,9 @@ def _fold_batchnorms(model: ir.Model) -> bool:
     if not absorbed:
         return False
     before = len(model.graph)
-    rewriter.rewrite(model, pattern_rewrite_rules=list(_BATCHNORM_RULES))
+    with _training_aside(model):
+        rewriter.RewritePass(list(_BATCHNORM_RULES))(model)
+    passes.RemoveUnusedNodesPass()(model)
     kept = {node.name for node in model.graph}
     for node in model.graph:
         name = absorbed.get(node.outputs[0].name)
@@ -158,3 +204,26 @@ def _fold_batchnorms(model: ir.Model) -> bool:
             _keep_precision(node)
     _logger.debug("folded %d BatchNormalization nodes", before - len(model.graph))
     return len(model.graph) != before
+
+
+@contextmanager
+def _training_aside(model: ir.Model) -> Iterator[None]:
+    """Hide BatchNorms that use the statistics of their batch: onnxscript 0.7 folds them, too."""
+    hidden = [
+        (node, node.domain)
+        for node in model.graph
+        if is_op(node, "BatchNormalization") and _is_training(node)
+    ]
+    try:
+        for node, _ in hidden:
+            node.domain = _ELSEWHERE
+        yield
+    finally:
+        for node, domain in hidden:
+            node.domain = domain
+
+
+def _is_training(node: ir.Node) -> bool:
+    mode = node.attributes.get("training_mode")
+    # Before opset 14 it is told by how many results there are.
+    return bool(mode is not None and mode.as_int()) or any(out.name for out in node.outputs[1:])

@@ -98,6 +98,7 @@ class Dialect:
         batched_weight_axes: Whether weights of rank above 2 may have per-channel scales in MatMul.
         lifts: Whether a pair stands before the ops that only move values, and not behind them
             again: the engine moves the dequantization on to who reads the result.
+        per_channel: Whether weights have one scale per output channel, or one in all.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Dialect:
     batched_weight_axes: bool = True
     float_types: frozenset[ir.DataType] = FLOAT_TYPES
     lifts: bool = False
+    per_channel: bool = True
 
     @property
     def asks_for_shapes(self) -> bool:

@@ -272,7 +272,9 @@ class Encoder:
     def _axis(self, node: ir.Node, weight: Edge) -> int | None:
         rank = len(self.index.shape(weight.tensor) or ())
         axis = weight_axis(node)
-        if rank < 2 or (axis < 0 and rank > 2 and not self.dialect.batched_weight_axes):
+        if not self.dialect.per_channel or rank < 2:
+            return None
+        if axis < 0 and rank > 2 and not self.dialect.batched_weight_axes:
             return None
         return axis % rank
 

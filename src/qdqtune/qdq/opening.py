@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from qdqtune.graph.folding import fold
+from qdqtune.graph.folding import fold, make_ready
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE, is_op
 from qdqtune.graph.opset import least_opset, raise_opset
@@ -38,7 +38,12 @@ class Opened:
 
 
 def make_float(
-    model: ir.Model, name: str | Path, opset: int = 0, precision: Precision | None = None
+    model: ir.Model,
+    name: str | Path,
+    opset: int = 0,
+    precision: Precision | None = None,
+    *,
+    optimize: bool = True,
 ) -> Opened:
     """Fold a model, in place, and take out the Q/DQ that it may have.
 
@@ -50,6 +55,7 @@ def make_float(
         name: What to call it in an error message.
         opset: The least opset that is needed.
         precision: The float type that the model is to be computed in; None is its own.
+        optimize: Whether to fold; otherwise nothing is computed, absorbed or removed.
 
     Raises:
         ModelError: If it is quantized in a way that can't be undone.
@@ -58,13 +64,14 @@ def make_float(
     labels = {
         key: value for key, value in model.metadata_props.items() if key.startswith("qdqtune.")
     }
-    fold(model)
+    prepare = fold if optimize else make_ready
+    prepare(model)
     index = GraphIndex(model)
     has_bfloat16 = any(index.dtype(tensor) == ir.DataType.BFLOAT16 for tensor in index.value)
     if precision is not None and convert_precision(model, precision).modified:
-        fold(model)
+        prepare(model)
     if raise_opset(model, max(opset, least_opset(GraphIndex(model)))):
-        fold(model)
+        prepare(model)
     reading = None
     if any(is_op(node, QUANTIZE, DEQUANTIZE) for node in model.graph):
         reading = strip(model)

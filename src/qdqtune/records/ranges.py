@@ -25,9 +25,14 @@ class CalibrationSource(str, Enum):
 class RangeMethod(str, Enum):
     """How a range follows from the values of a tensor."""
 
-    MINMAX = "minmax"  # all of them fit
-    MSE = "mse"  # the mean squared error is least: rare values are cut off
+    MAX = "max"  # all of them fit
+    ENTROPY = "entropy"  # quantized values are distributed most like the real ones
     PERCENTILE = "percentile"  # all but one in ten thousand fit
+    MSE = "mse"  # the mean squared error is least: rare values are cut off
+
+    @classmethod
+    def _missing_(cls, value: object) -> RangeMethod | None:
+        return cls.MAX if value == "minmax" else None  # its name in earlier files and command lines
 
 
 @dataclass(frozen=True)

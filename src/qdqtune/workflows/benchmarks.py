@@ -1,6 +1,6 @@
 """Benchmarks: a model goes in, milliseconds come out.
 
-For loops that somebody else writes; `qdqtune.compare` and `qdqtune.tune` compare models side by
+For loops that somebody else writes; `qdqtune.bench` and `qdqtune.tune` compare models side by
 side, which tells smaller differences apart.
 """
 

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import itertools
 import logging
+import operator
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qdqtune.calibration.clipping import clip_ranges
+from qdqtune._version import __version__
+from qdqtune.calibration.clipping import ranges_by_way
 from qdqtune.calibration.data import open_samples
 from qdqtune.calibration.expected import expected_inputs
 from qdqtune.calibration.inputs import Feeds, random_inputs
-from qdqtune.calibration.minmax import collect_ranges
-from qdqtune.engines.isolated import Worker
+from qdqtune.calibration.range_cache import (
+    Calibrated,
+    RangeCache,
+    SampleDigest,
+    key_of,
+    user_cache,
+)
+from qdqtune.calibration.watching import Progress, warn_of, watch, watched_tensors
+from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.dialect import QuantFormat
+from qdqtune.qdq.encoding import TensorFormat
 from qdqtune.qdq.given import tells_range
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
+from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import CalibrationSource, RangeMethod, Ranges
 from qdqtune.workflows.source import Source, float32_twin, ranges_behind_casts
@@ -33,7 +45,7 @@ _logger = logging.getLogger(__name__)
 _RANDOM_SAMPLES = 8
 _JUDGED_SAMPLES = 8
 
-Progress = Callable[[int, "int | None"], None]
+__all__ = ["Feeding", "Progress", "feeding_of", "ranges_in_every_way"]
 
 
 @dataclass(frozen=True)
@@ -42,13 +54,15 @@ class Feeding:
 
     Attributes:
         shapes: Concrete input shapes.
-        samples: Makes the calibration samples.
+        first: Makes the first calibration sample.
+        samples: Makes all of them.
         judged: Makes the samples that the result is judged on.
         source: Data, or random inputs.
         describe: Says what the samples are; how many is known when they were read.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
+    first: Callable[[], Feeds]
     samples: Callable[[], Iterable[Feeds]]
     judged: Callable[[], Iterable[Feeds]]
     source: CalibrationSource
@@ -84,6 +98,7 @@ def feeding_of(source: Source, request: InputRequest, data: Any, limit: int | No
         other = replace(request, seed=request.seed + 1)
         return Feeding(
             shapes,
+            lambda: next(random_inputs(index, 1, request)),
             lambda: random_inputs(index, _RANDOM_SAMPLES, request),
             lambda: random_inputs(index, 2, other),
             CalibrationSource.RANDOM,
@@ -93,6 +108,7 @@ def feeding_of(source: Source, request: InputRequest, data: Any, limit: int | No
     shapes = {name: tuple(array.shape) for name, array in samples.first.items()}
     return Feeding(
         shapes,
+        lambda: samples.first,
         lambda: samples,
         lambda: itertools.islice(samples, _JUDGED_SAMPLES),
         CalibrationSource.DATA,
@@ -119,7 +135,7 @@ def ranges_in_every_way(
         and not base.index.is_constant(edge.tensor)
     ]
     if not edges:
-        yield RangeMethod.MINMAX, Ranges({}, source.scales_from)
+        yield RangeMethod.MAX, Ranges({}, source.scales_from)
         return
     if given:
         _logger.warning(
@@ -129,22 +145,68 @@ def ranges_in_every_way(
     _logger.info("calibrating on %s", feeding.describe())
     with _runnable(source, base) as runnable:
         watched = Placement.of(edges) if runnable is base else None
-        whole = collect_ranges(
-            runnable, worker, feeding.samples(), feeding.source, watched, progress
-        )
-        ways = {RangeMethod.MINMAX: whole}
-        if _may_clip(feeding, layout, method):
-            ways |= clip_ranges(runnable, worker, feeding.samples(), whole, layout.activation)
-    for way, ranges in ways.items():
+        tensors = watched_tensors(runnable.index, watched)
+        ways = _ways(feeding, layout, method) if tensors else (RangeMethod.MAX,)
+        found = _calibrate(runnable, worker, feeding, tensors, layout.activation, ways, progress)
+    warn_of(found.strange)
+    for way in ways:
         if method in (None, way) or len(ways) == 1:
-            found = ranges_behind_casts(ranges, base.index)
-            yield way, replace(found, source=_weakest(source, feeding) if given else found.source)
+            origin = _weakest(source, feeding) if given else feeding.source
+            ranges = Ranges(found.ways[way], origin, found.samples)
+            yield way, ranges_behind_casts(ranges, base.index)
 
 
-def _may_clip(feeding: Feeding, layout: QuantFormat, method: RangeMethod | None) -> bool:
-    """Whether clipped ranges are worth a try: float8 has digits enough at both ends."""
+def _ways(
+    feeding: Feeding, layout: QuantFormat, method: RangeMethod | None
+) -> tuple[RangeMethod, ...]:
+    """The ways that are worth a try: clipped ranges, too, unless there is nothing to gain.
+
+    Random inputs tell nothing about rare values, and float8 has digits enough at both ends.
+    """
     is_integer = layout.activation.dtype.is_integer()
-    return method is not RangeMethod.MINMAX and is_integer and feeding.is_data
+    if method is RangeMethod.MAX or not is_integer or not feeding.is_data:
+        return (RangeMethod.MAX,)
+    return tuple(RangeMethod)
+
+
+def _calibrate(
+    base: PreparedModel,
+    worker: Worker,
+    feeding: Feeding,
+    tensors: Collection[str],
+    layout: TensorFormat,
+    ways: Collection[RangeMethod],
+    progress: Progress | None,
+) -> Calibrated:
+    """Find ranges, or find them in the cache."""
+    samples = feeding.samples()
+    total = operator.length_hint(samples) if feeding.is_data else _RANDOM_SAMPLES
+    cache = user_cache()
+    engine: EngineInfo | None = None
+    try:
+        engine = worker.info()
+    except WorkerFailure:  # opening the model will fail, too, with advice
+        cache = RangeCache(None)
+    model = fingerprint(base.index.model)
+    key = key_of(feeding.first(), model, sorted(tensors), layout, engine, __version__)
+    if cache.may_have(key):
+        digest = SampleDigest()
+        for done, _ in enumerate(digest.through(samples), 1):
+            if progress is not None:
+                progress(done, total or None)
+        found = cache.load(key, digest.hexdigest(), ways)
+        if found is not None:
+            _logger.info("the ranges are known from an earlier calibration on the same samples")
+            return found
+        samples = feeding.samples()
+    digest = SampleDigest()
+    seen = watch(
+        base, worker, digest.through(samples), tensors,
+        with_values=len(ways) > 1, total=total, progress=progress,
+    )  # fmt: skip
+    found = Calibrated(ranges_by_way(seen, layout), seen.samples, seen.strange)
+    cache.store(key, digest.hexdigest(), found)
+    return found
 
 
 @contextmanager

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import onnx_ir as ir
 
 from qdqtune.calibration.inputs import Feeds, random_inputs
 from qdqtune.calibration.quality import SignalToNoise
@@ -17,29 +15,21 @@ from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.input_shapes import (
-    Inputs,
-    bind_dims,
-    input_dims,
-    model_inputs,
-    resolve_shapes,
-    symbols_of,
-)
+from qdqtune.graph.input_shapes import bind_dims, resolve_shapes
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.comparison import BenchRecord, Contestant
 from qdqtune.records.errors import EngineError, UsageError
-from qdqtune.records.inputs import InputRequest, shape_text
+from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import EngineInfo
+from qdqtune.workflows.same_inputs import common_request, signature
 
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Outputs
 
 _NOTHING_SAID = InputRequest()
 
-_Sizes = tuple[int | None, ...]
 
-
-def compare(
+def bench(
     models: Sequence[str | os.PathLike[str]],
     *,
     engine: str = registry.AUTO,
@@ -115,22 +105,6 @@ class _Outputs:
         self.sqnr_db[number] = ratio.decibels()
 
 
-@dataclass(frozen=True)
-class _Signature:
-    """What a model takes."""
-
-    path: str
-    types: Mapping[str, str]
-    dims: Inputs
-
-    def __str__(self) -> str:
-        listed = [
-            f"{name} {kind} {shape_text(self.dims[name])}"
-            for name, kind in sorted(self.types.items())
-        ]
-        return ", ".join(listed) or "none"
-
-
 def _feeds(paths: Sequence[str], request: InputRequest) -> Feeds:
     """Inputs that fit all models.
 
@@ -139,59 +113,9 @@ def _feeds(paths: Sequence[str], request: InputRequest) -> Feeds:
     """
     first = load_model(paths[0])
     infer_shapes(first)
-    models = [_signature(paths[0], first)]
-    models += [_signature(path, load_model(path)) for path in paths[1:]]
-    shapes = resolve_shapes(first, _common_request(models, request))
+    models = [signature(paths[0], first)]
+    models += [signature(path, load_model(path)) for path in paths[1:]]
+    shapes = resolve_shapes(first, common_request(models, request))
     for model in models[1:]:
         bind_dims(model.dims, InputRequest(shapes))
     return next(random_inputs(GraphIndex(first), 1, replace(request, shapes=shapes, dims={})))
-
-
-def _signature(path: str, model: ir.Model) -> _Signature:
-    types = {value.name or "": str(value.dtype) for value in model_inputs(model)}
-    return _Signature(path, types, input_dims(model))
-
-
-def _common_request(models: Sequence[_Signature], request: InputRequest) -> InputRequest:
-    """The request to the first model, with what the others fix added to it."""
-    first = models[0]
-    known: dict[str, _Sizes] = {}
-    for model in models:
-        if model.types != first.types:
-            raise _other_inputs(model, first)
-        for name, dims in bind_dims(model.dims, _part_for(model, models, request)).items():
-            if dims is None:
-                continue
-            sizes = tuple(dim if isinstance(dim, int) else None for dim in dims)
-            both = _merged(known.get(name, sizes), sizes)
-            if both is None:
-                raise _other_inputs(model, first)
-            known[name] = both
-    return replace(_part_for(first, models, request), shapes=known)
-
-
-def _part_for(
-    model: _Signature, models: Sequence[_Signature], request: InputRequest
-) -> InputRequest:
-    """The request without symbols that other models have and this one has not."""
-    here = set(symbols_of(model.dims))
-    elsewhere = {symbol for one in models for symbol in symbols_of(one.dims)} - here
-    dims = {symbol: size for symbol, size in request.dims.items() if symbol not in elsewhere}
-    return replace(request, dims=dims)
-
-
-def _merged(one: _Sizes, other: _Sizes) -> _Sizes | None:
-    """What both say together; None if they contradict each other."""
-    if len(one) != len(other):
-        return None
-    pairs = list(zip(one, other, strict=True))
-    if any(None not in pair and pair[0] != pair[1] for pair in pairs):
-        return None
-    return tuple(b if a is None else a for a, b in pairs)
-
-
-def _other_inputs(model: _Signature, first: _Signature) -> UsageError:
-    return UsageError(
-        f"{model.path} takes other inputs than {first.path}: {model} against {first}.",
-        "Only models with the same inputs can be compared.",
-    )

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qdqtune.calibration.observed import observe_shapes, unknown_tensors
 from qdqtune.engines import registry
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
 from qdqtune.engines.native import native_dialect
 from qdqtune.engines.reference import reference_worker
 from qdqtune.graph.files import check_result, check_targets, save_model, write_text
@@ -37,7 +33,7 @@ from qdqtune.records.precision import Precision
 from qdqtune.records.ranges import RangeMethod, Ranges
 from qdqtune.workflows.calibrating import Progress, feeding_of, ranges_in_every_way
 from qdqtune.workflows.choice import Choice, select
-from qdqtune.workflows.judging import Judge, Kernels, Quality, has_own_kernels
+from qdqtune.workflows.judging import Judge, Quality, engine_of_dialect, open_kernels
 from qdqtune.workflows.source import (
     Source,
     open_source,
@@ -99,7 +95,7 @@ def insert_qdq(
     layout = spoken.format_of(quant_type)
     check_targets(output, save_placement, model, force=force)
     source = open_source(model, layout.least_opset, precision)
-    if data is None and method not in (None, RangeMethod.MINMAX):
+    if data is None and method not in (None, RangeMethod.MAX):
         raise UsageError(
             f"The calibration method {method.value!r} looks at data, but none was given.",
             "Give some: --calibration_data SOURCE.",
@@ -110,7 +106,7 @@ def insert_qdq(
     with (
         room as folder,
         reference_worker() as worker,
-        _kernels(_speaker(spoken, engine), worker) as kernels,
+        open_kernels(engine_of_dialect(spoken, engine), worker) as kernels,
     ):
         base = PreparedModel(source.model, Path(folder))
         if spoken.asks_for_shapes and unknown_tensors(base.index):
@@ -165,28 +161,7 @@ class _Attempt:
 
     @property
     def worst_db(self) -> float:
-        return min(self.quality.against_float.values(), default=-math.inf)
-
-
-def _speaker(dialect: Dialect, engine: str) -> str | None:
-    """The engine whose dialect is written, if it runs models here."""
-    asked = [] if engine == registry.AUTO else [engine]
-    for name in (*asked, registry.REFERENCE):
-        if native_dialect(name) is dialect and has_own_kernels(name):
-            return name
-    return None
-
-
-@contextlib.contextmanager
-def _kernels(engine: str | None, runner: Worker) -> Iterator[Kernels | None]:
-    """The engine at work, in a process of its own unless it is the one that calibrates."""
-    if engine is None:
-        yield None
-    elif engine == registry.REFERENCE:
-        yield Kernels(engine, runner, SessionOptions())
-    else:
-        with Worker(engine) as worker:
-            yield Kernels(engine, worker, worker.options)
+        return self.quality.worst_db
 
 
 def _selection(

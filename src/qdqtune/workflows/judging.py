@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,9 +17,11 @@ from qdqtune.calibration.quality import Reference
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.engines.native import native_dialect
 from qdqtune.engines.reference import AS_WRITTEN, opening_options
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.prepared import PreparedModel
+from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError
 from qdqtune.workflows.source import Source, float32_twin, has_types
 
@@ -35,6 +39,11 @@ class Quality:
 
     against_float: dict[str, float] = field(default_factory=dict)
     against_given: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def worst_db(self) -> float:
+        """Of the output that is farthest from the float model; minus infinity if unknown."""
+        return min(self.against_float.values(), default=-math.inf)
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,27 @@ def has_own_kernels(engine: str) -> bool:
     return registry.entry(engine).measures and registry.available(engine).usable
 
 
+def engine_of_dialect(dialect: Dialect, engine: str) -> str | None:
+    """The engine whose dialect this is, if it runs models here; the one that was named first."""
+    asked = [] if engine == registry.AUTO else [engine]
+    for name in (*asked, registry.REFERENCE):
+        if native_dialect(name).name == dialect.name and has_own_kernels(name):
+            return name
+    return None
+
+
+@contextmanager
+def open_kernels(engine: str | None, runner: Worker) -> Iterator[Kernels | None]:
+    """The engine at work, in a process of its own unless it is the one that calibrates."""
+    if engine is None:
+        yield None
+    elif engine == registry.REFERENCE:
+        yield Kernels(engine, runner, SessionOptions())
+    else:
+        with Worker(engine) as worker:
+            yield Kernels(engine, worker, worker.options)
+
+
 class Judge:
     """Runs candidates beside the models they come from, which are run once.
 
@@ -67,6 +97,7 @@ class Judge:
         samples: Makes the inputs.
         kernels: Whose arithmetic counts: that of the engine whose dialect the candidates are in.
             None if it can't run here; then they are run as they are written.
+        roughly: How many of the samples are enough for `roughly_db`; None is all of them.
     """
 
     def __init__(
@@ -77,11 +108,16 @@ class Judge:
         samples: Callable[[], Iterable[Feeds]],
         *,
         kernels: Kernels | None,
+        roughly: int | None = None,
     ) -> None:
         self._has_reading = source.reading is not None
         self._kernels = kernels
-        rough = _Bench(source, base, runner, samples, _options(kernels, runner, base))
-        self._rough = self._exact = rough
+        options = _options(kernels, runner, base)
+        self._rough = self._exact = _Bench(source, base, runner, samples, options)
+        if roughly is not None:
+            self._rough = _Bench(
+                source, base, runner, lambda: itertools.islice(samples(), roughly), options
+            )
         if kernels is not None and kernels.worker is not runner:
             twins = not registry.entry(kernels.engine).runs_bfloat16
             self._exact = _Bench(

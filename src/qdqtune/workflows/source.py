@@ -28,7 +28,8 @@ class Source:
 
     Attributes:
         path: The file.
-        model: The float model, folded: the file's own, or the one inside a Q/DQ file.
+        model: The float model, folded unless that was not wanted: the file's own, or the one inside
+            a Q/DQ file.
         reading: What was quantized in the file; None if it is a float model.
         labels: What qdqtune wrote into the file's metadata when it quantized it.
         has_bfloat16: Whether the file does, which CPUs can't run.
@@ -48,7 +49,13 @@ class Source:
         return known.get(label, CalibrationSource.GIVEN)
 
 
-def open_source(path: str | Path, opset: int = 0, precision: Precision | None = None) -> Source:
+def open_source(
+    path: str | Path,
+    opset: int = 0,
+    precision: Precision | None = None,
+    *,
+    optimize: bool = True,
+) -> Source:
     """Read a model, fold it, and take out the Q/DQ that it may have.
 
     A Q/DQ model is folded first: what its pairs guard stays, so that its tensors are still those
@@ -58,13 +65,15 @@ def open_source(path: str | Path, opset: int = 0, precision: Precision | None = 
         path: A float or Q/DQ model.
         opset: The least opset that is needed.
         precision: The float type that the model is to be computed in; None is its own.
+        optimize: Whether to fold; otherwise nothing is computed, absorbed or removed.
 
     Raises:
         ModelError: If it can't be read, or is quantized in a way that can't be undone.
     """
     model = load_model(path)
-    opened = make_float(model, path, opset, precision)
-    _logger.info("%s: folded, %d nodes left", path, len(model.graph))
+    opened = make_float(model, path, opset, precision, optimize=optimize)
+    done = "folded, " if optimize else ""
+    _logger.info("%s: %s%d nodes left", path, done, len(model.graph))
     return Source(Path(path), model, opened.reading, opened.labels, opened.has_bfloat16)
 
 

@@ -65,6 +65,7 @@ def tune(
     qdq_baseline: str | Path | None = None,
     pattern_cache: str | Path | None = None,
     node_filter: Sequence[str] = (),
+    optimize: bool = True,
     output_dir: str | Path = DEFAULT_OUTPUT_DIR,
     state_file: str | Path | None = None,
     resume: str = AUTO,
@@ -103,6 +104,7 @@ def tune(
         pattern_cache: A cache that another run wrote; what it would do is tried as well.
         node_filter: Wildcard patterns of node names: only what matches may be quantized, with
             what is like it.
+        optimize: Whether constants and BatchNorms are folded first.
         output_dir: Where everything is written. One run at a time can use it.
         state_file: Where the readable state goes, with the pattern cache beside it; None is into
             the output folder.
@@ -141,10 +143,11 @@ def tune(
         pattern_cache=_path(pattern_cache),
         state_file=_path(state_file),
         node_filter=tuple(node_filter),
+        optimize=optimize,
         callbacks=tuple(callbacks),
     )
     layout = request.dialect.format_of(quant_type)
-    source = open_source(model, layout.least_opset)
+    source = open_source(model, layout.least_opset, optimize=optimize)
     feeding = feeding_of(source, replace(inputs, seed=seed), calibration_data, calibration_samples)
     others = [request.qdq_baseline] if request.qdq_baseline is not None else []
     with (
@@ -167,6 +170,7 @@ def plan_tune(
     inputs: InputRequest = _NOTHING_SAID,
     calibration_data: Any = None,
     node_filter: Sequence[str] = (),
+    optimize: bool = True,
 ) -> TunePlan:
     """What `tune` would do, found out without running the model; nothing is written.
 
@@ -180,6 +184,7 @@ def plan_tune(
         inputs: Shapes to run at.
         calibration_data: Whose first sample says the shapes, if there is any.
         node_filter: Wildcard patterns of node names.
+        optimize: Whether constants and BatchNorms are folded first.
 
     Raises:
         QdqtuneError: Whatever the user can act on.
@@ -187,7 +192,7 @@ def plan_tune(
     name = registry.resolve(engine)
     dialect = native_dialect(name, options=engine_options)
     chosen = preset_named(preset)
-    source = open_source(model, dialect.format_of(quant_type).least_opset)
+    source = open_source(model, dialect.format_of(quant_type).least_opset, optimize=optimize)
     feeding = feeding_of(source, inputs, calibration_data, None)
     with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
         base = PreparedModel(source.model, Path(folder))

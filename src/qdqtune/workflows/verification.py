@@ -22,7 +22,7 @@ from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Edge, Placement
 from qdqtune.records.verification import Claim, Edges, VerifyReport
-from qdqtune.workflows.comparison import compare
+from qdqtune.workflows.comparison import bench
 from qdqtune.workflows.tuning.folder import BASELINE, JOURNAL, PLACEMENT, SUMMARY
 from qdqtune.workflows.tuning.lines import whole_lines
 
@@ -72,7 +72,7 @@ def verify(
         engine_options = engine_options or claim.engine.options
     if claim is not None and not (inputs.shapes or inputs.dims):
         inputs = replace(inputs, shapes=_shapes_of_run(file.parent))
-    bench = compare(
+    record = bench(
         [baseline, file],
         engine=engine or registry.AUTO,
         engine_options=engine_options,
@@ -84,7 +84,7 @@ def verify(
     is_as_given = None
     if claim is not None and claim.kept_float:
         is_as_given = filecmp.cmp(file, baseline, shallow=False)
-    return VerifyReport(bench, claim, edges, is_as_given)
+    return VerifyReport(record, claim, edges, is_as_given)
 
 
 def _baseline_of(file: Path, against: str | os.PathLike[str] | None) -> Path:

@@ -48,6 +48,17 @@ def write_final(
         EngineError: If the file's Q/DQ are not those of the placement.
     """
     path = save_model(inserter.model(placement), folder.staging() / FINAL, force=True)
+    check_written(path, inserter, placement, original)
+    return path
+
+
+def check_written(path: Path, inserter: Inserter, placement: Placement, original: Path) -> None:
+    """Make sure that a file is valid, and that what is in it is what was asked for.
+
+    Raises:
+        ModelError: If it is not valid.
+        EngineError: If its Q/DQ are not those of the placement.
+    """
     check_result(path, original)
     found = canonical(inserter.index, read(load_model(path)).placement)
     wanted = canonical(inserter.index, placement)
@@ -58,7 +69,6 @@ def write_final(
             f"{added} added.",
             "Nothing was written. This is a bug in qdqtune: please report it with the model.",
         )
-    return path
 
 
 def time_final(

@@ -43,6 +43,7 @@ class TuneRequest:
     pattern_cache: Path | None = None
     state_file: Path | None = None
     node_filter: tuple[str, ...] = ()
+    optimize: bool = True
     callbacks: tuple[Callback, ...] = ()
 
     def conditions(self, model_sha256: str, calibration: str) -> dict[str, Any]:
@@ -52,7 +53,7 @@ class TuneRequest:
             model_sha256: Of the file that was given.
             calibration: A digest of what the data gave; empty for random inputs.
         """
-        return {
+        conditions = {
             "model_sha256": model_sha256,
             "calibration": calibration,
             "calibration_method": self.method.value if self.method is not None else None,
@@ -62,6 +63,8 @@ class TuneRequest:
             "max_drop": self.max_drop if self.evaluate is not None else None,
             "performance_threshold": self.threshold,
         }
+        # Results of versions that always folded have no such entry.
+        return conditions if self.optimize else {**conditions, "optimize": False}
 
     def most(self, patterns: int) -> int | None:
         """Candidates that the user allows in a model with so many patterns; None if not said."""

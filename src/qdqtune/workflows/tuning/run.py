@@ -298,7 +298,7 @@ class TuneRun:
         if self._source.reading is not None:
             found["as given"] = self._source.reading.placement.tensors
         if request.qdq_baseline is not None:
-            reading = open_source(request.qdq_baseline).reading
+            reading = open_source(request.qdq_baseline, optimize=request.optimize).reading
             if reading is None:
                 raise UsageError(
                     f"{request.qdq_baseline} has no Q/DQ to begin with.",

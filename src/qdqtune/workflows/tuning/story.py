@@ -30,7 +30,7 @@ class Story:
     comparison: Comparison | None = None
     stopped: str = FINISHED
     reason: str = ""
-    method: RangeMethod = RangeMethod.MINMAX
+    method: RangeMethod = RangeMethod.MAX
     sqnr_db: float | None = None
     is_shipped: bool = False
     metric: dict[str, float] | None = None

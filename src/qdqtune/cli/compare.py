@@ -1,0 +1,91 @@
+"""`qdqtune compare`: where a quantized model loses accuracy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from qdqtune.cli.flags import (
+    add_engine_option,
+    add_format,
+    add_inputs,
+    common,
+    input_request,
+    natural,
+    positive,
+)
+
+if TYPE_CHECKING:
+    from qdqtune.cli import Commands
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "compare",
+        parents=[common()],
+        help="tell how far a quantized model is from float, and where",
+        description="Run a quantized model and its float model on the same inputs, and tell how "
+        "far the outputs and every quantized layer are off; worst layers first. The quantized "
+        "model may come from any tool that writes Q/DQ.",
+    )
+    parser.add_argument("float_model", metavar="FLOAT", help="the float model")
+    parser.add_argument("quantized_model", metavar="QUANT", help="a Q/DQ model of it")
+    parser.add_argument(
+        "--data",
+        "--calibration_data",
+        metavar="SOURCE",
+        help="what to run them on: an .npy or .npz file, a folder of them, or module:function "
+        "(default: random inputs)",
+    )
+    parser.add_argument(
+        "--samples",
+        "--calibration_samples",
+        type=positive,
+        metavar="N",
+        help="use so many samples (default: at most 32 of SOURCE, or 8 random ones)",
+    )
+    parser.add_argument(
+        "--engine",
+        help="whose kernels compute the outputs (default: every op is run as it is written)",
+    )
+    add_engine_option(parser)
+    parser.add_argument("--threads", type=positive, help="threads per run of the engine")
+    parser.add_argument(
+        "--top",
+        type=natural,
+        default=20,
+        metavar="N",
+        help="show so many layers, 0 is all (default: %(default)s)",
+    )
+    add_inputs(parser)
+    add_format(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from qdqtune.report.error_report import RANDOM_WARNING, error_text
+    from qdqtune.report.progress import progress_bar
+    from qdqtune.workflows.error_comparison import compare
+
+    with progress_bar("comparing", quiet=options.quiet) as progress:
+        report = compare(
+            options.float_model,
+            options.quantized_model,
+            data=options.data,
+            samples=options.samples,
+            engine=options.engine,
+            engine_options=dict(options.engine_option),
+            threads=options.threads,
+            inputs=input_request(options),
+            progress=progress,
+        )
+    if options.format == "json":
+        print(json.dumps(report.to_dict(), indent=1))
+        if report.is_on_random_inputs:
+            logging.getLogger("qdqtune").warning(RANDOM_WARNING)
+    else:
+        print(error_text(report, options.top))
+    return 0

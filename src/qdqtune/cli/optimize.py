@@ -1,0 +1,39 @@
+"""`qdqtune optimize`: a model cleaned up, its quantization untouched."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from qdqtune.cli.flags import add_format, add_output, common
+
+if TYPE_CHECKING:
+    from qdqtune.cli import Commands
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "optimize",
+        parents=[common()],
+        help="fold and clean up a model; Q/DQ nodes stay as they are",
+        description="Fold constants and BatchNorms and remove what does nothing, is there twice "
+        "or is read by nobody. Quantization nodes are never folded, merged or removed.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a float or Q/DQ ONNX model")
+    add_output(parser)
+    add_format(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from qdqtune.report.optimization import optimization_record, optimization_text
+    from qdqtune.workflows.optimization import optimize_file
+
+    report = optimize_file(options.model, options.output, force=options.force)
+    if options.format == "json":
+        print(json.dumps(optimization_record(report), indent=1))
+    else:
+        print(optimization_text(report))
+    return 0

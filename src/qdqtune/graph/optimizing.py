@@ -1,0 +1,125 @@
+"""Cleaning a model up without destroying the quantization that is in it.
+
+Constants and BatchNorms are folded, nodes that do nothing, that are there twice or that nobody
+reads are removed. Q/DQ nodes stay, every single one of them, and get the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+
+from qdqtune.graph.bodies import bodies_aside
+from qdqtune.graph.duplicates import merge_nodes, merge_weights
+from qdqtune.graph.folding import fold
+from qdqtune.graph.no_ops import remove_no_ops
+from qdqtune.graph.op_classes import is_op
+from qdqtune.graph.quantized_parts import all_nodes, holds_qdq, pinned, qdq_count
+from qdqtune.records.errors import ModelError
+from qdqtune.records.optimization import OptimizeCounts
+
+# The first file format in which an input may have a default; before, all weights were inputs.
+_DEFAULTS_IR_VERSION = 4
+
+
+def optimize_graph(model: ir.Model) -> OptimizeCounts:
+    """Clean a model up, in place; a second time there is nothing left to do.
+
+    Inputs and outputs keep names, order and types, and nodes that stay keep their names. Constants
+    are folded in the main graph only; what does nothing or is there twice goes from bodies and
+    functions as well. Random ops are never computed, nor merged.
+
+    Raises:
+        ModelError: If the model makes no sense to those who try.
+    """
+    before, quantized = _op_types(model), qdq_count(model)
+    done: Counter[str] = Counter()
+    with _outputs_declared(model), _defaults_aside(model):
+        # Shapes that become known let more be folded: before opset 13, a step at a time.
+        outline = None
+        while outline != (outline := _outline(model)):
+            fold(model, keep_qdq=True)
+            done += _clean(model)
+            _drop_nodes(model)
+    if qdq_count(model) != quantized:
+        raise ModelError(
+            "Optimizing the model would change its Q/DQ.",
+            "This is a bug in qdqtune: please report it with the model.",
+        )
+    return OptimizeCounts(before, _op_types(model), **done, qdq=quantized.total())
+
+
+def _clean(model: ir.Model) -> Counter[str]:
+    """Remove what folding leaves: no-ops, duplicates, functions that nobody calls."""
+    done: Counter[str] = Counter()
+    for graph in model.graphs():
+        done["no_ops"] += remove_no_ops(graph, model.opset_imports.get("", 0))
+        done["duplicate_weights"] += merge_weights(graph)
+        done["duplicate_nodes"] += merge_nodes(graph)
+    for function in model.functions.values():
+        done["no_ops"] += remove_no_ops(function, function.opset_imports.get("", 0))
+        done["duplicate_nodes"] += merge_nodes(function)
+    done["unused_functions"] += _drop_functions(model)
+    return done
+
+
+def _drop_nodes(model: ir.Model) -> None:
+    with pinned(model), bodies_aside(model):
+        passes.RemoveUnusedNodesPass()(model)
+
+
+def _drop_functions(model: ir.Model) -> int:
+    """Remove functions that nobody calls, unless there is quantization in one of them."""
+    functions = dict(model.functions)
+    passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
+    gone = [function for key, function in functions.items() if key not in model.functions]
+    if any(holds_qdq(node) for function in gone for node in function):
+        model.functions.clear()
+        model.functions.update(functions)
+        return 0
+    return len(gone)
+
+
+def _outline(model: ir.Model) -> tuple[Counter[str], int]:
+    """What can't stay the same while anything is folded, merged or removed."""
+    weights = sum(len(graph.initializers) for graph in model.graphs())
+    return Counter(node.op_type for node in all_nodes(model)), weights
+
+
+def _op_types(model: ir.Model) -> Counter[str]:
+    return Counter(node.op_type for node in all_nodes(model) if not is_op(node, "Constant"))
+
+
+@contextmanager
+def _defaults_aside(model: ir.Model) -> Iterator[None]:
+    """Let inputs with a default be plain inputs for a while: they may be fed something else."""
+    graph = model.graph
+    held = [
+        (value, value.const_value)
+        for value in graph.inputs
+        if value.is_initializer() and model.ir_version >= _DEFAULTS_IR_VERSION
+    ]
+    try:
+        for value, _ in held:
+            graph.initializers.pop(value.name or "")
+            value.const_value = None
+        yield
+    finally:
+        for value, tensor in held:
+            value.const_value = tensor
+            graph.initializers.add(value)
+
+
+@contextmanager
+def _outputs_declared(model: ir.Model) -> Iterator[None]:
+    """Let outputs be declared afterwards as they were, whatever gives them then."""
+    declared = [(value.type, value.shape) for value in model.graph.outputs]
+    yield
+    for value, (kind, shape) in zip(model.graph.outputs, declared, strict=True):
+        value.type = kind if kind is not None else value.type
+        if shape is not None and not any(shape.is_unknown_dim(at) for at in range(len(shape))):
+            value.shape = shape

@@ -1,0 +1,96 @@
+"""A quantized model beside its float model, output by output and layer by layer, as one record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from qdqtune.records.measurement import EngineInfo
+from qdqtune.records.ranges import CalibrationSource
+from qdqtune.records.tensor_errors import OpError, OutputError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """One quantized op.
+
+    Attributes:
+        own: What its own quantization adds: it reads what the float model computes.
+        accumulated: How far its result is off in the quantized model; None if that can't be told.
+    """
+
+    own: OpError
+    accumulated: OpError | None
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """How far a quantized model is from its float model.
+
+    Attributes:
+        float_model: The float model, as the user named it.
+        quantized_model: The quantized one.
+        engine: Whose kernels the outputs were computed with.
+        as_written: Whether the engine ran every op as it is written, and fused none.
+        source: Whether the models ran on data or on random inputs.
+        samples: What they ran on, in words.
+        outputs: The outputs.
+        layers: The quantized ops in the order in which they run.
+        unpaired: Quantized ops whose results the float model doesn't have.
+        failure: Why there are no layers; empty if nothing failed.
+    """
+
+    float_model: str
+    quantized_model: str
+    engine: EngineInfo
+    as_written: bool
+    source: CalibrationSource
+    samples: str
+    outputs: tuple[OutputError, ...]
+    layers: tuple[LayerError, ...]
+    unpaired: tuple[str, ...] = ()
+    failure: str = ""
+
+    @property
+    def is_on_random_inputs(self) -> bool:
+        """Whether nobody gave data."""
+        return self.source is CalibrationSource.RANDOM
+
+    @property
+    def worst_first(self) -> tuple[LayerError, ...]:
+        """The layers, those first that lose most by themselves."""
+        return tuple(sorted(self.layers, key=lambda layer: layer.own.sqnr_db))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; layers are in the order in which they run."""
+        return {
+            "kind": "errors",
+            "schema": SCHEMA,
+            "float_model": self.float_model,
+            "quantized_model": self.quantized_model,
+            "engine": self.engine.to_dict(),
+            "as_written": self.as_written,
+            "samples": self.samples,
+            "source": self.source.value,
+            "outputs": {
+                each.name: {**(each.error.to_dict() if each.error else {}), "equal": each.equal}
+                for each in self.outputs
+            },
+            "layers": [_layer(layer) for layer in self.layers],
+            "unpaired": list(self.unpaired),
+            "failure": self.failure,
+        }
+
+
+def _layer(layer: LayerError) -> dict[str, Any]:
+    own, accumulated = layer.own, layer.accumulated
+    return {
+        "node": own.node,
+        "op_type": own.op_type,
+        "tensor": own.tensor,
+        "inputs": list(own.inputs),
+        "own": own.to_dict(),
+        "accumulated": accumulated.to_dict() if accumulated is not None else None,
+    }

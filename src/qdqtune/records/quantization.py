@@ -1,0 +1,175 @@
+"""What one-shot quantization decided, and what came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qdqtune.records.measurement import Comparison
+from qdqtune.records.placement import Placement
+
+SCHEMA = 1
+
+# Below this, task metrics suffer: a MiniLM's sentences have cosines of 0.97 to float at 10 dB, 0.993
+# at 15 dB.
+DEFAULT_LEAST_SQNR_DB = 15.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether an op is quantized, and why.
+
+    Attributes:
+        node: Its name.
+        op_type: What it is.
+        quantized: Whether it is an integer kernel.
+        rule: Who decided: a rule's name, ``no kernel``, ``asked`` or ``accuracy``.
+        reason: In words.
+        sqnr_db: The error that its own quantization adds, if that was looked at.
+    """
+
+    node: str
+    op_type: str
+    quantized: bool
+    rule: str
+    reason: str
+    sqnr_db: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {**vars(self), "sqnr_db": _finite(self.sqnr_db)}
+
+
+@dataclass(frozen=True)
+class QuantizeReport:
+    """What came of quantizing a model.
+
+    Attributes:
+        output: The file written; None if there is none.
+        engine: Whose rules and dialect.
+        dialect: How Q/DQ is written.
+        quant_type: To what.
+        decisions: Every op's, in the graph's order.
+        placement: What is quantized.
+        added: Pairs that no kernel asks for: the rule by tensor.
+        calibration: ``data``, ``random`` or ``given``.
+        calibrated_on: The samples in words.
+        method: How ranges followed from them.
+        tried_db: The worst output's ratio for every method that was tried.
+        sqnr_db: Signal-to-noise ratio per output against the float model; empty if unknown.
+        judged_with: Whose kernels gave it.
+        bytes_before: Size of the model as given, weights included.
+        bytes_after: Size of what was written.
+        baseline_ms: Latency of the model as given; None if it was not timed.
+        final_ms: Latency of the quantized model.
+        comparison: How they compare.
+        not_timed: Why there is no latency; empty if there is one.
+        kept_float: Whether the model was handed back as it was.
+        reason: Why, in that case.
+        seconds: Wall time by step.
+    """
+
+    output: Path | None
+    engine: str
+    dialect: str
+    quant_type: str
+    decisions: tuple[Decision, ...]
+    placement: Placement
+    added: Mapping[str, str]
+    calibration: str
+    calibrated_on: str
+    method: str
+    tried_db: Mapping[str, float]
+    sqnr_db: Mapping[str, float]
+    judged_with: str
+    bytes_before: int
+    bytes_after: int
+    baseline_ms: float | None = None
+    final_ms: float | None = None
+    comparison: Comparison | None = None
+    not_timed: str = ""
+    kept_float: bool = False
+    reason: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def speedup(self) -> float | None:
+        """Over the model as given, of what was handed over; None if that was not measured."""
+        if self.comparison is None:
+            return None
+        return 1.0 if self.kept_float else self.comparison.ratio
+
+    @property
+    def worst_db(self) -> float | None:
+        """Of the output that is farthest from the float model."""
+        return min(self.sqnr_db.values(), default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        comparison = self.comparison
+        return {
+            "kind": "quantize",
+            "schema": SCHEMA,
+            "output": str(self.output) if self.output is not None else None,
+            "engine": self.engine,
+            "dialect": self.dialect,
+            "quant_type": self.quant_type,
+            "calibration": self.calibration,
+            "calibrated_on": self.calibrated_on,
+            "method": self.method,
+            "tried_db": {name: _finite(ratio) for name, ratio in self.tried_db.items()},
+            "sqnr_db": {name: _finite(ratio) for name, ratio in self.sqnr_db.items()},
+            "judged_with": self.judged_with,
+            "qdq_pairs": len(self.placement.tensors),
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "baseline_ms": self.baseline_ms,
+            "final_ms": self.final_ms,
+            "speedup": self.speedup,
+            "speedup_interval": None
+            if comparison is None
+            else [comparison.low, _finite(comparison.high)],
+            "not_timed": self.not_timed,
+            "kept_float": self.kept_float,
+            "reason": self.reason,
+            "added": dict(self.added),
+            "nodes": [decision.to_dict() for decision in self.decisions],
+            "seconds": dict(self.seconds),
+        }
+
+
+@dataclass(frozen=True)
+class QuantizeResult:
+    """A quantized model, and how it came to be.
+
+    Attributes:
+        model: In the form in which the model was given: a path, a proto, or an `onnx_ir.Model`.
+        report: What was decided and measured.
+        table: The report as people read it.
+    """
+
+    model: Any
+    report: QuantizeReport
+    table: str
+
+    @property
+    def placement(self) -> Placement:
+        """What is quantized."""
+        return self.report.placement
+
+    @property
+    def kept_float(self) -> bool:
+        """Whether the model was handed back as it was."""
+        return self.report.kept_float
+
+    @property
+    def speedup(self) -> float | None:
+        """Over the model as given; None if it was not measured."""
+        return self.report.speedup
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None

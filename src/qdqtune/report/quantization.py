@@ -1,0 +1,118 @@
+"""What `quantize` shows."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from qdqtune.records.quantization import Decision, QuantizeReport
+from qdqtune.records.ranges import CalibrationSource
+from qdqtune.report.insertion import RANDOM_WARNING
+from qdqtune.report.tables import printable, text_table
+
+_MOST_REASONS = 3
+
+
+def quantize_text(report: QuantizeReport, *, every_node: bool = False) -> str:
+    """The text form; the last line says if the scales can't be trusted.
+
+    Args:
+        report: What came of it.
+        every_node: Also list every op, with its own error.
+    """
+    lines = [_op_table(report.decisions), ""]
+    if every_node:
+        lines += [_node_table(report.decisions), ""]
+    lines += [printable(line) for line in (*_placed(report), *_measured(report))]
+    if report.calibration == CalibrationSource.RANDOM.value and not report.kept_float:
+        lines.append(RANDOM_WARNING)
+    return "\n".join(lines)
+
+
+def _op_table(decisions: Sequence[Decision]) -> str:
+    """How many ops of each type are quantized, and why the others are not."""
+    quantized = Counter(each.op_type for each in decisions if each.quantized)
+    left: dict[str, Counter[str]] = defaultdict(Counter)
+    for each in decisions:
+        if not each.quantized:
+            left[each.op_type][f"{each.rule}: {each.reason}"] += 1
+    types = sorted({each.op_type for each in decisions}, key=lambda name: (-quantized[name], name))
+    rows = []
+    for name in types:
+        reasons = left[name].most_common()
+        shown = [
+            f"{reason} ({count})" if len(reasons) > 1 else reason
+            for reason, count in reasons[:_MOST_REASONS]
+        ]
+        more = len(reasons) - len(shown)
+        shown += [f"{more} other reasons: see -v"] if more else []
+        count = sum(left[name].values())
+        first, *rest = shown or [""]
+        rows.append([name, str(quantized[name] or ""), str(count or ""), first])
+        rows += [["", "", "", reason] for reason in rest]
+    return text_table(["op", "quantized", "float", "why float"], rows, right=(1, 2))
+
+
+def _node_table(decisions: Sequence[Decision]) -> str:
+    rows = [
+        [
+            each.node,
+            each.op_type,
+            "quantized" if each.quantized else "float",
+            f"{each.sqnr_db:.1f}" if each.sqnr_db is not None else "",
+            f"{each.rule}: {each.reason}",
+        ]
+        for each in decisions
+    ]
+    return text_table(["node", "op", "", "own dB", "why"], rows, right=(3,))
+
+
+def _placed(report: QuantizeReport) -> list[str]:
+    lines = [
+        f"{len(report.placement.tensors)} tensors are {report.quant_type}, in the "
+        f"{report.dialect} dialect."
+    ]
+    for rule, count in Counter(report.added.values()).items():
+        lines.append(f"{count} pairs beside those that kernels ask for: {rule}.")
+    accuracy = sum(each.rule == "accuracy" for each in report.decisions)
+    if accuracy:
+        lines.append(f"{accuracy} ops stay float for accuracy: see the table, or --min_sqnr.")
+    return lines
+
+
+def _measured(report: QuantizeReport) -> list[str]:
+    before, after = report.bytes_before, report.bytes_after
+    lines = []
+    for name, db in report.sqnr_db.items():
+        lines.append(f"Output {name}: SQNR {db:.1f} dB against float ({report.judged_with}).")
+    if report.calibration == CalibrationSource.DATA.value:
+        others = ", ".join(
+            f"{method} {db:.1f}"
+            for method, db in report.tried_db.items()
+            if method != report.method
+        )
+        than = f" (worst output; others: {others} dB)" if others else ""
+        lines.append(f"Calibrated on {report.calibrated_on}, {report.method} ranges{than}.")
+    lines += _latency(report)
+    if report.kept_float:
+        lines.append(f"The model is handed back as it was: {report.reason}.")
+    else:
+        lines.append(f"Size {_megabytes(before)} -> {_megabytes(after)} ({after / before:.2f}x).")
+    if report.output is not None:
+        lines.append(f"Written: {report.output}")
+    return lines
+
+
+def _latency(report: QuantizeReport) -> list[str]:
+    found = report.comparison
+    if found is None or report.baseline_ms is None or report.final_ms is None:
+        return [f"Latency was not measured: {report.not_timed}."]
+    return [
+        f"Latency on {report.engine}: float {report.baseline_ms:.3f} ms, quantized "
+        f"{report.final_ms:.3f} ms, {found.ratio:.3f}x ({found.low:.3f} to {found.high:.3f}, "
+        f"{100 * found.confidence:g} %)."
+    ]
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.2f} MB"

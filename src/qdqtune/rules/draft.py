@@ -1,0 +1,204 @@
+"""A placement while rules decide on it: what is quantized, what stays float, and who said so."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
+from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.units import canonical, merge
+from qdqtune.records.placement import Edge, Placement
+from qdqtune.records.quantization import Decision
+
+_NO_RULE = "no rule"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a user asked for; node names are those of the model.
+
+    Attributes:
+        only: Quantize these ops and what is between them; None leaves it to the rules.
+        never: Leave these float.
+    """
+
+    only: frozenset[str] | None = None
+    never: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    rule: str
+    reason: str
+
+
+@dataclass
+class Draft:
+    """What the rules have decided so far; the first word about an op stands.
+
+    Args:
+        completion: Which ops can be quantized, and what each needs.
+        quant_type: To what.
+        wishes: The user's.
+        shares: Part of the work that each op does, by name; a guess from sizes.
+
+    Attributes:
+        extra: Places that no op's kernel asks for, by the rule that wants them.
+    """
+
+    completion: Completion
+    quant_type: str
+    wishes: Wishes = field(default_factory=Wishes)
+    shares: dict[str, float] = field(default_factory=dict)
+    extra: dict[Edge, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.index: GraphIndex = self.completion.index
+        self._chosen: dict[str, _Verdict] = {}
+        self._left: dict[str, _Verdict] = {}
+        self._fused = self.completion.dialect.fused_activations
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """Grows with every decision: rules are asked again until nothing changes."""
+        return len(self._chosen), len(self._left), len(self.extra)
+
+    def undecided(self, *op_types: str) -> Iterator[ir.Node]:
+        """Ops that can be quantized and of which nobody spoke yet, in the graph's order."""
+        for node in self.index.nodes:
+            name = node.name or ""
+            is_open = name in self.completion.units and name not in self._chosen
+            if is_open and name not in self._left and (not op_types or is_op(node, *op_types)):
+                yield node
+
+    def choose(self, node: ir.Node, rule: str, reason: str) -> None:
+        """Quantize an op, unless it is to stay float."""
+        name = node.name or ""
+        if name not in self._left and name in self.completion.units:
+            self._chosen.setdefault(name, _Verdict(rule, reason))
+
+    def leave(self, node: ir.Node, rule: str, reason: str) -> None:
+        """Leave an op float, unless it is quantized already."""
+        name = node.name or ""
+        if name not in self._chosen:
+            self._left.setdefault(name, _Verdict(rule, reason))
+
+    def add(self, edge: Edge, rule: str) -> None:
+        """Let one reader see a quantized value, though it has no integer kernel."""
+        if edge.node not in self.wishes.never:
+            self.extra.setdefault(edge, rule)
+
+    def is_chosen(self, node: ir.Node | None) -> bool:
+        """Whether an op is quantized."""
+        return node is not None and node.name in self._chosen
+
+    def is_left(self, node: ir.Node) -> bool:
+        """Whether an op is to stay float."""
+        return node.name in self._left
+
+    def activations(self, node: ir.Node) -> list[str]:
+        """The tensors that an op would read quantized and that are not constants."""
+        places = self.completion.units.get(node.name or "", Placement())
+        tensors = (edge.tensor for edge in places.edges if edge.node == node.name)
+        return [tensor for tensor in tensors if not self.index.is_constant(tensor)]
+
+    def is_integer(self, tensor: str) -> bool:
+        """Whether a tensor is quantized already: made by a quantized op, or read by one."""
+        return self.made_by_chosen(tensor) is not None or self._read_by_chosen(tensor)
+
+    def made_by_chosen(self, tensor: str) -> ir.Node | None:
+        """The quantized op that a tensor comes from: through its activation, or ops that move."""
+        while True:
+            node = self.index.value[tensor].producer()
+            if node is None or (self.is_chosen(node) and node.name not in self.completion.moving):
+                return node
+            moves = node.name in self.completion.moving and not self.is_left(node)
+            source = node.inputs[0] if node.inputs else None
+            if source is None or not source.name or not (moves or is_op(node, *self._fused)):
+                return None
+            tensor = source.name
+
+    def leads_to_integers(self, tensor: str) -> bool:
+        """Whether ops that can be quantized lead from here to a weighted op that is."""
+        pending, seen = [tensor], {tensor}
+        while pending:
+            for edge in self.index.readers(pending.pop()):
+                node = self.index.node.get(edge.node)
+                if node is None:
+                    continue
+                if self.is_chosen(node) and is_op(node, *WEIGHTED_OPS):
+                    return True
+                passes = node.name in self.completion.units and not self.is_left(node)
+                if passes or is_op(node, *self._fused):
+                    new = {value.name for value in node.outputs if value.name} - seen
+                    seen |= new
+                    pending += sorted(new)
+        return False
+
+    @property
+    def chosen(self) -> frozenset[str]:
+        """Names of the ops that are quantized."""
+        return frozenset(self._chosen)
+
+    def only(self, names: Collection[str]) -> Placement:
+        """What the decisions come to if only these ops are quantized, and what moves between."""
+        moving = self.completion.moving.keys() & self._chosen.keys()
+        return self.completion.placement({*names, *moving})
+
+    @property
+    def reach(self) -> Placement:
+        """Every place that the decisions, or a part of them, can come to."""
+        chosen = (self.completion.units[name] for name in self._chosen)
+        return merge([self.placement(), *chosen])
+
+    def reject(self, names: Collection[str], rule: str, reason: str) -> None:
+        """Leave ops float that were quantized."""
+        for name in names:
+            self._chosen.pop(name, None)
+            self._left[name] = _Verdict(rule, reason)
+
+    def placement(self) -> Placement:
+        """What the decisions come to."""
+        return self.without(())
+
+    def without(self, names: Collection[str]) -> Placement:
+        """What they come to if these ops are left float after all."""
+        kept = [name for name in self._chosen if name not in names]
+        placement = self.completion.placement(kept)
+        edges = [edge for edge in self.extra if edge.node not in names]
+        return canonical(self.index, placement | Placement.of(edges))
+
+    def decisions(self, placement: Placement) -> tuple[Decision, ...]:
+        """The story of every op, in the graph's order, if this placement is what came of it."""
+        quantized = self.completion.quantized(placement)
+        found = []
+        for node in self.index.nodes:
+            name = node.name or ""
+            if name in quantized and name in self.completion.units:
+                verdict = self._chosen.get(name, _Verdict("between", "what it reads is quantized"))
+                found.append(Decision(name, node.op_type, True, verdict.rule, verdict.reason))
+            elif not is_op(node, *self._fused):
+                verdict = self._why_float(name)
+                found.append(Decision(name, node.op_type, False, verdict.rule, verdict.reason))
+        return tuple(found)
+
+    def _why_float(self, name: str) -> _Verdict:
+        if name in self._left:
+            return self._left[name]
+        if name in self.completion.left_float:
+            return _Verdict("no kernel", self.completion.left_float[name])
+        if name in self._chosen:
+            return _Verdict("follows", "what it moves is not quantized")
+        return _Verdict(_NO_RULE, "it would gain nothing: what it reads or feeds is float")
+
+    def _read_by_chosen(self, tensor: str) -> bool:
+        return any(
+            edge.node in self._chosen
+            and edge.node not in self.completion.moving
+            and edge in self.completion.units[edge.node].edges
+            for edge in self.index.readers(tensor)
+        )

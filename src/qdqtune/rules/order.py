@@ -1,0 +1,100 @@
+"""Which rules apply to which engine, and in which order: the first word about an op stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qdqtune.engines.shares import estimated_shares
+from qdqtune.qdq.completion import Completion
+from qdqtune.rules import (
+    asked,
+    attention,
+    bias_adds,
+    concats,
+    conv_channels,
+    first_layer,
+    gates,
+    gelu_bias,
+    gemvs,
+    last_layer,
+    moves,
+    norms_behind_convs,
+    pooling,
+    residual_adds,
+    small_gemms,
+    softmax_masks,
+    softmaxes,
+    weighted_ops,
+)
+from qdqtune.rules.draft import Draft, Wishes
+from qdqtune.rules.rule import Rule
+
+_WHOLE_UNITS = (
+    asked.rule,
+    softmax_masks.rule,
+    softmaxes.rule,
+    gelu_bias.rule,
+    first_layer.rule,
+    last_layer.rule,
+    weighted_ops.rule,
+    bias_adds.rule,
+    residual_adds.rule,
+    gates.rule,
+    pooling.rule,
+    concats.rule,
+    moves.rule,
+)
+_ON_INPUTS = (
+    asked.rule,
+    softmax_masks.rule,
+    first_layer.rule,
+    weighted_ops.rule,
+    residual_adds.rule,
+    pooling.rule,
+    concats.rule,
+    moves.rule,
+)
+_TENSOR_CORES = (
+    asked.rule,
+    softmax_masks.rule,
+    attention.rule,
+    small_gemms.rule,
+    gemvs.rule,
+    conv_channels.rule,
+    weighted_ops.rule,
+    residual_adds.rule,
+    pooling.rule,
+    concats.rule,
+    norms_behind_convs.rule,
+)
+
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    "onnxruntime": _WHOLE_UNITS,
+    "onnxruntime-novnni": _WHOLE_UNITS,
+    "openvino": _ON_INPUTS,
+    "openvino-novnni": _ON_INPUTS,
+    "tensorrt": _TENSOR_CORES,
+    "tensorrt-8": _TENSOR_CORES,
+}
+"""The rules by dialect."""
+
+
+def draft_placement(
+    completion: Completion, quant_type: str = "int8", wishes: Wishes | None = None
+) -> Draft:
+    """Let the rules of a dialect decide on a graph.
+
+    Args:
+        completion: The graph, and what the dialect can quantize in it.
+        quant_type: To what.
+        wishes: What the user asked for.
+    """
+    shares = estimated_shares(completion.index)
+    draft = Draft(completion, quant_type, wishes or Wishes(), shares)
+    rules = RULES[completion.dialect.name]
+    version = None
+    while version != draft.version:
+        version = draft.version
+        for rule in rules:
+            rule.apply(draft)
+    return draft

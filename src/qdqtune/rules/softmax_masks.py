@@ -1,0 +1,30 @@
+"""The mask that is added before a Softmax stays float."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from qdqtune.graph.op_classes import COPY_OPS, is_op
+from qdqtune.rules.draft import Draft
+from qdqtune.rules.rule import Rule
+from qdqtune.rules.tracing import readers_through
+
+_NAME = "softmax mask"
+
+
+def _apply(draft: Draft) -> None:
+    for node in list(draft.undecided("Add", "Sum", "Where")):
+        if any(is_op(reader, "Softmax") for reader in _behind(draft, node)):
+            draft.leave(node, _NAME, "it adds a mask of huge numbers, then comes a Softmax")
+
+
+def _behind(draft: Draft, node: ir.Node) -> list[ir.Node]:
+    return readers_through(draft.index, node.outputs[0].name or "", COPY_OPS | {"Cast"})
+
+
+rule = Rule(
+    _NAME,
+    "A mask is 0 and minus infinity, or nearly: one scale for it and the scores leaves the scores "
+    "no steps.",
+    _apply,
+)

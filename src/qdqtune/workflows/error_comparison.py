@@ -1,0 +1,251 @@
+"""Where a quantized model loses accuracy: outputs and layers beside the float model's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from qdqtune.calibration.data import open_samples
+from qdqtune.calibration.expected import expected_inputs
+from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.calibration.layer_errors import op_errors
+from qdqtune.calibration.layer_errors_model import Wiring
+from qdqtune.calibration.layer_errors_pairs import Pairing
+from qdqtune.calibration.quality import Reference
+from qdqtune.engines import registry
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.engines.reference import AS_WRITTEN, reference_worker
+from qdqtune.graph.files import load_model, model_from_proto, save_model
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.input_shapes import resolve_shapes
+from qdqtune.graph.naming import name_nodes
+from qdqtune.graph.op_classes import DEQUANTIZE, is_op
+from qdqtune.graph.shapes import infer_shapes
+from qdqtune.records.error_report import ErrorReport, LayerError
+from qdqtune.records.errors import EngineError, UsageError
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.ranges import CalibrationSource
+from qdqtune.records.tensor_errors import OutputError
+from qdqtune.workflows.comparison import engine_info
+from qdqtune.workflows.same_inputs import common_request, signature
+from qdqtune.workflows.source import float32_twin, has_types
+
+AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+Progress = Callable[[int, "int | None"], None]
+
+_NOTHING_SAID = InputRequest()
+_RANDOM_SAMPLES = 8
+_MOST_SAMPLES = 32
+
+
+def compare(
+    float_model: AnyModel,
+    quantized_model: AnyModel,
+    *,
+    data: Any = None,
+    samples: int | None = None,
+    engine: str | None = None,
+    engine_options: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    inputs: InputRequest = _NOTHING_SAID,
+    progress: Progress | None = None,
+) -> ErrorReport:
+    """Run both models on the same inputs and tell how far the quantized one is off, and where.
+
+    Args:
+        float_model: The float model or its path; one in memory is not changed.
+        quantized_model: A Q/DQ model of it, from whatever tool.
+        data: What to run them on, as `qdqtune.calibration.data.open_samples` takes it; None is
+            random.
+        samples: How many samples to take; None is at most 32 of the data, or 8 random ones.
+        engine: Whose kernels compute the outputs; None runs every op as it is written. Layers are
+            always run as they are written: an engine fuses them.
+        engine_options: The engine's own options.
+        threads: Threads per run; None is the engine's default.
+        inputs: Shapes of open dims; ranges and seed of random inputs.
+        progress: Called with the samples done and their number, if known, of each of two rounds.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    name = _with_kernels(engine)
+    original = _open(float_model, "The float model")
+    quantized = _open(quantized_model, "The quantized model")
+    _check_roles(original, quantized)
+    feeding = _feeding(original, quantized, inputs, data, samples)
+    options = SessionOptions(threads=threads, engine_options=engine_options or {})
+    with contextlib.ExitStack() as stack:
+        runner = stack.enter_context(reference_worker())
+        room = stack.enter_context(tempfile.TemporaryDirectory(dir=runner.scratch))
+        kernels = _Kernels(registry.REFERENCE, runner, AS_WRITTEN)
+        if name is not None:
+            worker = stack.enter_context(Worker(name, options))
+            kernels = _Kernels(name, worker, options)
+        info = engine_info(kernels.worker, kernels.engine)
+        outputs = _outputs(original, quantized, kernels, feeding, Path(room))
+        pairing = Pairing(original.model, quantized.model)
+        if not outputs and not pairing.ops:
+            raise _strangers(original, quantized)
+        layers: tuple[LayerError, ...] = ()
+        failure = ""
+        try:
+            layers = _layers(runner, pairing, feeding, Path(room), progress)
+        except EngineError as error:
+            if name is None:
+                raise
+            failure = error.what
+    return ErrorReport(
+        float_model=original.name,
+        quantized_model=quantized.name,
+        engine=info,
+        as_written=name is None,
+        source=feeding.source,
+        samples=feeding.describe(),
+        outputs=outputs,
+        layers=layers,
+        unpaired=tuple(node.name or "" for node in pairing.unpaired),
+        failure=failure,
+    )
+
+
+def _with_kernels(engine: str | None) -> str | None:
+    """The engine that a name stands for, if it computes anything."""
+    name = registry.resolve(engine) if engine is not None else None
+    if name is not None and not registry.entry(name).measures:
+        raise EngineError(
+            f"{registry.title(name)} has no kernels that could compute the outputs.",
+            "Leave --engine out, or name another one.",
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """An engine at work, and how it is to open models."""
+
+    engine: str
+    worker: Worker
+    options: SessionOptions
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A model, what to call it, and its file if it has one."""
+
+    name: str
+    model: ir.Model
+    path: Path | None
+
+
+def _open(model: AnyModel, name: str) -> _Opened:
+    if isinstance(model, ir.Model):
+        copy = model.clone()
+        name_nodes(copy)
+        return _Opened(name, copy, None)
+    if isinstance(model, onnx.ModelProto):
+        return _Opened(name, model_from_proto(model, name), None)
+    return _Opened(os.fspath(model), load_model(model), Path(model))
+
+
+def _check_roles(original: _Opened, quantized: _Opened) -> None:
+    def is_quantized(model: ir.Model) -> bool:
+        return any(is_op(node, DEQUANTIZE) for graph in model.graphs() for node in graph)
+
+    if not is_quantized(quantized.model):
+        swapped = is_quantized(original.model)
+        raise UsageError(
+            f"{quantized.name} has no DequantizeLinear: it is not a quantized model in Q/DQ form.",
+            "Name the float model first." if swapped else "Make one: qdqtune insert, or tune.",
+        )
+
+
+def _strangers(original: _Opened, quantized: _Opened) -> UsageError:
+    return UsageError(
+        f"{original.name} and {quantized.name} have no output and no quantized op in common, by "
+        "name.",
+        "Is one made from the other?",
+    )
+
+
+@dataclass(frozen=True)
+class _Feeding:
+    """What the models run on; `samples` starts to read it."""
+
+    samples: Callable[[], Iterable[Feeds]]
+    source: CalibrationSource
+    describe: Callable[[], str]
+
+
+def _feeding(
+    original: _Opened,
+    quantized: _Opened,
+    request: InputRequest,
+    data: Any,
+    limit: int | None,
+) -> _Feeding:
+    model = original.model
+    infer_shapes(model)
+    both = [signature(each.name, each.model) for each in (original, quantized)]
+    known = common_request(both, request)
+    if data is None:
+        count = limit or _RANDOM_SAMPLES
+        index = GraphIndex(model)
+        fixed = replace(request, shapes=resolve_shapes(model, known), dims={})
+        words = f"{count} random sample{'s' * (count != 1)}, seed {request.seed}"
+        return _Feeding(
+            lambda: random_inputs(index, count, fixed), CalibrationSource.RANDOM, lambda: words
+        )
+    expected = [
+        replace(each, dims=known.shapes.get(each.name, each.dims))
+        for each in expected_inputs(model)
+    ]
+    found = open_samples(data, expected, limit=limit or _MOST_SAMPLES)
+    return _Feeding(lambda: found, CalibrationSource.DATA, found.describe)
+
+
+def _outputs(
+    original: _Opened, quantized: _Opened, kernels: _Kernels, feeding: _Feeding, folder: Path
+) -> tuple[OutputError, ...]:
+    """The outputs of both models, each of them run alone."""
+    running = original
+    try:
+        path = _runnable(original, folder / "float.onnx", kernels.engine)
+        reference = Reference(kernels.worker, path, feeding.samples(), options=kernels.options)
+        with contextlib.closing(reference):
+            running = quantized
+            path = _runnable(quantized, folder / "quantized.onnx", kernels.engine)
+            return reference.compare(path).errors()
+    except WorkerFailure as failure:
+        raise EngineError(
+            f"{registry.title(kernels.engine)} does not run {running.name}: {failure}",
+            "Feed it with what it gets in use; of open dims, not all sizes may be possible.",
+        ) from None
+
+
+def _runnable(opened: _Opened, path: Path, engine: str) -> Path:
+    """The model as a file that the engine can run: its own, wherever possible."""
+    model = opened.model
+    if not registry.entry(engine).runs_bfloat16 and has_types(model, {ir.DataType.BFLOAT16}):
+        model = float32_twin(model)
+    elif opened.path is not None:
+        return opened.path
+    return save_model(model, path)
+
+
+def _layers(
+    worker: Worker, pairing: Pairing, feeding: _Feeding, folder: Path, progress: Progress | None
+) -> tuple[LayerError, ...]:
+    own, accumulated = (
+        op_errors(worker, pairing, wiring, feeding.samples(), folder, progress)
+        for wiring in (Wiring.OWN, Wiring.ACCUMULATED)
+    )
+    return tuple(LayerError(error, accumulated.get(node)) for node, error in own.items())

@@ -1,0 +1,261 @@
+"""Leaving float what costs too much accuracy.
+
+An op's own error tells where quantization fails outright. What it does to the outputs it doesn't
+tell: clipping the keys of a MiniLM leaves 30 dB of their own, and 9 dB of the output. So where an
+output is not near enough, groups of like ops are quantized alone, with every kind of range, and the
+model's outputs tell what each of them costs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from qdqtune.calibration.inputs import Feeds
+from qdqtune.calibration.layer_errors import own_errors
+from qdqtune.engines.isolated import Worker
+from qdqtune.qdq.insert import Inserter
+from qdqtune.records.errors import EngineError
+from qdqtune.records.placement import Placement
+from qdqtune.records.ranges import RangeMethod, Ranges
+from qdqtune.records.tensor_errors import OpError
+from qdqtune.rules.draft import Draft
+from qdqtune.workflows.judging import Judge, Quality
+
+_logger = logging.getLogger(__name__)
+
+_SAMPLES = 4
+# With more parts than this they are joined, neighbours first: each is opened and run.
+_MOST_PARTS = 40
+
+Part = frozenset[str]
+"""Names of ops that are kept or left float together."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A draft with its ranges.
+
+    Attributes:
+        label: Where the ranges come from: a method, or `mixed`.
+        inserter: Writes candidates with them.
+        quality: Of the whole draft.
+    """
+
+    label: str
+    inserter: Inserter
+    quality: Quality
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A placement that is accurate enough, or none.
+
+    Attributes:
+        placement: What is left of the draft.
+        scaled: With which ranges.
+        quality: How near it is to the float model.
+        own: The error that each op's own quantization adds, by name.
+        dropped: Ops that are left float for accuracy, with the reason.
+    """
+
+    placement: Placement
+    scaled: Scaled
+    quality: Quality
+    own: Mapping[str, OpError] = field(default_factory=dict)
+    dropped: Mapping[str, str] = field(default_factory=dict)
+
+
+class ErrorGuard:
+    """Takes ops out of a draft until it is accurate enough.
+
+    Args:
+        draft: What the rules decided.
+        parts: Its ops, in groups of like ones.
+        judge: Compares outputs.
+        worker: Of the reference engine.
+        samples: Makes the inputs.
+        least_db: How near every op and every output must be; None asks for nothing.
+    """
+
+    def __init__(
+        self,
+        draft: Draft,
+        parts: Sequence[Part],
+        judge: Judge,
+        worker: Worker,
+        samples: Callable[[], Iterable[Feeds]],
+        least_db: float | None,
+    ) -> None:
+        self._draft = draft
+        self._parts = joined(parts, _MOST_PARTS)
+        self._judge = judge
+        self._worker = worker
+        self._samples = samples
+        self._least_db = least_db
+
+    def guard(
+        self, ways: Mapping[RangeMethod, Scaled], new_inserter: Callable[[Ranges], Inserter]
+    ) -> Guarded:
+        """What is left of the draft when it is accurate enough.
+
+        Args:
+            ways: The whole draft with the ranges of every method that may be used.
+            new_inserter: Makes an inserter with other ranges.
+        """
+        best = max(ways.values(), key=lambda scaled: scaled.quality.worst_db)
+        own = self._own_errors(best.inserter)
+        if self._least_db is None:
+            return Guarded(self._draft.placement(), best, best.quality, own)
+        least = self._least_db
+        dropped = {
+            name: f"its own error is {_db(error.sqnr_db)}, less than {least:g} dB"
+            for name, error in own.items()
+            if error.sqnr_db < least and name in self._draft.completion.units
+        }
+        quality = best.quality
+        if dropped:
+            quality = self._judged(best.inserter, self._draft.without(dropped))
+        if not is_enough(quality, least):
+            return self._without_worst(ways, new_inserter, own, dropped, least)
+        return Guarded(self._draft.without(dropped), best, quality, own, dropped)
+
+    def _without_worst(
+        self,
+        ways: Mapping[RangeMethod, Scaled],
+        new_inserter: Callable[[Ranges], Inserter],
+        own: Mapping[str, OpError],
+        dropped: dict[str, str],
+        least: float,
+    ) -> Guarded:
+        """Choose ranges part by part, and drop the fewest parts that it takes."""
+        _logger.warning(
+            "an output is under %g dB: looking at %d parts of the model", least, len(self._parts)
+        )
+        parts = [part - dropped.keys() for part in self._parts]
+        noise = {
+            way: [self._noise(scaled.inserter, part) for part in parts]
+            for way, scaled in _worth_trying(ways).items()
+        }
+        scaled = self._mixed(ways, parts, noise, new_inserter)
+        least_noise = [min(noises) for noises in zip(*noise.values(), strict=True)]
+        ranked = sorted(range(len(parts)), key=lambda n: -least_noise[n] / self._worth(parts[n]))
+        found = self._fewest(scaled, [parts[n] for n in ranked], dropped, least)
+        for number in ranked[: found.count]:
+            alone = _db(_decibels(least_noise[number]))
+            reason = f"quantized alone, it leaves an output {alone}"
+            dropped |= dict.fromkeys(parts[number], reason)
+        _logger.warning("%d ops stay float for accuracy", len(dropped))
+        return Guarded(found.placement, scaled, found.quality, own, dropped)
+
+    def _mixed(
+        self,
+        ways: Mapping[RangeMethod, Scaled],
+        parts: Sequence[Part],
+        noise: Mapping[RangeMethod, Sequence[float]],
+        new_inserter: Callable[[Ranges], Inserter],
+    ) -> Scaled:
+        """The draft with that range of every tensor which harms the outputs least."""
+        if len(noise) == 1:
+            return ways[next(iter(noise))]
+        harm: dict[str, dict[RangeMethod, float]] = {}
+        for number, part in enumerate(parts):
+            for tensor in self._alone(part).tensors:
+                for way, noises in noise.items():
+                    of_tensor = harm.setdefault(tensor, dict.fromkeys(noise, 0.0))
+                    of_tensor[way] += noises[number]
+        best = max(noise, key=lambda way: ways[way].quality.worst_db)
+        ranges = ways[best].inserter.encoder.ranges
+        chosen = dict(ranges.by_tensor)
+        for tensor, by_way in harm.items():
+            way = min(by_way, key=lambda way: (by_way[way], way is not best))
+            known = ways[way].inserter.encoder.ranges.by_tensor
+            if tensor in known:
+                chosen[tensor] = known[tensor]
+        inserter = new_inserter(Ranges(chosen, ranges.source, ranges.samples))
+        return Scaled("mixed", inserter, self._judged(inserter, self._draft.placement()))
+
+    def _fewest(
+        self, scaled: Scaled, ranked: Sequence[Part], dropped: Mapping[str, str], least: float
+    ) -> _Fewest:
+        """Drop the fewest parts, worst first, that bring the outputs near enough."""
+        few, many = -1, len(ranked)
+        found = _Fewest(many, Placement(), Quality())
+        while many - few > 1:
+            middle = (few + many) // 2
+            names = set(dropped).union(*ranked[:middle])
+            placement = self._draft.without(names)
+            quality = self._judged(scaled.inserter, placement) if placement else Quality()
+            if placement and is_enough(quality, least):
+                many, found = middle, _Fewest(middle, placement, quality)
+            else:
+                few = middle
+        return found
+
+    def _alone(self, part: Part) -> Placement:
+        return self._draft.only(part)
+
+    def _noise(self, inserter: Inserter, part: Part) -> float:
+        """The noise that a part brings to the worst output, over its signal."""
+        placement = self._alone(part)
+        if not placement:
+            return 0.0
+        decibels = self._judge.roughly_db(inserter.write(placement, "part"))
+        return math.inf if decibels == -math.inf else 10.0 ** (-decibels / 10.0)
+
+    def _worth(self, part: Part) -> float:
+        """What quantizing a part may gain."""
+        share = sum(self._draft.shares.get(name, 0.0) for name in part)
+        # Ops with a small share of their own may still carry what others gain.
+        return share + 1.0 / (1 + len(self._parts))
+
+    def _own_errors(self, inserter: Inserter) -> dict[str, OpError]:
+        base = inserter.base
+        path = base.write(base.whole(), "guard_float")
+        try:
+            candidate = inserter.write(self._draft.placement(), "guard_quantized")
+            samples = itertools.islice(self._samples(), _SAMPLES)
+            return own_errors(self._worker, path, candidate, samples)
+        except EngineError as error:
+            _logger.warning("the error of single ops can't be told here: %s", error)
+            return {}
+
+    def _judged(self, inserter: Inserter, placement: Placement) -> Quality:
+        return self._judge.quality(inserter.write(placement, "guarded"))
+
+
+@dataclass(frozen=True)
+class _Fewest:
+    count: int
+    placement: Placement
+    quality: Quality
+
+
+def is_enough(quality: Quality, least_db: float) -> bool:
+    """Whether every output that could be compared is near enough."""
+    return min(quality.against_float.values(), default=math.inf) >= least_db
+
+
+def joined(parts: Sequence[Part], most: int) -> list[Part]:
+    """The parts, neighbours joined until there are no more than so many."""
+    size = math.ceil(len(parts) / most) if parts else 1
+    return [frozenset().union(*parts[at : at + size]) for at in range(0, len(parts), size)]
+
+
+def _worth_trying(ways: Mapping[RangeMethod, Scaled]) -> dict[RangeMethod, Scaled]:
+    """The whole ranges, which clip nothing, and the best of the others."""
+    best = max(ways, key=lambda way: ways[way].quality.worst_db)
+    return {way: ways[way] for way in ways if way in (RangeMethod.MAX, best)}
+
+
+def _decibels(noise: float) -> float:
+    if noise == 0.0:
+        return math.inf
+    return -10.0 * math.log10(noise) if math.isfinite(noise) else -math.inf
+
+
+def _db(decibels: float) -> str:
+    return f"{decibels:.1f} dB" if math.isfinite(decibels) else f"{decibels} dB"

@@ -1,0 +1,71 @@
+"""Regular expressions that say which nodes to quantize, and which not to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from qdqtune.graph.index import GraphIndex
+from qdqtune.qdq.selection import unknown
+from qdqtune.records.errors import UsageError
+from qdqtune.rules.draft import Wishes
+
+
+@dataclass(frozen=True)
+class NameFilters:
+    """What a user wants quantized or left float, as regular expressions.
+
+    An expression stands for the names that it matches as a whole; if there are none, for those
+    that begin with a match.
+
+    Attributes:
+        nodes_to_quantize: Names of nodes; empty leaves the choice to the rules.
+        nodes_to_exclude: Names of nodes.
+        op_types_to_quantize: Op types; empty leaves the choice to the rules.
+        op_types_to_exclude: Op types.
+    """
+
+    nodes_to_quantize: Sequence[str] = ()
+    nodes_to_exclude: Sequence[str] = ()
+    op_types_to_quantize: Sequence[str] = ()
+    op_types_to_exclude: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+    def wishes(self, index: GraphIndex) -> Wishes:
+        """What they mean in a model.
+
+        Raises:
+            UsageError: If one is no regular expression, or matches nothing.
+        """
+        never = _matching("node", self.nodes_to_exclude, index.node)
+        never |= self._of_types(index, self.op_types_to_exclude)
+        only = _matching("node", self.nodes_to_quantize, index.node)
+        only |= self._of_types(index, self.op_types_to_quantize)
+        asked = self.nodes_to_quantize or self.op_types_to_quantize
+        return Wishes(frozenset(only) if asked else None, frozenset(never))
+
+    def _of_types(self, index: GraphIndex, expressions: Sequence[str]) -> set[str]:
+        types = _matching("op type", expressions, {node.op_type for node in index.nodes})
+        return {node.name or "" for node in index.nodes if node.op_type in types}
+
+
+def _matching(kind: str, expressions: Sequence[str], names: Iterable[str]) -> set[str]:
+    known = sorted(names)
+    found: set[str] = set()
+    for text in expressions:
+        try:
+            expression = re.compile(text)
+        except re.error as error:
+            raise UsageError(
+                f"{text!r} is not a regular expression: {error}.",
+                "Put a backslash before characters that stand for themselves, such as ( or +.",
+            ) from None
+        matching = {name for name in known if expression.fullmatch(name)}
+        matching = matching or {name for name in known if expression.match(name)}
+        if not matching:
+            raise unknown(kind, text, known)
+        found |= matching
+    return found

@@ -1,0 +1,134 @@
+"""A model cleaned up: smaller, the same results, its quantization untouched."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import overload
+
+import onnx
+import onnx_ir as ir
+
+from qdqtune.graph.files import (
+    check_targets,
+    check_writable,
+    load_model,
+    model_from_proto,
+    save_model,
+)
+from qdqtune.graph.onnx_checks import inconsistency
+from qdqtune.graph.optimizing import optimize_graph
+from qdqtune.graph.parsing import parse_model
+from qdqtune.records.errors import ModelError, UsageError
+from qdqtune.records.optimization import OptimizeReport
+
+_logger = logging.getLogger(__name__)
+
+
+@overload
+def optimize(
+    model: str | os.PathLike[str], output: str | os.PathLike[str] | None, *, force: bool = False
+) -> Path: ...
+@overload
+def optimize(
+    model: onnx.ModelProto, output: str | os.PathLike[str] | None = None, *, force: bool = False
+) -> onnx.ModelProto: ...
+@overload
+def optimize(
+    model: ir.Model, output: str | os.PathLike[str] | None = None, *, force: bool = False
+) -> ir.Model: ...
+def optimize(
+    model: str | os.PathLike[str] | onnx.ModelProto | ir.Model,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    force: bool = False,
+) -> Path | onnx.ModelProto | ir.Model:
+    """Fold constants and BatchNorms, and remove what does nothing, is there twice or is unused.
+
+    QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear nodes stay, every one of them, and
+    scales and zero points keep their bits.
+
+    Args:
+        model: A model, or its path; a model in memory is not changed.
+        output: Where to write the result; a must if a path is given.
+        force: Whether an existing file may be replaced.
+
+    Returns:
+        What was given: the path written, or a model of the same type.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    if isinstance(model, str | os.PathLike):
+        if output is None:
+            raise UsageError("No file to write is named.", "Name it: optimize(model, output).")
+        return optimize_file(model, output, force=force).output
+    if output is not None:
+        check_writable(output, force=force)
+    cleaned = model_from_proto(model) if isinstance(model, onnx.ModelProto) else _copy(model)
+    optimize_graph(cleaned)
+    result: onnx.ModelProto = ir.to_proto(cleaned)
+    _check(result, model)
+    if output is not None:
+        save_model(cleaned, output, force=force)
+    return result if isinstance(model, onnx.ModelProto) else cleaned
+
+
+def optimize_file(
+    model: str | os.PathLike[str], output: str | os.PathLike[str], *, force: bool = False
+) -> OptimizeReport:
+    """Do what `optimize` does, from a file to a file.
+
+    Args:
+        model: The model's path; weights that lie beside it will lie beside the result, too.
+        output: Where to write.
+        force: Whether an existing file may be replaced.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    check_targets(output, None, model, force=force)
+    loaded = load_model(model)
+    bytes_before = _weight_bytes(loaded)
+    counts = optimize_graph(loaded)
+    _check(ir.to_proto(loaded), Path(model))
+    written = save_model(loaded, output, force=force)
+    _logger.info("%s: %d nodes left", written, sum(counts.after.values()))
+    return OptimizeReport(written, counts, bytes_before, _weight_bytes(loaded))
+
+
+def _copy(model: ir.Model) -> ir.Model:
+    """The model again; weights are shared, nothing else is."""
+    copy = model.clone()
+    copy.meta.update(model.meta)
+    return copy
+
+
+def _check(result: onnx.ModelProto, given: Path | onnx.ModelProto | ir.Model) -> None:
+    """Make sure that the result is valid, unless what was given was not."""
+    fault = inconsistency(result)
+    if not fault:
+        return
+    if isinstance(given, Path):
+        given = parse_model(given)
+    elif isinstance(given, ir.Model):
+        given = ir.to_proto(given)
+    if before := inconsistency(given):
+        raise ModelError(
+            f"The model's types or shapes contradict each other: {before}",
+            "Export it again; an engine may run it, but nothing can be derived from it.",
+        )
+    raise ModelError(
+        f"The optimized model would not be valid: {fault}",
+        "Nothing was written. This is a bug in qdqtune: please report it with the model.",
+    )
+
+
+def _weight_bytes(model: ir.Model) -> int:
+    return sum(
+        value.const_value.nbytes
+        for graph in model.graphs()
+        for value in graph.initializers.values()
+        if value.const_value is not None
+    )

@@ -1,0 +1,208 @@
+"""One-shot quantization: rules place Q/DQ, data scales it, and it ships if it is faster."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from qdqtune.engines import registry
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.native import native_dialect
+from qdqtune.graph.external import external_files
+from qdqtune.graph.files import check_targets, load_model, save_model, write_bytes, write_text
+from qdqtune.qdq.dialect import Dialect
+from qdqtune.qdq.dialects import dialect_named
+from qdqtune.records.errors import UsageError
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.precision import Precision
+from qdqtune.records.quantization import DEFAULT_LEAST_SQNR_DB, QuantizeResult
+from qdqtune.records.ranges import RangeMethod
+from qdqtune.records.tuning import DEFAULT_THRESHOLD
+from qdqtune.report.quantization import quantize_text
+from qdqtune.workflows.calibrating import Progress
+from qdqtune.workflows.given_model import AnyModel, as_file, in_form_of
+from qdqtune.workflows.name_filters import NameFilters
+from qdqtune.workflows.one_shot import OneShot, QuantizeRequest
+
+_NOTHING_SAID = InputRequest()
+_SUFFIX = ".quant.onnx"
+
+
+def quantize(
+    model: AnyModel,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    engine: str = registry.AUTO,
+    engine_options: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    dialect: str | None = None,
+    quantize_mode: str = "int8",
+    calibration_data: Any = None,
+    calibration_samples: int | None = None,
+    calibration_method: RangeMethod | str | None = None,
+    inputs: InputRequest = _NOTHING_SAID,
+    nodes_to_quantize: Sequence[str] = (),
+    nodes_to_exclude: Sequence[str] = (),
+    op_types_to_quantize: Sequence[str] = (),
+    op_types_to_exclude: Sequence[str] = (),
+    per_channel: bool = True,
+    high_precision_dtype: Precision | str | None = None,
+    min_sqnr_db: float | None = DEFAULT_LEAST_SQNR_DB,
+    performance_threshold: float | None = DEFAULT_THRESHOLD,
+    optimize: bool = True,
+    save_placement: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> QuantizeResult:
+    """Quantize a model by rules: calibrate, place, insert, verify, save.
+
+    Where the engine runs here, the result is timed against the model as given, and shipped only if
+    it is faster; otherwise the model comes back as it was, and the report says so.
+
+    Args:
+        model: A path, a proto or an `onnx_ir.Model`. One with Q/DQ is taken apart first; its
+            scales are kept.
+        output: Where to write; for a path, ``MODEL.quant.onnx`` beside it if nothing is said.
+        engine: Whose dialect and rules; it need not be installed. ``tensorrt8`` is TensorRT 8.
+        engine_options: The engine's own options, for timing.
+        threads: Threads per run, for timing; None is the engine's default.
+        dialect: A dialect by name, instead of the engine's own on this machine.
+        quantize_mode: One of the dialect's quant types: ``int8``, ``fp8``, …
+        calibration_data: As `qdqtune.calibration.data.open_samples` takes it; None is random.
+        calibration_samples: Use at most this many samples of it.
+        calibration_method: ``max``, ``entropy``, ``percentile`` or ``mse``; None tries all and
+            takes what is closest to the float model.
+        inputs: Shapes to run at; ranges and seed of random inputs.
+        nodes_to_quantize: Regular expressions of node names: only these, and what is between.
+        nodes_to_exclude: Regular expressions of node names that stay float.
+        op_types_to_quantize: Regular expressions of op types: only these.
+        op_types_to_exclude: Regular expressions of op types that stay float.
+        per_channel: Whether weights have one scale per channel, or one in all.
+        high_precision_dtype: The float type of what isn't quantized; None is the model's own.
+        min_sqnr_db: How near to the float model every op and every output must be; ops that are
+            not stay float. None asks for nothing.
+        performance_threshold: The speedup below which the model is handed back as it was; None
+            doesn't time it.
+        optimize: Whether to fold and clean the graph first.
+        save_placement: Where to write the placement, too.
+        force: Whether files may be replaced.
+        progress: Called with the samples calibrated and their number, if known.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    name, spoken = _target(engine, dialect, engine_options)
+    request = QuantizeRequest(
+        engine=name,
+        dialect=spoken if per_channel else replace(spoken, per_channel=False),
+        quant_type=quantize_mode,
+        options=SessionOptions(threads=threads, engine_options=dict(engine_options or {})),
+        inputs=inputs,
+        data=calibration_data,
+        samples=calibration_samples,
+        method=_method(calibration_method, calibration_data),
+        filters=NameFilters(
+            tuple(nodes_to_quantize), tuple(nodes_to_exclude),
+            tuple(op_types_to_quantize), tuple(op_types_to_exclude),
+        ),
+        precision=_precision(high_precision_dtype),
+        min_sqnr_db=min_sqnr_db,
+        threshold=performance_threshold,
+        optimize=optimize,
+        progress=progress,
+    )  # fmt: skip
+    began = time.monotonic()
+    with as_file(model) as path, _target_file(model, path, output) as target:
+        check_targets(target, save_placement, path, force=force)
+        with tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=target.absolute().parent) as room:
+            made = OneShot(request, path, Path(room)).run()
+            if made.quantized is None:
+                _hand_back(path, target, force=force)
+            else:
+                save_model(made.quantized, target, force=force)
+        if save_placement is not None:
+            text = made.report.placement.to_json(made.fingerprint)
+            write_text(save_placement, text, force=force)
+        result = in_form_of(model, target)
+        report = replace(
+            made.report,
+            output=target if output is not None or result is target else None,
+            bytes_before=_size(path),
+            bytes_after=_size(target),
+            seconds={**made.report.seconds, "total": time.monotonic() - began},
+        )
+    return QuantizeResult(result, report, quantize_text(report))
+
+
+def _target(
+    engine: str, dialect: str | None, options: Mapping[str, str] | None
+) -> tuple[str, Dialect]:
+    """The engine, and the dialect that is written for it."""
+    name, version = registry.versioned(engine)
+    if name == registry.AUTO and dialect is None:
+        name = registry.resolve(name)
+    if dialect is not None:
+        return name, dialect_named(dialect)
+    return name, native_dialect(name, version, options=options)
+
+
+def _method(method: RangeMethod | str | None, data: Any) -> RangeMethod | None:
+    if method is None:
+        return None
+    try:
+        chosen = RangeMethod(method)
+    except ValueError:
+        known = ", ".join(each.value for each in RangeMethod)
+        raise UsageError(
+            f"There is no calibration method {method!r}.", f"There are: {known}."
+        ) from None
+    if data is None and chosen is not RangeMethod.MAX:
+        raise UsageError(
+            f"The calibration method {chosen.value!r} looks at data, but none was given.",
+            "Give some: --calibration_data SOURCE.",
+        )
+    return chosen
+
+
+def _precision(dtype: Precision | str | None) -> Precision | None:
+    if dtype is None:
+        return None
+    try:
+        return Precision(dtype)
+    except ValueError:
+        known = ", ".join(each.value for each in Precision)
+        raise UsageError(f"There is no float type {dtype!r}.", f"There are: {known}.") from None
+
+
+@contextmanager
+def _target_file(
+    model: AnyModel, path: Path, output: str | os.PathLike[str] | None
+) -> Iterator[Path]:
+    """Where the result is written; beside a model in memory only for a while."""
+    if output is not None:
+        yield Path(output)
+    elif isinstance(model, str | os.PathLike):
+        yield path.with_name(path.stem + _SUFFIX)
+    else:
+        with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
+            yield Path(folder) / "quantized.onnx"
+
+
+def _hand_back(path: Path, target: Path, *, force: bool) -> None:
+    """Write the model as it was given: byte for byte if it is one file."""
+    if target.resolve() == path.resolve():
+        return
+    if external_files(path):
+        save_model(load_model(path), target, force=force)
+    else:
+        write_bytes(target, path.read_bytes(), force=force)
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in {path.resolve(), *external_files(path)})
