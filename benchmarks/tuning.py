@@ -21,10 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
 from benchmarks import results
-from benchmarks.against_quantize_static import SampleReader
+from benchmarks.blankets import (
+    CONFIDENCE,
+    compared,
+    speeds_over_float,
+    write_blankets,
+    write_folded,
+)
 from qdqtune import zoo
 from qdqtune.calibration.inputs import Feeds, random_inputs
 from qdqtune.engines import registry
@@ -32,12 +37,9 @@ from qdqtune.engines.contest import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.timing import compare_blocks
-from qdqtune.graph.files import load_model, save_model
-from qdqtune.graph.folding import fold
+from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.inputs import InputRequest
-from qdqtune.records.measurement import Comparison
 from qdqtune.report.tables import text_table
 from qdqtune.workflows.tune import tune
 
@@ -51,14 +53,6 @@ COLUMNS = {
     "kept float": "kept_float", "commit": "commit",
 }  # fmt: skip
 _SAMPLES = 4
-_CONFIDENCE = 0.90
-_S8, _U8 = QuantType.QInt8, QuantType.QUInt8
-_BLANKETS = {
-    "s8/s8": (_S8, _S8, False),
-    "u8/s8": (_U8, _S8, False),
-    "u8/s8 7 bits": (_U8, _S8, True),
-    "u8/u8": (_U8, _U8, False),
-}
 
 
 def measure(name: str, preset: str, budget_s: float, engine: str) -> dict[str, Any]:
@@ -70,26 +64,16 @@ def measure(name: str, preset: str, budget_s: float, engine: str) -> dict[str, A
             path = space / "zoo.onnx"
             onnx.save(zoo.build(name), path)
         result = tune(path, engine=engine, threads=1, preset=preset, output_dir=space / "run")
-        model = load_model(path)
-        fold(model)
-        infer_shapes(model)
-        index = GraphIndex(model)
-        blankets = _blankets(save_model(model, space / "folded.onnx"), index, space)
+        index = GraphIndex(load_model(path))
+        folded = write_folded(path, space / "folded.onnx")
+        blankets = write_blankets(folded, lambda: random_inputs(index, _SAMPLES), space)
         feeds = next(random_inputs(index, 1, InputRequest(seed=1)))
         with Worker(engine, SessionOptions(threads=1)) as worker:
-            labels = list(blankets)
-            measured, _ = compare_files(
-                worker, [path, *blankets.values()], feeds, budget_s=budget_s / 2
-            )
-            speeds = {
-                label: compare_blocks(measured[0].blocks_ms, found.blocks_ms, _CONFIDENCE)
-                for label, found in zip(labels, measured[1:], strict=True)
-                if found.ok
-            }
+            speeds = speeds_over_float(worker, path, blankets, feeds, budget_s / 2)
             best = max(speeds, key=lambda label: speeds[label].ratio, default="")
-            over_float = _compared(worker, path, result.model, feeds, budget_s)
+            over_float = compared(worker, path, result.model, feeds, budget_s)
             over_blanket = (
-                _compared(worker, blankets[best], result.model, feeds, budget_s) if best else None
+                compared(worker, blankets[best], result.model, feeds, budget_s) if best else None
             )
         elsewhere = {
             other: _elsewhere(other, path, result.model, feeds, budget_s)
@@ -119,28 +103,6 @@ def measure(name: str, preset: str, budget_s: float, engine: str) -> dict[str, A
     }
 
 
-def _blankets(path: Path, index: GraphIndex, space: Path) -> dict[str, Path]:
-    written = {}
-    for number, (label, (activation, weight, reduce_range)) in enumerate(_BLANKETS.items()):
-        target = space / f"blanket{number}.onnx"
-        try:
-            quantize_static(
-                str(path), str(target), SampleReader(random_inputs(index, _SAMPLES)),
-                quant_format=QuantFormat.QDQ, per_channel=True, activation_type=activation,
-                weight_type=weight, reduce_range=reduce_range,
-            )  # fmt: skip
-        except Exception as error:  # not every model can be quantized by it in every way
-            print(f"{path.name}: quantize_static {label}: {error}", flush=True)
-            continue
-        written[label] = target
-    return written
-
-
-def _compared(worker: Worker, one: Path, other: Path, feeds: Feeds, budget_s: float) -> Comparison:
-    measured, _ = compare_files(worker, [one, other], feeds, budget_s=budget_s)
-    return compare_blocks(measured[0].blocks_ms, measured[1].blocks_ms, _CONFIDENCE)
-
-
 def _elsewhere(engine: str, given: Path, tuned: Path, feeds: Feeds, budget_s: float) -> float | str:
     """The speedup of a tuned file on an engine that it wasn't tuned for, or why there is none."""
     with Worker(engine, SessionOptions(threads=1)) as worker:
@@ -148,7 +110,7 @@ def _elsewhere(engine: str, given: Path, tuned: Path, feeds: Feeds, budget_s: fl
     for measurement in measured:
         if not measurement.ok:
             return str(measurement.error).splitlines()[0]
-    return compare_blocks(measured[0].blocks_ms, measured[1].blocks_ms, _CONFIDENCE).ratio
+    return compare_blocks(measured[0].blocks_ms, measured[1].blocks_ms, CONFIDENCE).ratio
 
 
 def crossed(records: Sequence[dict[str, Any]]) -> str:

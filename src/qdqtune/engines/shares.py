@@ -10,7 +10,7 @@ import onnx_ir as ir
 from qdqtune.engines.layer_kinds import fits
 from qdqtune.engines.layer_nodes import nodes_of_layers
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
+from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op, weight_axis
 from qdqtune.records.layers import MappedLayer
 from qdqtune.records.measurement import LayerTime
 
@@ -62,8 +62,8 @@ def _work(index: GraphIndex, node: ir.Node) -> float:
     if not is_op(node, *WEIGHTED_OPS) or len(node.inputs) < 2 or node.inputs[1] is None:
         return moved
     weight = index.shape(node.inputs[1].name or "") or ()
-    channels = weight[0] if node.op_type.startswith("Conv") and weight else None
-    per_value = _size(index, node.inputs[1]) / (channels or (weight[-1] if weight else 1) or 1)
+    channels = weight[weight_axis(node)] if len(weight) > 1 else 1
+    per_value = _size(index, node.inputs[1]) / (channels or 1)
     return moved + _size(index, node.outputs[0]) * per_value / 8.0
 
 

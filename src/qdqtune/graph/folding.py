@@ -23,6 +23,7 @@ from onnxscript.rewriter.rules.common import (
 
 from qdqtune.graph.bodies import bodies_aside, body_shapes_kept
 from qdqtune.graph.constants import retyped
+from qdqtune.graph.conv_biases import fold_conv_biases
 from qdqtune.graph.fold_limits import FoldLimits
 from qdqtune.graph.kernel_shapes import write_kernel_shapes
 from qdqtune.graph.naming import name_apart_from_bodies, name_nodes
@@ -68,8 +69,9 @@ def fold(model: ir.Model, *, keep_qdq: bool = False) -> bool:
         folded = _fold_constants(model, keep_qdq=keep_qdq)
         with pinned(model, when=keep_qdq), bodies_aside(model):
             fused = _fold_batchnorms(model)
+            added = fold_conv_biases(model)
             written = write_kernel_shapes(model)
-            modified = ready or folded or fused or written
+            modified = ready or folded or fused or added or written
             if modified:
                 passes.RemoveUnusedNodesPass()(model)
         if fused:

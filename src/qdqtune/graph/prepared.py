@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
+from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.weights import WeightStore
 from qdqtune.graph.whole_files import replacing
@@ -51,6 +53,11 @@ class PreparedModel:
         self._graph_frame: bytes = frame.graph.SerializeToString()
         frame.ClearField("graph")
         self._frame: bytes = frame.SerializeToString()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the base."""
+        return fingerprint(self.index.model)
 
     def assemble(
         self,

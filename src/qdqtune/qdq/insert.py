@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx.helper import make_attribute, make_node
 
 from qdqtune._version import __version__
-from qdqtune.graph.fingerprint import fingerprint, tensor_digest
+from qdqtune.graph.fingerprint import tensor_digest
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE
 from qdqtune.graph.prepared import PreparedModel, constant_part, node_part
@@ -63,7 +63,7 @@ class Inserter:
             "qdqtune.dialect": dialect.name,
             "qdqtune.quant_type": quant_type,
             "qdqtune.calibration": ranges.source.value,
-            "qdqtune.float_model": fingerprint(self.index.model),
+            "qdqtune.float_model": base.fingerprint,
         }
         self._outputs = [
             [output.name for output in node.outputs if output.name] for node in self.index.nodes

@@ -13,8 +13,8 @@ from qdqtune.records.placement import Placement
 
 SCHEMA = 1
 
-# Below this, task metrics suffer: a MiniLM's sentences have cosines of 0.97 to float at 10 dB, 0.993
-# at 15 dB.
+# Below this, task metrics suffer: a MiniLM's sentences have cosines of 0.97 to float at 10 dB,
+# 0.993 at 15 dB.
 DEFAULT_LEAST_SQNR_DB = 15.0
 
 
@@ -60,6 +60,7 @@ class QuantizeReport:
         method: How ranges followed from them.
         tried_db: The worst output's ratio for every method that was tried.
         sqnr_db: Signal-to-noise ratio per output against the float model; empty if unknown.
+        scores_db: The same of the scores that go into a last Softmax or ArgMax, by output.
         judged_with: Whose kernels gave it.
         bytes_before: Size of the model as given, weights included.
         bytes_after: Size of what was written.
@@ -84,6 +85,7 @@ class QuantizeReport:
     method: str
     tried_db: Mapping[str, float]
     sqnr_db: Mapping[str, float]
+    scores_db: Mapping[str, float]
     judged_with: str
     bytes_before: int
     bytes_after: int
@@ -104,8 +106,8 @@ class QuantizeReport:
 
     @property
     def worst_db(self) -> float | None:
-        """Of the output that is farthest from the float model."""
-        return min(self.sqnr_db.values(), default=None)
+        """Of the output that is farthest from the float model, or of its scores."""
+        return min({**self.sqnr_db, **self.scores_db}.values(), default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -122,6 +124,7 @@ class QuantizeReport:
             "method": self.method,
             "tried_db": {name: _finite(ratio) for name, ratio in self.tried_db.items()},
             "sqnr_db": {name: _finite(ratio) for name, ratio in self.sqnr_db.items()},
+            "scores_db": {name: _finite(ratio) for name, ratio in self.scores_db.items()},
             "judged_with": self.judged_with,
             "qdq_pairs": len(self.placement.tensors),
             "bytes_before": self.bytes_before,

@@ -83,8 +83,11 @@ def _placed(report: QuantizeReport) -> list[str]:
 def _measured(report: QuantizeReport) -> list[str]:
     before, after = report.bytes_before, report.bytes_after
     lines = []
-    for name, db in report.sqnr_db.items():
-        lines.append(f"Output {name}: SQNR {db:.1f} dB against float ({report.judged_with}).")
+    for name in dict.fromkeys((*report.sqnr_db, *report.scores_db)):
+        found = [f"SQNR {report.sqnr_db[name]:.1f} dB"] if name in report.sqnr_db else []
+        if name in report.scores_db:
+            found.append(f"scores that it comes from {report.scores_db[name]:.1f} dB")
+        lines.append(f"Output {name}: {', '.join(found)}, against float ({report.judged_with}).")
     if report.calibration == CalibrationSource.DATA.value:
         others = ", ".join(
             f"{method} {db:.1f}"

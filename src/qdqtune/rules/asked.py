@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from qdqtune.rules.draft import Draft
+from qdqtune.rules.draft import Draft, Verdict
 from qdqtune.rules.rule import Rule
 
 _NAME = "asked"
+_ASKED = Verdict(_NAME, "it was asked to stay float")
 
 
 def _apply(draft: Draft) -> None:
     wishes = draft.wishes
     for node in draft.index.nodes:
         if node.name in wishes.never:
-            draft.leave(node, _NAME, "it was asked to stay float")
+            verdict = wishes.why.get(node.name or "", _ASKED)
+            draft.leave(node, verdict.rule, verdict.reason)
         elif wishes.only is not None and node.name in wishes.only:
             draft.choose(node, _NAME, "it was asked for")
     if wishes.only is not None:

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from qdqtune.graph.op_classes import COPY_OPS, is_op
 from qdqtune.rules.draft import Draft
 from qdqtune.rules.rule import Rule
-from qdqtune.rules.tracing import readers_through, source_through
+from qdqtune.rules.tracing import readers_through, source_through, sources_through
 
 _NAME = "attention"
 _LONGEST = 512
@@ -27,10 +27,9 @@ def _apply(draft: Draft) -> None:
 
 def _products(draft: Draft, softmax: ir.Node) -> list[ir.Node]:
     """The products of activations before and behind a Softmax."""
-    data = softmax.inputs[0]
-    before = source_through(draft.index, data.name or "", _BETWEEN) if data is not None else None
+    before = sources_through(draft.index, softmax, _BETWEEN)
     behind = readers_through(draft.index, softmax.outputs[0].name or "", COPY_OPS | {"Cast"})
-    return [node for node in (before, *behind) if node is not None and _multiplies(draft, node)]
+    return [node for node in (*before, *behind) if _multiplies(draft, node)]
 
 
 def _multiplies(draft: Draft, node: ir.Node) -> bool:

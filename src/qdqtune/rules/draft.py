@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
@@ -15,6 +15,21 @@ from qdqtune.records.placement import Edge, Placement
 from qdqtune.records.quantization import Decision
 
 _NO_RULE = "no rule"
+# They fuse into the op before them on every engine, whether or not a dialect has to know.
+_ALWAYS_FUSED = frozenset({"Clip", "Relu"})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who decided on an op, and why.
+
+    Attributes:
+        rule: A rule's name, or that of whoever else did.
+        reason: In words.
+    """
+
+    rule: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -24,16 +39,16 @@ class Wishes:
     Attributes:
         only: Quantize these ops and what is between them; None leaves it to the rules.
         never: Leave these float.
+        why: Who says so of those, if it isn't the user.
     """
 
     only: frozenset[str] | None = None
     never: frozenset[str] = frozenset()
+    why: Mapping[str, Verdict] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class _Verdict:
-    rule: str
-    reason: str
+    def without(self, others: Mapping[str, Verdict]) -> Wishes:
+        """The same with other ops that are to stay float, and why."""
+        return replace(self, never=self.never.union(others), why={**self.why, **others})
 
 
 @dataclass
@@ -58,9 +73,10 @@ class Draft:
 
     def __post_init__(self) -> None:
         self.index: GraphIndex = self.completion.index
-        self._chosen: dict[str, _Verdict] = {}
-        self._left: dict[str, _Verdict] = {}
-        self._fused = self.completion.dialect.fused_activations
+        self._chosen: dict[str, Verdict] = {}
+        self._left: dict[str, Verdict] = {}
+        self._served: dict[Edge, frozenset[str]] = {}
+        self._fused = self.completion.dialect.fused_activations | _ALWAYS_FUSED
 
     @property
     def version(self) -> tuple[int, int, int]:
@@ -79,18 +95,25 @@ class Draft:
         """Quantize an op, unless it is to stay float."""
         name = node.name or ""
         if name not in self._left and name in self.completion.units:
-            self._chosen.setdefault(name, _Verdict(rule, reason))
+            self._chosen.setdefault(name, Verdict(rule, reason))
 
     def leave(self, node: ir.Node, rule: str, reason: str) -> None:
         """Leave an op float, unless it is quantized already."""
         name = node.name or ""
         if name not in self._chosen:
-            self._left.setdefault(name, _Verdict(rule, reason))
+            self._left.setdefault(name, Verdict(rule, reason))
 
-    def add(self, edge: Edge, rule: str) -> None:
-        """Let one reader see a quantized value, though it has no integer kernel."""
+    def add(self, edge: Edge, rule: str, served: Collection[str]) -> None:
+        """Let one reader see a quantized value, though it has no integer kernel.
+
+        Args:
+            edge: The reader.
+            rule: Who wants it.
+            served: Quantized ops that it is there for: if one stays float, so does the edge.
+        """
         if edge.node not in self.wishes.never:
             self.extra.setdefault(edge, rule)
+            self._served.setdefault(edge, frozenset(served))
 
     def is_chosen(self, node: ir.Node | None) -> bool:
         """Whether an op is quantized."""
@@ -121,6 +144,12 @@ class Draft:
             if source is None or not source.name or not (moves or is_op(node, *self._fused)):
                 return None
             tensor = source.name
+
+    def is_written(self, tensor: str) -> bool:
+        """Whether a tensor is quantized whoever else reads it."""
+        units = self.completion.units
+        made = any(tensor in units[name].outputs for name in self._chosen)
+        return made or self._read_by_chosen(tensor)
 
     def leads_to_integers(self, tensor: str) -> bool:
         """Whether ops that can be quantized lead from here to a weighted op that is."""
@@ -155,12 +184,6 @@ class Draft:
         chosen = (self.completion.units[name] for name in self._chosen)
         return merge([self.placement(), *chosen])
 
-    def reject(self, names: Collection[str], rule: str, reason: str) -> None:
-        """Leave ops float that were quantized."""
-        for name in names:
-            self._chosen.pop(name, None)
-            self._left[name] = _Verdict(rule, reason)
-
     def placement(self) -> Placement:
         """What the decisions come to."""
         return self.without(())
@@ -169,7 +192,11 @@ class Draft:
         """What they come to if these ops are left float after all."""
         kept = [name for name in self._chosen if name not in names]
         placement = self.completion.placement(kept)
-        edges = [edge for edge in self.extra if edge.node not in names]
+        edges = [
+            edge
+            for edge, served in self._served.items()
+            if edge.node not in names and served.issubset(kept)
+        ]
         return canonical(self.index, placement | Placement.of(edges))
 
     def decisions(self, placement: Placement) -> tuple[Decision, ...]:
@@ -178,22 +205,26 @@ class Draft:
         found = []
         for node in self.index.nodes:
             name = node.name or ""
-            if name in quantized and name in self.completion.units:
-                verdict = self._chosen.get(name, _Verdict("between", "what it reads is quantized"))
+            if name in quantized and self._is_whole(name, placement):
+                verdict = self._chosen.get(name, Verdict("between", "what it reads is quantized"))
                 found.append(Decision(name, node.op_type, True, verdict.rule, verdict.reason))
             elif not is_op(node, *self._fused):
                 verdict = self._why_float(name)
                 found.append(Decision(name, node.op_type, False, verdict.rule, verdict.reason))
         return tuple(found)
 
-    def _why_float(self, name: str) -> _Verdict:
+    def _is_whole(self, name: str, placement: Placement) -> bool:
+        """Whether an op that reads integers was meant to, or writes them as its kernel needs."""
+        return name in self._chosen or self.completion.units[name].outputs <= placement.outputs
+
+    def _why_float(self, name: str) -> Verdict:
         if name in self._left:
             return self._left[name]
         if name in self.completion.left_float:
-            return _Verdict("no kernel", self.completion.left_float[name])
+            return Verdict("no kernel", self.completion.left_float[name])
         if name in self._chosen:
-            return _Verdict("follows", "what it moves is not quantized")
-        return _Verdict(_NO_RULE, "it would gain nothing: what it reads or feeds is float")
+            return Verdict("follows", "what it moves is not quantized")
+        return Verdict(_NO_RULE, "it would gain nothing: what it reads or feeds is float")
 
     def _read_by_chosen(self, tensor: str) -> bool:
         return any(

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import COPY_OPS, is_op
+from qdqtune.qdq.units import role_rule
 from qdqtune.records.placement import Edge
 from qdqtune.rules.draft import Draft
 from qdqtune.rules.rule import Rule
@@ -36,29 +37,34 @@ def _apply(draft: Draft) -> None:
     for node in draft.index.nodes:
         for edge in _activation_edges(draft.index, node):
             source = source_through(draft.index, edge.tensor, _PASSING)
-            if source is not None and source.name in partitions:
-                draft.add(edge, _NAME)
+            convs = partitions.get(source.name or "") if source is not None else None
+            if convs:
+                draft.add(edge, _NAME, convs)
 
 
-def _partitions(draft: Draft) -> set[str]:
-    """The quantized Convs, and the ops that fuse into them: those that read nothing else."""
-    found: set[str] = set()
+def _partitions(draft: Draft) -> dict[str, frozenset[str]]:
+    """The quantized Convs, and the ops that fuse into them: each with the Convs behind it."""
+    found: dict[str, frozenset[str]] = {}
     for node in draft.index.nodes:
         if is_op(node, *_CONVS):
             if draft.is_chosen(node):
-                found.add(node.name or "")
-        elif is_op(node, *_POINTWISE) and _reads_only(draft.index, node, found):
-            found.add(node.name or "")
+                found[node.name or ""] = frozenset([node.name or ""])
+        elif is_op(node, *_POINTWISE):
+            sources = _fused_sources(draft, node)
+            if sources and all(name in found for name in sources):
+                found[node.name or ""] = frozenset().union(*(found[name] for name in sources))
     return found
 
 
-def _reads_only(index: GraphIndex, node: ir.Node, partition: set[str]) -> bool:
-    sources = [value for value in node.inputs if value is not None and value.name]
-    computed = [value for value in sources if not index.is_constant(value.name or "")]
-    producers = [value.producer() for value in computed]
-    return bool(producers) and all(
-        producer is not None and producer.name in partition for producer in producers
-    )
+def _fused_sources(draft: Draft, node: ir.Node) -> set[str]:
+    """Who makes what an op reads; of a residual Add, only the op that it is added in."""
+    values = [value for value in node.inputs if value is not None and value.name]
+    tensors = [value.name for value in values if not draft.index.is_constant(value.name or "")]
+    if draft.is_chosen(node) and role_rule(draft.completion.dialect, node).joins_producer:
+        quantized = draft.activations(node)
+        tensors = [tensor for tensor in tensors if tensor not in quantized]
+    producers = [draft.index.value[tensor or ""].producer() for tensor in tensors]
+    return {(producer.name or "") if producer is not None else "" for producer in producers}
 
 
 def _activation_edges(index: GraphIndex, node: ir.Node) -> list[Edge]:
@@ -106,15 +112,17 @@ def _is_divided(index: GraphIndex, minus: ir.Node) -> bool:
 
 
 def _comes_from(root: ir.Node, centred: str) -> bool:
-    data = root.inputs[0]
     through = ("Add", "ReduceMean", "Pow", "Mul", "Cast")
+    node = root
     for _ in range(_DEPTH):
-        if data is None or data.name == centred:
-            return data is not None
-        node = data.producer()
-        if node is None or not is_op(node, *through):
+        # An epsilon is no op's result: it may stand on either side.
+        made = [value for value in node.inputs if value is not None and value.producer()]
+        before = made[0].producer() if made else None
+        if before is None or made[0].name == centred:
+            return before is not None
+        if not is_op(before, *through):
             return False
-        data = node.inputs[0]
+        node = before
     return False
 
 

@@ -13,10 +13,12 @@ _OPS = ("AveragePool", "GlobalAveragePool", "MaxPool", "Resize")
 
 def _apply(draft: Draft) -> None:
     for node in list(draft.undecided(*_OPS)):
-        if not all(map(draft.is_integer, draft.activations(node))):
+        tensors = draft.activations(node)
+        if not all(map(draft.is_integer, tensors)):
             continue
         keeps_float = role_rule(draft.completion.dialect, node).output is Output.FLOAT
-        if not keeps_float or draft.leads_to_integers(node.outputs[0].name or ""):
+        costs_nothing = not keeps_float and all(map(draft.is_written, tensors))
+        if costs_nothing or draft.leads_to_integers(node.outputs[0].name or ""):
             draft.choose(node, _NAME, "what it reads is quantized")
 
 

@@ -52,3 +52,30 @@ def source_through(
             return None
         tensor = source.name
     return None
+
+
+def sources_through(index: GraphIndex, node: ir.Node, passing: Collection[str]) -> list[ir.Node]:
+    """Who made the floats that an op reads, before these ops worked on them, at most ten in a row.
+
+    All operands are followed: scores are the first of an Add and the second of a Where.
+    """
+    found: dict[str, ir.Node] = {}
+    layer, seen = [node], {node.name}
+    for _ in range(_DEPTH + 1):
+        before = [
+            producer
+            for each in layer
+            for value in each.inputs
+            if value is not None and value.name in index.value and index.is_float(value.name)
+            if (producer := value.producer()) is not None
+        ]
+        layer = []
+        for producer in before:
+            if producer.name in seen:
+                continue
+            seen.add(producer.name)
+            if is_op(producer, *passing):
+                layer.append(producer)
+            else:
+                found[producer.name or ""] = producer
+    return list(found.values())

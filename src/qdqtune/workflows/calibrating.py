@@ -26,7 +26,6 @@ from qdqtune.calibration.range_cache import (
 )
 from qdqtune.calibration.watching import Progress, warn_of, watch, watched_tensors
 from qdqtune.engines.isolated import Worker, WorkerFailure
-from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.prepared import PreparedModel
@@ -187,7 +186,7 @@ def _calibrate(
         engine = worker.info()
     except WorkerFailure:  # opening the model will fail, too, with advice
         cache = RangeCache(None)
-    model = fingerprint(base.index.model)
+    model = base.fingerprint
     key = key_of(feeding.first(), model, sorted(tensors), layout, engine, __version__)
     if cache.may_have(key):
         digest = SampleDigest()

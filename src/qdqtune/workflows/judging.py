@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from qdqtune.calibration.inputs import Feeds
 from qdqtune.calibration.quality import Reference
+from qdqtune.calibration.scores import add_scores
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
@@ -35,15 +36,23 @@ class Quality:
     Attributes:
         against_float: Against the float model.
         against_given: Against the Q/DQ file that was given.
+        scores: Against the float model, of what goes into the Softmax or ArgMax that an output
+            comes out of.
     """
 
     against_float: dict[str, float] = field(default_factory=dict)
     against_given: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def decisive(self) -> dict[str, float]:
+        """Of every output, what it is judged by: its scores, if it has some."""
+        return {**self.against_float, **self.scores}
 
     @property
     def worst_db(self) -> float:
         """Of the output that is farthest from the float model; minus infinity if unknown."""
-        return min(self.against_float.values(), default=-math.inf)
+        return min(self.decisive.values(), default=-math.inf)
 
 
 @dataclass(frozen=True)
@@ -134,7 +143,7 @@ class Judge:
             EngineError: If the engine does not run a model in its own dialect.
         """
         try:
-            against_float = self._exact.against_float(candidate)
+            against_float, scores = self._exact.against_float(candidate)
             against_given = self._exact.against_given(candidate) if self._has_reading else {}
         except WorkerFailure as failure:
             if self._kernels is not None:
@@ -145,7 +154,7 @@ class Judge:
                 ) from None
             _logger.warning("the output error could not be measured here: %s", failure)
             return Quality()
-        return Quality(against_float, against_given)
+        return Quality(against_float, against_given, scores)
 
     def roughly_db(self, candidate: Path) -> float:
         """The worst output's distance from the float model, without the engine's own kernels.
@@ -153,8 +162,8 @@ class Judge:
         A session that optimizes nothing opens fast; to rank many candidates, it is near enough.
         """
         try:
-            found = self._rough.against_float(candidate, AS_WRITTEN)
-            return min(found.values(), default=math.inf)
+            found, scores = self._rough.against_float(candidate, AS_WRITTEN)
+            return min({**found, **scores}.values(), default=math.inf)
         except WorkerFailure:
             return -math.inf
 
@@ -198,12 +207,21 @@ class _Bench:
 
     def against_float(
         self, candidate: Path, options: SessionOptions | None = None
-    ) -> dict[str, float]:
-        """Decibels of a candidate; options other than those of the float model can be given."""
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Decibels of a candidate's outputs, and of the scores behind them.
+
+        Args:
+            candidate: A file in the base's folder.
+            options: How to open it, if not like the float model.
+        """
         if self._float is None:
             path = self._base.write(self._base.whole(), "reference")
-            self._float = self._run(self._runnable(path, self._needs_twin))
-        return self._float.sqnr_db(self._runnable(candidate, self._needs_twin), options)
+            shown, _ = add_scores(self._runnable(path, self._needs_twin))
+            self._float = self._run(shown)
+        shown, decided = add_scores(self._runnable(candidate, self._needs_twin))
+        found = self._float.sqnr_db(shown, options)
+        scores = {decided[name]: db for name, db in found.items() if name in decided}
+        return {name: db for name, db in found.items() if name not in decided}, scores
 
     def against_given(self, candidate: Path) -> dict[str, float]:
         """Decibels of a candidate beside the file that was given."""

@@ -5,31 +5,32 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from qdqtune.autotune.search.grouping import group_ops
+from qdqtune.autotune.search.space import Group
 from qdqtune.calibration.observed import observe_shapes, unknown_tensors
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.reference import reference_worker
-from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import at_shapes
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.reading import ReadEncoding
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.placement import Placement
 from qdqtune.records.precision import Precision
-from qdqtune.records.quantization import Decision, QuantizeReport
-from qdqtune.records.ranges import CalibrationSource, RangeMethod, Ranges
-from qdqtune.rules.draft import Draft
+from qdqtune.records.quantization import QuantizeReport
+from qdqtune.records.ranges import RangeMethod, Ranges
+from qdqtune.rules.draft import Draft, Verdict, Wishes
 from qdqtune.rules.order import draft_placement
 from qdqtune.workflows.calibrating import Feeding, Progress, feeding_of, ranges_in_every_way
 from qdqtune.workflows.error_guard import ErrorGuard, Guarded, Part, Scaled
@@ -79,6 +80,38 @@ class Made:
     fingerprint: str
 
 
+@dataclass
+class _Rules:
+    """The rules, and what they are asked about.
+
+    Attributes:
+        completion: What can be quantized.
+        quant_type: To what.
+        wishes: The user's.
+        groups: Ops that are alike.
+        shapes: Of the inputs.
+        left_out: Ops that can't be quantized after all, and why.
+    """
+
+    completion: Completion
+    quant_type: str
+    wishes: Wishes
+    groups: tuple[Group, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    left_out: Mapping[str, Verdict] = field(default_factory=dict)
+
+    def draft(self, float_ops: Mapping[str, Verdict]) -> Draft:
+        """Ask them, when these ops are to stay float."""
+        wishes = self.wishes.without({**self.left_out, **float_ops})
+        with at_shapes(self.completion.index.model, self.shapes):
+            return draft_placement(self.completion, self.quant_type, wishes)
+
+    def parts(self, draft: Draft) -> list[Part]:
+        """The ops of a draft, like ones together."""
+        parts = (draft.chosen.intersection(group.nodes) for group in self.groups)
+        return [part for part in parts if part]
+
+
 class OneShot:
     """Quantizes one model file.
 
@@ -110,52 +143,70 @@ class OneShot:
         speaker = engine_of_dialect(request.dialect, request.engine)
         with reference_worker() as worker, open_kernels(speaker, worker) as kernels:
             base = PreparedModel(source.model, self._room)
-            with self._step("place"):
-                draft, parts = self._draft(base, worker, feeding)
-                placement = draft.placement()
-            made_for = fingerprint(base.index.model)
-            if not placement:
-                return Made(None, self._unchanged(draft, feeding), made_for)
-            judge = Judge(source, base, worker, feeding.judged, kernels=kernels, roughly=_ROUGHLY)
-            given = source.reading.encodings if source.reading is not None else {}
-
-            def new_inserter(ranges: Ranges) -> Inserter:
-                return Inserter(base, request.dialect, request.quant_type, ranges, given)
-
-            ways = self._calibrated(source, base, worker, draft, feeding)
-            scaled = self._scaled(ways, placement, judge, new_inserter)
-            with self._step("guard"):
-                guard = ErrorGuard(draft, parts, judge, worker, feeding.judged, request.min_sqnr_db)
-                guarded = guard.guard(scaled, new_inserter)
-            judge.close()
-            tried = {way.value: each.quality.worst_db for way, each in scaled.items()}
-            report = self._report(draft, feeding, guarded, tried, kernels)
-            if not guarded.placement:
-                report = replace(report, kept_float=True, reason="it would not be accurate enough")
-                return Made(None, report, made_for)
+            guarded, report = self._quantized(source, base, worker, feeding, kernels)
+            if guarded is None or not guarded.placement:
+                reason = "nothing of it can be quantized"
+                if guarded is not None:
+                    reason = f"it would be farther from float than {request.min_sqnr_db:g} dB"
+                report = replace(report, kept_float=True, reason=reason)
+                return Made(None, report, base.fingerprint)
             with self._step("insert"):
                 inserter = guarded.scaled.inserter
                 candidate = inserter.write(guarded.placement, "quantized")
                 check_written(candidate, inserter, guarded.placement, self._path)
         report = self._timed(report, candidate, feeding, speaker)
-        report = replace(report, seconds=self._seconds)
         kept = None if report.kept_float else inserter.model(guarded.placement)
-        return Made(kept, report, made_for)
+        return Made(kept, report, base.fingerprint)
 
-    def _draft(
-        self, base: PreparedModel, worker: Worker, feeding: Feeding
-    ) -> tuple[Draft, list[Part]]:
-        """Let the rules decide, at the shapes that the model will run at."""
+    def _quantized(
+        self,
+        source: Source,
+        base: PreparedModel,
+        worker: Worker,
+        feeding: Feeding,
+        kernels: Kernels | None,
+    ) -> tuple[Guarded | None, QuantizeReport]:
+        """Place, calibrate and guard; nothing is guarded if there is nothing to quantize."""
+        request = self._request
+        with self._step("place"):
+            rules = self._rules(base, worker, feeding)
+            draft = rules.draft({})
+        given = source.reading.encodings if source.reading is not None else {}
+        ways: dict[RangeMethod, Ranges] = {}
+        if draft.placement():
+            ways = self._calibrated(source, base, worker, draft, feeding)
+            rules.left_out = _without_range(draft, next(iter(ways.values())), given)
+            draft = rules.draft({})
+        if not draft.placement():
+            return None, self._report(draft, feeding)
+
+        def new_inserter(ranges: Ranges) -> Inserter:
+            return Inserter(base, request.dialect, request.quant_type, ranges, given)
+
+        judge = Judge(source, base, worker, feeding.judged, kernels=kernels, roughly=_ROUGHLY)
+        with contextlib.closing(judge):
+            scaled = self._scaled(ways, draft.placement(), judge, new_inserter)
+            with self._step("guard"):
+                guard = ErrorGuard(
+                    draft, rules.draft, rules.parts(draft), judge, worker, feeding.judged,
+                    request.min_sqnr_db,
+                )  # fmt: skip
+                guarded = guard.guard(scaled, new_inserter)
+        report = self._report(guarded.draft, feeding, guarded.placement)
+        tried = {way.value: each.quality.worst_db for way, each in scaled.items()}
+        return guarded, _with_quality(report, guarded, tried, kernels)
+
+    def _rules(self, base: PreparedModel, worker: Worker, feeding: Feeding) -> _Rules:
+        """What the rules are asked about: the model at the shapes that it will run at."""
         request = self._request
         with at_shapes(base.index.model, feeding.shapes):
             index = GraphIndex(base.index.model)
             if unknown_tensors(index):
                 observe_shapes(base, worker, next(iter(feeding.judged())))
             completion = Completion(index, request.dialect, request.quant_type)
-            draft = draft_placement(completion, request.quant_type, request.filters.wishes(index))
             groups = group_ops(index, completion).groups
-        parts = [draft.chosen & set(group.nodes) for group in groups]
-        return draft, [part for part in parts if part]
+        wishes = request.filters.wishes(index)
+        return _Rules(completion, request.quant_type, wishes, groups, feeding.shapes)
 
     def _calibrated(
         self,
@@ -171,7 +222,7 @@ class OneShot:
         with self._step("calibrate"):
             return dict(
                 ranges_in_every_way(
-                    source, base, worker, draft.placement(), feeding, layout,
+                    source, base, worker, draft.reach, feeding, layout,
                     request.method, request.progress,
                 )
             )  # fmt: skip
@@ -219,32 +270,9 @@ class OneShot:
         )
 
     def _report(
-        self,
-        draft: Draft,
-        feeding: Feeding,
-        guarded: Guarded,
-        tried_db: Mapping[str, float],
-        kernels: Kernels | None,
-    ) -> QuantizeReport:
-        report = self._unchanged(draft, feeding, guarded.placement)
-        decisions = [_with_error(each, guarded) for each in report.decisions]
-        return replace(
-            report,
-            decisions=tuple(decisions),
-            added={edge.tensor: rule for edge, rule in draft.extra.items()},
-            calibration=guarded.scaled.inserter.encoder.ranges.source.value,
-            method=guarded.scaled.label,
-            tried_db=tried_db,
-            sqnr_db=guarded.quality.against_float,
-            judged_with=registry.title(kernels.engine) if kernels is not None else _AS_WRITTEN,
-            kept_float=False,
-            reason="",
-        )
-
-    def _unchanged(
         self, draft: Draft, feeding: Feeding, placement: Placement | None = None
     ) -> QuantizeReport:
-        """The report if nothing of the model can be quantized."""
+        """What was decided, before anything is known of the result."""
         request = self._request
         return QuantizeReport(
             output=None,
@@ -254,17 +282,16 @@ class OneShot:
             decisions=draft.decisions(placement or Placement()),
             placement=placement or Placement(),
             added={},
-            calibration=CalibrationSource.RANDOM.value,
+            calibration=feeding.source.value,
             calibrated_on=feeding.describe(),
-            method=RangeMethod.MAX.value,
+            method="",
             tried_db={},
             sqnr_db={},
+            scores_db={},
             judged_with="",
             bytes_before=0,
             bytes_after=0,
             not_timed="nothing of it is quantized",
-            kept_float=True,
-            reason="nothing of it can be quantized",
             seconds=self._seconds,
         )
 
@@ -275,11 +302,46 @@ class OneShot:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
 
 
-def _with_error(decision: Decision, guarded: Guarded) -> Decision:
-    """A decision with what the error guard found out, and what it made of it."""
-    error = guarded.own.get(decision.node)
-    if error is not None:
-        decision = replace(decision, sqnr_db=error.sqnr_db)
-    if decision.node in guarded.dropped and not decision.quantized:
-        return replace(decision, rule="accuracy", reason=guarded.dropped[decision.node])
-    return decision
+def _without_range(
+    draft: Draft, ranges: Ranges, given: Mapping[str, ReadEncoding]
+) -> dict[str, Verdict]:
+    """Ops that touch tensors which took infinite or undefined values."""
+    index = draft.index
+
+    def is_known(tensor: str) -> bool:
+        known = tensor in ranges.by_tensor or tensor in given or index.is_constant(tensor)
+        return known or not index.is_float(tensor)
+
+    touched = {name: draft.completion.units[name].tensors for name in sorted(draft.chosen)}
+    touched |= {edge.node: frozenset({edge.tensor}) for edge in draft.extra}
+    found = {}
+    for name, tensors in touched.items():
+        unknown = [tensor for tensor in sorted(tensors) if not is_known(tensor)]
+        if unknown:
+            reason = f"{unknown[0]!r} takes infinite or undefined values, or none at all"
+            found[name] = Verdict("no range", reason)
+    return found
+
+
+def _with_quality(
+    report: QuantizeReport,
+    guarded: Guarded,
+    tried_db: Mapping[str, float],
+    kernels: Kernels | None,
+) -> QuantizeReport:
+    """The report with what is known of errors."""
+    decisions = [
+        replace(each, sqnr_db=guarded.own[each.node].sqnr_db) if each.node in guarded.own else each
+        for each in report.decisions
+    ]
+    return replace(
+        report,
+        decisions=tuple(decisions),
+        added={edge.tensor: rule for edge, rule in guarded.draft.extra.items()},
+        calibration=guarded.scaled.inserter.encoder.ranges.source.value,
+        method=guarded.scaled.label,
+        tried_db=tried_db,
+        sqnr_db=guarded.quality.against_float,
+        scores_db=guarded.quality.scores,
+        judged_with=registry.title(kernels.engine) if kernels is not None else _AS_WRITTEN,
+    )

@@ -69,7 +69,8 @@ def quantize(
         model: A path, a proto or an `onnx_ir.Model`. One with Q/DQ is taken apart first; its
             scales are kept.
         output: Where to write; for a path, ``MODEL.quant.onnx`` beside it if nothing is said.
-        engine: Whose dialect and rules; it need not be installed. ``tensorrt8`` is TensorRT 8.
+        engine: Whose dialect and rules; it need not be installed. A name may end in the version
+            that is meant.
         engine_options: The engine's own options, for timing.
         threads: Threads per run, for timing; None is the engine's default.
         dialect: A dialect by name, instead of the engine's own on this machine.

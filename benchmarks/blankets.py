@@ -1,0 +1,89 @@
+"""What `quantize_static` does by default in QDQ format, per channel: the match for our files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+from benchmarks.against_quantize_static import SampleReader
+from qdqtune.calibration.inputs import Feeds
+from qdqtune.engines.contest import compare_files
+from qdqtune.engines.isolated import Worker
+from qdqtune.engines.timing import compare_blocks
+from qdqtune.graph.files import load_model, save_model
+from qdqtune.graph.folding import fold
+from qdqtune.graph.shapes import infer_shapes
+from qdqtune.records.measurement import Comparison
+
+CONFIDENCE = 0.90
+_S8, _U8 = QuantType.QInt8, QuantType.QUInt8
+
+
+class Blanket(NamedTuple):
+    """The types of a blanket."""
+
+    activation: QuantType
+    weight: QuantType
+    reduce_range: bool = False
+
+
+BLANKETS: Mapping[str, Blanket] = {
+    "s8/s8": Blanket(_S8, _S8),
+    "u8/s8": Blanket(_U8, _S8),
+    "u8/s8 7 bits": Blanket(_U8, _S8, reduce_range=True),
+    "u8/u8": Blanket(_U8, _U8),
+}
+
+
+def write_folded(path: Path, target: Path) -> Path:
+    """Write the model as `quantize_static` wants it: that is what its own preprocessing is for."""
+    model = load_model(path)
+    fold(model)
+    infer_shapes(model)
+    return save_model(model, target)
+
+
+def write_blanket(path: Path, target: Path, blanket: Blanket, samples: Iterator[Feeds]) -> Path:
+    """Quantize a folded model by a blanket."""
+    quantize_static(
+        str(path), str(target), SampleReader(samples),
+        quant_format=QuantFormat.QDQ, per_channel=True, activation_type=blanket.activation,
+        weight_type=blanket.weight, reduce_range=blanket.reduce_range,
+    )  # fmt: skip
+    return target
+
+
+def write_blankets(
+    path: Path, samples: Callable[[], Iterator[Feeds]], folder: Path
+) -> dict[str, Path]:
+    """Quantize a folded model by every blanket that can do it."""
+    written = {}
+    for number, (label, blanket) in enumerate(BLANKETS.items()):
+        target = folder / f"blanket{number}.onnx"
+        try:
+            written[label] = write_blanket(path, target, blanket, samples())
+        except Exception as error:  # not every model can be quantized by it in every way
+            print(f"{path.name}: quantize_static {label}: {error}", flush=True)
+    return written
+
+
+def speeds_over_float(
+    worker: Worker, path: Path, blankets: Mapping[str, Path], feeds: Feeds, budget_s: float
+) -> dict[str, Comparison]:
+    """How much faster than the float model each blanket is that runs."""
+    files = [path, *blankets.values()]
+    measured, _ = compare_files(worker, files, feeds, budget_s=budget_s)
+    return {
+        label: compare_blocks(measured[0].blocks_ms, found.blocks_ms, CONFIDENCE)
+        for label, found in zip(blankets, measured[1:], strict=True)
+        if found.ok
+    }
+
+
+def compared(worker: Worker, one: Path, other: Path, feeds: Feeds, budget_s: float) -> Comparison:
+    """How much faster the other file is, turn by turn."""
+    measured, _ = compare_files(worker, [one, other], feeds, budget_s=budget_s)
+    return compare_blocks(measured[0].blocks_ms, measured[1].blocks_ms, CONFIDENCE)

@@ -1,0 +1,72 @@
+"""Drafts of models written as ONNX text."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from qdqtune.graph.folding import fold
+from qdqtune.graph.index import GraphIndex
+from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.dialects import dialect_named
+from qdqtune.records.placement import Edge
+from qdqtune.records.quantization import Decision
+from qdqtune.rules.draft import Draft, Wishes
+from qdqtune.rules.order import draft_placement
+from tests.conftest import model_from_text
+
+_RNG = np.random.default_rng(11)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return _RNG.normal(size=shape).astype(np.float32)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def drafted(
+    model: onnx.ModelProto,
+    dialect: str,
+    quant_type: str = "int8",
+    wishes: Wishes | None = None,
+) -> Draft:
+    """What the rules of a dialect make of a model."""
+    graph = ir.from_proto(model)
+    fold(graph)
+    completion = Completion(GraphIndex(graph), dialect_named(dialect), quant_type)
+    return draft_placement(completion, quant_type, wishes)
+
+
+def draft_of_text(
+    text: str,
+    dialect: str,
+    quant_type: str = "int8",
+    wishes: Wishes | None = None,
+    opset: int = 17,
+    **weights: np.ndarray,
+) -> Draft:
+    """The same for a text; a node is named after its first result."""
+    model = model_from_text(f"g {text}", opset, **weights)
+    for node in model.graph.node:
+        node.name = node.output[0]
+    return drafted(model, dialect, quant_type, wishes)
+
+
+def decisions(draft: Draft) -> dict[str, Decision]:
+    """What was decided, by node."""
+    return {each.node: each for each in draft.decisions(draft.placement())}
+
+
+def verdict(draft: Draft, node: str) -> tuple[bool, str]:
+    """Whether a node is quantized, and the rule that said so."""
+    found = decisions(draft)[node]
+    return found.quantized, found.rule
+
+
+def edges_into(draft: Draft, node: str) -> set[Edge]:
+    """The inputs of a node that are quantized."""
+    effective = draft.index.effective(draft.placement())
+    return {edge for edge in effective if edge.node == node}
