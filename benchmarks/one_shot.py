@@ -61,7 +61,6 @@ _STEPS = ("open", "place", "calibrate", "insert")
 _LEAST_SPEED, _MOST_TIME = 0.98, 1.2
 _MOST_WHOLE_S = {"resnet50": 30.0}  # with 32 samples
 _BLANKET_SAMPLES = 4
-_SESSIONS = 6
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,24 @@ class Round:
     whole: float
 
 
-def measure(
-    name: str, engine: str, samples: int, rounds: int, budget_s: float, threads: int
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        samples: To calibrate on.
+        rounds: Of the steps that are timed.
+        sessions: Pairs of sessions per comparison of two files.
+        session_s: Seconds of timed runs per pair.
+    """
+
+    samples: int
+    rounds: int
+    sessions: int
+    session_s: float
+
+
+def measure(name: str, engine: str, threads: int, effort: Effort) -> dict[str, Any]:
     """One record for a zoo model or a model file on an engine."""
     with tempfile.TemporaryDirectory(prefix="qdqtune-bench-") as folder:
         space = Path(folder)
@@ -92,28 +106,28 @@ def measure(
             path = space / "zoo.onnx"
             onnx.save(zoo.build(name), path)
         index = GraphIndex(load_model(path))
-        given = list(random_inputs(index, samples))
+        given = list(random_inputs(index, effort.samples))
         folded = write_folded(path, space / "folded.onnx")
         ours = space / "ours.onnx"
         reports, taken = [], []
-        for _ in range(rounds):
+        for _ in range(effort.rounds):
             report, seconds = _round(path, folded, given, engine, threads, ours)
             reports.append(report)
             taken.append(seconds)
         blankets = write_blankets(folded, lambda: iter(given[:_BLANKET_SAMPLES]), space)
         feeds = next(random_inputs(index, 1, InputRequest(seed=1)))
         with Worker(engine, SessionOptions(threads=threads)) as worker:
-            speeds = speeds_over_float(worker, path, blankets, feeds, budget_s / 2)
+            speeds = speeds_over_float(worker, path, blankets, feeds, 2 * effort.session_s)
             best = max(speeds, key=lambda label: speeds[label].ratio, default="")
-            over_float = _over(worker, path, ours, feeds, budget_s)
-            over_blanket = _over(worker, blankets[best], ours, feeds, budget_s) if best else None
+            over_float = _over(worker, path, ours, feeds, effort)
+            over_blanket = _over(worker, blankets[best], ours, feeds, effort) if best else None
     report = reports[-1]
     return {
         "kind": KIND,
         "model": path.stem if Path(name).exists() else name,
         "engine": engine,
         "threads": threads,
-        "samples": samples,
+        "samples": effort.samples,
         "over_float": over_float.ratio,
         "over_float_interval": [over_float.low, over_float.high],
         "blanket": best,
@@ -121,7 +135,7 @@ def measure(
         "over_blanket": over_blanket.ratio if over_blanket else None,
         "over_blanket_interval": [over_blanket.low, over_blanket.high] if over_blanket else None,
         "speed_bar": _speed_bar(over_blanket),
-        **_times(name, samples, taken),
+        **_times(name, effort.samples, taken),
         "steps_s": dict(report.seconds),
         "sqnr_db": report.worst_db,
         "method": report.method,
@@ -130,17 +144,17 @@ def measure(
     }
 
 
-def _over(worker: Worker, one: Path, other: Path, feeds: Feeds, budget_s: float) -> Comparison:
+def _over(worker: Worker, one: Path, other: Path, feeds: Feeds, effort: Effort) -> Comparison:
     """How much faster the other file is, over several pairs of sessions.
 
-    Sessions differ by where their memory lies. Seen: two copies of a ShuffleNet, 2 % apart in one
-    pair of sessions with an interval from 1.2 to 2.5 %. So a pair of sessions gives one ratio, the
+    One pair of sessions can be off as a whole. Seen: a ShuffleNet that was handed back as it was,
+    2 % faster than itself, with an interval from 1.2 to 2.5 %. So a pair gives one ratio, the
     interval is that of the ratios, and the file that is opened first changes.
     """
     ratios = []
-    for session in range(_SESSIONS):
+    for session in range(effort.sessions):
         first, second = (one, other) if session % 2 == 0 else (other, one)
-        found = compared(worker, first, second, feeds, budget_s / _SESSIONS)
+        found = compared(worker, first, second, feeds, effort.session_s)
         ratios.append(found.ratio if first is one else 1 / found.ratio)
     low, high = median_interval(ratios, CONFIDENCE)
     return Comparison(statistics.median(ratios), low, high, CONFIDENCE, len(ratios))
@@ -210,17 +224,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3, help="of the steps that are timed")
-    parser.add_argument("--budget_s", type=float, default=8.0, help="seconds per comparison")
+    parser.add_argument("--sessions", type=int, default=6, help="pairs per comparison")
+    parser.add_argument("--session_s", type=float, default=1.5, help="seconds per pair of sessions")
     parser.add_argument("--record", action="store_true", help=f"add to {results.RESULTS.name}")
     options = parser.parse_args(arguments)
     os.environ[FOLDER] = ""  # nothing may be known from the round before
     logging.getLogger().setLevel(logging.ERROR)
+    effort = Effort(options.samples, options.rounds, options.sessions, options.session_s)
     records = []
     for name in options.models.split(","):
-        record = measure(
-            name, options.engine, options.samples, options.rounds, options.budget_s,
-            options.threads,
-        )  # fmt: skip
+        record = measure(name, options.engine, options.threads, effort)
         records.append(results.append(record) if options.record else record)
         print(results.table(records[-1:], COLUMNS), flush=True)
         print({step: round(taken, 2) for step, taken in record["steps_s"].items()}, flush=True)

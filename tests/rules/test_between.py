@@ -6,7 +6,7 @@ import pytest
 
 from qdqtune.records.placement import Edge
 from qdqtune.rules.draft import Wishes
-from tests.rules.drafting import draft_of_text, edges_into, normal, verdict
+from tests.rules.drafting import decisions, draft_of_text, edges_into, normal, verdict
 
 ENGINES = ["onnxruntime", "openvino", "tensorrt"]
 W = normal(16, 16, 3, 3)
@@ -114,6 +114,13 @@ def test_a_pool_before_floats_stays_float(pool: str, dialect: str) -> None:
     assert not verdict(draft_of_text(f"{IMAGE} {{ {body} }}", dialect, w=W), "p")[0]
 
 
+def test_a_pool_of_what_is_quantized_anyway() -> None:
+    """A Conv of ONNX Runtime writes integers, whoever reads them."""
+    body = f"{conv('c', 'x')} r = Relu(c) {POOLS['GlobalAveragePool']} y = Erf(p)"
+    draft = draft_of_text(f"{IMAGE} {{ {body} }}", "onnxruntime", w=W)
+    assert verdict(draft, "p") == (True, "pool or resize")
+
+
 @pytest.mark.parametrize("dialect", ENGINES)
 @pytest.mark.parametrize(
     ("operands", "behind", "joined"),
@@ -138,6 +145,8 @@ def test_joins_of_what_is_quantized(operands: str, behind: str, joined: bool, di
     assert quantized == joined
     if quantized and operands != "e, f":
         assert rule == "Concat"
+        assert "one scale" in decisions(draft)["j"].reason or dialect == "onnxruntime"
+        assert {edge.tensor for edge in edges_into(draft, "j")} == set(operands.split(", "))
 
 
 SILU = "s = Sigmoid(c) g = Mul(c, s)"

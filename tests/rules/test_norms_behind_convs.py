@@ -12,9 +12,9 @@ import pytest
 import qdqtune
 from qdqtune import zoo
 from qdqtune.records.placement import Edge
-from qdqtune.rules.draft import Draft, Wishes
+from qdqtune.rules.draft import Draft, Verdict, Wishes
 from tests.conftest import model_from_text
-from tests.rules.drafting import draft_of_text, drafted, edges_into, ints, normal
+from tests.rules.drafting import draft_of_text, drafted, edges_into, ints, normal, verdict
 
 RULE = "norm behind Conv"
 WEIGHTS = {
@@ -122,8 +122,10 @@ def test_a_float_conv_or_norm_gets_no_pair(never: str) -> None:
 def test_a_conv_that_is_taken_back_takes_its_pair_along() -> None:
     draft = draft_behind(f"t = {LAST}(c0) {NORM}")
     assert draft.without(["c0"]).edges == frozenset()
-    draft.reject(["c0"], "accuracy", "it is too far off")
-    assert draft.placement().edges == frozenset()
+    lost = {"c0": Verdict("accuracy", "it is too far off")}
+    again = draft_behind(f"t = {LAST}(c0) {NORM}", wishes=Wishes().without(lost))
+    assert again.placement().edges == frozenset()
+    assert verdict(again, "c0") == (False, "accuracy")
 
 
 def test_of_two_readers_only_the_norm_sees_integers() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rules.drafting import draft_of_text, normal, verdict
+from tests.rules.drafting import decisions, draft_of_text, normal, verdict
 
 WEIGHTED = "weighted op"
 
@@ -26,6 +26,9 @@ def test_small_gemms(dialect: str, form: str, k: int, n: int, rule: str) -> None
         f"({inputs}) => (float[32,{n}] y) {{ h = {op} y = Relu(h) }}", dialect, **weights
     )
     assert verdict(draft, "h") == (rule == WEIGHTED, rule)
+    if rule != WEIGHTED:
+        what = f"only {k} values are summed up" if k < 16 else f"only {n} columns come out"
+        assert decisions(draft)["h"].reason.startswith(what)
 
 
 def test_sizes_that_nobody_knows_are_not_small() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import DecodeError
 from onnx.helper import make_node, make_tensor, make_tensor_value_info
 
 from qdqtune.graph.whole_files import replacing
@@ -35,7 +36,10 @@ def add_scores(path: Path) -> tuple[Path, dict[str, str]]:
         The copy, and the names of its new outputs with those that they decide; the model itself if
         no output is decided by scores.
     """
-    proto = onnx.load(path, load_external_data=False)
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except DecodeError:  # the engine will say so
+        return path, {}
     producers = {output: node for node in proto.graph.node for output in node.output}
     opset = max((each.version for each in proto.opset_import if not each.domain), default=0)
     found: dict[str, str] = {}

@@ -92,6 +92,17 @@ def add_parser(commands: Commands) -> None:
     )
     checks.add_argument("--threads", type=positive, help="threads per run, for timing")
     add_engine_option(parser)
+    search = parser.add_argument_group("instead of rules (see docs/tune.md)")
+    search.add_argument(
+        "--autotune",
+        nargs="?",
+        const="default",
+        choices=("quick", "default", "extensive"),
+        help="search for the placement by measuring; what was measured is written",
+    )
+    search.add_argument(
+        "--autotune_output_dir", metavar="DIR", help="the run's folder (default: OUT_autotune)"
+    )
     parser.add_argument(
         "--no_optimize", action="store_true", help="don't fold and clean the graph first"
     )
@@ -126,6 +137,8 @@ def _run(options: argparse.Namespace) -> int:
             min_sqnr_db=options.min_sqnr,
             performance_threshold=options.performance_threshold,
             optimize=not options.no_optimize,
+            autotune=options.autotune,
+            autotune_output_dir=options.autotune_output_dir,
             save_placement=options.save_placement,
             force=options.force,
             progress=progress,

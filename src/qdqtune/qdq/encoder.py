@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -93,6 +94,13 @@ class Encoder:
         self._weights: dict[tuple[str, int | None], Encoding] = {}
         self._fitted: dict[tuple[object, ...], Encoding] = {}
         self._biases: dict[tuple[object, ...], Encoding] = {}
+
+    def with_ranges(self, ranges: Ranges) -> Encoder:
+        """Another one, with other ranges; what doesn't depend on them is shared."""
+        other = copy.copy(self)
+        other.ranges = ranges
+        other._activations = {}
+        return other
 
     def pairs(self, edges: Iterable[Edge]) -> list[Pair]:
         """Group edges into pairs: readers that can share one encoding share one pair.

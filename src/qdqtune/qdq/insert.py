@@ -6,6 +6,7 @@ between; its weights are references into the base's shared file.
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -75,6 +76,13 @@ class Inserter:
             for value in (*graph.inputs, *graph.initializers.values(), *_results(graph))
         }
         self._prefixes: dict[str, str] = {}
+
+    def with_ranges(self, ranges: Ranges) -> Inserter:
+        """Another one, with other ranges; weights that were quantized already are shared."""
+        other = copy.copy(self)
+        other.encoder = self.encoder.with_ranges(ranges)
+        other._metadata = {**self._metadata, "qdqtune.calibration": ranges.source.value}
+        return other
 
     def write(self, placement: Placement, name: str) -> Path:
         """Write a candidate into the base's folder.

@@ -176,7 +176,7 @@ class Draft:
     def only(self, names: Collection[str]) -> Placement:
         """What the decisions come to if only these ops are quantized, and what moves between."""
         moving = self.completion.moving.keys() & self._chosen.keys()
-        return self.completion.placement({*names, *moving})
+        return self._placed({*names, *moving})
 
     @property
     def reach(self) -> Placement:
@@ -191,7 +191,7 @@ class Draft:
     def without(self, names: Collection[str]) -> Placement:
         """What they come to if these ops are left float after all."""
         kept = [name for name in self._chosen if name not in names]
-        placement = self.completion.placement(kept)
+        placement = self._placed(kept)
         edges = [
             edge
             for edge, served in self._served.items()
@@ -212,6 +212,21 @@ class Draft:
                 verdict = self._why_float(name)
                 found.append(Decision(name, node.op_type, False, verdict.rule, verdict.reason))
         return tuple(found)
+
+    def _placed(self, names: Collection[str]) -> Placement:
+        """What these ops need; a Concat that was chosen has its operands quantized for itself.
+
+        Where pairs are lifted that comes by itself; elsewhere ops only follow what they move.
+        """
+        placement = self.completion.placement(names)
+        if self.completion.dialect.lifts:
+            return placement
+        joins = [
+            self.completion.moving[name]
+            for name in self.completion.moving.keys() & set(names)
+            if is_op(self.index.node[name], "Concat")
+        ]
+        return canonical(self.index, merge([placement, *joins]))
 
     def _is_whole(self, name: str, placement: Placement) -> bool:
         """Whether an op that reads integers was meant to, or writes them as its kernel needs."""

@@ -35,7 +35,9 @@ _SAMPLES = 4
 # text recognizer that reads 190 of 200 lines: 191 to 194 with scores at 10 to 12 dB, 172 at 8 dB.
 _SCORES_DB = 3.0
 # With more parts than this they are joined, neighbours first: each is opened and run.
-_MOST_PARTS = 40
+_MOST_PARTS = 32
+# Below this, ranges are chosen part by part even if the outputs are near enough.
+_COMFORTABLE_DB = 20.0
 
 Part = frozenset[str]
 """Names of ops that are kept or left float together."""
@@ -76,7 +78,7 @@ class Guarded:
 
 
 class ErrorGuard:
-    """Takes ops out of a draft until it is accurate enough.
+    """Chooses ranges part by part where that helps, and takes out ops until a draft is accurate.
 
     Args:
         draft: What the rules decided.
@@ -106,14 +108,11 @@ class ErrorGuard:
         self._samples = samples
         self._least_db = least_db
 
-    def guard(
-        self, ways: Mapping[RangeMethod, Scaled], new_inserter: Callable[[Ranges], Inserter]
-    ) -> Guarded:
+    def guard(self, ways: Mapping[RangeMethod, Scaled]) -> Guarded:
         """What is left of the draft when it is accurate enough.
 
         Args:
             ways: The whole draft with the ranges of every method that may be used.
-            new_inserter: Makes an inserter with other ranges.
         """
         best = max(ways.values(), key=lambda scaled: scaled.quality.worst_db)
         own = self._own_errors(best.inserter)
@@ -126,9 +125,9 @@ class ErrorGuard:
             if error.sqnr_db < least and name in self._draft.completion.units
         }
         tried = self._without(dropped, best)
-        if tried.placement and is_enough(tried.quality, least):
-            return replace(tried, own=own)
-        return replace(self._without_worst(ways, new_inserter, dropped, least), own=own)
+        if not tried.placement or not is_enough(tried.quality, max(least, _COMFORTABLE_DB)):
+            tried = self._without_worst(ways, dropped, least)
+        return replace(tried, own=own)
 
     def _without(self, dropped: Mapping[str, Verdict], scaled: Scaled) -> Guarded:
         """What the rules make of it if these ops stay float."""
@@ -142,20 +141,17 @@ class ErrorGuard:
     def _without_worst(
         self,
         ways: Mapping[RangeMethod, Scaled],
-        new_inserter: Callable[[Ranges], Inserter],
         dropped: Mapping[str, Verdict],
         least: float,
     ) -> Guarded:
         """Choose ranges part by part, and drop the fewest parts that it takes."""
-        _logger.warning(
-            "an output is under %g dB: looking at %d parts of the model", least, len(self._parts)
-        )
+        _logger.info("looking at what %d parts of the model do to its outputs", len(self._parts))
         parts = [part - dropped.keys() for part in self._parts]
         noise = {
             way: [self._noise(scaled.inserter, part) for part in parts]
             for way, scaled in _worth_trying(ways).items()
         }
-        scaled = self._mixed(ways, parts, noise, new_inserter)
+        scaled = self._mixed(ways, parts, noise)
         least_noise = [min(noises) for noises in zip(*noise.values(), strict=True)]
         ranked = sorted(range(len(parts)), key=lambda n: -least_noise[n] / self._worth(parts[n]))
         verdicts = [
@@ -165,16 +161,13 @@ class ErrorGuard:
             )
             for n in ranked
         ]
-        found = self._fewest(scaled, verdicts, dropped, least)
-        _logger.warning("%d ops stay float for accuracy", len(found.draft.wishes.why))
-        return found
+        return self._fewest(scaled, verdicts, dropped, least)
 
     def _mixed(
         self,
         ways: Mapping[RangeMethod, Scaled],
         parts: Sequence[Part],
         noise: Mapping[RangeMethod, Sequence[float]],
-        new_inserter: Callable[[Ranges], Inserter],
     ) -> Scaled:
         """The draft with that range of every tensor which harms the outputs least."""
         if len(noise) == 1:
@@ -193,8 +186,9 @@ class ErrorGuard:
             known = ways[way].inserter.encoder.ranges.by_tensor
             if tensor in known:
                 chosen[tensor] = known[tensor]
-        inserter = new_inserter(Ranges(chosen, ranges.source, ranges.samples))
-        return Scaled("mixed", inserter, self._judged(inserter, self._draft.placement()))
+        inserter = ways[best].inserter.with_ranges(Ranges(chosen, ranges.source, ranges.samples))
+        mixed = Scaled("mixed", inserter, self._judged(inserter, self._draft.placement()))
+        return max(ways[best], mixed, key=lambda scaled: scaled.quality.worst_db)
 
     def _fewest(
         self,
@@ -211,7 +205,10 @@ class ErrorGuard:
                 verdicts |= part
             return self._without(verdicts, scaled)
 
-        few, many = -1, len(ranked)
+        whole = without(0)
+        if whole.placement and is_enough(whole.quality, least):
+            return whole
+        few, many = 0, len(ranked)
         found = None
         while many - few > 1:
             middle = (few + many) // 2

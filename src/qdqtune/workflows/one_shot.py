@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -180,18 +180,18 @@ class OneShot:
         if not draft.placement():
             return None, self._report(draft, feeding)
 
-        def new_inserter(ranges: Ranges) -> Inserter:
-            return Inserter(base, request.dialect, request.quant_type, ranges, given)
-
+        first = Inserter(
+            base, request.dialect, request.quant_type, next(iter(ways.values())), given
+        )
         judge = Judge(source, base, worker, feeding.judged, kernels=kernels, roughly=_ROUGHLY)
         with contextlib.closing(judge):
-            scaled = self._scaled(ways, draft.placement(), judge, new_inserter)
+            scaled = self._scaled(ways, draft.placement(), judge, first)
             with self._step("guard"):
                 guard = ErrorGuard(
                     draft, rules.draft, rules.parts(draft), judge, worker, feeding.judged,
                     request.min_sqnr_db,
                 )  # fmt: skip
-                guarded = guard.guard(scaled, new_inserter)
+                guarded = guard.guard(scaled)
         report = self._report(guarded.draft, feeding, guarded.placement)
         tried = {way.value: each.quality.worst_db for way, each in scaled.items()}
         return guarded, _with_quality(report, guarded, tried, kernels)
@@ -232,13 +232,13 @@ class OneShot:
         ways: Mapping[RangeMethod, Ranges],
         placement: Placement,
         judge: Judge,
-        new_inserter: Callable[[Ranges], Inserter],
+        inserter: Inserter,
     ) -> dict[RangeMethod, Scaled]:
         """The draft with all of these ranges, and how near each is to the float model."""
         found = {}
         for way, ranges in ways.items():
             with self._step("insert"):
-                inserter = new_inserter(ranges)
+                inserter = inserter.with_ranges(ranges)
                 candidate = inserter.write(placement, f"candidate_{way.value}")
             with self._step("judge"):
                 found[way] = Scaled(way.value, inserter, judge.quality(candidate))

@@ -25,6 +25,7 @@ from qdqtune.records.quantization import DEFAULT_LEAST_SQNR_DB, QuantizeResult
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import DEFAULT_THRESHOLD
 from qdqtune.report.quantization import quantize_text
+from qdqtune.workflows.autotuned import Autotuned
 from qdqtune.workflows.calibrating import Progress
 from qdqtune.workflows.given_model import AnyModel, as_file, in_form_of
 from qdqtune.workflows.name_filters import NameFilters
@@ -56,6 +57,8 @@ def quantize(
     min_sqnr_db: float | None = DEFAULT_LEAST_SQNR_DB,
     performance_threshold: float | None = DEFAULT_THRESHOLD,
     optimize: bool = True,
+    autotune: str | bool | None = None,
+    autotune_output_dir: str | os.PathLike[str] | None = None,
     save_placement: str | os.PathLike[str] | None = None,
     force: bool = False,
     progress: Progress | None = None,
@@ -91,6 +94,10 @@ def quantize(
         performance_threshold: The speedup below which the model is handed back as it was; None
             doesn't time it.
         optimize: Whether to fold and clean the graph first.
+        autotune: Search for the placement by measuring, instead of by rules: ``quick``,
+            ``default`` (or True) or ``extensive``. What was measured is what is written.
+        autotune_output_dir: The run's folder, see `qdqtune.tune`; ``OUT_autotune`` beside the
+            output if nothing is said.
         save_placement: Where to write the placement, too.
         force: Whether files may be replaced.
         progress: Called with the samples calibrated and their number, if known.
@@ -121,8 +128,12 @@ def quantize(
     began = time.monotonic()
     with as_file(model) as path, _target_file(model, path, output) as target:
         check_targets(target, save_placement, path, force=force)
+        run_folder = Path(autotune_output_dir or target.with_name(f"{target.stem}_autotune"))
         with tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=target.absolute().parent) as room:
-            made = OneShot(request, path, Path(room)).run()
+            if autotune:
+                made = Autotuned(request, path, _preset(autotune), run_folder).run()
+            else:
+                made = OneShot(request, path, Path(room)).run()
             if made.quantized is None:
                 _hand_back(path, target, force=force)
             else:
@@ -151,6 +162,10 @@ def _target(
     if dialect is not None:
         return name, dialect_named(dialect)
     return name, native_dialect(name, version, options=options)
+
+
+def _preset(autotune: str | bool) -> str:
+    return "default" if autotune is True else str(autotune)
 
 
 def _method(method: RangeMethod | str | None, data: Any) -> RangeMethod | None:

@@ -29,6 +29,7 @@ from qdqtune.records.tuning import (
     TuneResult,
 )
 from qdqtune.workflows.calibrating import feeding_of
+from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.folder import AUTO, RunFolder
@@ -65,6 +66,7 @@ def tune(
     qdq_baseline: str | Path | None = None,
     pattern_cache: str | Path | None = None,
     node_filter: Sequence[str] = (),
+    filters: NameFilters = NameFilters(),  # noqa: B008 - a frozen value
     optimize: bool = True,
     output_dir: str | Path = DEFAULT_OUTPUT_DIR,
     state_file: str | Path | None = None,
@@ -104,6 +106,7 @@ def tune(
         pattern_cache: A cache that another run wrote; what it would do is tried as well.
         node_filter: Wildcard patterns of node names: only what matches may be quantized, with
             what is like it.
+        filters: The same as regular expressions, as `quantize` has them.
         optimize: Whether constants and BatchNorms are folded first.
         output_dir: Where everything is written. One run at a time can use it.
         state_file: Where the readable state goes, with the pattern cache beside it; None is into
@@ -143,6 +146,7 @@ def tune(
         pattern_cache=_path(pattern_cache),
         state_file=_path(state_file),
         node_filter=tuple(node_filter),
+        filters=filters,
         optimize=optimize,
         callbacks=tuple(callbacks),
     )
@@ -202,7 +206,7 @@ def plan_tune(
         space = Space(completion, grouping.groups, estimated_shares(completion.index))
         reading = source.reading
         given = {"as given": reading.placement.tensors} if reading is not None else {}
-        seeds = seeds_of(space, given)
+        seeds = seeds_of(space, given, grouping)
         return TunePlan(
             model=str(model),
             engine=name,

@@ -31,12 +31,14 @@ class Grouping:
         regions: How many regions there are, those that consist of others not counted.
         views: The distinct ones, with shapes.
         cached: What a pattern cache would quantize.
+        ruled: Names of the ops that placement rules would quantize.
     """
 
     groups: tuple[Group, ...] = ()
     regions: int = 0
     views: tuple[PatternView, ...] = ()
     cached: frozenset[Edge] = frozenset()
+    ruled: frozenset[str] = frozenset()
 
     @property
     def patterns(self) -> int:

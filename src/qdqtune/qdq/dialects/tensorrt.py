@@ -23,7 +23,8 @@ _RULES = {
     "Mul": OpRule(inputs=(0, 1), output=Output.FLOAT),
     "MaxPool": OpRule(output=Output.FLOAT),
     "Resize": OpRule(output=Output.FLOAT),
-    "Concat": OpRule(inputs=None, output=Output.FLOAT),
+    # Under one scale it only moves bytes; otherwise every operand is requantized.
+    "Concat": OpRule(inputs=None, output=Output.FLOAT, same_scale=True),
     "AveragePool": _AVERAGE,
     "GlobalAveragePool": _AVERAGE,
 }

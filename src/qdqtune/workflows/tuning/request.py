@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import TuneEvent
+from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.tuning.settings import Preset
 
 Callback = Callable[[TuneEvent], None]
@@ -43,6 +44,7 @@ class TuneRequest:
     pattern_cache: Path | None = None
     state_file: Path | None = None
     node_filter: tuple[str, ...] = ()
+    filters: NameFilters = field(default_factory=NameFilters)
     optimize: bool = True
     callbacks: tuple[Callback, ...] = ()
 
@@ -53,7 +55,7 @@ class TuneRequest:
             model_sha256: Of the file that was given.
             calibration: A digest of what the data gave; empty for random inputs.
         """
-        conditions = {
+        conditions: dict[str, Any] = {
             "model_sha256": model_sha256,
             "calibration": calibration,
             "calibration_method": self.method.value if self.method is not None else None,
@@ -63,8 +65,12 @@ class TuneRequest:
             "max_drop": self.max_drop if self.evaluate is not None else None,
             "performance_threshold": self.threshold,
         }
-        # Results of versions that always folded have no such entry.
-        return conditions if self.optimize else {**conditions, "optimize": False}
+        # Results of versions that always folded and had no filters have no such entries.
+        if not self.optimize:
+            conditions["optimize"] = False
+        if self.filters:
+            conditions["filters"] = {name: list(each) for name, each in vars(self.filters).items()}
+        return conditions
 
     def most(self, patterns: int) -> int | None:
         """Candidates that the user allows in a model with so many patterns; None if not said."""

@@ -133,7 +133,7 @@ class TuneRun:
         tell("noise", f"a step can see differences from {100 * story.noise.detectable:.1f} % on")
         completion, story.grouping = find_choices(
             base, request.dialect, request.quant_type, self._feeding, self._runner,
-            request.node_filter, given,
+            request.node_filter, given, request.filters,
         )  # fmt: skip
         tell(
             "model",
@@ -255,7 +255,7 @@ class TuneRun:
     def _search(self, space: Space, arena: Arena, given: dict[str, frozenset[str]]) -> State:
         """Let the search ask and the engine answer, until one of them has had enough."""
         request, story = self._request, self._story
-        seeds = seeds_of(space, given, story.grouping.cached)
+        seeds = seeds_of(space, given, story.grouping)
         limits = request.preset.limits(len(space.groups), request.most(story.grouping.patterns))
         search = PlacementSearch(space, seeds, limits, request.seed)
         self._reporter.search_begins()

@@ -6,13 +6,13 @@ import fnmatch
 import logging
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from qdqtune.autotune.patterns.pattern_cache import PatternCache
 from qdqtune.autotune.search.grouping import Grouping, group_ops
-from qdqtune.autotune.search.space import Space, State
+from qdqtune.autotune.search.space import Group, Space, State
 from qdqtune.autotune.search.trial import Effort
 from qdqtune.calibration.observed import observe_shapes, unknown_tensors
 from qdqtune.engines.contest import compare_files
@@ -28,12 +28,16 @@ from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.placement import Edge
 from qdqtune.records.tuning import Noise
+from qdqtune.rules.draft import Wishes
+from qdqtune.rules.order import draft_placement
 from qdqtune.workflows.calibrating import Feeding
+from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.tuning.settings import Preset
 
 _logger = logging.getLogger(__name__)
 
 _NOTHING: State = frozenset()
+_EVERYTHING = NameFilters()
 _PROFILE_RUNS = 5
 # How many standard errors a difference must have to be seen.
 _SEEN = 2.0
@@ -49,6 +53,7 @@ def find_choices(
     worker: Worker | None = None,
     node_filter: Collection[str] = (),
     cache: PatternCache | None = None,
+    filters: NameFilters = _EVERYTHING,
 ) -> tuple[Completion, Grouping]:
     """What can be quantized in a model, and which of it belongs together.
 
@@ -61,13 +66,18 @@ def find_choices(
             unknown.
         node_filter: Wildcard patterns of node names: groups without a match are left float.
         cache: What other runs found of patterns.
+        filters: What may be quantized at all, by name; groups are taken or left whole.
     """
     with at_shapes(base.index.model, feeding.shapes):
         index = GraphIndex(base.index.model)
         if worker is not None and unknown_tensors(index):
             observe_shapes(base, worker, next(iter(feeding.judged())))
         completion = Completion(index, dialect, quant_type)
-        grouping = group_ops(index, completion, cache)
+        wishes = filters.wishes(index)
+        ruled = draft_placement(completion, quant_type, wishes).chosen
+        grouping = replace(group_ops(index, completion, cache), ruled=ruled)
+    if filters:
+        grouping = replace(grouping, groups=_wished(grouping.groups, wishes))
     if node_filter:
         matching = re.compile("|".join(map(fnmatch.translate, node_filter)))
         chosen = [group for group in grouping.groups if any(map(matching.match, group.nodes))]
@@ -78,6 +88,16 @@ def find_choices(
             )
         grouping = replace(grouping, groups=tuple(chosen))
     return completion, grouping
+
+
+def _wished(groups: Iterable[Group], wishes: Wishes) -> tuple[Group, ...]:
+    """The groups in which nothing has to stay float, and something was asked for."""
+    return tuple(
+        group
+        for group in groups
+        if wishes.never.isdisjoint(group.nodes)
+        and (wishes.only is None or not wishes.only.isdisjoint(group.nodes))
+    )
 
 
 def with_ranges(
@@ -104,23 +124,29 @@ def with_ranges(
 
 
 def seeds_of(
-    space: Space, given: Mapping[str, Collection[str]], cached: Collection[Edge] = ()
+    space: Space, given: Mapping[str, Collection[str]], grouping: Grouping
 ) -> dict[str, State]:
     """Whole-model choices to begin with.
 
     Args:
         space: The choices.
         given: Names of tensors that are quantized in a file that somebody made, by what to call it.
-        cached: What a pattern cache would quantize.
+        grouping: What rules and a pattern cache would quantize.
     """
     seeds = {
         "everything": space.everything,
         "weighted ops": space.weighted(),
         "weighted ops and what is between": space.of_ops(WEIGHTED_OPS | _BETWEEN),
+        "rules": frozenset(
+            number
+            for number, group in enumerate(space.groups)
+            if grouping.ruled.issuperset(group.nodes)
+        ),
     }
     for name, tensors in given.items():
         seeds[name] = _like(space, _edges_on(space, frozenset(tensors)))
-    seeds["pattern cache"] = _like(space, frozenset(cached)) if cached else _NOTHING
+    cached = grouping.cached
+    seeds["pattern cache"] = _like(space, cached) if cached else _NOTHING
     return {name: state for name, state in seeds.items() if state}
 
 
