@@ -69,17 +69,19 @@ def test_tensorrt_leaves_other_adds_float(body: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "verdict_of"), [("h", (True, "bias")), ("e", (False, "no rule"))]
+    ("source", "never", "expected"),
+    [("h", "", (True, "bias")), ("e", "", (False, "no rule")), ("h", "h", (False, "no rule"))],
 )
-def test_biases_are_added_to_integers(source: str, verdict_of: tuple[bool, str]) -> None:
+def test_biases_are_added_to_integers(source: str, never: str, expected: tuple[bool, str]) -> None:
     draft = draft_of_text(
         f"(float[8,64] x) => (float[] y) {{ h = MatMul(x, m) e = Erf(h) a = Add({source}, b)"
         " y = MatMul(a, m) }",
         "onnxruntime",
+        wishes=Wishes(never=frozenset(never)),
         m=normal(64, 64),
         b=normal(64),
     )
-    assert verdict(draft, "a") == verdict_of
+    assert verdict(draft, "a") == expected
 
 
 POOLS = {
@@ -126,7 +128,7 @@ def test_a_pool_of_what_is_quantized_anyway() -> None:
     ("operands", "behind", "joined"),
     [
         ("c, d", conv("y", "j"), True),
-        ("c, x", conv("y", "j"), True),
+        ("c, e", conv("y", "j"), True),
         ("e, f", conv("y", "j"), False),
         ("c, d", "y = Erf(j)", False),
     ],
@@ -150,6 +152,11 @@ def test_joins_of_what_is_quantized(operands: str, behind: str, joined: bool, di
 
 
 SILU = "s = Sigmoid(c) g = Mul(c, s)"
+
+
+def test_a_gate_of_floats_stays_float() -> None:
+    text = f"{IMAGE} {{ {conv('c', 'x')} e = Erf(x) g = Mul(c, e) {conv('y', 'g')} }}"
+    assert verdict(draft_of_text(text, "onnxruntime", w=W), "g") == (False, "no rule")
 
 
 @pytest.mark.parametrize(("behind", "gated"), [(conv("y", "g"), True), ("y = Erf(g)", False)])

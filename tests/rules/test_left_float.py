@@ -13,11 +13,11 @@ MASK = (False, "softmax mask")
 
 
 @pytest.mark.parametrize("dialect", ENGINES)
-@pytest.mark.parametrize("between", ["", "i = Reshape(a, dims)", "i = Cast<to=1>(a)"])
+@pytest.mark.parametrize("between", ["", "i = Reshape(a, dims)", "i = Cast<to=10>(a)"])
 def test_masks_before_a_softmax(between: str, dialect: str) -> None:
     text = (
         f"{TOKENS} {{ p = MatMul(q, k) n = MatMul(q, mask) a = Add(p, n)"
-        f" {between} s = Softmax({'i' if between else 'a'}) y = MatMul(s, k) }}"
+        f" {between} s = Softmax({'i' if between else 'a'}) y = Relu(s) }}"
     )
     weights = {"dims": ints(4, 32, 32)} if "dims" in between else {}
     assert verdict(draft_of_text(text, dialect, **weights), "a") == MASK
@@ -73,6 +73,15 @@ def test_a_bias_before_a_gelu(activation: str, expected: tuple[bool, str]) -> No
     assert verdict(draft, "a") == expected
 
 
+def test_a_residual_add_before_a_gelu_is_no_bias() -> None:
+    text = (
+        "(float[8,32] x) => (float[] y)"
+        " { h = MatMul(x, m) k = MatMul(x, b) a = Add(h, k) g = Gelu(a) y = MatMul(g, m) }"
+    )
+    draft = draft_of_text(text, "onnxruntime", opset=20, m=M, b=normal(32, 32))
+    assert verdict(draft, "a") == (True, "residual Add")
+
+
 @pytest.mark.parametrize("dialect", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize(
     ("depth", "taps", "source", "rule"),
@@ -120,6 +129,18 @@ def test_last_layers(behind: str, classes: int, rule: str) -> None:
     )
     draft = draft_of_text(text, "onnxruntime", w=normal(64, 32, 5, 5), v=normal(classes, 64, 1, 1))
     assert verdict(draft, "h" if "h = " in behind else "y") == (rule == "weighted op", rule)
+
+
+def test_a_result_that_another_layer_reads_is_not_the_last() -> None:
+    draft = draft_of_text(
+        "(float[1,32,8,8] x) => (float[] h, float[] y)"
+        " { c = Conv<pads=[2,2,2,2]>(x, w) h = Conv(c, v) k = Conv(h, u) y = Exp(k) }",
+        "onnxruntime",
+        w=normal(64, 32, 5, 5),
+        v=normal(1, 64, 1, 1),
+        u=normal(64, 1, 1, 1),
+    )
+    assert verdict(draft, "h") == (True, "weighted op")
 
 
 @pytest.mark.parametrize("dialect", ["openvino", "tensorrt"])

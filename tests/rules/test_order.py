@@ -80,6 +80,16 @@ def test_only_what_is_asked_for(dialect: str) -> None:
     assert {name for name, each in decisions(draft).items() if each.quantized} == {"c"}
 
 
+@pytest.mark.parametrize("dialect", ["onnxruntime", "openvino"])
+def test_what_moves_between_what_is_asked_for_goes_along(dialect: str) -> None:
+    text = (
+        "(float[1,16,8,8] x) => (float[] y) { c = Conv<pads=[1,1,1,1]>(x, w)"
+        " t = Transpose<perm=[0,1,3,2]>(c) y = Conv<pads=[1,1,1,1]>(t, w) }"
+    )
+    draft = draft_of_text(text, dialect, wishes=Wishes(only=frozenset("cy")), w=W)
+    assert verdict(draft, "t") == (True, "moves values")
+
+
 @pytest.mark.parametrize("dialect", RULES)
 def test_asked_again_the_rules_say_the_same(dialect: str) -> None:
     draft = draft_of_text(TEXT, dialect, w=W)

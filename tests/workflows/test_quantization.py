@@ -342,6 +342,22 @@ def test_scales_of_a_quantized_model_are_kept() -> None:
     assert ops(result.model)["DequantizeLinear"] == 2
 
 
+def test_operands_of_a_concat_share_one_scale() -> None:
+    model = model_from_text(
+        "g (float[1,16,6,6] x) => (float[1,16,6,6] y) { c = Conv(x, w) d = Conv(x, v)"
+        " j = Concat<axis=1>(c, d) y = Conv(j, u) }",
+        w=normal(16, 16, 1, 1),
+        v=normal(16, 16, 1, 1) * 9,
+        u=normal(16, 32, 1, 1),
+    )
+    written = qdqtune.quantize(model, engine="tensorrt", min_sqnr_db=None).model
+    arrays = {one.name: numpy_helper.to_array(one) for one in written.graph.initializer}
+    quantizers = [node for node in written.graph.node if node.op_type == "QuantizeLinear"]
+    scales = {node.input[0]: float(arrays[node.input[1]]) for node in quantizers}
+    assert scales.keys() >= {"x", "c", "d"}
+    assert scales["c"] == scales["d"] == scales.get("j", scales["c"]) != scales["x"]
+
+
 def test_token_ids_and_open_batches() -> None:
     model = model_from_text(
         "g (int64[N,S] ids) => (float[N,S,32] y)"

@@ -152,6 +152,12 @@ class ErrorGuard:
             for way, scaled in _worth_trying(ways).items()
         }
         scaled = self._mixed(ways, parts, noise)
+        best = max(ways.values(), key=lambda each: each.quality.worst_db)
+        as_it_is = self._without(dropped, best)
+        if as_it_is.quality.worst_db > scaled.quality.worst_db and is_enough(
+            as_it_is.quality, least
+        ):
+            return as_it_is
         least_noise = [min(noises) for noises in zip(*noise.values(), strict=True)]
         ranked = sorted(range(len(parts)), key=lambda n: -least_noise[n] / self._worth(parts[n]))
         verdicts = [
@@ -187,8 +193,7 @@ class ErrorGuard:
             if tensor in known:
                 chosen[tensor] = known[tensor]
         inserter = ways[best].inserter.with_ranges(Ranges(chosen, ranges.source, ranges.samples))
-        mixed = Scaled("mixed", inserter, self._judged(inserter, self._draft.placement()))
-        return max(ways[best], mixed, key=lambda scaled: scaled.quality.worst_db)
+        return Scaled("mixed", inserter, self._judged(inserter, self._draft.placement()))
 
     def _fewest(
         self,
