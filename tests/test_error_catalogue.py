@@ -250,6 +250,15 @@ REQUESTS: dict[str, tuple[str, int]] = {
     "Nothing of what was chosen can be quantized": (INSERT + "--ops Relu", 2),
     "no dialect": (INSERT + "--ops MatMul --dialect klingon", 2),
     "has no quant type": (INSERT + "--ops MatMul --quant_type int3", 2),
+    "is not a regular expression": ("quantize {model} -o {out} --nodes_to_exclude n(", 2),
+    "looks at data, but none was given": (
+        "quantize {model} -o {out} --calibration_method mse",
+        2,
+    ),
+    "A search is for the model as it is": (
+        "quantize {model} -o {out} --autotune --no-per_channel",
+        2,
+    ),
     "Unknown engine": ("bench {model} --engine tensorrrt", 2),
     "does not measure with": ("bench {model} --engine tensorrt", 1),
     "is not a placement file": (INSERT + "--placement {text}", 2),

@@ -23,6 +23,7 @@ from qdqtune.records.quantization import Decision, QuantizeResult
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.workflows import one_shot
 from qdqtune.workflows.name_filters import NameFilters
+from qdqtune.workflows.tuning.folder import FINAL
 from tests.conftest import model_from_text
 
 
@@ -277,15 +278,6 @@ def test_an_op_that_is_lost_stays_float() -> None:
     assert "random" not in result.table
 
 
-def test_of_all_ways_to_calibrate_the_best_is_taken() -> None:
-    data = np.random.default_rng(1).normal(size=(16, 32)).astype(np.float32)
-    result = qdqtune.quantize(two_heads(), engine="tensorrt", calibration_data=data)
-    tried = result.report.tried_db
-    assert set(tried) == {method.value for method in RangeMethod}
-    assert tried[result.report.method] == max(tried.values())
-    assert f"{result.report.method} ranges" in result.table
-
-
 # When the model is handed back.
 
 
@@ -310,6 +302,26 @@ def test_a_model_without_anything_to_quantize(tmp_path: Path) -> None:
     assert result.kept_float
     assert result.report.reason == "nothing of it can be quantized"
     assert result.model.read_bytes() == source.read_bytes()
+
+
+def test_a_search_ships_what_it_measured(tmp_path: Path) -> None:
+    model = model_from_text(
+        "g (float[1,64,14,14] x) => (float[1,64,14,14] y)"
+        " { c = Conv<pads=[1,1,1,1]>(x, w) d = Conv<pads=[1,1,1,1]>(c, v) y = Neg(d) }",
+        w=normal(64, 64, 3, 3),
+        v=normal(64, 64, 3, 3) * 2,
+    )
+    onnx.save(model, tmp_path / "a.onnx")
+    result = qdqtune.quantize(
+        tmp_path / "a.onnx", tmp_path / "b.onnx", engine="simulated", autotune="quick"
+    )
+    assert not result.kept_float
+    assert (result.speedup or 0) > 1.02
+    assert quantized(result) == {"n0", "n1"}
+    assert by_node(result)["n0"].rule == "measured"
+    run = tmp_path / "b_autotune"
+    assert Placement.from_json((run / "placement.json").read_text()) == result.placement
+    assert read(ir.load(result.model)).placement == read(ir.load(run / FINAL)).placement
 
 
 # Which models and types.
@@ -358,7 +370,7 @@ def test_operands_of_a_concat_share_one_scale() -> None:
     assert scales["c"] == scales["d"] == scales.get("j", scales["c"]) != scales["x"]
 
 
-def test_token_ids_and_open_batches() -> None:
+def test_token_ids_and_open_batches_calibrated_in_every_way() -> None:
     model = model_from_text(
         "g (int64[N,S] ids) => (float[N,S,32] y)"
         " { e = Gather(table, ids) h = MatMul(e, w) y = Sin(h) }",
@@ -371,6 +383,10 @@ def test_token_ids_and_open_batches() -> None:
     shape = result.model.graph.input[0].type.tensor_type.shape
     assert [dim.dim_param for dim in shape.dim] == ["N", "S"]
     assert result.report.calibrated_on.startswith("6 samples")
+    tried = result.report.tried_db
+    assert set(tried) == {method.value for method in RangeMethod}
+    assert tried[result.report.method] == max(tried.values())
+    assert f"{result.report.method} ranges" in result.table
 
 
 def test_a_model_with_a_branch_in_it() -> None:

@@ -58,11 +58,18 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--quantize_mode", "--quant_type", default="int8", help="int8 (default), uint8 or fp8"
     )
-    parser.add_argument(
+    channels = parser.add_mutually_exclusive_group()
+    channels.add_argument(
         "--per_channel",
-        action=argparse.BooleanOptionalAction,
+        action="store_true",
         default=True,
-        help="one scale per channel of a weight (default), or one in all",
+        help="one scale per channel of a weight (default)",
+    )
+    channels.add_argument(
+        "--no_per_channel",
+        dest="per_channel",
+        action="store_false",
+        help="one scale for the whole of a weight",
     )
     parser.add_argument(
         "--high_precision_dtype",
@@ -71,7 +78,9 @@ def add_parser(commands: Commands) -> None:
     )
     filters = parser.add_argument_group("what to quantize (regular expressions; see the docs)")
     for flag, what in _FILTERS:
-        filters.add_argument(f"--{flag}", nargs="+", default=[], metavar="REGEX", help=what)
+        filters.add_argument(
+            f"--{flag}", nargs="+", action="extend", default=[], metavar="REGEX", help=what
+        )
     add_calibration(parser)
     add_inputs(parser)
     checks = parser.add_argument_group("checks")

@@ -76,6 +76,8 @@ class Draft:
         self._chosen: dict[str, Verdict] = {}
         self._left: dict[str, Verdict] = {}
         self._served: dict[Edge, frozenset[str]] = {}
+        self._written: set[str] = set()
+        self._leading: set[str] | None = None  # what leads to integers; None if not known
         self._fused = self.completion.dialect.fused_activations | _ALWAYS_FUSED
 
     @property
@@ -94,14 +96,20 @@ class Draft:
     def choose(self, node: ir.Node, rule: str, reason: str) -> None:
         """Quantize an op, unless it is to stay float."""
         name = node.name or ""
-        if name not in self._left and name in self.completion.units:
-            self._chosen.setdefault(name, Verdict(rule, reason))
+        if name in self._left or name in self._chosen or name not in self.completion.units:
+            return
+        self._chosen[name] = Verdict(rule, reason)
+        self._written |= self.completion.units[name].outputs
+        if is_op(node, *WEIGHTED_OPS):
+            self._leading = None
 
     def leave(self, node: ir.Node, rule: str, reason: str) -> None:
         """Leave an op float, unless it is quantized already."""
         name = node.name or ""
-        if name not in self._chosen:
-            self._left.setdefault(name, Verdict(rule, reason))
+        if name not in self._chosen and name not in self._left:
+            self._left[name] = Verdict(rule, reason)
+            if name in self.completion.units:
+                self._leading = None
 
     def add(self, edge: Edge, rule: str, served: Collection[str]) -> None:
         """Let one reader see a quantized value, though it has no integer kernel.
@@ -147,26 +155,26 @@ class Draft:
 
     def is_written(self, tensor: str) -> bool:
         """Whether a tensor is quantized whoever else reads it."""
-        units = self.completion.units
-        made = any(tensor in units[name].outputs for name in self._chosen)
-        return made or self._read_by_chosen(tensor)
+        return tensor in self._written or self._read_by_chosen(tensor)
 
     def leads_to_integers(self, tensor: str) -> bool:
         """Whether ops that can be quantized lead from here to a weighted op that is."""
-        pending, seen = [tensor], {tensor}
-        while pending:
-            for edge in self.index.readers(pending.pop()):
-                node = self.index.node.get(edge.node)
-                if node is None:
-                    continue
-                if self.is_chosen(node) and is_op(node, *WEIGHTED_OPS):
-                    return True
+        if self._leading is None:
+            self._leading = self._find_leading()
+        return tensor in self._leading
+
+    def _find_leading(self) -> set[str]:
+        found: set[str] = set()
+        for node in reversed(self.index.nodes):
+            leads = self.is_chosen(node) and is_op(node, *WEIGHTED_OPS)
+            if not leads and any(value.name in found for value in node.outputs):
                 passes = node.name in self.completion.units and not self.is_left(node)
-                if passes or is_op(node, *self._fused):
-                    new = {value.name for value in node.outputs if value.name} - seen
-                    seen |= new
-                    pending += sorted(new)
-        return False
+                leads = passes or is_op(node, *self._fused)
+            if leads:
+                found.update(
+                    value.name for value in node.inputs if value is not None and value.name
+                )
+        return found
 
     @property
     def chosen(self) -> frozenset[str]:

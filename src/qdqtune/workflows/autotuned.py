@@ -16,6 +16,7 @@ from qdqtune.records.errors import UsageError
 from qdqtune.records.measurement import Comparison
 from qdqtune.records.quantization import Decision, QuantizeReport
 from qdqtune.records.tuning import DEFAULT_THRESHOLD, Summary, TuneResult
+from qdqtune.rules.draft import Wishes
 from qdqtune.workflows.one_shot import Made, QuantizeRequest
 from qdqtune.workflows.source import Source, open_source
 from qdqtune.workflows.tune import tune
@@ -120,14 +121,21 @@ class Autotuned:
             index = GraphIndex(source.model)
             completion = Completion(index, request.dialect, request.quant_type)
             quantized = completion.quantized(result.placement)
+            wishes = request.filters.wishes(index)
         return tuple(
-            Decision(name, node.op_type, name in quantized, *_why(name, quantized, completion))
+            Decision(
+                name, node.op_type, name in quantized, *_why(name, quantized, completion, wishes)
+            )
             for name, node in index.node.items()
             if name in completion.units or name in completion.left_float
         )
 
 
-def _why(name: str, quantized: frozenset[str], completion: Completion) -> tuple[str, str]:
+def _why(
+    name: str, quantized: frozenset[str], completion: Completion, wishes: Wishes
+) -> tuple[str, str]:
+    if name in wishes.never:
+        return "asked", "it was asked to stay float"
     if name in quantized:
         return _RULE, "it pays, with what is like it"
     if name in completion.left_float:

@@ -39,7 +39,8 @@ from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.source import Source, open_source
 from qdqtune.workflows.tuning.finish import Timed, check_written, time_final, why_not_shipped
 
-_TIMING_S = 3.0
+TIMING_S = 3.0
+"""How long the result is timed against the model as given."""
 # Samples that rank parts of a model by what they cost.
 _ROUGHLY = 2
 _AS_WRITTEN = "ONNX operators as they are written"
@@ -256,7 +257,7 @@ class OneShot:
             return replace(report, not_timed=f"{title} does not run models here")
         with self._step("time"), Worker(speaker, request.options) as worker:
             feeds = next(iter(feeding.judged()))
-            (timed,) = time_final(worker, self._path, [candidate], feeds, _TIMING_S)
+            (timed,) = time_final(worker, self._path, [candidate], feeds, TIMING_S)
         if not isinstance(timed, Timed):
             return replace(report, kept_float=True, reason=timed)
         reason = why_not_shipped(timed.comparison, request.threshold)
@@ -337,7 +338,11 @@ def _with_quality(
     return replace(
         report,
         decisions=tuple(decisions),
-        added={edge.tensor: rule for edge, rule in guarded.draft.extra.items()},
+        added={
+            edge.tensor: rule
+            for edge, rule in guarded.draft.extra.items()
+            if edge in guarded.placement.edges
+        },
         calibration=guarded.scaled.inserter.encoder.ranges.source.value,
         method=guarded.scaled.label,
         tried_db=tried_db,
