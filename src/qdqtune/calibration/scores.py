@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx.helper import make_node, make_tensor, make_tensor_value_info
+from onnx.helper import make_node, make_tensor
 
 from qdqtune.graph.whole_files import replacing
 
@@ -86,4 +86,4 @@ def _show(graph: onnx.GraphProto, deciding: onnx.NodeProto, name: str, opset: in
         graph.node.append(make_node("Sub", [source, mean], [name]))
     else:
         graph.node.append(make_node("Identity", [source], [name]))
-    graph.output.append(make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    graph.output.append(onnx.ValueInfoProto(name=name))  # of the type that it turns out to be

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import onnx_ir as ir
+import onnx_ir.passes.common as passes
 
 _BODY_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
@@ -15,11 +16,21 @@ def has_body(node: ir.Node) -> bool:
     return any(attribute.type in _BODY_TYPES for attribute in node.attributes.values())
 
 
+def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs right inside a node."""
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
 @contextmanager
 def bodies_aside(model: ir.Model, *, but: Collection[ir.Node] = ()) -> Iterator[frozenset[ir.Node]]:
     """Take bodies and functions out of the model for a while, so that no pass rewrites them.
 
-    What bodies read from the main graph still counts as read, and follows when it is replaced.
+    What bodies read from the main graph still counts as read, and follows when it is replaced. A
+    node that is removed meanwhile reads nothing afterwards, nor do its bodies.
 
     Args:
         model: The model.
@@ -29,9 +40,8 @@ def bodies_aside(model: ir.Model, *, but: Collection[ir.Node] = ()) -> Iterator[
         The nodes that lost their bodies meanwhile.
     """
     functions = dict(model.functions)
-    held = [
-        (node, dict(node.attributes)) for node in model.graph if has_body(node) and node not in but
-    ]
+    nodes = [node for node in model.graph if has_body(node)]
+    held = [(node, dict(node.attributes)) for node in nodes if node not in but]
     try:
         model.functions.clear()
         for node, attributes in held:
@@ -44,6 +54,24 @@ def bodies_aside(model: ir.Model, *, but: Collection[ir.Node] = ()) -> Iterator[
         for node, attributes in held:
             node.attributes.clear()
             node.attributes.update(attributes)
+        for node in nodes:
+            if node.graph is None:
+                _read_nothing(node)
+
+
+def drop_unused_nodes(model: ir.Model) -> None:
+    """Remove nodes and weights that nobody reads, in place; bodies stay as they are."""
+    gone = True
+    while gone:  # nobody may be left to read what the bodies of removed nodes read
+        with bodies_aside(model) as held:
+            passes.RemoveUnusedNodesPass()(model)
+        gone = any(node.graph is None for node in held)
+
+
+def _read_nothing(node: ir.Node) -> None:
+    for graph in bodies_of(node):
+        for inner in ir.traversal.RecursiveGraphIterator(graph):
+            inner.resize_inputs(0)
 
 
 @contextmanager

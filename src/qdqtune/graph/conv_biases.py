@@ -9,27 +9,42 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from qdqtune.graph.op_classes import is_op
+from qdqtune.graph.naming import FreeNames, value_names
+from qdqtune.graph.op_classes import QDQ_OPS, is_op
 from qdqtune.graph.weights import values_of
 
 _CONVS = ("Conv", "ConvTranspose")
 
 
-def fold_conv_biases(model: ir.Model) -> bool:
+def fold_conv_biases(model: ir.Model, *, keep_qdq: bool = False) -> bool:
     """Let Convs add the constants that are added to their results, in place.
 
     A Conv whose weight is not a plain constant stays as it is: it may be quantized, and its result
     must not change in the last bit.
 
+    Args:
+        model: The model.
+        keep_qdq: Whether Convs that read dequantized values, or whose sums are quantized, stay as
+            they are, too.
+
     Returns:
         Whether anything changed.
     """
+    names = FreeNames(value_names(model))
     modified = False
     for node in model.graph:
-        if is_op(node, "Add") and (found := _conv_and_bias(node)) is not None:
-            _absorb(model.graph, node, *found)
+        if not is_op(node, "Add") or (found := _conv_and_bias(node)) is None:
+            continue
+        conv, bias = found
+        if not (keep_qdq and _touches_qdq(conv, node)):
+            _absorb(node, conv, bias, names.new(f"{conv.name}_bias"))
             modified = True
     return modified
+
+
+def _touches_qdq(conv: ir.Node, add: ir.Node) -> bool:
+    read = (value.producer() for value in conv.inputs if value is not None)
+    return any(is_op(node, *QDQ_OPS) for node in (*read, *add.outputs[0].consumers()))
 
 
 def _conv_and_bias(add: ir.Node) -> tuple[ir.Node, ir.Value] | None:
@@ -71,7 +86,9 @@ def _channels(conv: ir.Node, filters: ir.TensorProtocol) -> int:
     return int(shape[1]) * conv.attributes.get_int("group", 1)
 
 
-def _absorb(graph: ir.Graph, add: ir.Node, conv: ir.Node, bias: ir.Value) -> None:
+def _absorb(add: ir.Node, conv: ir.Node, bias: ir.Value, name: str) -> None:
+    graph = add.graph
+    assert isinstance(graph, ir.Graph)
     assert bias.const_value is not None
     values = values_of(bias.const_value).reshape(-1).astype(np.float32)
     given = conv.inputs[2] if len(conv.inputs) > 2 else None
@@ -79,9 +96,6 @@ def _absorb(graph: ir.Graph, add: ir.Node, conv: ir.Node, bias: ir.Value) -> Non
         assert given.const_value is not None
         values = values + values_of(given.const_value)
     result = add.outputs[0]
-    name = f"{conv.name}_bias"
-    while name in graph.initializers:
-        name += "_"
     added = ir.Value(
         name=name,
         shape=ir.Shape(values.shape),

@@ -24,8 +24,7 @@ def fingerprint(model: ir.Model) -> str:
     _update_graph(digest, model.graph)
     for key in sorted(model.functions):
         digest.update(repr(key).encode())
-        for node in model.functions[key]:
-            digest.update(_node_text(node))
+        _update_function(digest, model.functions[key])
     return digest.hexdigest()
 
 
@@ -53,6 +52,15 @@ def _update_graph(digest: hashlib.blake2b, graph: ir.Graph) -> None:
         if tensor is not None:
             digest.update(tensor_digest(tensor).encode())
     for node in graph:
+        digest.update(_node_text(node))
+
+
+def _update_function(digest: hashlib.blake2b, function: ir.Function) -> None:
+    names = [[value.name for value in group] for group in (function.inputs, function.outputs)]
+    attributes = [_attribute_text(each) for _, each in sorted(function.attributes.items())]
+    opsets = sorted(function.opset_imports.items())
+    digest.update(repr((names, attributes, opsets)).encode())
+    for node in function:
         digest.update(_node_text(node))
 
 

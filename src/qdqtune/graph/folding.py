@@ -1,4 +1,4 @@
-"""Constant and BatchNorm folding that never touches quantization.
+"""Folding of constants, BatchNorms and biases of Convs that never touches quantization.
 
 The work is onnxscript's; what is ours is what it may fold, that node names survive (a Conv keeps
 its name when the BatchNorm behind it disappears into it), and that bodies of control flow and
@@ -21,7 +21,7 @@ from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_gemm_rule,
 )
 
-from qdqtune.graph.bodies import bodies_aside, body_shapes_kept
+from qdqtune.graph.bodies import bodies_aside, body_shapes_kept, drop_unused_nodes
 from qdqtune.graph.constants import retyped
 from qdqtune.graph.conv_biases import fold_conv_biases
 from qdqtune.graph.fold_limits import FoldLimits
@@ -48,7 +48,7 @@ _ELSEWHERE = "qdqtune.aside"
 
 
 def fold(model: ir.Model, *, keep_qdq: bool = False) -> bool:
-    """Fold constants and BatchNorms in place; Q/DQ nodes and what they guard stay.
+    """Fold constants, BatchNorms and biases of Convs in place; Q/DQ nodes and what they guard stay.
 
     Bodies of control flow and functions are carried through; only an If whose condition turns out
     to be constant is replaced by the branch that it takes.
@@ -67,13 +67,14 @@ def fold(model: ir.Model, *, keep_qdq: bool = False) -> bool:
     with _complaints(), body_shapes_kept(model):
         ready = _make_ready(model)
         folded = _fold_constants(model, keep_qdq=keep_qdq)
-        with pinned(model, when=keep_qdq), bodies_aside(model):
-            fused = _fold_batchnorms(model)
-            added = fold_conv_biases(model)
-            written = write_kernel_shapes(model)
+        with pinned(model, when=keep_qdq):
+            with bodies_aside(model):
+                fused = _fold_batchnorms(model)
+                added = fold_conv_biases(model, keep_qdq=keep_qdq)
+                written = write_kernel_shapes(model)
             modified = ready or folded or fused or added or written
             if modified:
-                passes.RemoveUnusedNodesPass()(model)
+                drop_unused_nodes(model)
         if fused:
             passes.RemoveUnusedOpsetsPass(process_functions=False)(model)
         if modified:

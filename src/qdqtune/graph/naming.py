@@ -8,20 +8,30 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 
 
-class _Names:
-    """Hands out names that nobody has; a base that was asked for before costs no second search."""
+class FreeNames:
+    """Hands out names that nobody has; a base that was asked for before costs no second search.
+
+    Args:
+        taken: Names that somebody has.
+    """
 
     def __init__(self, taken: Iterable[str | None]) -> None:
         self.taken = set(taken)
         self._copies: defaultdict[str, int] = defaultdict(lambda: 1)
 
     def new(self, base: str) -> str:
+        """A name like this one, which is taken from now on."""
         name = base
         while name in self.taken:
             self._copies[base] += 1
             name = f"{base}_{self._copies[base]}"
         self.taken.add(name)
         return name
+
+
+def value_names(model: ir.Model) -> set[str | None]:
+    """The names of all values of the main graph, and of bodies that are in it."""
+    return {value.name for graph in model.graphs() for value in _values(graph)}
 
 
 def name_nodes(model: ir.Model) -> bool:
@@ -33,7 +43,7 @@ def name_nodes(model: ir.Model) -> bool:
     Returns:
         Whether anything was renamed.
     """
-    names = _Names(())
+    names = FreeNames(())
     unnamed: list[ir.Node] = []
     for node in (node for graph in model.graphs() for node in graph):
         if node.name and node.name not in names.taken:
@@ -50,20 +60,20 @@ def name_apart_from_bodies(model: ir.Model) -> None:
 
     A pass that sees the main graph only may have come up with such a name.
     """
-    inner = {
-        value.name
-        for graph in model.graphs()
-        if graph is not model.graph
-        for value in (*graph.inputs, *graph.initializers.values(), *_results(graph))
-    }
+    graphs = (graph for graph in model.graphs() if graph is not model.graph)
+    inner = {value.name for graph in graphs for value in _values(graph)}
     if not inner:
         return
     graph = model.graph
     own = [*graph.initializers.values(), *_results(graph)]
-    names = _Names(inner.union(value.name for value in (*graph.inputs, *own)))
+    names = FreeNames(inner.union(value.name for value in (*graph.inputs, *own)))
     for value in own:
         if value.name in inner and value.name and not value.is_graph_output():
             value.name = names.new(value.name)
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from (*graph.inputs, *graph.initializers.values(), *_results(graph))
 
 
 def _results(graph: ir.Graph) -> Iterator[ir.Value]:

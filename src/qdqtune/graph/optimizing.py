@@ -1,7 +1,7 @@
 """Cleaning a model up without destroying the quantization that is in it.
 
-Constants and BatchNorms are folded, nodes that do nothing, that are there twice or that nobody
-reads are removed. Q/DQ nodes stay, every single one of them, and get the same bits.
+Constants, BatchNorms and biases of Convs are folded, nodes that do nothing, that are there twice
+or that nobody reads are removed. Q/DQ nodes stay, every single one of them, and get the same bits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from qdqtune.graph.bodies import bodies_aside
+from qdqtune.graph.bodies import drop_unused_nodes
 from qdqtune.graph.duplicates import merge_nodes, merge_weights
 from qdqtune.graph.folding import fold
 from qdqtune.graph.no_ops import remove_no_ops
@@ -68,8 +68,8 @@ def _clean(model: ir.Model) -> Counter[str]:
 
 
 def _drop_nodes(model: ir.Model) -> None:
-    with pinned(model), bodies_aside(model):
-        passes.RemoveUnusedNodesPass()(model)
+    with pinned(model):
+        drop_unused_nodes(model)
 
 
 def _drop_functions(model: ir.Model) -> int:

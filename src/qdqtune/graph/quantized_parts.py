@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import onnx_ir as ir
 
+from qdqtune.graph.bodies import bodies_of
 from qdqtune.graph.op_classes import QDQ_OPS, is_op
 
 #: Ops that give the same bits wherever they are computed: they move numbers, or round once, as
@@ -39,36 +40,27 @@ def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 def holds_qdq(node: ir.Node) -> bool:
     """Whether a node is a quantization op, or has one in its bodies."""
-    return is_op(node, *QDQ_OPS) or any(
-        is_op(inner, *QDQ_OPS)
-        for graph in bodies_of(node)
-        for inner in ir.traversal.RecursiveGraphIterator(graph)
-    )
-
-
-def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
-    """The graphs right inside a node."""
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
+    return any(is_op(each, *QDQ_OPS) for each in _with_bodies(node))
 
 
 def given_to_qdq(model: ir.Model) -> frozenset[ir.Value]:
-    """Every result that is computed from constants alone and that a Q/DQ node is given."""
+    """Every result that is computed from constants alone and that a Q/DQ node is given.
+
+    What a body or a function with a Q/DQ node inside is given, that node may be given, too.
+    """
     constant: set[ir.Value] = set()
     for node in model.graph:
         read = [value for value in node.inputs if value is not None]
         if all(value.const_value is not None or value in constant for value in read):
             constant.update(node.outputs)
     found: set[ir.Value] = set()
+    functions = _quantizing_functions(model)
     pending = [
         value
-        for graph in model.graphs()
-        for node in graph
-        if is_op(node, *QDQ_OPS)
-        for value in node.inputs
+        for node in model.graph
+        if _quantizes(node, functions)
+        for each in _with_bodies(node)
+        for value in each.inputs
     ]
     while pending:
         value = pending.pop()
@@ -78,6 +70,30 @@ def given_to_qdq(model: ir.Model) -> frozenset[ir.Value]:
         producer = value.producer()
         pending += producer.inputs if producer is not None else ()
     return frozenset(found)
+
+
+def _quantizing_functions(model: ir.Model) -> set[ir.OperatorIdentifier]:
+    """Functions with a quantization op inside, or a call to another one of them."""
+    found: set[ir.OperatorIdentifier] = set()
+    while more := {
+        key
+        for key, function in model.functions.items()
+        if key not in found and any(_quantizes(node, found) for node in function)
+    }:
+        found |= more
+    return found
+
+
+def _quantizes(node: ir.Node, functions: Collection[ir.OperatorIdentifier]) -> bool:
+    return any(
+        is_op(each, *QDQ_OPS) or each.op_identifier() in functions for each in _with_bodies(node)
+    )
+
+
+def _with_bodies(node: ir.Node) -> Iterator[ir.Node]:
+    yield node
+    for graph in bodies_of(node):
+        yield from ir.traversal.RecursiveGraphIterator(graph)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class OptimizeCounts:
 
     @property
     def folded(self) -> int:
-        """Nodes that were computed, absorbed by others, or read by nobody."""
+        """Nodes that were computed, absorbed (BatchNorms, biases), or read by nobody."""
         gone = sum(self.before.values()) - sum(self.after.values())
         return gone - self.no_ops - self.duplicate_nodes
 

@@ -73,7 +73,7 @@ def _placed(report: QuantizeReport) -> list[str]:
         f"{report.dialect} dialect."
     ]
     for rule, count in Counter(report.added.values()).items():
-        lines.append(f"{count} pairs beside those that kernels ask for: {rule}.")
+        lines.append(f"Of {count} of them, readers without an integer kernel, too: {rule}.")
     accuracy = sum(each.rule == "accuracy" for each in report.decisions)
     if accuracy:
         lines.append(f"{accuracy} ops stay float for accuracy: see the table, or --min_sqnr.")

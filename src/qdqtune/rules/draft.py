@@ -15,6 +15,8 @@ from qdqtune.records.placement import Edge, Placement
 from qdqtune.records.quantization import Decision
 
 _NO_RULE = "no rule"
+# Ops in a row that only move values; where there are more, nothing is gained by following them.
+_LONGEST_WAY = 100
 # They fuse into the op before them on every engine, whether or not a dialect has to know.
 _ALWAYS_FUSED = frozenset({"Clip", "Relu"})
 
@@ -119,7 +121,7 @@ class Draft:
             rule: Who wants it.
             served: Quantized ops that it is there for: if one stays float, so does the edge.
         """
-        if edge.node not in self.wishes.never:
+        if edge.node not in self.wishes.never and self.wishes.only is None:
             self.extra.setdefault(edge, rule)
             self._served.setdefault(edge, frozenset(served))
 
@@ -143,7 +145,7 @@ class Draft:
 
     def made_by_chosen(self, tensor: str) -> ir.Node | None:
         """The quantized op that a tensor comes from: through its activation, or ops that move."""
-        while True:
+        for _ in range(_LONGEST_WAY):
             node = self.index.value[tensor].producer()
             if node is None or (self.is_chosen(node) and node.name not in self.completion.moving):
                 return node
@@ -152,6 +154,7 @@ class Draft:
             if source is None or not source.name or not (moves or is_op(node, *self._fused)):
                 return None
             tensor = source.name
+        return None
 
     def is_written(self, tensor: str) -> bool:
         """Whether a tensor is quantized whoever else reads it."""
@@ -184,7 +187,8 @@ class Draft:
     def only(self, names: Collection[str]) -> Placement:
         """What the decisions come to if only these ops are quantized, and what moves between."""
         moving = self.completion.moving.keys() & self._chosen.keys()
-        return self._placed({*names, *moving})
+        follow = [name for name in moving if not is_op(self.index.node[name], "Concat")]
+        return self._placed({*names, *follow})
 
     @property
     def reach(self) -> Placement:

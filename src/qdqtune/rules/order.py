@@ -21,6 +21,7 @@ from qdqtune.rules import (
     norms_behind_convs,
     pooling,
     residual_adds,
+    shared_tensors,
     small_gemms,
     softmax_masks,
     softmaxes,
@@ -66,6 +67,7 @@ _TENSOR_CORES = (
     pooling.rule,
     concats.rule,
     norms_behind_convs.rule,
+    shared_tensors.rule,
 )
 
 RULES: Mapping[str, tuple[Rule, ...]] = {

@@ -108,7 +108,7 @@ class Autotuned:
             baseline_ms=summary.baseline_ms,
             final_ms=summary.final_ms,
             comparison=_comparison(summary),
-            not_timed="no candidate came so far",
+            not_timed="no candidate came so far" if summary.kept_float else "",
             kept_float=summary.kept_float,
             reason=summary.reason,
             seconds={"search": summary.seconds.total},

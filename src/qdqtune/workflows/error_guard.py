@@ -115,19 +115,37 @@ class ErrorGuard:
             ways: The whole draft with the ranges of every method that may be used.
         """
         best = max(ways.values(), key=lambda scaled: scaled.quality.worst_db)
-        own = self._own_errors(best.inserter)
+        own = self._own_errors(best.inserter, self._draft.placement())
         if self._least_db is None:
             return Guarded(self._draft, self._draft.placement(), best, best.quality, own)
         least = self._least_db
-        dropped = {
-            name: Verdict(RULE, f"its own error is {_db(error.sqnr_db)}, less than {least:g} dB")
-            for name, error in own.items()
-            if error.sqnr_db < least and name in self._draft.completion.units
-        }
+        dropped = self._failing(best, own, least)
         tried = self._without(dropped, best)
         if not tried.placement or not is_enough(tried.quality, max(least, _COMFORTABLE_DB)):
-            tried = self._without_worst(ways, dropped, least)
+            tried = self._without_worst(ways, tried, dropped, least)
         return replace(tried, own=own)
+
+    def _failing(
+        self, best: Scaled, own: Mapping[str, OpError], least: float
+    ) -> dict[str, Verdict]:
+        """Ops that fail on their own.
+
+        One that moves values can be what spoils the others: its operands share a scale with its
+        result. So these go first, and the rest is looked at again.
+        """
+        dropped: dict[str, Verdict] = {}
+        found, draft = own, self._draft
+        for kind in (draft.completion.moving, draft.completion.units):
+            failing = {
+                name: Verdict(RULE, f"its own error is {_db(each.sqnr_db)}, under {least:g} dB")
+                for name, each in found.items()
+                if each.sqnr_db < least and name in kind and name in draft.chosen
+            }
+            if failing and kind is draft.completion.moving:
+                draft = self._redraft(failing)
+                found = self._own_errors(best.inserter, draft.placement())
+            dropped |= failing
+        return dropped
 
     def _without(self, dropped: Mapping[str, Verdict], scaled: Scaled) -> Guarded:
         """What the rules make of it if these ops stay float."""
@@ -141,23 +159,25 @@ class ErrorGuard:
     def _without_worst(
         self,
         ways: Mapping[RangeMethod, Scaled],
+        best: Guarded,
         dropped: Mapping[str, Verdict],
         least: float,
     ) -> Guarded:
-        """Choose ranges part by part, and drop the fewest parts that it takes."""
+        """Choose ranges part by part, and drop the fewest parts that it takes.
+
+        Args:
+            ways: The whole draft with every kind of range.
+            best: The best of them, without what fails outright.
+            dropped: What does.
+            least: How near outputs must be.
+        """
         _logger.info("looking at what %d parts of the model do to its outputs", len(self._parts))
         parts = [part - dropped.keys() for part in self._parts]
         noise = {
             way: [self._noise(scaled.inserter, part) for part in parts]
             for way, scaled in _worth_trying(ways).items()
         }
-        scaled = self._mixed(ways, parts, noise)
-        best = max(ways.values(), key=lambda each: each.quality.worst_db)
-        as_it_is = self._without(dropped, best)
-        if as_it_is.quality.worst_db > scaled.quality.worst_db and is_enough(
-            as_it_is.quality, least
-        ):
-            return as_it_is
+        mixed = self._without(dropped, self._mixed(ways, parts, noise))
         least_noise = [min(noises) for noises in zip(*noise.values(), strict=True)]
         ranked = sorted(range(len(parts)), key=lambda n: -least_noise[n] / self._worth(parts[n]))
         verdicts = [
@@ -167,7 +187,10 @@ class ErrorGuard:
             )
             for n in ranked
         ]
-        return self._fewest(scaled, verdicts, dropped, least)
+        whole = max(best, mixed, key=lambda each: each.quality.worst_db)
+        if is_enough(whole.quality, least):
+            return whole
+        return self._fewest(mixed, verdicts, dropped, least)
 
     def _mixed(
         self,
@@ -197,7 +220,7 @@ class ErrorGuard:
 
     def _fewest(
         self,
-        scaled: Scaled,
+        whole: Guarded,
         ranked: Sequence[Mapping[str, Verdict]],
         dropped: Mapping[str, Verdict],
         least: float,
@@ -208,9 +231,8 @@ class ErrorGuard:
             verdicts = dict(dropped)
             for part in ranked[:count]:
                 verdicts |= part
-            return self._without(verdicts, scaled)
+            return self._without(verdicts, whole.scaled)
 
-        whole = without(0)
         if whole.placement and is_enough(whole.quality, least):
             return whole
         few, many = 0, len(ranked)
@@ -241,11 +263,11 @@ class ErrorGuard:
         # Ops with a small share of their own may still carry what others gain.
         return share + 1.0 / (1 + len(self._parts))
 
-    def _own_errors(self, inserter: Inserter) -> dict[str, OpError]:
+    def _own_errors(self, inserter: Inserter, placement: Placement) -> dict[str, OpError]:
         base = inserter.base
         path = base.write(base.whole(), "guard_float")
         try:
-            candidate = inserter.write(self._draft.placement(), "guard_quantized")
+            candidate = inserter.write(placement, "guard_quantized")
             samples = itertools.islice(self._samples(), _SAMPLES)
             return own_errors(self._worker, path, candidate, samples)
         except EngineError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,24 +75,35 @@ def has_own_kernels(engine: str) -> bool:
     return registry.entry(engine).measures and registry.available(engine).usable
 
 
-def engine_of_dialect(dialect: Dialect, engine: str) -> str | None:
-    """The engine whose dialect this is, if it runs models here; the one that was named first."""
+def engine_of_dialect(
+    dialect: Dialect, engine: str, options: Mapping[str, str] | None = None
+) -> str | None:
+    """The engine whose dialect this is, if it runs models here; the one that was named first.
+
+    Args:
+        dialect: What models are written in.
+        engine: Whom they are for, as far as that was said.
+        options: Its own options, as far as they decide on its dialect.
+    """
     asked = [] if engine == registry.AUTO else [engine]
     for name in (*asked, registry.REFERENCE):
-        if native_dialect(name).name == dialect.name and has_own_kernels(name):
+        own = native_dialect(name, options=options if name == engine else None)
+        if own.name == dialect.name and has_own_kernels(name):
             return name
     return None
 
 
 @contextmanager
-def open_kernels(engine: str | None, runner: Worker) -> Iterator[Kernels | None]:
+def open_kernels(
+    engine: str | None, runner: Worker, options: SessionOptions | None = None
+) -> Iterator[Kernels | None]:
     """The engine at work, in a process of its own unless it is the one that calibrates."""
     if engine is None:
         yield None
     elif engine == registry.REFERENCE:
-        yield Kernels(engine, runner, SessionOptions())
+        yield Kernels(engine, runner, options or SessionOptions())
     else:
-        with Worker(engine) as worker:
+        with Worker(engine, options) as worker:
             yield Kernels(engine, worker, worker.options)
 
 

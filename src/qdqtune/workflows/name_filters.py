@@ -11,13 +11,15 @@ from qdqtune.qdq.selection import unknown
 from qdqtune.records.errors import UsageError
 from qdqtune.rules.draft import Wishes
 
+_NODE = "node"
+
 
 @dataclass(frozen=True)
 class NameFilters:
     """What a user wants quantized or left float, as regular expressions.
 
-    An expression stands for the names that it matches as a whole; if there are none, for those
-    that begin with a match.
+    An expression stands for what it matches as a whole. One for nodes that matches none so stands
+    for the names that begin with a match.
 
     Attributes:
         nodes_to_quantize: Names of nodes; empty leaves the choice to the rules.
@@ -40,9 +42,9 @@ class NameFilters:
         Raises:
             UsageError: If one is no regular expression, or matches nothing.
         """
-        never = _matching("node", self.nodes_to_exclude, index.node)
+        never = _matching(_NODE, self.nodes_to_exclude, index.node)
         never |= self._of_types(index, self.op_types_to_exclude)
-        only = _matching("node", self.nodes_to_quantize, index.node)
+        only = _matching(_NODE, self.nodes_to_quantize, index.node)
         only |= self._of_types(index, self.op_types_to_quantize)
         asked = self.nodes_to_quantize or self.op_types_to_quantize
         return Wishes(frozenset(only) if asked else None, frozenset(never))
@@ -64,7 +66,8 @@ def _matching(kind: str, expressions: Sequence[str], names: Iterable[str]) -> se
                 "Put a backslash before characters that stand for themselves, such as ( or +.",
             ) from None
         matching = {name for name in known if expression.fullmatch(name)}
-        matching = matching or {name for name in known if expression.match(name)}
+        if not matching and kind == _NODE:
+            matching = {name for name in known if expression.match(name)}
         if not matching:
             raise unknown(kind, text, known)
         found |= matching

@@ -141,8 +141,10 @@ class OneShot:
                 self._path, layout.least_opset, request.precision, optimize=request.optimize
             )
             feeding = feeding_of(source, request.inputs, request.data, request.samples)
-        speaker = engine_of_dialect(request.dialect, request.engine)
-        with reference_worker() as worker, open_kernels(speaker, worker) as kernels:
+        options = request.options.engine_options
+        speaker = engine_of_dialect(request.dialect, request.engine, options)
+        own = request.options if speaker == request.engine else None
+        with reference_worker() as worker, open_kernels(speaker, worker, own) as kernels:
             base = PreparedModel(source.model, self._room)
             guarded, report = self._quantized(source, base, worker, feeding, kernels)
             if guarded is None or not guarded.placement:
@@ -155,7 +157,7 @@ class OneShot:
                 inserter = guarded.scaled.inserter
                 candidate = inserter.write(guarded.placement, "quantized")
                 check_written(candidate, inserter, guarded.placement, self._path)
-        report = self._timed(report, candidate, feeding, speaker)
+        report = self._timed(report, candidate, feeding)
         kept = None if report.kept_float else inserter.model(guarded.placement)
         return Made(kept, report, base.fingerprint)
 
@@ -245,17 +247,18 @@ class OneShot:
                 found[way] = Scaled(way.value, inserter, judge.quality(candidate))
         return found
 
-    def _timed(
-        self, report: QuantizeReport, candidate: Path, feeding: Feeding, speaker: str | None
-    ) -> QuantizeReport:
+    def _timed(self, report: QuantizeReport, candidate: Path, feeding: Feeding) -> QuantizeReport:
         """Time the candidate against the model as given; what is not faster does not ship."""
         request = self._request
         if request.threshold is None:
             return replace(report, not_timed="it was not asked for")
-        if speaker is None or not registry.entry(speaker).worker_class:
+        if (
+            not registry.entry(request.engine).worker_class
+            or not registry.available(request.engine).usable
+        ):
             title = registry.title(request.engine)
             return replace(report, not_timed=f"{title} does not run models here")
-        with self._step("time"), Worker(speaker, request.options) as worker:
+        with self._step("time"), Worker(request.engine, request.options) as worker:
             feeds = next(iter(feeding.judged()))
             (timed,) = time_final(worker, self._path, [candidate], feeds, TIMING_S)
         if not isinstance(timed, Timed):
@@ -266,6 +269,7 @@ class OneShot:
             baseline_ms=timed.baseline_ms,
             final_ms=timed.final_ms,
             comparison=timed.comparison,
+            not_timed="",
             kept_float=bool(reason),
             reason=reason,
         )

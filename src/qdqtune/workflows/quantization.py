@@ -128,6 +128,7 @@ def quantize(
     began = time.monotonic()
     with as_file(model) as path, _target_file(model, path, output) as target:
         check_targets(target, save_placement, path, force=force)
+        bytes_before = _size(path)
         run_folder = Path(autotune_output_dir or target.with_name(f"{target.stem}_autotune"))
         with tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=target.absolute().parent) as room:
             if autotune:
@@ -145,7 +146,7 @@ def quantize(
         report = replace(
             made.report,
             output=target if output is not None or result is target else None,
-            bytes_before=_size(path),
+            bytes_before=bytes_before,
             bytes_after=_size(target),
             seconds={**made.report.seconds, "total": time.monotonic() - began},
         )

@@ -17,13 +17,13 @@ from qdqtune.autotune.config import Config
 from qdqtune.autotune.patterns.state_file import read_state
 from qdqtune.autotune.presets import MODE_PRESETS, get_node_filter_list
 from qdqtune.engines.native import native_dialect
-from qdqtune.graph.files import model_from_proto, save_model
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError, ModelError, UsageError
 from qdqtune.records.ranges import Ranges
 from qdqtune.records.tuning import TuneResult
 from qdqtune.workflows.benchmark_instance import current_benchmark
 from qdqtune.workflows.benchmarks import DEFAULT_TIMING_RUNS
+from qdqtune.workflows.given_model import as_file
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.folder import RANGES, STATE
 
@@ -95,7 +95,7 @@ def region_pattern_autotuning_workflow(
         default_quant_type=quant_type, default_dq_dtype=default_dq_dtype, verbose=verbose
     )
     runs = benchmark.timing_runs
-    with _as_file(model) as path, _folder(output_dir) as folder:
+    with as_file(model) as path, _folder(output_dir) as folder:
         result = tune(
             path,
             engine=benchmark.engine,
@@ -147,15 +147,6 @@ def _the_model(
             "Give one: as model_or_path, or as model_path.",
         )
     return model
-
-
-@contextmanager
-def _as_file(model: onnx.ModelProto | _Path) -> Iterator[Path]:
-    if not isinstance(model, onnx.ModelProto):
-        yield Path(model)
-        return
-    with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
-        yield save_model(model_from_proto(model), Path(folder) / "model.onnx")
 
 
 @contextmanager
