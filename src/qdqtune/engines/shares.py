@@ -68,5 +68,5 @@ def _work(index: GraphIndex, node: ir.Node) -> float:
 
 
 def _size(index: GraphIndex, value: ir.Value | None) -> int:
-    shape = index.shape(value.name or "") if value is not None else None
+    shape = index.shape(value.name) if value is not None and value.name else None
     return math.prod(dim or 1 for dim in shape) if shape else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from qdqtune.graph.folding import fold, make_ready
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE, is_op
 from qdqtune.graph.opset import least_opset, raise_opset
+from qdqtune.graph.optimizing import optimize_graph
 from qdqtune.graph.precision import convert_precision
 from qdqtune.qdq.integer_ops import refuse_integer_ops
 from qdqtune.qdq.read import strip
@@ -45,9 +46,9 @@ def make_float(
     *,
     optimize: bool = True,
 ) -> Opened:
-    """Fold a model, in place, and take out the Q/DQ that it may have.
+    """Clean a model up, in place, and take out the Q/DQ that it may have.
 
-    A Q/DQ model is folded first: what its pairs guard stays, so that its tensors are still those
+    A Q/DQ model is only folded: what its pairs guard stays, so that its tensors are still those
     that its scales were learned for.
 
     Args:
@@ -64,7 +65,9 @@ def make_float(
     labels = {
         key: value for key, value in model.metadata_props.items() if key.startswith("qdqtune.")
     }
-    prepare = fold if optimize else make_ready
+    prepare: Callable[[ir.Model], object] = make_ready
+    if optimize:
+        prepare = fold if _has_qdq(model) else optimize_graph
     prepare(model)
     index = GraphIndex(model)
     has_bfloat16 = any(index.dtype(tensor) == ir.DataType.BFLOAT16 for tensor in index.value)
@@ -73,7 +76,7 @@ def make_float(
     if raise_opset(model, max(opset, least_opset(GraphIndex(model)))):
         prepare(model)
     reading = None
-    if any(is_op(node, QUANTIZE, DEQUANTIZE) for node in model.graph):
+    if _has_qdq(model):
         reading = strip(model)
         if reading.left:
             _logger.warning(
@@ -81,3 +84,7 @@ def make_float(
                 reading.left,
             )
     return Opened(reading, labels, has_bfloat16)
+
+
+def _has_qdq(model: ir.Model) -> bool:
+    return any(is_op(node, QUANTIZE, DEQUANTIZE) for node in model.graph)

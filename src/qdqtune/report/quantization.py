@@ -45,7 +45,7 @@ def _op_table(decisions: Sequence[Decision]) -> str:
             for reason, count in reasons[:_MOST_REASONS]
         ]
         more = len(reasons) - len(shown)
-        shown += [f"{more} other reasons: see -v"] if more else []
+        shown += [f"and {more} more: see -v"] if more else []
         count = sum(left[name].values())
         first, *rest = shown or [""]
         rows.append([name, str(quantized[name] or ""), str(count or ""), first])
@@ -111,7 +111,7 @@ def _latency(report: QuantizeReport) -> list[str]:
     if found is None or report.baseline_ms is None or report.final_ms is None:
         return [f"Latency was not measured: {report.not_timed}."]
     return [
-        f"Latency on {report.engine}: float {report.baseline_ms:.3f} ms, quantized "
+        f"Latency on {report.engine}: as given {report.baseline_ms:.3f} ms, quantized "
         f"{report.final_ms:.3f} ms, {found.ratio:.3f}x ({found.low:.3f} to {found.high:.3f}, "
         f"{100 * found.confidence:g} %)."
     ]

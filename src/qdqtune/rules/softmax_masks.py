@@ -15,7 +15,11 @@ _NAME = "softmax mask"
 def _apply(draft: Draft) -> None:
     for node in list(draft.undecided("Add", "Sum", "Where")):
         if any(is_op(reader, "Softmax") for reader in _behind(draft, node)):
-            draft.leave(node, _NAME, "it adds a mask of huge numbers, then comes a Softmax")
+            draft.leave(
+                node,
+                _NAME,
+                "a Softmax reads what it adds to: scores, perhaps masked with huge numbers",
+            )
 
 
 def _behind(draft: Draft, node: ir.Node) -> list[ir.Node]:

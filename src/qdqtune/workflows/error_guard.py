@@ -34,6 +34,8 @@ _SAMPLES = 4
 # How much farther from float scores may be than other outputs: only the largest counts. Seen with a
 # text recognizer that reads 190 of 200 lines: 191 to 194 with scores at 10 to 12 dB, 172 at 8 dB.
 _SCORES_DB = 3.0
+# The same of outputs that scores decide on.
+_DECIDED_DB = 10.0
 # With more parts than this they are joined, neighbours first: each is opened and run.
 _MOST_PARTS = 32
 # Below this, ranges are chosen part by part even if the outputs are near enough.
@@ -279,11 +281,16 @@ class ErrorGuard:
 
 
 def is_enough(quality: Quality, least_db: float) -> bool:
-    """Whether every output that could be compared is near enough; scores may be a bit farther."""
-    return all(
-        db >= (least_db - _SCORES_DB if name in quality.scores else least_db)
-        for name, db in quality.decisive.items()
+    """Whether every output that could be compared is near enough.
+
+    Scores may be a bit farther than other outputs; then it is they who count, unless what comes out
+    of them has nothing left of what it was.
+    """
+    outputs = all(
+        db >= least_db - (_DECIDED_DB if name in quality.scores else 0.0)
+        for name, db in quality.against_float.items()
     )
+    return outputs and all(db >= least_db - _SCORES_DB for db in quality.scores.values())
 
 
 def joined(parts: Sequence[Part], most: int) -> list[Part]:

@@ -58,6 +58,9 @@ def _matching(kind: str, expressions: Sequence[str], names: Iterable[str]) -> se
     known = sorted(names)
     found: set[str] = set()
     for text in expressions:
+        if text in known:  # a name, whatever its characters mean
+            found.add(text)
+            continue
         try:
             expression = re.compile(text)
         except re.error as error:

@@ -116,8 +116,8 @@ def quantize(
         samples=calibration_samples,
         method=_method(calibration_method, calibration_data),
         filters=NameFilters(
-            tuple(nodes_to_quantize), tuple(nodes_to_exclude),
-            tuple(op_types_to_quantize), tuple(op_types_to_exclude),
+            *map(_expressions, (nodes_to_quantize, nodes_to_exclude)),
+            *map(_expressions, (op_types_to_quantize, op_types_to_exclude)),
         ),
         precision=_precision(high_precision_dtype),
         min_sqnr_db=min_sqnr_db,
@@ -163,6 +163,11 @@ def _target(
     if dialect is not None:
         return name, dialect_named(dialect)
     return name, native_dialect(name, version, options=options)
+
+
+def _expressions(given: Sequence[str]) -> tuple[str, ...]:
+    """A text alone is one expression."""
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _preset(autotune: str | bool) -> str:

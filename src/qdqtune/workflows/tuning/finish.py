@@ -109,8 +109,10 @@ def time_final(
 def why_not_shipped(comparison: Comparison, threshold: float) -> str:
     """Why a model isn't fast enough to be handed over; empty if it is."""
     if comparison.verdict is not Verdict.FASTER:
+        is_slower = comparison.verdict is Verdict.SLOWER
         return (
-            f"the best that was found is not faster for certain: {comparison.ratio:.3f}x, "
+            f"the best that was found is {'slower' if is_slower else 'not faster for certain'}: "
+            f"{comparison.ratio:.3f}x, "
             f"between {comparison.low:.3f}x and {comparison.high:.3f}x"
         )
     if comparison.ratio < threshold:
