@@ -256,7 +256,7 @@ REQUESTS: dict[str, tuple[str, int]] = {
         2,
     ),
     "A search is for the model as it is": (
-        "quantize {model} -o {out} --autotune --no-per_channel",
+        "quantize {model} -o {out} --autotune --no_per_channel",
         2,
     ),
     "Unknown engine": ("bench {model} --engine tensorrrt", 2),

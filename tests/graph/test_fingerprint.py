@@ -12,6 +12,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 from qdqtune.graph.fingerprint import fingerprint
+from tests.conftest import model_from_text
+
+WEIGHT = np.arange(4, dtype=np.float32)
 
 
 def of(proto: onnx.ModelProto) -> str:
@@ -50,6 +53,35 @@ def test_what_matters_counts(
     other = copy.deepcopy(residual)
     change(other)
     assert of(other) != of(residual)
+
+
+FUNCTION = """<ir_version: 8, opset_import: ["": 17, "local": 1]>
+g (float[4] x, float[4] z) => (float[4] y) { y = local.f<a = 2.0>(x, z) }
+<domain: "local", opset_import: ["": 17]>
+f <a, b: float = 1.0> (p, q) => (r) { s = Sub(p, q) r = Elu<alpha: float = @a>(s) }"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("(p, q) => (r)", "(q, p) => (r)"),
+        ("(p, q) => (r)", "(p, q) => (s)"),
+        ("b: float = 1.0", "b: float = 1.5"),
+        ("<a, b: float = 1.0>", "<a>"),
+        ("<a, b", "<a, c, b"),
+        ('opset_import: ["": 17]>', 'opset_import: ["": 16]>'),
+        ("Sub(p, q)", "Sub(q, p)"),
+    ],
+)
+def test_what_matters_in_a_function_counts(old: str, new: str) -> None:
+    assert old in FUNCTION
+    other = onnx.parser.parse_model(FUNCTION.replace(old, new))
+    assert of(other) != of(onnx.parser.parse_model(FUNCTION))
+
+
+def test_a_plain_model_keeps_the_fingerprint_it_always_had() -> None:
+    proto = model_from_text("g (float[4] x) => (float[4] y) { y = Add(x, w) }", w=WEIGHT)
+    assert of(proto) == "c0ac04211d96b8b57ac86113f2545b4e"
 
 
 def test_what_does_not_matter_does_not(residual: onnx.ModelProto) -> None:

@@ -167,6 +167,65 @@ def test_what_engines_round_their_own_way_is_left_to_them(op: str) -> None:
     assert op_types(workflows) == ["QuantizeLinear", "DequantizeLinear"]
 
 
+GIVEN = {
+    "function": """g (float[4] x, bool c) => (float[4] y) { s = Exp(k) y = local.f(x, s) }
+        <domain: "local", opset_import: ["": 17]>
+        f (x, s) => (y) { QUANTIZED y = DequantizeLinear(q, s, z) }""",
+    "function in a function": """
+        g (float[4] x, bool c) => (float[4] y) { s = Exp(k) y = local.outer(x, s) }
+        <domain: "local", opset_import: ["": 17, "local": 1]>
+        outer (x, s) => (y) { t = Neg(s) u = Neg(t) y = local.f(x, u) }
+        <domain: "local", opset_import: ["": 17]>
+        f (x, s) => (y) { QUANTIZED y = DequantizeLinear(q, s, z) }""",
+    "through an op of a body": """g (float[4] x, bool c) => (float[4] y) {
+        o = Exp(k)
+        y = If (c) <
+            then_branch = t () => (float[4] a) {
+                s = Mul(o, o) QUANTIZED a = DequantizeLinear(q, s, z)
+            },
+            else_branch = e () => (float[4] b) { b = Neg(x) }>
+        }""",
+    "function in a body": """g (float[4] x, bool c) => (float[4] y) {
+        o = Exp(k)
+        y = If (c) <
+            then_branch = t () => (float[4] a) { a = local.f(x, o) },
+            else_branch = e () => (float[4] b) { b = Neg(x) }>
+        }
+        <domain: "local", opset_import: ["": 17]>
+        f (x, s) => (y) { QUANTIZED y = DequantizeLinear(q, s, z) }""",
+    "state of a loop": """g (float[4] x, bool c) => (float[4] y) {
+        o = Exp(k) two = Constant<value = int64 {2}>()
+        last, y = Loop (two, c, o, x) <
+            body = l (int64 i, bool more, float s, float[4] was)
+                => (bool still, float next, float[4] a) {
+                QUANTIZED d = DequantizeLinear(q, s, z)
+                still = Identity(more) next = Add(s, s) a = Add(was, d)
+            }>
+        }""",
+}
+
+
+@pytest.mark.parametrize("quantized", [True, False], ids=["quantized", "float"])
+@pytest.mark.parametrize("place", GIVEN)
+def test_what_bodies_and_functions_with_quantization_get_is_left_to_engines(
+    place: str, quantized: bool
+) -> None:
+    text = GIVEN[place].replace(
+        "QUANTIZED", "z = Constant<value = uint8 {0}>() q = QuantizeLinear(x, s, z)"
+    )
+    if not quantized:
+        text = text.replace("DequantizeLinear(q, s, z)", "Mul(q, s)")
+        text = text.replace("QuantizeLinear(x, s, z)", "Div(x, s)")
+    proto = parser.parse_model('<ir_version: 8, opset_import: ["": 17, "local": 1]>' + text)
+    constant = np.array(-3.3, np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(constant, "k"))
+    model = optimized(proto)
+    assert ("Exp" in op_types(model)) == quantized
+    if quantized:
+        feeds = {"x": np.arange(4, dtype=np.float32), "c": np.array(True)}
+        np.testing.assert_array_equal(run(model, **feeds)[0], run(proto, **feeds)[0])
+
+
 @pytest.mark.parametrize("size", [4, 64])
 @pytest.mark.parametrize(
     "move", ["Reshape(d, shape)", "Transpose<perm=[1,0]>(d)", "Unsqueeze(d, zero)"]
@@ -239,6 +298,27 @@ def test_a_trained_model_keeps_its_results(channels: int) -> None:
     assert gone == {"Cast": 1, "Identity": 2, "Squeeze": 1}
     x = np.random.default_rng(1).normal(size=(1, 3, 8, 8)).astype(np.float32)
     np.testing.assert_array_equal(run(model, x=x)[0], run(proto, x=x)[0])
+
+
+def test_biases_beside_quantization_stay_apart_and_others_are_counted() -> None:
+    rng = np.random.default_rng(0)
+    proto = model_from_text(
+        """g (float[1,4,5,5] x) => (float[1,4,5,5] y) {
+            f = Conv(x, w1) fb = Add(f, b) fr = Relu(fb)
+            q = QuantizeLinear(fr, s, z) d = DequantizeLinear(q, s, z)
+            a = Conv(d, w2) y = Add(a, b)
+        }""",
+        w1=rng.normal(size=(4, 4, 1, 1)).astype(np.float32),
+        w2=rng.normal(size=(4, 4, 1, 1)).astype(np.float32),
+        b=rng.normal(size=(4, 1, 1)).astype(np.float32),
+        s=np.array(0.1, np.float32),
+        z=np.array(0, np.uint8),
+    )
+    model = ir.from_proto(proto)
+    counts = optimize_graph(model)
+    assert counts.changed == {"Add": (2, 1)}
+    assert counts.folded == 1
+    assert op_types(model)[-2:] == ["Conv", "Add"]
 
 
 # What goes.
@@ -405,6 +485,42 @@ def test_a_batchnorm_that_trains_is_not_folded(training: int) -> None:
         s=np.ones(4, np.float32),
     )
     assert op_types(optimized(proto)) == ["Conv", "BatchNormalization"][: 1 + training]
+
+
+IF_ELSE = """If (CONDITION) <
+    then_branch = tNUMBER () => (float[4] pNUMBER) { pNUMBER = THEN },
+    else_branch = eNUMBER () => (float[4] qNUMBER) { qNUMBER = ELSE }>"""
+
+
+def choice(number: int, condition: str, then: str, other: str) -> str:
+    """An If in ONNX text."""
+    text = IF_ELSE.replace("NUMBER", str(number)).replace("CONDITION", condition)
+    return text.replace("THEN", then).replace("ELSE", other)
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        (f"f = Exp(x) u = {choice(1, 'c', 'Neg(f)', 'Relu(f)')} y = Abs(x)", ["Abs"]),
+        (
+            f"f = {choice(1, 'c', 'Neg(x)', 'Relu(x)')} u = {choice(2, 'c', 'Neg(f)', 'Exp(f)')}"
+            "y = Abs(x)",
+            ["Abs"],
+        ),
+        (
+            f"f = Exp(x) u = {choice(1, 'c', choice(2, 'c', 'Neg(f)', 'Exp(f)'), 'Relu(x)')}"
+            "y = Abs(x)",
+            ["Abs"],
+        ),
+        (f"f = Exp(x) u = {choice(1, 'yes', 'Neg(x)', 'Relu(f)')} y = Abs(u)", ["Neg", "Abs"]),
+    ],
+    ids=["one", "one after the other", "one in the other", "a branch that is never taken"],
+)
+def test_who_fed_a_body_goes_with_it(text: str, left: list[str]) -> None:
+    weights = {"yes": np.array(True)} if "yes" in text else {}
+    text = f"g (float[4] x, bool c) => (float[4] y) {{ {text} }}"
+    model = optimized(model_from_text(text, **weights))
+    assert op_types(model) == left
 
 
 def test_folding_one_shape_lets_the_next_be_known() -> None:

@@ -1,4 +1,4 @@
-"""Whoever reads a tensor that is quantized for another op reads the quantized value, too."""
+"""A residual Add reads the quantized value of what is quantized for another op anyway."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from qdqtune.rules.draft import Draft
 from qdqtune.rules.rule import Rule
 
 _NAME = "shared tensor"
-_READS_NO_VALUES = ("Shape", "Size")
 
 
 def _apply(draft: Draft) -> None:
@@ -15,9 +14,9 @@ def _apply(draft: Draft) -> None:
         for tensor in draft.activations(draft.index.node[name]):
             for edge in draft.index.readers(tensor):
                 reader = draft.index.node.get(edge.node)
-                if reader is None or draft.is_chosen(reader) or draft.is_left(reader):
+                if reader is None or not is_op(reader, "Add"):
                     continue
-                if not is_op(reader, *_READS_NO_VALUES):
+                if not draft.is_left(reader) and not draft.is_chosen(reader):
                     draft.add(edge, _NAME, [name])
 
 
@@ -25,7 +24,7 @@ def _apply(draft: Draft) -> None:
 # branch reads the integers that the Conv reads, 0.91 where it reads floats.
 rule = Rule(
     _NAME,
-    "Otherwise the tensor is written twice, as integers and as floats: a residual branch keeps "
-    "both alive.",
+    "Otherwise the tensor is written twice, as integers and as floats, and both have to live "
+    "until the branches meet.",
     _apply,
 )

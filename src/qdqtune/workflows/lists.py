@@ -17,7 +17,7 @@ from qdqtune.graph.parsing import parse_model
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.qdq.integer_ops import refuse_integer_ops
 from qdqtune.qdq.read import strip
-from qdqtune.records.errors import ModelError
+from qdqtune.records.errors import ModelError, UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.report.lists import TOOLS, ListForm, exclusion_list
 from qdqtune.workflows.tuning.folder import BASELINE, FINAL
@@ -171,6 +171,11 @@ def _as_named_in(file: Path, stay: list[str], model: ir.Model) -> list[str]:
     nodes = parse_model(file).graph.node
     names = Counter(node.name for node in nodes)
     known = {name for name, count in names.items() if name and count == 1}
+    if not any(node.name in known for node in model.graph):
+        raise UsageError(
+            f"{file} has no node of the quantized model, by name.",
+            "Name the float model that it was made from.",
+        )
     left_out = [name for name in stay if name not in known]
     if left_out:
         _logger.warning(
