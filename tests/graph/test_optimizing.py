@@ -193,6 +193,13 @@ GIVEN = {
         }
         <domain: "local", opset_import: ["": 17]>
         f (x, s) => (y) { QUANTIZED y = DequantizeLinear(q, s, z) }""",
+    "from a branch that is always taken": """g (float[4] x, bool c) => (float[4] y) {
+        yes = Constant<value = bool {1}>()
+        s = If (yes) <
+            then_branch = t () => (float a) { a = Exp(k) },
+            else_branch = e () => (float b) { b = Neg(k) }>
+        QUANTIZED y = DequantizeLinear(q, s, z)
+        }""",
     "state of a loop": """g (float[4] x, bool c) => (float[4] y) {
         o = Exp(k) two = Constant<value = int64 {2}>()
         last, y = Loop (two, c, o, x) <

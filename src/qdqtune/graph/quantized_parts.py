@@ -68,7 +68,10 @@ def given_to_qdq(model: ir.Model) -> frozenset[ir.Value]:
             continue
         found.add(value)
         producer = value.producer()
-        pending += producer.inputs if producer is not None else ()
+        # A branch that is always taken may be in the place of its If before it is folded.
+        for each in _with_bodies(producer) if producer is not None else ():
+            found.update(each.outputs)
+            pending += each.inputs
     return frozenset(found)
 
 
