@@ -51,7 +51,7 @@ def save_wide(folder: Path, layers: int, width: int) -> int:
             place = {"location": "w.bin", "offset": file.tell(), "length": len(raw)}
             for key, value in place.items():
                 weight.external_data.add(key=key, value=str(value))
-            file.write(raw)
+            file.write(number.to_bytes(4, "little") + raw[4:])  # no two are equal
             weights.append(weight)
             ends = [f"t{number}", weight.name], [f"t{number + 1}"]
             nodes.append(helper.make_node("MatMul", *ends, name=f"n{number}"))

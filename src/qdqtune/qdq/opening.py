@@ -9,11 +9,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from qdqtune.graph.folding import fold, make_ready
+from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE, is_op
 from qdqtune.graph.opset import least_opset, raise_opset
-from qdqtune.graph.optimizing import optimize_graph
 from qdqtune.graph.precision import convert_precision
 from qdqtune.qdq.integer_ops import refuse_integer_ops
 from qdqtune.qdq.read import strip
@@ -21,6 +20,9 @@ from qdqtune.qdq.reading import Reading
 from qdqtune.records.precision import Precision
 
 _logger = logging.getLogger(__name__)
+
+Preparation = Callable[[ir.Model], object]
+"""Changes a model in place."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +46,19 @@ def make_float(
     opset: int = 0,
     precision: Precision | None = None,
     *,
-    optimize: bool = True,
+    prepare: Preparation = fold,
 ) -> Opened:
-    """Clean a model up, in place, and take out the Q/DQ that it may have.
+    """Get a model ready, in place, and take out the Q/DQ that it may have.
 
-    A Q/DQ model is only folded: what its pairs guard stays, so that its tensors are still those
-    that its scales were learned for.
+    What its pairs guard stays while it is folded, so that its tensors are still those that its
+    scales were learned for.
 
     Args:
         model: A float or Q/DQ model; every node has a name of its own.
         name: What to call it in an error message.
         opset: The least opset that is needed.
         precision: The float type that the model is to be computed in; None is its own.
-        optimize: Whether to fold; otherwise nothing is computed, absorbed or removed.
+        prepare: What is done to the graph before it is looked at.
 
     Raises:
         ModelError: If it is quantized in a way that can't be undone.
@@ -65,9 +67,6 @@ def make_float(
     labels = {
         key: value for key, value in model.metadata_props.items() if key.startswith("qdqtune.")
     }
-    prepare: Callable[[ir.Model], object] = make_ready
-    if optimize:
-        prepare = fold if _has_qdq(model) else optimize_graph
     prepare(model)
     index = GraphIndex(model)
     has_bfloat16 = any(index.dtype(tensor) == ir.DataType.BFLOAT16 for tensor in index.value)
@@ -76,7 +75,7 @@ def make_float(
     if raise_opset(model, max(opset, least_opset(GraphIndex(model)))):
         prepare(model)
     reading = None
-    if _has_qdq(model):
+    if has_qdq(model):
         reading = strip(model)
         if reading.left:
             _logger.warning(
@@ -86,5 +85,6 @@ def make_float(
     return Opened(reading, labels, has_bfloat16)
 
 
-def _has_qdq(model: ir.Model) -> bool:
+def has_qdq(model: ir.Model) -> bool:
+    """Whether there are Q or DQ nodes in the main graph."""
     return any(is_op(node, QUANTIZE, DEQUANTIZE) for node in model.graph)

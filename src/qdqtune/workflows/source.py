@@ -10,11 +10,13 @@ from pathlib import Path
 import onnx_ir as ir
 
 from qdqtune.graph.files import load_model
+from qdqtune.graph.folding import fold, make_ready
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import is_op
+from qdqtune.graph.optimizing import optimize_graph
 from qdqtune.graph.precision import convert_precision
 from qdqtune.graph.precision_types import HALF_TYPES
-from qdqtune.qdq.opening import make_float
+from qdqtune.qdq.opening import Preparation, has_qdq, make_float
 from qdqtune.qdq.reading import Reading
 from qdqtune.records.precision import Precision
 from qdqtune.records.ranges import CalibrationSource, Ranges
@@ -56,22 +58,25 @@ def open_source(
     *,
     optimize: bool = True,
 ) -> Source:
-    """Read a model, fold it, and take out the Q/DQ that it may have.
+    """Read a model, clean it up, and take out the Q/DQ that it may have.
 
-    A Q/DQ model is folded first: what its pairs guard stays, so that its tensors are still those
+    A Q/DQ model is only folded: what its pairs guard stays, so that its tensors are still those
     that its scales were learned for.
 
     Args:
         path: A float or Q/DQ model.
         opset: The least opset that is needed.
         precision: The float type that the model is to be computed in; None is its own.
-        optimize: Whether to fold; otherwise nothing is computed, absorbed or removed.
+        optimize: Whether to do so; otherwise nothing is computed, absorbed or removed.
 
     Raises:
         ModelError: If it can't be read, or is quantized in a way that can't be undone.
     """
     model = load_model(path)
-    opened = make_float(model, path, opset, precision, optimize=optimize)
+    prepare: Preparation = make_ready
+    if optimize:  # what is quantized already is not to be merged or moved
+        prepare = fold if has_qdq(model) else optimize_graph
+    opened = make_float(model, path, opset, precision, prepare=prepare)
     done = "folded, " if optimize else ""
     _logger.info("%s: %s%d nodes left", path, done, len(model.graph))
     return Source(Path(path), model, opened.reading, opened.labels, opened.has_bfloat16)
