@@ -52,8 +52,8 @@ class QuantizeReport:
         engine: Whose rules and dialect.
         dialect: How Q/DQ is written.
         quant_type: To what.
-        decisions: Every op's, in the graph's order.
-        placement: What is quantized.
+        decisions: Every op's, in the graph's order; of what was tried, if the model is handed back.
+        placement: What is quantized; nothing if the model is handed back.
         added: Pairs that no kernel asks for: the rule by tensor.
         calibration: ``data``, ``random`` or ``given``.
         calibrated_on: The samples in words.

@@ -68,6 +68,8 @@ def _node_table(decisions: Sequence[Decision]) -> str:
 
 
 def _placed(report: QuantizeReport) -> list[str]:
+    if report.kept_float:
+        return ["The table shows what was tried."] if report.comparison is not None else []
     lines = [
         f"{len(report.placement.tensors)} tensors are {report.quant_type}, in the "
         f"{report.dialect} dialect."

@@ -20,6 +20,7 @@ from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
+from qdqtune.records.placement import Placement
 from qdqtune.records.precision import Precision
 from qdqtune.records.quantization import DEFAULT_LEAST_SQNR_DB, QuantizeResult
 from qdqtune.records.ranges import RangeMethod
@@ -139,12 +140,14 @@ def quantize(
                 _hand_back(path, target, force=force)
             else:
                 save_model(made.quantized, target, force=force)
+        placement = Placement() if made.quantized is None else made.report.placement
         if save_placement is not None:
-            text = made.report.placement.to_json(made.fingerprint)
+            text = placement.to_json(made.fingerprint)
             write_text(save_placement, text, force=force)
         result = in_form_of(model, target)
         report = replace(
             made.report,
+            placement=placement,
             output=target if output is not None or result is target else None,
             bytes_before=bytes_before,
             bytes_after=_size(target),
@@ -158,10 +161,11 @@ def _target(
 ) -> tuple[str, Dialect]:
     """The engine, and the dialect that is written for it."""
     name, version = registry.versioned(engine)
-    if name == registry.AUTO and dialect is None:
-        name = registry.resolve(name)
     if dialect is not None:
-        return name, dialect_named(dialect)
+        family = dialect_named(dialect).name.partition("-")[0]
+        return family if name == registry.AUTO else name, dialect_named(dialect)
+    if name == registry.AUTO:
+        name = registry.resolve(name)
     return name, native_dialect(name, version, options=options)
 
 
