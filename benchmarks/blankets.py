@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import onnx
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
 from benchmarks.against_quantize_static import SampleReader
+from qdqtune import zoo
 from qdqtune.calibration.inputs import Feeds
 from qdqtune.engines.contest import compare_files
 from qdqtune.engines.isolated import Worker
@@ -36,6 +38,15 @@ BLANKETS: Mapping[str, Blanket] = {
     "u8/s8 7 bits": Blanket(_U8, _S8, reduce_range=True),
     "u8/u8": Blanket(_U8, _U8),
 }
+
+
+def model_file(name: str, folder: Path) -> Path:
+    """A model file, or a zoo model that is written to a folder."""
+    path = Path(name)
+    if not path.exists():
+        path = folder / "zoo.onnx"
+        onnx.save(zoo.build(name), path)
+    return path
 
 
 def write_folded(path: Path, target: Path) -> Path:

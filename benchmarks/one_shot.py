@@ -25,13 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from benchmarks import results
 from benchmarks.blankets import (
     BLANKETS,
     CONFIDENCE,
     compared,
+    model_file,
     speeds_over_float,
     write_blanket,
     write_blankets,
@@ -101,10 +100,7 @@ def measure(name: str, engine: str, threads: int, effort: Effort) -> dict[str, A
     """One record for a zoo model or a model file on an engine."""
     with tempfile.TemporaryDirectory(prefix="qdqtune-bench-") as folder:
         space = Path(folder)
-        path = Path(name)
-        if not path.exists():
-            path = space / "zoo.onnx"
-            onnx.save(zoo.build(name), path)
+        path = model_file(name, space)
         index = GraphIndex(load_model(path))
         given = list(random_inputs(index, effort.samples))
         folded = write_folded(path, space / "folded.onnx")

@@ -20,12 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from benchmarks import results
 from benchmarks.blankets import (
     CONFIDENCE,
     compared,
+    model_file,
     speeds_over_float,
     write_blankets,
     write_folded,
@@ -59,10 +58,7 @@ def measure(name: str, preset: str, budget_s: float, engine: str) -> dict[str, A
     """One record for a zoo model or a model file on an engine."""
     with tempfile.TemporaryDirectory(prefix="qdqtune-bench-") as folder:
         space = Path(folder)
-        path = Path(name)
-        if not path.exists():
-            path = space / "zoo.onnx"
-            onnx.save(zoo.build(name), path)
+        path = model_file(name, space)
         result = tune(path, engine=engine, threads=1, preset=preset, output_dir=space / "run")
         index = GraphIndex(load_model(path))
         folded = write_folded(path, space / "folded.onnx")

@@ -10,7 +10,7 @@ import contextlib
 import math
 import operator
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from qdqtune.calibration.inputs import Feeds
 from qdqtune.calibration.layer_errors_layout import NUMBERS, OUTPUT
 from qdqtune.calibration.layer_errors_model import ComparingModel, Wiring, weights_name
 from qdqtune.calibration.layer_errors_pairs import Pairing, QuantizedOp
+from qdqtune.calibration.watching import Progress
 from qdqtune.engines.isolated import OpenModel, Worker, WorkerFailure
 from qdqtune.engines.reference import AS_WRITTEN
 from qdqtune.graph.files import load_model
@@ -27,8 +28,6 @@ from qdqtune.records.errors import EngineError, ModelError
 from qdqtune.records.tensor_errors import OpError
 
 Numbers = npt.NDArray[np.float64]
-Progress = Callable[[int, "int | None"], None]
-"""Takes how many samples are done, and how many there are if that is known."""
 
 
 def own_errors(

@@ -57,12 +57,10 @@ def _head(draft: Draft, node: ir.Node, length: int | None) -> int | None:
     shapes = [draft.index.shape(value.name or "") for value in node.inputs if value is not None]
     if len(shapes) < 2 or not shapes[0] or not shapes[1]:
         return None
-    is_second = shapes[0][-1] == length and source_through(
-        draft.index, (node.inputs[0].name or "") if node.inputs[0] else "", COPY_OPS | {"Cast"}
-    )
-    if is_second is not None and is_op(is_second or None, "Softmax"):
-        return shapes[1][-1]
-    return shapes[0][-1]
+    assert node.inputs[0] is not None
+    source = source_through(draft.index, node.inputs[0].name or "", COPY_OPS | {"Cast"})
+    is_second = shapes[0][-1] == length and is_op(source, "Softmax")
+    return shapes[1][-1] if is_second else shapes[0][-1]
 
 
 rule = Rule(

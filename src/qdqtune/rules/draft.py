@@ -70,7 +70,7 @@ class Draft:
     completion: Completion
     quant_type: str
     wishes: Wishes = field(default_factory=Wishes)
-    shares: dict[str, float] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
     extra: dict[Edge, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from qdqtune.graph.op_classes import WEIGHTED_OPS
 from qdqtune.rules.draft import Draft
 from qdqtune.rules.rule import Rule
+from qdqtune.rules.small_gemms import sizes as product_sizes
 
 _NAME = "first layer"
 _LEAST_PRODUCTS = 16
@@ -37,7 +38,7 @@ def _products(draft: Draft, node: ir.Node) -> int | None:
         return math.prod(sizes[1:])
     if node.op_type == "ConvTranspose":
         return sizes[0]
-    return sizes[1] if node.attributes.get_int("transB", 0) else sizes[-2]
+    return product_sizes(draft, node)[0]
 
 
 rule = Rule(

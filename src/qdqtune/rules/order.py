@@ -82,7 +82,10 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
 
 
 def draft_placement(
-    completion: Completion, quant_type: str = "int8", wishes: Wishes | None = None
+    completion: Completion,
+    quant_type: str = "int8",
+    wishes: Wishes | None = None,
+    shares: Mapping[str, float] | None = None,
 ) -> Draft:
     """Let the rules of a dialect decide on a graph.
 
@@ -90,8 +93,9 @@ def draft_placement(
         completion: The graph, and what the dialect can quantize in it.
         quant_type: To what.
         wishes: What the user asked for.
+        shares: Part of the work that each op does, if it was guessed before.
     """
-    shares = estimated_shares(completion.index)
+    shares = estimated_shares(completion.index) if shares is None else shares
     draft = Draft(completion, quant_type, wishes or Wishes(), shares)
     rules = RULES[completion.dialect.name]
     version = None

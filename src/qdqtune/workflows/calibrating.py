@@ -44,7 +44,7 @@ _logger = logging.getLogger(__name__)
 _RANDOM_SAMPLES = 8
 _JUDGED_SAMPLES = 8
 
-__all__ = ["Feeding", "Progress", "feeding_of", "ranges_in_every_way"]
+__all__ = ["Feeding", "Progress", "check_method", "feeding_of", "ranges_in_every_way"]
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,19 @@ def feeding_of(source: Source, request: InputRequest, data: Any, limit: int | No
         CalibrationSource.DATA,
         samples.describe,
     )
+
+
+def check_method(method: RangeMethod | None, data: Any) -> None:
+    """Make sure that there is data for a method that looks at it.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if data is None and method not in (None, RangeMethod.MAX):
+        raise UsageError(
+            f"The calibration method {method.value!r} looks at data, but none was given.",
+            "Give some: --calibration_data SOURCE.",
+        )
 
 
 def ranges_in_every_way(

@@ -35,12 +35,11 @@ from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.ranges import CalibrationSource
 from qdqtune.records.tensor_errors import OutputError
+from qdqtune.workflows.calibrating import Progress
 from qdqtune.workflows.comparison import engine_info
 from qdqtune.workflows.given_model import AnyModel
 from qdqtune.workflows.same_inputs import common_request, signature
 from qdqtune.workflows.source import float32_twin, has_types
-
-Progress = Callable[[int, "int | None"], None]
 
 _NOTHING_SAID = InputRequest()
 _RANDOM_SAMPLES = 8

@@ -205,7 +205,7 @@ class ErrorGuard:
             return ways[next(iter(noise))]
         harm: dict[str, dict[RangeMethod, float]] = {}
         for number, part in enumerate(parts):
-            for tensor in self._alone(part).tensors:
+            for tensor in self._draft.only(part).tensors:
                 for way, noises in noise.items():
                     of_tensor = harm.setdefault(tensor, dict.fromkeys(noise, 0.0))
                     of_tensor[way] += noises[number]
@@ -227,7 +227,7 @@ class ErrorGuard:
         dropped: Mapping[str, Verdict],
         least: float,
     ) -> Guarded:
-        """Drop the fewest parts, worst first, that bring the outputs near enough."""
+        """Drop the fewest parts, worst first, at least one, that bring the outputs near enough."""
 
         def without(count: int) -> Guarded:
             verdicts = dict(dropped)
@@ -235,8 +235,6 @@ class ErrorGuard:
                 verdicts |= part
             return self._without(verdicts, whole.scaled)
 
-        if whole.placement and is_enough(whole.quality, least):
-            return whole
         few, many = 0, len(ranked)
         found = None
         while many - few > 1:
@@ -248,12 +246,9 @@ class ErrorGuard:
                 few = middle
         return found or without(len(ranked))
 
-    def _alone(self, part: Part) -> Placement:
-        return self._draft.only(part)
-
     def _noise(self, inserter: Inserter, part: Part) -> float:
         """The noise that a part brings to the worst output, over its signal."""
-        placement = self._alone(part)
+        placement = self._draft.only(part)
         if not placement:
             return 0.0
         decibels = self._judge.roughly_db(inserter.write(placement, "part"))

@@ -31,7 +31,12 @@ from qdqtune.records.insertion import InsertReport
 from qdqtune.records.placement import Placement
 from qdqtune.records.precision import Precision
 from qdqtune.records.ranges import RangeMethod, Ranges
-from qdqtune.workflows.calibrating import Progress, feeding_of, ranges_in_every_way
+from qdqtune.workflows.calibrating import (
+    Progress,
+    check_method,
+    feeding_of,
+    ranges_in_every_way,
+)
 from qdqtune.workflows.choice import Choice, select
 from qdqtune.workflows.judging import Judge, Quality, engine_of_dialect, open_kernels
 from qdqtune.workflows.source import (
@@ -95,11 +100,7 @@ def insert_qdq(
     layout = spoken.format_of(quant_type)
     check_targets(output, save_placement, model, force=force)
     source = open_source(model, layout.least_opset, precision)
-    if data is None and method not in (None, RangeMethod.MAX):
-        raise UsageError(
-            f"The calibration method {method.value!r} looks at data, but none was given.",
-            "Give some: --calibration_data SOURCE.",
-        )
+    check_method(method, data)
     feeding = feeding_of(source, inputs, data, samples)
     selection = _selection(source, feeding.shapes, spoken, quant_type, choice)
     room = tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=Path(output).absolute().parent)
@@ -114,11 +115,15 @@ def insert_qdq(
             selection = _selection(source, feeding.shapes, spoken, quant_type, choice)
         given = source.reading.encodings if source.reading is not None else {}
         judge = Judge(source, base, worker, feeding.judged, kernels=kernels)
-        attempts = []
+        attempts: list[_Attempt] = []
         for way, ranges in ranges_in_every_way(
             source, base, worker, selection.placement, feeding, layout, method, progress
         ):
-            inserter = Inserter(base, spoken, quant_type, ranges, given)
+            inserter = (
+                attempts[0].inserter.with_ranges(ranges)
+                if attempts
+                else Inserter(base, spoken, quant_type, ranges, given)
+            )
             candidate = inserter.write(selection.placement, f"candidate_{way.value}")
             check_result(candidate, Path(model))
             attempts.append(_Attempt(way, ranges, inserter, judge.quality(candidate)))

@@ -18,6 +18,7 @@ from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.reference import reference_worker
+from qdqtune.engines.shares import estimated_shares
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import at_shapes
@@ -91,6 +92,7 @@ class _Rules:
         wishes: The user's.
         groups: Ops that are alike.
         shapes: Of the inputs.
+        shares: Part of the work that each op does.
         left_out: Ops that can't be quantized after all, and why.
     """
 
@@ -99,13 +101,14 @@ class _Rules:
     wishes: Wishes
     groups: tuple[Group, ...]
     shapes: Mapping[str, tuple[int, ...]]
+    shares: Mapping[str, float]
     left_out: Mapping[str, Verdict] = field(default_factory=dict)
 
     def draft(self, float_ops: Mapping[str, Verdict]) -> Draft:
         """Ask them, when these ops are to stay float."""
         wishes = self.wishes.without({**self.left_out, **float_ops})
         with at_shapes(self.completion.index.model, self.shapes):
-            return draft_placement(self.completion, self.quant_type, wishes)
+            return draft_placement(self.completion, self.quant_type, wishes, self.shares)
 
     def parts(self, draft: Draft) -> list[Part]:
         """The ops of a draft, like ones together."""
@@ -208,8 +211,9 @@ class OneShot:
                 observe_shapes(base, worker, next(iter(feeding.judged())))
             completion = Completion(index, request.dialect, request.quant_type)
             groups = group_ops(index, completion).groups
+            shares = estimated_shares(index)
         wishes = request.filters.wishes(index)
-        return _Rules(completion, request.quant_type, wishes, groups, feeding.shapes)
+        return _Rules(completion, request.quant_type, wishes, groups, feeding.shapes, shares)
 
     def _calibrated(
         self,

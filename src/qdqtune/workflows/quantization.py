@@ -27,7 +27,7 @@ from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import DEFAULT_THRESHOLD
 from qdqtune.report.quantization import quantize_text
 from qdqtune.workflows.autotuned import Autotuned
-from qdqtune.workflows.calibrating import Progress
+from qdqtune.workflows.calibrating import Progress, check_method
 from qdqtune.workflows.given_model import AnyModel, as_file, in_form_of
 from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.one_shot import OneShot, QuantizeRequest
@@ -188,11 +188,7 @@ def _method(method: RangeMethod | str | None, data: Any) -> RangeMethod | None:
         raise UsageError(
             f"There is no calibration method {method!r}.", f"There are: {known}."
         ) from None
-    if data is None and chosen is not RangeMethod.MAX:
-        raise UsageError(
-            f"The calibration method {chosen.value!r} looks at data, but none was given.",
-            "Give some: --calibration_data SOURCE.",
-        )
+    check_method(chosen, data)
     return chosen
 
 

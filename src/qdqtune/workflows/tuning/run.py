@@ -207,10 +207,8 @@ class TuneRun:
         story.grouping = with_ranges(story.grouping, completion, known)
         space = Space(completion, story.grouping.groups, journal.shares or {})
         story.calibration = first.source.value
-        inserters = {
-            way: Inserter(base, request.dialect, request.quant_type, ranges, given)
-            for way, ranges in ways.items()
-        }
+        inserter = Inserter(base, request.dialect, request.quant_type, first, given)
+        inserters = {way: inserter.with_ranges(ranges) for way, ranges in ways.items()}
         scales = _digest_of_scales(first, given)
         data = scales if first.source is not CalibrationSource.RANDOM else ""
         story.conditions = request.conditions(sha256_of(request.model), data)
