@@ -1,12 +1,20 @@
-"""`make bench` tunes; `make bench ARGS="files --models vit"` compares files of given placements."""
+"""`make bench` tunes; the first of ARGS names another benchmark, such as `files` or `subgraphs`.
+
+make bench ARGS="files --models vit"
+make bench ARGS="subgraphs exact"
+"""
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks import against_quantize_static, tuning
+from benchmarks import against_quantize_static, subgraphs, tuning
 
-_KINDS = {"tuning": tuning.main, "files": against_quantize_static.main}
+_KINDS = {
+    "tuning": tuning.main,
+    "files": against_quantize_static.main,
+    "subgraphs": subgraphs.main,
+}
 
 
 def main() -> None:
@@ -16,4 +24,5 @@ def main() -> None:
     _KINDS[kind](arguments)
 
 
-main()
+if __name__ == "__main__":
+    main()

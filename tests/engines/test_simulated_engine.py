@@ -84,6 +84,10 @@ def test_it_says_what_it_is(simulated):
         ({"noise": "much"}, "noise is 'much'"),
         ({"seed": "-1"}, "seed is '-1'"),
         ({"spikes": "2"}, "spikes is a probability"),
+        ({"fusion": "yes"}, "fusion is 'yes'; it is 0 or 1"),
+        ({"layout": "2"}, "layout is '2'; it is 0 or 1"),
+        ({"build_s": "-1"}, "build_s is -1; it is a number from 0 on"),
+        ({"build_kernel_s": "inf"}, "build_kernel_s is inf"),
     ],
 )
 def test_wrong_options_are_explained(tower, options, message):
@@ -99,7 +103,7 @@ def test_a_wrong_option_is_a_failed_request(simulated):
 
 
 def test_options_are_written_as_they_are_read():
-    given = {"profile": "gpu", "seed": "3", "drift": "0.5"}
+    given = {"profile": "gpu", "seed": "3", "drift": "0.5", "fusion": "0", "build_s": "30"}
     settings = Settings.from_options(given)
     assert Settings.from_options(settings.to_options()) == settings
     assert settings.to_options().items() >= given.items()
@@ -115,6 +119,22 @@ def test_time_is_virtual(simulated, tower):
     simulated.feed(built, FEEDS)
     samples = simulated.time(built, 20_000, timeout_s=30)
     assert simulated.timing_s - timing_s == pytest.approx(sum(samples) / 1000)
+
+
+def test_building_takes_as_long_as_it_is_told_to(simulated, tower):
+    told = SessionOptions(engine_options={"build_s": "20", "build_kernel_s": "4"})
+    assert simulated.open(tower(2), told).build_s == pytest.approx(28.0)
+
+
+def test_a_model_is_planned_for_the_machine_that_was_asked_for(residual_path):
+    engine = SimulatedEngine()
+    latencies_ms = []
+    for fusion in ("1", "0", "1"):
+        options = SessionOptions(engine_options={**QUIET, "fusion": fusion})
+        session = engine.open(str(residual_path), options)
+        session.set_feeds({"x": np.zeros((1, 3, 8, 8), np.float32)})
+        latencies_ms += session.time_runs(1)
+    assert latencies_ms[0] == latencies_ms[2] < latencies_ms[1]
 
 
 def test_quiet_samples_and_kernels_add_up_to_the_truth(simulated, tower):

@@ -1,4 +1,4 @@
-"""`qdqtune inspect`: a model as the search sees it, or as an engine runs it."""
+"""`qdqtune inspect`: a model as the search sees it, or as an engine runs and fuses it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "inspect",
         parents=[common()],
-        help="show a model's regions, what can be quantized in it, or the layers it runs as",
+        help="show a model's regions, what can be quantized in it, or how an engine runs it",
         description="Show what a model consists of as tuning sees it: which ops can be quantized "
         "and why the others can't, the tree of regions, and the patterns that they have; nothing "
         "is run or written. With --layers the model is run, and its layers are shown as the "
-        "engine has them: their times, types, and the nodes that each executes.",
+        "engine has them: their times, types, and the nodes that each executes; with --groups the "
+        "pieces that these layers divide the model into.",
     )
     parser.add_argument("model", metavar="MODEL", help="a float or Q/DQ ONNX model")
     parser.add_argument(
@@ -68,7 +69,7 @@ def add_parser(commands: Commands) -> None:
         type=natural,
         default=40,
         metavar="N",
-        help="show at most N regions, patterns or layers; 0 is all (default: %(default)s)",
+        help="show at most N regions, patterns, layers or groups; 0 is all (default: %(default)s)",
     )
     _add_layers(parser)
     sizes = parser.add_argument_group("sizes of open dims (see docs/shapes.md)")
@@ -81,16 +82,26 @@ def add_parser(commands: Commands) -> None:
 
 
 def _add_layers(parser: argparse.ArgumentParser) -> None:
-    layers = parser.add_argument_group("layers")
+    layers = parser.add_argument_group("layers and groups")
     layers.add_argument(
         "--layers",
         action="store_true",
         help="run the model on random inputs, and show the engine's layers instead",
     )
     layers.add_argument(
+        "--groups",
+        action="store_true",
+        help="run the model, cleaned up as for tuning, and show the pieces that the engine fuses",
+    )
+    layers.add_argument(
+        "--graph_json",
+        metavar="FILE",
+        help="with --groups: take TensorRT's layers from this file, and run nothing",
+    )
+    layers.add_argument(
         "--sort",
         choices=("execution", "time"),
-        help="the first layer comes first, or the longest (default: execution)",
+        help="the first comes first, or the longest (default: execution)",
     )
     layers.add_argument(
         "--threads", type=positive, help="threads per run (default: the engine's own)"
@@ -102,7 +113,40 @@ def _add_layers(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.groups:
+        return _run_groups(options)
+    _refuse(options, "goes with --groups only", "graph_json")
     return _run_layers(options) if options.layers else _run_regions(options)
+
+
+def _run_groups(options: argparse.Namespace) -> int:
+    from qdqtune.report.fusion import groups_text
+    from qdqtune.workflows.fusion import groups_of
+    from qdqtune.workflows.layers import DEFAULT_RUNS
+
+    _refuse(
+        options, "goes without --groups only", "layers", "why", "dialect", "all_regions", "by_shape"
+    )
+    if options.graph_json is not None:
+        _refuse(
+            options, "goes without --graph_json only", "sort", "threads", "runs", "engine_option"
+        )
+    record = groups_of(
+        options.model,
+        engine=options.engine,
+        engine_options=dict(options.engine_option),
+        threads=options.threads,
+        runs=options.runs or DEFAULT_RUNS,
+        inputs=InputRequest.from_text(options.shapes, options.dim),
+        quant_type=options.quant_type,
+        graph_json=options.graph_json,
+    )
+    if options.format == "json":
+        print(json.dumps(record.to_dict(), indent=1))
+    else:
+        by_time = options.sort == "time"
+        print(groups_text(record, by_time=by_time, max_items=options.max_items))
+    return 0
 
 
 def _run_layers(options: argparse.Namespace) -> int:
@@ -141,7 +185,14 @@ def _run_regions(options: argparse.Namespace) -> int:
     from qdqtune.report.inspection import inspection_text
     from qdqtune.workflows.inspection import inspect_model
 
-    _refuse(options, "goes with --layers only", "sort", "threads", "runs", "engine_option")
+    _refuse(
+        options,
+        "goes with --layers only, or with --groups",
+        "sort",
+        "threads",
+        "runs",
+        "engine_option",
+    )
     record = inspect_model(
         options.model,
         engine=options.engine,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from qdqtune.engines.isolated import FailureKind, StoredFeeds, Worker, WorkerFailure
 from qdqtune.engines.timing import Blocks, Round, plan_turns, take_turns
-from qdqtune.records.measurement import Comparison, Measurement
+from qdqtune.records.measurement import Comparison, LayerTime, Measurement
 
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Feeds, Outputs, SessionOptions
@@ -23,6 +23,8 @@ Progress = Callable[[int, int], None]
 """Told the rounds done and planned."""
 TakeOutputs = Callable[[int, "Outputs"], None]
 """Told the number of a model and its outputs."""
+TakeLayers = Callable[[int, "list[LayerTime]"], None]
+"""Told the number of a model and the layers that it runs as; none if the engine can't tell."""
 
 
 class Witness(Protocol):
@@ -44,6 +46,7 @@ class Witness(Protocol):
 
 
 _PILOT_RUNS = 4
+_LAYER_RUNS = 20
 _PILOT_DROP = 1
 _SHORTEST_LIMIT_S = 30.0
 _TIMES_BASELINE = 20.0
@@ -80,6 +83,7 @@ def compare_files(
     timeout_s: float | None = None,
     progress: Progress | None = None,
     take_outputs: TakeOutputs | None = None,
+    take_layers: TakeLayers | None = None,
     witness: Witness | None = None,
 ) -> tuple[list[Measurement], list[Comparison | None]]:
     """Times model files against the first of them. Nothing is raised for a model that fails.
@@ -96,6 +100,7 @@ def compare_files(
             or twenty times the baseline's block if that is more.
         progress: Called after each round with the rounds done and planned.
         take_outputs: Called with the number of each model that was timed and what it computed.
+        take_layers: Called with the number of each model that was timed and its layers.
         witness: Told each round and each failure as they come.
 
     Returns:
@@ -106,7 +111,7 @@ def compare_files(
     files = [os.fspath(path) for path in paths]
     contest = _Contest(worker, files, stored, options, timeout_s, witness)
     try:
-        return contest.hold(_Length(budget_s, runs, rounds), progress, take_outputs)
+        return contest.hold(_Length(budget_s, runs, rounds), progress, take_outputs, take_layers)
     finally:
         if stored is not feeds:
             worker.discard(stored)
@@ -131,6 +136,7 @@ class _Contest:
         length: _Length,
         progress: Progress | None,
         take_outputs: TakeOutputs | None,
+        take_layers: TakeLayers | None,
     ) -> tuple[list[Measurement], list[Comparison | None]]:
         """Repeats the contest without the models that failed until nobody fails."""
         blocks: dict[int, Blocks] = {}
@@ -141,6 +147,9 @@ class _Contest:
                 if take_outputs is not None:
                     for index in present:
                         take_outputs(index, self._run(index))
+                if take_layers is not None:
+                    for index in present:
+                        take_layers(index, self._layers(index))
             except _ModelFailed as failure:
                 self.errors[failure.index] = failure.error
                 if self.witness is not None:
@@ -200,6 +209,15 @@ class _Contest:
             return self.worker.run(self.models[index], self.feeds, timeout_s=self.limit_s)
         except WorkerFailure as failure:
             raise _ModelFailed(index, str(failure), failure.kind) from failure
+
+    def _layers(self, index: int) -> list[LayerTime]:
+        """What the engine says of a model's layers; that it says nothing is no failure."""
+        try:
+            return self.worker.layers(self.models[index], _LAYER_RUNS, timeout_s=self.limit_s)
+        except WorkerFailure as failure:
+            if failure.kind is not FailureKind.ERROR:
+                raise _ModelFailed(index, str(failure), failure.kind) from failure
+            return []
 
     def _block(self, index: int, runs: int) -> list[float]:
         before_s = self.worker.timing_s

@@ -1,7 +1,7 @@
-"""The kernels of a TensorRT-RTX engine, read from the layer list that its build prints.
+"""The kernels of a TensorRT engine, and the list of them that logs hold as text.
 
-The list is text: one line per kernel with its tensors, their types, and the ONNX nodes it stands
-for. From it follows whether an op that is quantized in the model is so in the engine.
+The list has one line per kernel with its tensors, their types, and the ONNX nodes it stands for.
+From it follows whether an op that is quantized in the model is so in the engine.
 """
 
 from __future__ import annotations
@@ -14,20 +14,30 @@ from typing import Any
 LOW_PRECISION = frozenset({"Int8", "FP8"})
 """TensorRT's names of the types that a quantized op reads."""
 
-_LIST_START = "Layers:\n"
-_LAYER = re.compile(
-    r"^Name: (?P<name>.*?), LayerType: (?P<kind>[^,]*), Inputs: \[(?P<inputs>.*?)\], "
-    r"(?:Constants: \[(?P<constants>.*?)\], )?Outputs: \[(?P<outputs>.*?)\], TacticName: "
-    r".*?Metadata: (?P<metadata>.*)$"
-)
+LIST_START = "Layers:\n"
+"""What a layer list begins with."""
+
 _TENSOR = re.compile(
-    r"\{ Name: (?P<name>.*?), Dimensions: \[(?P<dims>[-\d,]*)\],.*?Datatype: (?P<dtype>\w+)"
+    r"\{ Name: (?P<name>.*?)(?:, Location: \w+)?, Dimensions: \[(?P<dims>[-\d,]*)\]"
+    r"[^}]*?Datatype: (?P<dtype>[^,}]*)"
 )
-_ONNX_NODE = re.compile(r"^\[ONNX Layer: (?P<name>.*?)(?: \| Local Function: .*)?\]$")
+_FIELD = re.compile(r", (?P<key>Origin|TacticName): (?P<value>[^,]*)")
+_ONNX_NODE = re.compile(r"^\[ONNX Layer: (?P<name>.*?)(?: \| Local Function: .*)?\]$", re.DOTALL)
 _SEPARATORS = re.compile("[\x1e\x1f]")
+
+# By which word a type is told; `Channel major FP16 format where channel % 8 == 0` is one, too.
+_TYPE_WORDS = (
+    ("bfloat16", "BFloat16"), ("bf16", "BFloat16"),
+    ("fp32", "Float"), ("fp16", "Half"), ("fp8", "FP8"), ("fp4", "FP4"),
+    ("float", "Float"), ("half", "Half"),
+    ("uint8", "UInt8"), ("int8", "Int8"), ("int4", "Int4"), ("int64", "Int64"), ("int32", "Int32"),
+    ("bool", "Bool"),
+)  # fmt: skip
 
 # Kernels that multiply and add; everything else moves, scales or reduces.
 _PRODUCT_KINDS = frozenset({"correlation", "deconv", "gemm", "runtime_fusion"})
+# Parts of the names of such kinds, where TensorRT has kernels from a library.
+_LIBRARY_PRODUCTS = ("Convolution", "ConvActPool", "MatrixMultiply", "FullyConnected")
 _ATTENTION = "_gemm_mha"
 # How generated kernels (`__myl_MulCastCorrMul_myl0_3`) spell the products fused into them.
 _PRODUCT_TOKENS = ("Corr", "Deco", "Fc", "Gemm")
@@ -59,6 +69,8 @@ class Layer:
         outputs: What it writes.
         constants: Weights and scales that are part of it.
         nodes: Names of the ONNX nodes it does a part of.
+        origin: Why a `Reformat` is there, such as `QDQ`, `CAST` or `REFORMAT`.
+        tactic: Name of the kernel that was chosen.
     """
 
     name: str
@@ -67,20 +79,31 @@ class Layer:
     outputs: tuple[LayerTensor, ...] = ()
     constants: tuple[LayerTensor, ...] = ()
     nodes: tuple[str, ...] = ()
+    origin: str = ""
+    tactic: str = ""
 
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> Layer:
         """Reads what `dataclasses.asdict` wrote."""
-        tensors = {
+        tensors: dict[str, Any] = {
             role: tuple(LayerTensor(t["name"], t["dtype"], tuple(t["dims"])) for t in body[role])
             for role in ("inputs", "outputs", "constants")
         }
-        return cls(body["name"], body["kind"], nodes=tuple(body["nodes"]), **tensors)
+        return cls(
+            body["name"],
+            body["kind"],
+            **tensors,
+            nodes=tuple(body["nodes"]),
+            origin=body["origin"],
+            tactic=body["tactic"],
+        )
 
     @property
     def multiplies(self) -> bool:
         """Whether matrix products or convolutions happen in it."""
-        if self.kind in _PRODUCT_KINDS or self.name.startswith(_ATTENTION):
+        if self.kind in _PRODUCT_KINDS or self._is_library_product:
+            return True
+        if self.name.startswith(_ATTENTION):
             return True
         operations = self.name.removeprefix("__myl_").partition("_")[0]
         tokens = re.findall("[A-Z][a-z]*", operations) if self.name.startswith("__myl_") else ()
@@ -92,16 +115,22 @@ class Layer:
         if self.name.startswith(_ATTENTION):
             # q, k, whatever is added to the scores (a mask), v.
             return (*self.inputs[:2], *self.inputs[2:][-1:])
+        if self._is_library_product:
+            return (*self.inputs[:1], *self.constants) if self.constants else self.inputs[:2]
         if self.kind not in ("correlation", "deconv", "gemm"):
             return self.inputs  # which of them are multiplied can't be told
         # A weight that is part of the kernel comes first; scalars and vectors are scales.
         weight = self.constants[:1] if self.constants and len(self.constants[0].dims) > 1 else ()
         return (*self.inputs[:1], *weight) if weight else self.inputs[:2]
 
+    @property
+    def _is_library_product(self) -> bool:
+        return any(part.lower() in self.kind.lower() for part in _LIBRARY_PRODUCTS)
+
 
 def is_layer_list(message: str) -> bool:
     """Whether a message of a build's log is the list of its layers."""
-    return message.startswith(_LIST_START + "Name: ")
+    return message.startswith(LIST_START + "Name: ")
 
 
 def parse_layers(text: str) -> tuple[Layer, ...]:
@@ -113,11 +142,27 @@ def parse_layers(text: str) -> tuple[Layer, ...]:
     Raises:
         ValueError: If it is not a layer list, or one in a form that is not known.
     """
-    if not text.startswith(_LIST_START):
+    if not text.startswith(LIST_START):
         raise ValueError("the text is not a layer list: it doesn't start with 'Layers:'")
-    listed, _, _ = text[len(_LIST_START) :].partition("\n\n")
+    listed, _, _ = text[len(LIST_START) :].partition("\n\n")
     # Not splitlines(): it takes the separators inside Metadata for ends of lines.
     return tuple(_parse_layer(line) for line in listed.split("\n") if line)
+
+
+def type_named(text: str) -> str:
+    """TensorRT's short name of the type that a phrase is about; the phrase if none is."""
+    lowered = text.lower()
+    return next((name for word, name in _TYPE_WORDS if word in lowered), text.strip())
+
+
+def nodes_in(metadata: str) -> tuple[str, ...]:
+    """The names of ONNX nodes in a layer's Metadata, each once.
+
+    A long text has its middle left out; the names that were cut there are not told.
+    """
+    entries = (_ONNX_NODE.match(entry) for entry in _SEPARATORS.split(metadata))
+    names = (entry["name"] for entry in entries if entry)
+    return tuple(dict.fromkeys(name for name in names if "[ONNX Layer: " not in name))
 
 
 def operand_types(layers: Iterable[Layer], nodes: Iterable[str]) -> dict[str, set[str]]:
@@ -147,22 +192,36 @@ def not_low_precision(types_of: Mapping[str, set[str]]) -> list[str]:
 
 
 def _parse_layer(line: str) -> Layer:
-    match = _LAYER.match(line)
-    if match is None:
+    name, is_layer, rest = line.removeprefix("Name: ").partition(", LayerType: ")
+    kind, has_inputs, rest = rest.partition(", Inputs: [")
+    if not (line.startswith("Name: ") and is_layer and has_inputs):
         raise ValueError(f"not a layer of a layer list: {line[:200]!r}")
-    entries = (_ONNX_NODE.match(entry) for entry in _SEPARATORS.split(match["metadata"]))
+    read, has_outputs, rest = rest.partition("], Outputs: [")
+    if not has_outputs:
+        raise ValueError(f"a layer of the layer list breaks off: {line[:200]!r}")
+    inputs, _, constants = read.partition("], Constants: [")
+    # The dims inside are in brackets, too; a list that isn't empty ends with a brace.
+    outputs, _, rest = ("", "", rest[1:]) if rest.startswith("]") else rest.partition(" }]")
+    parameters, _, metadata = rest.partition(", Metadata:")
+    told = {field["key"]: field["value"] for field in _FIELD.finditer(parameters)}
     return Layer(
-        match["name"],
-        match["kind"],
-        _parse_tensors(match["inputs"]),
-        _parse_tensors(match["outputs"]),
-        _parse_tensors(match["constants"] or ""),
-        tuple(dict.fromkeys(entry["name"] for entry in entries if entry)),
+        name,
+        kind,
+        _parse_tensors(inputs),
+        _parse_tensors(outputs),
+        _parse_tensors(constants),
+        nodes_in(metadata.strip(" ")),
+        told.get("Origin", ""),
+        told.get("TacticName", ""),
     )
 
 
 def _parse_tensors(text: str) -> tuple[LayerTensor, ...]:
     return tuple(
-        LayerTensor(m["name"], m["dtype"], tuple(int(dim) for dim in m["dims"].split(",") if dim))
+        LayerTensor(
+            m["name"],
+            type_named(m["dtype"]),
+            tuple(int(dim) for dim in m["dims"].split(",") if dim),
+        )
         for m in _TENSOR.finditer(text)
     )

@@ -25,6 +25,7 @@ class PreparedModel:
             folder: the model keeps only references to them.
         folder: Where variants and weights go.
         is_kept: Whether the folder is that of a run which may be gone on with.
+        store: The weights of other models in that folder, to be shared with them.
 
     Attributes:
         index: The base's index.
@@ -34,9 +35,16 @@ class PreparedModel:
         constant_parts: References to the base's initializers by name, as parts of a graph.
     """
 
-    def __init__(self, model: ir.Model, folder: Path, *, is_kept: bool = False) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        folder: Path,
+        *,
+        is_kept: bool = False,
+        store: WeightStore | None = None,
+    ) -> None:
         self.index = GraphIndex(model)
-        self.store = WeightStore(folder, keep_index=is_kept)
+        self.store = store or WeightStore(folder, keep_index=is_kept)
         _inline_bodies(model)
         self.nodes = [ir.to_proto(node) for node in self.index.nodes]
         self.node_parts = [node_part(node) for node in self.nodes]

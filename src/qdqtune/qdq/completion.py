@@ -13,6 +13,8 @@ from qdqtune.qdq.kinship import Kinship
 from qdqtune.qdq.units import canonical, merge, role_rule, rule_of, unit, why_not
 from qdqtune.records.placement import Edge, Placement
 
+_NOTHING = Placement()
+
 
 class Completion:
     """Which ops of a graph a dialect can quantize, and what any set of them needs.
@@ -52,11 +54,19 @@ class Completion:
         self.units = {**self.working, **self.moving}
         self._kinship = Kinship(index, dialect)
 
-    def placement(self, names: Collection[str]) -> Placement:
+    def placement(
+        self,
+        names: Collection[str],
+        weights_only: Collection[str] = (),
+        quantized_before: Collection[str] = (),
+    ) -> Placement:
         """The places that quantize these ops, in canonical form.
 
         Args:
             names: Ops of `working` and `moving`; others count for nothing.
+            weights_only: Ops of which only the weights are quantized.
+            quantized_before: Tensors that are taken to be quantized by who makes them: ops that
+                only move values follow.
         """
         wanted = frozenset(names)
         edges: set[Edge] = set()
@@ -65,7 +75,7 @@ class Completion:
             if name in wanted:
                 edges |= places.edges
                 outputs |= places.outputs
-        quantized = {edge.tensor for edge in edges} | outputs
+        quantized = {edge.tensor for edge in edges} | outputs | set(quantized_before)
         for name, places in self.moving.items():
             if name in wanted and any(
                 edge.tensor in quantized or self.index.is_constant(edge.tensor)
@@ -76,6 +86,7 @@ class Completion:
                 quantized |= places.outputs
         if self.dialect.lifts:
             self._lift(wanted, edges, outputs)
+        edges.update(edge for name in weights_only for edge in self.weight_edges(name))
         return canonical(self.index, Placement(frozenset(edges), frozenset(outputs)))
 
     @property
@@ -93,6 +104,21 @@ class Completion:
         if self.dialect.lifts:
             edges = self.carried(edges)
         return frozenset(name for name, places in self.units.items() if places.edges <= edges)
+
+    def stored(self, placement: Placement) -> frozenset[str]:
+        """Names of the ops whose weights are quantized in a placement, whatever else is."""
+        edges = self.index.effective(placement)
+        found = {name: self.weight_edges(name) for name in self.working}
+        return frozenset(name for name, own in found.items() if own and own <= edges)
+
+    def weight_edges(self, name: str) -> frozenset[Edge]:
+        """Where an op reads its weight, if that is a constant."""
+        weight = role_rule(self.dialect, self.index.node[name]).weight
+        return frozenset(
+            edge
+            for edge in self.working.get(name, _NOTHING).edges
+            if edge.node == name and edge.position == weight and self.index.is_constant(edge.tensor)
+        )
 
     def carried(self, edges: frozenset[Edge]) -> frozenset[Edge]:
         """Edges, and those that see quantized values because ops moved them there."""

@@ -99,6 +99,7 @@ class Dialect:
         lifts: Whether a pair stands before the ops that only move values, and not behind them
             again: the engine moves the dequantization on to who reads the result.
         per_channel: Whether weights have one scale per output channel, or one in all.
+        weights_only: Ops that may gain if nothing but their weights is quantized.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Dialect:
     float_types: frozenset[ir.DataType] = FLOAT_TYPES
     lifts: bool = False
     per_channel: bool = True
+    weights_only: frozenset[str] = frozenset()
 
     @property
     def asks_for_shapes(self) -> bool:

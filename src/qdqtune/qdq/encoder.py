@@ -85,7 +85,7 @@ class Encoder:
         self.quant_type = quant_type
         self.format = dialect.format_of(quant_type)
         self.ranges = ranges
-        self._given = given or {}
+        self.given = given or {}
         self._rules = {node.name: role_rule(dialect, node) for node in index.nodes}
         self._kinship = Kinship(index, dialect)
         self._operands: dict[str, _Operands] = {}
@@ -215,7 +215,7 @@ class Encoder:
         return self.ranges.by_tensor[tensor]
 
     def _given_activation(self, tensor: str, layout: TensorFormat) -> Encoding | None:
-        given = self._given.get(tensor)
+        given = self.given.get(tensor)
         return None if given is None else given_activation(given, layout, self._precision(tensor))
 
     def _constant(self, tensor: str) -> Encoding:
@@ -242,7 +242,7 @@ class Encoder:
         return self._fit(encoding, name, bias.tensor, self._data(operands, kin))
 
     def _new_weight(self, name: str, axis: int | None) -> Encoding:
-        values, layout, given = self._values(name), self.format.weight, self._given.get(name)
+        values, layout, given = self._values(name), self.format.weight, self.given.get(name)
         kept = given_weight(given, values, axis, layout) if given is not None else None
         if kept is not None:
             return kept

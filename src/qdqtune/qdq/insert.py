@@ -84,6 +84,11 @@ class Inserter:
         other._metadata = {**self._metadata, "qdqtune.calibration": ranges.source.value}
         return other
 
+    def of_part(self, part: PreparedModel) -> Inserter:
+        """One for a part of the model, in which tensors have the same names."""
+        encoder = self.encoder
+        return Inserter(part, self.dialect, encoder.quant_type, encoder.ranges, encoder.given)
+
     def write(self, placement: Placement, name: str) -> Path:
         """Write a candidate into the base's folder.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
+from qdqtune.records.subgraphs import Batch
 
 SCHEMA = 1
 
@@ -80,7 +81,7 @@ class Summary:
 
     Attributes:
         model: The file that was tuned.
-        mode: ``region``.
+        mode: ``region`` or ``subgraph``.
         engine: What measured.
         dialect: How Q/DQ was written.
         quant_type: To what.
@@ -118,6 +119,11 @@ class Summary:
         final_sha256: Of the model that was written, so that it can be recognized.
         conditions: What the result had to satisfy; two results can be chosen between if they are
             equal.
+        subgraph_benchmarks: Forms of pieces that were built and timed, in subgraph mode.
+        subgraphs: In subgraph mode: how many fusion ``groups`` there are, those that no layer of
+            the engine told (``structural``), distinct ``pieces`` that were profiled, and groups
+            that could be quantized (``units``).
+        batches: In subgraph mode: what was tried on the whole model, and what was expected of it.
     """
 
     model: str
@@ -156,6 +162,9 @@ class Summary:
     total_seconds: float = 0.0
     final_sha256: str = ""
     conditions: Mapping[str, Any] = field(default_factory=dict)
+    subgraph_benchmarks: int = 0
+    subgraphs: Mapping[str, int] = field(default_factory=dict)
+    batches: tuple[Batch, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -171,7 +180,8 @@ class Summary:
             "output_sqnr_db": sqnr if sqnr is not None and math.isfinite(sqnr) else None,
             "metric": dict(self.metric) if self.metric is not None else None,
             "noise": vars(self.noise),
-            "subgraph_benchmarks": 0,
+            "subgraphs": dict(self.subgraphs),
+            "batches": [batch.to_dict() for batch in self.batches],
             "seconds": vars(self.seconds),
             "files": dict(self.files),
             "seeds": dict(self.seeds),
@@ -198,6 +208,7 @@ class Summary:
                 "speedup_interval": (float(low), math.inf if high is None else float(high)),
                 "noise": Noise(**value["noise"]),
                 "seconds": Seconds(**value["seconds"]),
+                "batches": tuple(map(Batch.from_dict, value.get("batches", ()))),
             }
         )
 

@@ -16,6 +16,7 @@ from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.native import native_dialect
 from qdqtune.engines.reference import require_reference
 from qdqtune.engines.shares import estimated_shares
+from qdqtune.engines.tensorrt_layer_info import read_layer_info
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
@@ -32,8 +33,8 @@ from qdqtune.workflows.calibrating import feeding_of
 from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tuning.clock import Reporter
-from qdqtune.workflows.tuning.folder import AUTO, RunFolder
-from qdqtune.workflows.tuning.request import Callback, TuneRequest
+from qdqtune.workflows.tuning.folder import AUTO, SUBGRAPHS, RunFolder
+from qdqtune.workflows.tuning.request import REGION, SUBGRAPH, WORKFLOWS, Callback, TuneRequest
 from qdqtune.workflows.tuning.run import TuneRun
 from qdqtune.workflows.tuning.scouting import find_choices, seeds_of
 from qdqtune.workflows.tuning.settings import preset_named
@@ -68,6 +69,9 @@ def tune(
     node_filter: Sequence[str] = (),
     filters: NameFilters = NameFilters(),  # noqa: B008 - a frozen value
     optimize: bool = True,
+    workflow: str = REGION,
+    graph_json: str | Path | None = None,
+    incremental_validation: bool = True,
     output_dir: str | Path = DEFAULT_OUTPUT_DIR,
     state_file: str | Path | None = None,
     resume: str = AUTO,
@@ -108,6 +112,12 @@ def tune(
             what is like it.
         filters: The same as regular expressions, as `quantize` has them.
         optimize: Whether constants and BatchNorms are folded first.
+        workflow: ``region`` tries placements on the whole model; ``subgraph`` profiles the pieces
+            that the engine fuses, and tries the best assembly of them: far fewer builds.
+        graph_json: In subgraph mode, TensorRT's layer information of the model, which tells the
+            pieces instead of the engine.
+        incremental_validation: In subgraph mode, whether the assembly is compared with others on
+            the whole model, and improved group by group.
         output_dir: Where everything is written. One run at a time can use it.
         state_file: Where the readable state goes, with the pattern cache beside it; None is into
             the output folder.
@@ -123,6 +133,7 @@ def tune(
     name = registry.resolve(engine)
     require_reference()
     _check_numbers(seed=seed, max_drop=max_drop, performance_threshold=performance_threshold)
+    _check_workflow(workflow, graph_json)
     chosen = preset_named(preset)
     request = TuneRequest(
         model=Path(model),
@@ -148,16 +159,25 @@ def tune(
         node_filter=tuple(node_filter),
         filters=filters,
         optimize=optimize,
+        workflow=workflow,
+        graph_json=_path(graph_json),
+        incremental_validation=incremental_validation,
         callbacks=tuple(callbacks),
     )
     layout = request.dialect.format_of(quant_type)
     source = open_source(model, layout.least_opset, optimize=optimize)
     feeding = feeding_of(source, replace(inputs, seed=seed), calibration_data, calibration_samples)
-    others = [request.qdq_baseline] if request.qdq_baseline is not None else []
+    others = [each for each in (request.qdq_baseline, request.graph_json) if each is not None]
     with (
         RunFolder(
-            output_dir, request.model, others, force=force, restart=restart, resume=resume
-        ) as folder,
+            output_dir,
+            request.model,
+            others,
+            force=force,
+            restart=restart,
+            resume=resume,
+            folders=(SUBGRAPHS,) if workflow == SUBGRAPH else (),
+        ) as folder,  # fmt: skip
         TuneRun(request, source, feeding, folder, reporter) as run,
     ):
         return run.whole()
@@ -221,6 +241,18 @@ def plan_tune(
             seeds={label: len(space.placement(state).tensors) for label, state in seeds.items()},
             benchmarks=chosen.limits(len(grouping.groups), max_benchmarks).benchmarks,
         )
+
+
+def _check_workflow(workflow: str, graph_json: str | Path | None) -> None:
+    if workflow not in WORKFLOWS:
+        raise UsageError(f"There is no workflow {workflow!r}.", f"Choices: {', '.join(WORKFLOWS)}.")
+    if graph_json is not None and workflow != SUBGRAPH:
+        raise UsageError(
+            "Layer information was given, but the workflow is not that of subgraphs.",
+            "Pass --workflow subgraph, or leave --graph_json out.",
+        )
+    if graph_json is not None:
+        read_layer_info(graph_json)  # what is wrong with it is told before anything is done
 
 
 def _check_numbers(**numbers: float) -> None:

@@ -27,6 +27,7 @@ class Group:
         op_type: What they are.
         nodes: Names, in the graph's order.
         kin: Equal for groups whose ops, attributes and shapes are; empty if nobody looked.
+        weights_only: Whether only their weights are quantized.
     """
 
     pattern: str
@@ -34,6 +35,7 @@ class Group:
     op_type: str
     nodes: tuple[str, ...]
     kin: str = ""
+    weights_only: bool = False
 
 
 class Space:
@@ -55,6 +57,7 @@ class Space:
         )
         if not any(self.potential):  # nothing is known: all may matter
             self.potential = (1.0 / max(1, len(self.groups)),) * len(self.groups)
+        self._has_weights_only = any(group.weights_only for group in self.groups)
         self._placements: dict[State, Placement] = {}
         self._keys: dict[State, str] = {}
         self._closed: dict[State, State] = {}
@@ -92,8 +95,10 @@ class Space:
     def placement(self, state: State) -> Placement:
         """What a choice comes to in the model."""
         if state not in self._placements:
-            names = [name for number in state for name in self.groups[number].nodes]
-            self._placements[state] = self.completion.placement(names)
+            chosen = [self.groups[number] for number in sorted(state)]
+            whole = [name for each in chosen if not each.weights_only for name in each.nodes]
+            weights = [name for each in chosen if each.weights_only for name in each.nodes]
+            self._placements[state] = self.completion.placement(whole, weights)
         return self._placements[state]
 
     def key(self, state: State) -> str:
@@ -105,8 +110,11 @@ class Space:
     def nearest(self, placement: Placement) -> State:
         """The groups whose ops are all integer kernels in a placement."""
         quantized = self.completion.quantized(placement)
+        stored = self.completion.stored(placement) if self._has_weights_only else frozenset()
         return frozenset(
-            number for number, group in enumerate(self.groups) if quantized.issuperset(group.nodes)
+            number
+            for number, group in enumerate(self.groups)
+            if (stored if group.weights_only else quantized).issuperset(group.nodes)
         )
 
     def closed(self, state: State) -> State:

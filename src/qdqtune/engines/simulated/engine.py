@@ -33,7 +33,7 @@ class SimulatedEngine:
 
     def __init__(self) -> None:
         self._machines: dict[Settings, Machine] = {}
-        self._plans: dict[tuple[bytes, str, _ShapeKey], tuple[Kernel, ...]] = {}
+        self._plans: dict[tuple[bytes, Profile, _ShapeKey], tuple[Kernel, ...]] = {}
 
     def info(self, options: SessionOptions) -> EngineInfo:
         """Says which machine is simulated, with all options."""
@@ -61,7 +61,7 @@ class SimulatedEngine:
         self, proto: onnx.ModelProto, content: bytes, profile: Profile, shapes: _ShapeKey
     ) -> tuple[Kernel, ...]:
         """The kernels of a model; the last ones are remembered, as a baseline is opened often."""
-        key = (content, profile.name, shapes)
+        key = (content, profile, shapes)
         if key not in self._plans:
             if len(self._plans) >= _MOST_REMEMBERED:
                 del self._plans[next(iter(self._plans))]
@@ -93,8 +93,8 @@ class SimulatedSession:
         self._inputs = tuple(
             _input_spec(value) for value in self._proto.graph.input if value.name not in constants
         )
-        built = set(self._plan({}))
-        machine.clock_s += profile.build_s + profile.build_kernel_s * len(built)
+        kernels = len(self._plan({}))
+        machine.clock_s += profile.build_s + profile.build_kernel_s * kernels
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:

@@ -51,14 +51,14 @@ class _Fuser:
 
     def groups(self) -> list[Group]:
         """Finds the groups, the most special ones first."""
-        self._take_normalizations()
-        if self._profile.fuses_pointwise:
-            self._take_clusters()
+        if self._profile.fuses:
+            self._take_normalizations()
+            if self._profile.fuses_pointwise:
+                self._take_clusters()
+            else:
+                self._take_known_patterns()
         else:
-            for op in [*self._weighted_ops(), *self._low.kernels]:
-                if op in self._left:
-                    self._take([op, *self._epilogue(op)], op)
-            self._take_activations()
+            self._take_units()
         for op in list(self._left):
             self._take([op], op)
         return self._groups
@@ -134,7 +134,21 @@ class _Fuser:
     def _sources(self, op: Op) -> set[str]:
         return {tensor for tensor in op.inputs if tensor} - self._wiring.constant
 
+    def _take_units(self) -> None:
+        """Takes only what is quantized as one with the op before it, also where it is float."""
+        for op in list(self._left):
+            if op in self._left and self._low.has_kernel(op):
+                activation = self._low.fused_activation(op)
+                taken = [activation] if activation in self._left and activation is not None else []
+                self._take([op, *taken], op)
+
     # What an op takes along on a machine that knows a list of patterns.
+
+    def _take_known_patterns(self) -> None:
+        for op in [*self._weighted_ops(), *self._low.kernels]:
+            if op in self._left:
+                self._take([op, *self._epilogue(op)], op)
+        self._take_activations()
 
     def _epilogue(self, op: Op) -> list[Op]:
         if op in self._low.kernels:

@@ -108,6 +108,8 @@ class _Planner:
             launch_us,
         )
         self._placed.append((group.ops[-1].position, kernel))
+        if not profile.fuses:
+            self._add_dequantized(group.ops[-1])
 
     def _macs_us(self, op: Op, dtype: ir.DataType) -> float:
         count = macs(self._wiring, op)
@@ -163,6 +165,10 @@ class _Planner:
                 profile.launch_us,
             )
             self._placed.append((op.position, kernel))
+        self._add_dequantized(op)
+
+    def _add_dequantized(self, op: Op) -> None:
+        """Makes floats of the results of an op that are quantized, and wanted as floats, too."""
         for tensor in op.outputs:
             if self._storage.is_quantized(tensor) and self._storage.float_too(tensor):
                 self._add_dequantize(op, tensor)

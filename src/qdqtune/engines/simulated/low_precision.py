@@ -57,6 +57,12 @@ class LowPrecision:
             dtype = self._kernel_type(op)
             if dtype is not None:
                 self.kernels[op] = dtype
+        if not profile.fuses:  # what low-precision kernels make is quantized, whoever reads it
+            self.available.update((self._result(op), dtype) for op, dtype in self.kernels.items())
+
+    def has_kernel(self, op: Op) -> bool:
+        """Whether there is a low-precision kernel for such ops that computes something."""
+        return op.op_type in self._dialect.rules and op.op_type not in MOVES
 
     def fused_activation(self, op: Op) -> Op | None:
         """The activation that disappears into a low-precision kernel."""
@@ -112,17 +118,26 @@ class LowPrecision:
 
     def _kernel_type(self, op: Op) -> ir.DataType | None:
         rule = self._dialect.rules.get(op.op_type)
-        if rule is None or op.op_type in MOVES or is_free(self._wiring, op):
+        if rule is None or not self.has_kernel(op) or is_free(self._wiring, op):
             return None
         positions = range(len(op.inputs)) if rule.inputs is None else rule.inputs
-        if any(p >= len(op.inputs) or op.inputs[p] not in self.available for p in positions):
+        if any(p >= len(op.inputs) for p in positions):
             return None
-        dtype = self.available[op.inputs[positions[0]]]
-        if not self._exists(op, rule, dtype):
+        types = [self._operand_type(op.inputs[p], rule) for p in positions]
+        dtype = types[0]
+        if dtype is None or None in types or not self._exists(op, rule, dtype):
             return None
         if rule.output is Output.REQUIRED and self._result(op) not in self.wanted:
             return None
         return dtype
+
+    def _operand_type(self, tensor: str, rule: OpRule) -> ir.DataType | None:
+        """The type in which a kernel can have an operand, if it is not float."""
+        if tensor in self.available or self._profile.fuses or not rule.joins_producer:
+            return self.available.get(tensor)
+        maker = self._wiring.producer.get(tensor)
+        alone = self._wiring.only_reader(tensor) is not None
+        return self.kernels.get(maker) if maker is not None and alone else None
 
     def _exists(self, op: Op, rule: OpRule, dtype: ir.DataType) -> bool:
         if self._wiring.size(op.inputs[0]) < rule.least_elements:

@@ -60,7 +60,12 @@ class Profile:
             weighted op, and whether such a kernel can write quantized values.
         epilogues: Otherwise, what a float weighted op takes along.
         build_s: Seconds to open a model.
-        build_kernel_s: Seconds on top for each different kernel.
+        build_kernel_s: Seconds on top for each kernel.
+        fuses: Whether ops become one kernel at all, but for an activation that the dialect counts
+            to the op before it. If not, each op's cost is its own: a low-precision kernel reads and
+            writes quantized values whoever its neighbours are, and where they meet floats, a pass
+            converts a tensor once.
+        has_layouts: Whether low-precision Convs have a layout of their own.
     """
 
     name: str
@@ -79,6 +84,8 @@ class Profile:
     epilogues: frozenset[str] = frozenset()
     build_s: float = 0.05
     build_kernel_s: float = 0.001
+    fuses: bool = True
+    has_layouts: bool = True
 
     def unit(self, dtype: ir.DataType) -> MacUnit:
         """How fast it multiplies a type; types that no kernel knows are as fast as float."""

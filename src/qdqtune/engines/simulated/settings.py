@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from qdqtune.engines.simulated.noise import Noise
 from qdqtune.engines.simulated.profiles import DEFAULT_PROFILE, Profile, profile_named
 
 _NOISE_KEYS = tuple(entry.name for entry in fields(Noise))
-KEYS = ("profile", "seed", *_NOISE_KEYS)
+# What may differ from the profile.
+_PROFILE_KEYS = ("fusion", "layout", "build_s", "build_kernel_s")
+KEYS = ("profile", *_PROFILE_KEYS, "seed", *_NOISE_KEYS)
 """All options."""
 
 QUIET: dict[str, str] = {"noise": "0", "drift": "0", "spikes": "0", "offset": "0"}
@@ -22,7 +25,7 @@ class Settings:
     """What to simulate.
 
     Attributes:
-        profile: The machine.
+        profile: The machine, with what options change about it.
         seed: Of the noise.
         noise: How noisy the machine is.
     """
@@ -50,13 +53,46 @@ class Settings:
         seed = options.get("seed", "0")
         if not seed.isdecimal():
             raise ValueError(f"seed is '{seed}'; it is a whole number from 0 on")
-        profile = profile_named(options.get("profile", DEFAULT_PROFILE.name))
-        return cls(profile, int(seed), Noise(**numbers))
+        return cls(_profile(options), int(seed), Noise(**numbers))
 
     def to_options(self) -> dict[str, str]:
         """All options as text, those left at their defaults included."""
         noise = {key: f"{value:g}" for key, value in asdict(self.noise).items()}
-        return {"profile": self.profile.name, "seed": str(self.seed), **noise}
+        machine = self.profile
+        return {
+            "profile": machine.name,
+            "fusion": str(int(machine.fuses)),
+            "layout": str(int(machine.has_layouts)),
+            "build_s": f"{machine.build_s:g}",
+            "build_kernel_s": f"{machine.build_kernel_s:g}",
+            "seed": str(self.seed),
+            **noise,
+        }
+
+
+def _profile(options: Mapping[str, str]) -> Profile:
+    profile = profile_named(options.get("profile", DEFAULT_PROFILE.name))
+    return replace(
+        profile,
+        fuses=_switch(options, "fusion", default=profile.fuses),
+        has_layouts=_switch(options, "layout", default=profile.has_layouts),
+        build_s=_seconds(options, "build_s", profile.build_s),
+        build_kernel_s=_seconds(options, "build_kernel_s", profile.build_kernel_s),
+    )
+
+
+def _switch(options: Mapping[str, str], key: str, *, default: bool) -> bool:
+    text = options.get(key, str(int(default)))
+    if text not in ("0", "1"):
+        raise ValueError(f"{key} is '{text}'; it is 0 or 1")
+    return text == "1"
+
+
+def _seconds(options: Mapping[str, str], key: str, default: float) -> float:
+    seconds = _number(key, options[key]) if key in options else default
+    if not (math.isfinite(seconds) and seconds >= 0.0):
+        raise ValueError(f"{key} is {options[key]}; it is a number from 0 on")
+    return seconds
 
 
 def _number(key: str, text: str) -> float:

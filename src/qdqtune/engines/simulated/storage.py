@@ -28,7 +28,7 @@ class Storage:
     ) -> None:
         self._wiring = wiring
         self._low = low
-        self._quantizes = profile.fuses_pointwise
+        self._profile = profile
         self._last = {group.ops[-1]: group for group in groups}
         self._group = {op: group for group in groups for op in group.ops}
         self._reads = {group.lead: _reads(group) for group in groups}
@@ -125,9 +125,10 @@ class Storage:
     def _results(self, group: Group) -> list[str]:
         """What a kernel writes in quantized form."""
         results = [t for op in group.ops for t in op.outputs if t in self._low.wanted]
+        profile = self._profile
         if group.lead in self._low.kernels:
-            return results
-        if self._quantizes and group.lead.op_type in POINTWISE:
+            return results if profile.fuses else list(group.ops[-1].outputs)
+        if profile.fuses and profile.fuses_pointwise and group.lead.op_type in POINTWISE:
             return [tensor for tensor in results if self._comes_to_use(tensor)]
         return []
 
@@ -160,6 +161,8 @@ class Storage:
         return False  # DQ has no float input, and ops that cost nothing only look at shapes
 
     def _is_image(self, tensor: str) -> bool:
+        if not self._profile.has_layouts:
+            return False
         shape = self._wiring.shape(tensor)
         return len(shape) >= _IMAGE_RANK and shape[1] > 1 and max(shape[2:]) > 1
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +19,13 @@ from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.engines.timing import Round, gain_of
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.errors import EngineError, UsageError
-from qdqtune.records.measurement import Measurement
+from qdqtune.records.measurement import LayerTime, Measurement
 from qdqtune.workflows.tuning.earlier import sha256_of
 from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.settings import Preset
+
+TakeLayers = Callable[[State, Sequence[LayerTime]], None]
+"""Told a candidate and the layers that it runs as."""
 
 
 class Arena:
@@ -37,6 +40,7 @@ class Arena:
         preset: How thorough to be.
         journal: What is known, and where measurements go.
         ranges: A digest of the ranges behind the candidates' scales.
+        take_layers: Told where the time of each candidate goes, before its score is written down.
 
     Attributes:
         benchmarks: Candidates built and timed.
@@ -55,7 +59,9 @@ class Arena:
         preset: Preset,
         journal: Journal,
         ranges: str = "",
+        take_layers: TakeLayers | None = None,
     ) -> None:
+        self.take_layers = take_layers
         self.benchmarks = 0
         self.failed = 0
         self.why_all_failed = ""
@@ -189,6 +195,7 @@ class _Race:
             # Made-up times must not depend on how fast this machine is.
             budget_s=math.inf if arena.is_made_up else self._budget_s * rest / wanted,
             options=self._options(),
+            take_layers=self._take_layers if arena.take_layers is not None else None,
             witness=self,
         )
         if not measured[0].ok:
@@ -199,6 +206,10 @@ class _Race:
         results = dict(zip(self._states, measured[1:], strict=True))
         self._judge(tuple(state for state, each in results.items() if each.ok), results)
         return self._scores
+
+    def _take_layers(self, model: int, layers: list[LayerTime]) -> None:
+        if model and self._arena.take_layers is not None:
+            self._arena.take_layers(self._states[model - 1], layers)
 
     def saw_round(self, models: tuple[int, ...], round_: Round) -> None:
         """Write a round down before the next one begins."""

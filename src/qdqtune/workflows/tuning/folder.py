@@ -18,6 +18,7 @@ from qdqtune.workflows.tuning.lock import LOCK, FolderLock
 
 BASELINE = "baseline.onnx"
 FINAL = "optimized_final.onnx"
+RAW = "optimized_raw.onnx"
 PLACEMENT = "placement.json"
 RANGES = "ranges.json"
 JOURNAL = "measurements.jsonl"
@@ -26,6 +27,8 @@ STATE = "autotuner_state.yaml"
 PATTERN_CACHE = "autotuner_state_pattern_cache.yaml"
 CANDIDATES = "region_models"
 REGION_MODELS = "region_{}_level_{}.onnx"
+SUBGRAPHS = "subgraphs"
+SUBGRAPH_CACHE = "autotune_cache.json"
 LOGS = "logs"
 ASIDE = "earlier"
 
@@ -34,7 +37,10 @@ _HANDOVER = ".handover"
 _SCRATCH = ".scratch"
 _PARTIAL_RUN, _PARTIAL_RESULT = ".partial-run", ".partial-result"
 _MANIFEST = "names.json"
-_OURS = (BASELINE, FINAL, PLACEMENT, RANGES, JOURNAL, SUMMARY, STATE, PATTERN_CACHE, QUARANTINE)
+_OURS = (
+    BASELINE, FINAL, RAW, PLACEMENT, RANGES, JOURNAL, SUMMARY, STATE, PATTERN_CACHE, SUBGRAPH_CACHE,
+    QUARANTINE,
+)  # fmt: skip
 
 RESULT = (FINAL + ".data", FINAL, RANGES, PLACEMENT, SUMMARY)
 """What a run comes to: files that belong together."""
@@ -54,6 +60,7 @@ class RunFolder:
         force: Whether what is there may be replaced, an earlier run included.
         restart: Whether an earlier run in it is set aside, to begin anew.
         resume: ``auto`` to go on with an earlier run, ``never`` to refuse one.
+        folders: What folders it has beside those of every run.
 
     Raises:
         OutputError: If it can't be written to, or holds files that are not of a run.
@@ -69,8 +76,10 @@ class RunFolder:
         force: bool = False,
         restart: bool = False,
         resume: str = AUTO,
+        folders: Sequence[str] = (),
     ) -> None:
         self.path = Path(path)
+        self._more = tuple(folders)
         if resume not in RESUME:
             raise UsageError(f"There is no resume={resume!r}.", f"Choices: {', '.join(RESUME)}.")
         self._read = {file.resolve() for source in (model, *others) for file in _files_of(source)}
@@ -102,7 +111,8 @@ class RunFolder:
     def _refuse_others_files(self, model: Path) -> None:
         """What no run has made here is not replaced; where one began, there is its lock."""
         copies = [self._copy_of(file, model) for file in external_files(model)]
-        for file in (*self._written(), self.path / CANDIDATES, *copies):
+        folders = (self.path / CANDIDATES, *(self.path / name for name in self._more))
+        for file in (*self._written(), *folders, *copies):
             if file.exists() and file.resolve() not in self._read:
                 raise OutputError(
                     f"{file} is there already, without the {JOURNAL} of a run.",
@@ -135,7 +145,7 @@ class RunFolder:
             self._set_aside()
         elif self._is_forced:
             self._clear()
-        for name in (CANDIDATES, LOGS):
+        for name in (CANDIDATES, LOGS, *self._more):
             self._make(self.path / name)
 
     def _make(self, folder: Path) -> None:
@@ -158,7 +168,7 @@ class RunFolder:
     def _protect(self, model: Path, others: Sequence[Path]) -> None:
         """Refuse to write over what is read, or over one copy with another."""
         written = self._written()
-        ours = (CANDIDATES, LOGS, _STAGING, _SCRATCH, _HANDOVER)
+        ours = (CANDIDATES, SUBGRAPHS, LOGS, _STAGING, _SCRATCH, _HANDOVER)
         inside = [(self.path / name).resolve() for name in ours]
         for source in (model, *others):
             for file in {source.resolve(), *external_files(source)}:
@@ -271,12 +281,13 @@ class RunFolder:
         for name in _OURS:
             for file in (self.path / name, self.path / f"{name}.data"):
                 file.unlink(missing_ok=True)
-        shutil.rmtree(self.path / CANDIDATES, ignore_errors=True)
+        for name in (CANDIDATES, SUBGRAPHS):
+            shutil.rmtree(self.path / name, ignore_errors=True)
 
     def _set_aside(self) -> None:
         """Move an earlier run, all of it, into a folder of its own; the journal goes last."""
         names = [name for ours in _OURS for name in (ours, f"{ours}.data") if ours != JOURNAL]
-        files = [LOGS, CANDIDATES, *self._weights_beside(), *names, JOURNAL]
+        files = [LOGS, CANDIDATES, SUBGRAPHS, *self._weights_beside(), *names, JOURNAL]
         self._move_aside(files, _PARTIAL_RUN)
 
     def _move_aside(self, files: Sequence[str], while_moving: str) -> None:
@@ -312,7 +323,8 @@ class RunFolder:
         for folder in (self.scratch, *(self.path / CANDIDATES).glob("twin-*")):
             shutil.rmtree(folder, ignore_errors=True)
         ours = [file for name in _OURS for file in self.path.glob(f".{name}.*.tmp")]
-        for file in (*ours, *(self.path / CANDIDATES).glob(".*.tmp")):
+        parts = [f for name in (CANDIDATES, SUBGRAPHS) for f in (self.path / name).glob(".*.tmp")]
+        for file in (*ours, *parts):
             file.unlink(missing_ok=True)
 
 

@@ -16,6 +16,10 @@ from qdqtune.records.tuning import TuneEvent
 from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.tuning.settings import Preset
 
+REGION, SUBGRAPH = "region", "subgraph"
+WORKFLOWS = (REGION, SUBGRAPH)
+"""How the search goes about it."""
+
 Callback = Callable[[TuneEvent], None]
 
 
@@ -46,6 +50,9 @@ class TuneRequest:
     node_filter: tuple[str, ...] = ()
     filters: NameFilters = field(default_factory=NameFilters)
     optimize: bool = True
+    workflow: str = REGION
+    graph_json: Path | None = None
+    incremental_validation: bool = True
     callbacks: tuple[Callback, ...] = ()
 
     def conditions(self, model_sha256: str, calibration: str) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from qdqtune.workflows.tuning.earlier import earlier_result, sha256_of, sha256_o
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.patience import patient
-from qdqtune.workflows.tuning.request import TuneRequest
+from qdqtune.workflows.tuning.request import SUBGRAPH, TuneRequest
 from qdqtune.workflows.tuning.scouting import (
     check_noise,
     find_choices,
@@ -53,9 +53,11 @@ from qdqtune.workflows.tuning.scouting import (
     seeds_of,
     with_ranges,
 )
+from qdqtune.workflows.tuning.searching import AskedAndTold, Searching
 from qdqtune.workflows.tuning.shipping import Shipping
 from qdqtune.workflows.tuning.snapshot import Snapshots, check_state_file, given_cache
 from qdqtune.workflows.tuning.story import Story
+from qdqtune.workflows.tuning.subgraph_mode import SubgraphMode
 
 _logger = logging.getLogger(__name__)
 
@@ -64,11 +66,13 @@ _SNAPSHOT_EVERY_S = 30.0
 _WRITTEN = (
     names.BASELINE,
     names.FINAL,
+    names.RAW,
     names.PLACEMENT,
     names.RANGES,
     names.JOURNAL,
     names.STATE,
     names.PATTERN_CACHE,
+    names.SUBGRAPH_CACHE,
 )
 
 
@@ -121,7 +125,7 @@ class TuneRun:
         request, story, tell = self._request, self._story, self._reporter.tell
         self._check_first()
         self._folder.begin()
-        info = engine_info(self._engine, request.engine)
+        info = self._info = engine_info(self._engine, request.engine)
         given = given_cache(request.pattern_cache)
         journal = self._open_files(self._header(info), given)
         self._folder.copy_model(request.model, self._folder / names.BASELINE)
@@ -146,7 +150,7 @@ class TuneRun:
         if journal.shares is None:
             shapes = self._feeding.shapes
             journal.keep_shares(latency_shares(self._engine, plain, feeds, base.index, shapes))
-        self._search_and_finish(base, completion, journal, feeds)
+        self._search_and_finish(base, plain, completion, journal, feeds)
         return self._hand_over(info, journal)
 
     def _check_first(self) -> None:
@@ -193,7 +197,12 @@ class TuneRun:
         return journal
 
     def _search_and_finish(
-        self, base: PreparedModel, completion: Completion, journal: Journal, feeds: StoredFeeds
+        self,
+        base: PreparedModel,
+        plain: Path,
+        completion: Completion,
+        journal: Journal,
+        feeds: StoredFeeds,
     ) -> None:
         request, story = self._request, self._story
         given = self._source.reading.encodings if self._source.reading is not None else {}
@@ -205,19 +214,29 @@ class TuneRun:
             return found or base.index.is_constant(tensor)
 
         story.grouping = with_ranges(story.grouping, completion, known)
-        space = Space(completion, story.grouping.groups, journal.shares or {})
         story.calibration = first.source.value
         inserter = Inserter(base, request.dialect, request.quant_type, first, given)
         inserters = {way: inserter.with_ranges(ranges) for way, ranges in ways.items()}
         scales = _digest_of_scales(first, given)
         data = scales if first.source is not CalibrationSource.RANDOM else ""
         story.conditions = request.conditions(sha256_of(request.model), data)
+        mode: SubgraphMode | None = None
+        if request.workflow == SUBGRAPH:
+            mode = SubgraphMode(
+                request, self._folder, self._reporter, story, self._engine, self._runner,
+                self._feeding, feeds, next(iter(inserters.values())), completion,
+                self._header(self._info),
+            )  # fmt: skip
+        searching = self._begin_search(mode, plain, completion, journal)
+        if searching is None:
+            return
+        space = searching.space
         arena = Arena(
             self._engine, request.engine, next(iter(inserters.values())), space, feeds,
-            request.preset, journal, scales,
+            request.preset, journal, scales, searching.take_layers,
         )  # fmt: skip
         try:
-            state = self._search(space, arena, self._given_tensors)
+            state = self._search(searching, arena)
         finally:
             story.benchmarks, story.failed = arena.benchmarks, arena.failed
             story.memo_hits = journal.memo_hits
@@ -226,6 +245,25 @@ class TuneRun:
             self._shipping.finish(space, state, inserters)
         if not self._shipping.keeps_earlier:
             self._take_snapshot(space, arena, self._shipping.chosen)
+
+    def _begin_search(
+        self, mode: SubgraphMode | None, plain: Path, completion: Completion, journal: Journal
+    ) -> Searching | None:
+        """What can be chosen, and who chooses; None if there was no time to find it out."""
+        request, story = self._request, self._story
+        if mode is None:
+            space = Space(completion, story.grouping.groups, journal.shares or {})
+            seeds = seeds_of(space, self._given_tensors, story.grouping)
+            limits = request.preset.limits(len(space.groups), request.most(story.grouping.patterns))
+            search = PlacementSearch(space, seeds, limits, request.seed)
+            return Searching(space, search, seeds)
+        try:
+            return mode.prepare(plain, self._given_tensors)
+        except KeyboardInterrupt:
+            story.stopped = stops.INTERRUPTED
+            story.reason = "it was interrupted before the pieces were profiled"
+            _logger.warning("interrupted: what was profiled is kept; the same command goes on")
+            return None
 
     def _take_snapshot(self, space: Space, arena: Arena, best: State) -> None:
         story = self._story
@@ -250,12 +288,9 @@ class TuneRun:
             )
         )  # fmt: skip
 
-    def _search(self, space: Space, arena: Arena, given: dict[str, frozenset[str]]) -> State:
+    def _search(self, searching: Searching, arena: Arena) -> State:
         """Let the search ask and the engine answer, until one of them has had enough."""
-        request, story = self._request, self._story
-        seeds = seeds_of(space, given, story.grouping)
-        limits = request.preset.limits(len(space.groups), request.most(story.grouping.patterns))
-        search = PlacementSearch(space, seeds, limits, request.seed)
+        story, search, space = self._story, searching.search, searching.space
         self._reporter.search_begins()
         self._snapshot_at_s = time.monotonic()
         try:
@@ -264,9 +299,11 @@ class TuneRun:
                     story.stopped = stops.BY_BUDGET
                     break
                 scores = arena.answer(trial)
+                searching.before_tell(trial)
                 search.tell(scores)
+                searching.after_tell()
                 if trial.reference == _FLOAT:
-                    self._note_seeds(space, seeds, trial, scores)
+                    self._note_seeds(space, searching.seeds, trial, scores)
                 if self._earlier is None and self._is_time_for_a_snapshot:
                     self._take_snapshot(space, arena, search.incumbent)
                 self._tell_trial(search, trial, scores, arena)
@@ -312,7 +349,7 @@ class TuneRun:
         return found
 
     def _tell_trial(
-        self, search: PlacementSearch, trial: Trial, scores: list[Score], arena: Arena
+        self, search: AskedAndTold, trial: Trial, scores: list[Score], arena: Arena
     ) -> None:
         best = max((score.gain for score in scores), default=-math.inf)
         change = f"best {100 * math.expm1(best):+.1f} %" if math.isfinite(best) else "all refused"

@@ -26,6 +26,7 @@ class Preset:
         sweeps: How patient the search is.
         benchmarks: Candidates, at most: a number, and as many more per group.
         final_s: Seconds for the last comparison.
+        assemblies: Candidates in subgraph mode, at most.
     """
 
     rounds: Mapping[Effort, int]
@@ -33,6 +34,7 @@ class Preset:
     sweeps: int
     benchmarks: tuple[int, float]
     final_s: float
+    assemblies: int
 
     def limits(self, groups: int, most: int | None) -> Limits:
         """The limits for a search among so many groups.
@@ -69,9 +71,9 @@ def _by_effort(screen: _Number, confirm: _Number) -> dict[Effort, _Number]:
 
 
 PRESETS: dict[str, Preset] = {
-    "quick": Preset(_by_effort(10, 24), _by_effort(1.5, 3.0), 3, (36, 0.6), 4.0),
-    "default": Preset(_by_effort(14, 40), _by_effort(3.0, 8.0), 5, (60, 2.0), 8.0),
-    "extensive": Preset(_by_effort(30, 100), _by_effort(8.0, 30.0), 12, (100, 8.0), 30.0),
+    "quick": Preset(_by_effort(10, 24), _by_effort(1.5, 3.0), 3, (36, 0.6), 4.0, 12),
+    "default": Preset(_by_effort(14, 40), _by_effort(3.0, 8.0), 5, (60, 2.0), 8.0, 16),
+    "extensive": Preset(_by_effort(30, 100), _by_effort(8.0, 30.0), 12, (100, 8.0), 30.0, 30),
 }
 
 

@@ -9,6 +9,7 @@ from qdqtune.autotune.search.grouping import Grouping
 from qdqtune.records.measurement import Comparison, EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod
+from qdqtune.records.subgraphs import Batch
 from qdqtune.records.tuning import Noise, Seconds, Summary
 from qdqtune.workflows.tuning.request import TuneRequest
 
@@ -45,6 +46,10 @@ class Story:
     earlier_benchmarks: int = 0
     earlier_s: float = 0.0
     final_sha256: str = ""
+    subgraphs: dict[str, int] = field(default_factory=dict)
+    subgraph_benchmarks: int = 0
+    subgraph_failed: int = 0
+    batches: list[Batch] = field(default_factory=list)
     conditions: dict[str, Any] = field(default_factory=dict)
 
     def summary(
@@ -101,4 +106,8 @@ class Story:
             total_seconds=self.earlier_s + seconds.total,
             final_sha256=self.final_sha256,
             conditions=self.conditions,
+            mode=request.workflow,
+            subgraph_benchmarks=self.subgraph_benchmarks,
+            subgraphs=self.subgraphs,
+            batches=tuple(self.batches),
         )

@@ -1,0 +1,193 @@
+"""From the times of pieces to the costs of an assembly, and what whole models say about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from qdqtune.autotune.subgraphs.assembly import Costs, Crossing
+from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
+from qdqtune.autotune.subgraphs.units import Unit
+from qdqtune.graph.index import GraphIndex
+
+
+@dataclass(frozen=True)
+class InModel:
+    """What a model with some units quantized was seen to spend its time on.
+
+    Attributes:
+        quantized: Numbers of the units that were quantized in it.
+        unit_ms: By unit.
+        rest_ms: All the rest, but for conversions.
+        quantize_ms: By tensor.
+        dequantize_ms: By tensor.
+    """
+
+    quantized: frozenset[int]
+    unit_ms: Mapping[int, float]
+    rest_ms: float = 0.0
+    quantize_ms: Mapping[str, float] = field(default_factory=dict)
+    dequantize_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+def costs_of(
+    units: Sequence[Unit], groups: Sequence[FusionGroup], index: GraphIndex, plain: InModel
+) -> Costs:
+    """The costs of an assembly, as the pieces alone tell them.
+
+    What a unit costs as float is taken from the float model, if that was seen; how much less it is
+    when quantized from the pieces. Only so both are of the same machine: a piece alone finds its
+    weights in the cache.
+
+    Args:
+        units: The units.
+        groups: All fusion groups.
+        index: The model.
+        plain: The float model.
+    """
+    as_float: list[float] = []
+    quantized: list[float | None] = []
+    for number, unit in enumerate(units):
+        alone = unit.as_float.inside_ms
+        seen = plain.unit_ms.get(number, 0.0)
+        scale = seen / alone if seen > 0.0 and alone > 0.0 else 1.0
+        as_float.append(alone * scale)
+        # What only moves values follows its neighbours, also into the layout of their kernels;
+        # alone it may run as something else. Seen in ONNX Runtime: a MaxPool of uint8 that took 50
+        # times as long as between integer Convs.
+        inside = unit.quantized.inside_ms
+        quantized.append((min(inside, alone) if unit.only_moves else inside) * scale)
+    crossings = _crossings(units, groups, index)
+    follows = _follows(units, groups, index)
+    return Costs(
+        tuple(as_float),
+        tuple(quantized),
+        tuple(crossings),
+        tuple((number, leader) for number, leader in follows.items() if leader is not None),
+        frozenset(number for number, leader in follows.items() if leader is None),
+        plain.rest_ms,
+    )
+
+
+def refined(costs: Costs, seen: Sequence[InModel]) -> Costs:
+    """The costs with what was seen in whole models in the place of what pieces told.
+
+    Args:
+        costs: As the pieces told them.
+        seen: Whole models, those that matter most first.
+    """
+    as_float, quantized = list(costs.float_ms), list(costs.quantized_ms)
+    for number in range(len(as_float)):
+        for is_quantized, found in ((False, as_float), (True, quantized)):
+            times = [
+                model.unit_ms[number]
+                for model in seen
+                if (number in model.quantized) is is_quantized and model.unit_ms.get(number)
+            ]
+            if times and found[number] is not None:
+                found[number] = times[0]
+    crossings = []
+    for crossing in costs.crossings:
+        q_ms = [m.quantize_ms[crossing.tensor] for m in seen if crossing.tensor in m.quantize_ms]
+        d_ms = [
+            m.dequantize_ms[crossing.tensor] for m in seen if crossing.tensor in m.dequantize_ms
+        ]
+        crossings.append(
+            replace(
+                crossing,
+                quantize_ms=q_ms[0] if q_ms else crossing.quantize_ms,
+                dequantize_ms=d_ms[0] if d_ms else crossing.dequantize_ms,
+            )
+        )
+    return replace(
+        costs,
+        float_ms=tuple(as_float),
+        quantized_ms=tuple(quantized),
+        crossings=tuple(crossings),
+    )
+
+
+def _crossings(
+    units: Sequence[Unit], groups: Sequence[FusionGroup], index: GraphIndex
+) -> list[Crossing]:
+    group_of = {name: group.number for group in groups for name in group.nodes}
+    unit_of = {unit.group: number for number, unit in enumerate(units)}
+    tensors = dict.fromkeys(t for unit in units for t in (*unit.content.inputs, *unit.outputs))
+    found = []
+    for tensor in tensors:
+        if not index.is_float(tensor):
+            continue
+        maker = index.value[tensor].producer()
+        home = group_of.get(maker.name or "") if maker is not None else None
+        producer = unit_of.get(home) if home is not None else None
+        if producer is not None and tensor not in units[producer].outputs:
+            producer = None  # float, whatever the unit is
+        readers = {group_of.get(edge.node, -1) for edge in index.readers(tensor)} - {home}
+        as_float = index.read_by_body(tensor)
+        consumers: set[int] = set()
+        for reader in readers:
+            unit = unit_of.get(reader)
+            if unit is not None and tensor in units[unit].inputs:
+                consumers.add(unit)
+            else:
+                as_float = True
+        if consumers or producer is not None:
+            found.append(_crossing(units, tensor, producer, frozenset(consumers), as_float, home,
+                                   unit_of))  # fmt: skip
+    return found
+
+
+def _crossing(
+    units: Sequence[Unit],
+    tensor: str,
+    producer: int | None,
+    consumers: frozenset[int],
+    as_float: bool,
+    home: int | None,
+    unit_of: Mapping[int, int],
+) -> Crossing:
+    """What converting a tensor costs, by what was seen at the borders of the pieces around it.
+
+    A change of layout is paid with the conversion: floats leave the layout of the float kernels,
+    and quantized values enter that of the others.
+    """
+    maker = units[unit_of[home]] if home is not None and home in unit_of else None
+    q_ms = [
+        units[n].at_border(units[n].quantized.conversion_ms, tensor)
+        + units[n].at_border(units[n].quantized.layout_ms, tensor)
+        for n in sorted(consumers)
+    ]
+    quantize_ms = max(q_ms, default=0.0)
+    if quantize_ms > 0.0 and maker is not None:
+        quantize_ms += maker.at_border(maker.as_float.layout_ms, tensor)
+    dequantize_ms = 0.0
+    if producer is not None:
+        unit = units[producer]
+        dequantize_ms = unit.at_border(unit.quantized.conversion_ms, tensor)
+        dequantize_ms += unit.at_border(unit.quantized.layout_ms, tensor)
+        dequantize_ms += max(
+            (units[n].at_border(units[n].as_float.layout_ms, tensor) for n in sorted(consumers)),
+            default=0.0,
+        )
+    return Crossing(tensor, producer, consumers, as_float, quantize_ms, dequantize_ms)
+
+
+def _follows(
+    units: Sequence[Unit], groups: Sequence[FusionGroup], index: GraphIndex
+) -> dict[int, int | None]:
+    """Units that only move values, and whose result they move; None if it is always float."""
+    group_of = {name: group.number for group in groups for name in group.nodes}
+    unit_of = {unit.group: number for number, unit in enumerate(units)}
+    found: dict[int, int | None] = {}
+    for number, unit in enumerate(units):
+        if not unit.only_moves:
+            continue
+        leaders: set[int | None] = set()
+        for tensor in unit.inputs:
+            maker = index.value[tensor].producer()
+            leader = unit_of.get(group_of.get(maker.name or "", -1)) if maker is not None else None
+            is_made = leader is not None and tensor in units[leader].outputs
+            leaders.add(leader if is_made else None)
+        if len(leaders) <= 1:
+            found[number] = next(iter(leaders), None)
+    return found

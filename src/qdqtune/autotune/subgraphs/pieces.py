@@ -1,0 +1,147 @@
+"""What is profiled: distinct pieces of a model, and the schemes that each is tried with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from qdqtune.autotune.subgraphs.content import Content, content_of
+from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
+from qdqtune.qdq.completion import Completion
+from qdqtune.records.placement import Edge, Placement
+
+NONE = "none"
+FULL = "full"
+RULES = "rules"
+WEIGHTS = "weights only"
+ACTIVATIONS = "activations only"
+
+_SAME = "it is the same as {}"
+_NO_WEIGHTS = "{} gains nothing from the weights of these ops alone"
+_NO_ACTIVATIONS = "no engine multiplies a quantized activation with a float weight in integers"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way to quantize a piece.
+
+    Attributes:
+        name: What it is called.
+        places: Which nodes of the piece, by their places in canonical order.
+        weights_only: Whether nothing but their weights is.
+    """
+
+    name: str
+    places: tuple[int, ...]
+    weights_only: bool = False
+
+    def nodes(self, content: Content) -> tuple[str, ...]:
+        """The nodes that are quantized in one of the piece's groups."""
+        return tuple(content.nodes[place] for place in self.places)
+
+    def placement(self, content: Content, completion: Completion) -> Placement:
+        """What it comes to in the model if nothing else is quantized but what the piece reads."""
+        names = self.nodes(content)
+        if self.weights_only:
+            return completion.placement((), names)
+        return completion.placement(names, quantized_before=content.inputs)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Groups of equal content: what is found out about one holds for all.
+
+    Attributes:
+        key: What it is, in every run.
+        groups: Numbers of the groups, in the graph's order; the first one is profiled.
+        contents: Each of them in canonical form.
+        schemes: What to try beside leaving it float.
+        skipped: Schemes that are not tried, and why.
+    """
+
+    key: str
+    groups: tuple[int, ...]
+    contents: tuple[Content, ...]
+    schemes: tuple[Scheme, ...]
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def content(self) -> Content:
+        """The group that is profiled."""
+        return self.contents[0]
+
+
+def find_pieces(
+    groups: Sequence[FusionGroup],
+    completion: Completion,
+    ruled: Collection[str],
+    may: Collection[str],
+) -> list[Piece]:
+    """The distinct pieces that something can be quantized in, in the graph's order.
+
+    Args:
+        groups: The fusion groups, of a model with shapes.
+        completion: What can be quantized.
+        ruled: Names of the ops that placement rules would quantize.
+        may: Names of the ops that may be quantized: of units that have ranges, and were asked for.
+    """
+    found: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[tuple[int, Content]]] = {}
+    for group in groups:
+        if not any(name in may for name in group.nodes):
+            continue
+        content = content_of(completion.index, group.nodes)
+        full = tuple(place for place, name in enumerate(content.nodes) if name in may)
+        by_rules = tuple(place for place in full if content.nodes[place] in ruled)
+        found.setdefault((content.key, full, by_rules), []).append((group.number, content))
+    pieces = []
+    for (key, full, by_rules), same in found.items():
+        schemes, skipped = _schemes(same[0][1], completion, full, by_rules)
+        name = f"{key}-{'.'.join(map(str, full))}-{'.'.join(map(str, by_rules))}"
+        numbers, contents = zip(*same, strict=True)
+        pieces.append(Piece(name, tuple(numbers), tuple(contents), schemes, skipped))
+    return pieces
+
+
+def _schemes(
+    content: Content, completion: Completion, full: tuple[int, ...], ruled: tuple[int, ...]
+) -> tuple[tuple[Scheme, ...], dict[str, str]]:
+    index, dialect = completion.index, completion.dialect
+    schemes = [Scheme(FULL, full)]
+    skipped: dict[str, str] = {}
+    if ruled == full:
+        skipped[RULES] = _SAME.format(FULL)
+    elif not ruled:
+        skipped[RULES] = _SAME.format(NONE)
+    else:
+        schemes.append(Scheme(RULES, ruled))
+    weighted = tuple(
+        place
+        for place in full
+        if index.node[content.nodes[place]].op_type in dialect.weights_only
+        and completion.weight_edges(content.nodes[place])
+    )
+    if weighted:
+        schemes.append(Scheme(WEIGHTS, weighted, weights_only=True))
+    else:
+        skipped[WEIGHTS] = _NO_WEIGHTS.format(dialect.name)
+    skipped[ACTIVATIONS] = _NO_ACTIVATIONS
+    return tuple(schemes), skipped
+
+
+def placement_inside(placement: Placement, content: Content, completion: Completion) -> Placement:
+    """What a placement of the model comes to in a piece that is cut out of it.
+
+    Args:
+        placement: With nothing quantized but ops of the piece.
+        content: The piece.
+        completion: Of the model.
+    """
+    inside = frozenset(content.nodes)
+    position = {tensor: number for number, tensor in enumerate(content.outputs)}
+    edges = set()
+    for edge in completion.index.effective(placement):
+        if edge.node in inside:
+            edges.add(edge)
+        elif edge.tensor in position:
+            edges.add(Edge(edge.tensor, "", position[edge.tensor]))
+    return Placement(frozenset(edges))

@@ -1,0 +1,202 @@
+"""The choices of subgraph mode: each fusion group that can be quantized, in its best way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from qdqtune.autotune.search.space import Group, State
+from qdqtune.autotune.subgraphs.content import Content
+from qdqtune.autotune.subgraphs.pieces import FULL, NONE, Piece, Scheme, placement_inside
+from qdqtune.graph.op_classes import WEIGHTED_OPS
+from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.dialect import Output
+from qdqtune.qdq.units import role_rule
+from qdqtune.records.subgraphs import PieceTimes, SchemeTimes
+
+# Ops through which a quantized result stays one until the next kernel reads it.
+_PASSING = frozenset({"Clip", "Relu"})
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A fusion group with the way in which it would be quantized.
+
+    Attributes:
+        group: Number of the fusion group.
+        piece: Number of its piece.
+        content: The group in canonical form.
+        scheme: How it is quantized, if it is.
+        times: The piece's times.
+        inputs: Those of its inputs that it then reads quantized.
+        outputs: Those of its outputs that it then makes quantized, or could at no cost.
+        only_moves: Whether nothing in it computes: it is quantized only if what it reads is.
+    """
+
+    group: int
+    piece: int
+    content: Content
+    scheme: Scheme
+    times: PieceTimes
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+    only_moves: bool
+
+    @property
+    def as_float(self) -> SchemeTimes:
+        """Its times as float."""
+        return self.times.forms[0]
+
+    @property
+    def quantized(self) -> SchemeTimes:
+        """Its times with the scheme."""
+        found = self.times.form(self.scheme.name)
+        assert found is not None
+        return found
+
+    def at_border(self, values: Sequence[float], tensor: str) -> float:
+        """One of the numbers that `SchemeTimes` has by border."""
+        borders = (*self.content.inputs, *self.content.outputs)
+        found = dict(zip(borders, values, strict=False))
+        return found.get(tensor, 0.0)
+
+
+def make_units(
+    pieces: Sequence[Piece], times: Mapping[str, PieceTimes], completion: Completion
+) -> list[Unit]:
+    """A unit for each group of each piece that could be quantized in some way.
+
+    Args:
+        pieces: The pieces.
+        times: What was found out about them, by key.
+        completion: What can be quantized.
+    """
+    units = []
+    for number, piece in enumerate(pieces):
+        found = times.get(piece.key)
+        if found is None or found.form(NONE) is None:
+            continue
+        scheme = _best(piece, found, completion)
+        if scheme is None:
+            continue
+        for group, content in zip(piece.groups, piece.contents, strict=True):
+            reads, makes = _borders(scheme, content, completion)
+            moves = not scheme.weights_only and not any(
+                name in completion.working for name in scheme.nodes(content)
+            )
+            units.append(Unit(group, number, content, scheme, found, reads, makes, moves))
+    return sorted(units, key=lambda unit: unit.group)
+
+
+def _best(piece: Piece, times: PieceTimes, completion: Completion) -> Scheme | None:
+    """The scheme that costs least, half way between float and quantized neighbours."""
+
+    def cost_ms(scheme: Scheme) -> float:
+        form = times.form(scheme.name)
+        if form is None:
+            return math.inf
+        reads, makes = _borders(scheme, piece.content, completion)
+        borders = (*piece.content.inputs, *piece.content.outputs)
+        converted = dict(zip(borders, form.conversion_ms, strict=True))
+        usual = times.form(FULL) or form
+        otherwise = dict(zip(borders, usual.conversion_ms, strict=True))
+        # Where it is quantized, a float neighbour pays; where it is float, a quantized one does.
+        paid = sum(
+            converted[tensor] if tensor in reads | makes else otherwise[tensor]
+            for tensor in borders
+        )
+        return form.inside_ms + paid / 2.0
+
+    known = [scheme for scheme in piece.schemes if cost_ms(scheme) < math.inf]
+    return min(known, key=cost_ms, default=None)
+
+
+def _borders(
+    scheme: Scheme, content: Content, completion: Completion
+) -> tuple[frozenset[str], frozenset[str]]:
+    """What a group reads and makes quantized."""
+    if scheme.weights_only:
+        return frozenset(), frozenset()
+    places = placement_inside(scheme.placement(content, completion), content, completion)
+    reads = frozenset(edge.tensor for edge in places.edges if edge.node) & set(content.inputs)
+    written = {edge.tensor for edge in places.edges if not edge.node}
+    names = set(scheme.nodes(content))
+    made = {tensor for tensor in content.outputs if _is_made_by(tensor, names, completion)}
+    return reads, frozenset(written | made)
+
+
+def _is_made_by(tensor: str, names: Collection[str], completion: Completion) -> bool:
+    """Whether a tensor is the result of a quantized op whose kernel can write either form."""
+    index = completion.index
+    node = index.value[tensor].producer()
+    while node is not None and node.name not in names and node.op_type in _PASSING:
+        source = node.inputs[0]
+        node = source.producer() if source is not None else None
+    if node is None or node.name not in names:
+        return False
+    return role_rule(completion.dialect, node).output is not Output.REQUIRED
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Units as the groups of a search: parts of them, so that other choices can be said, too.
+
+    Attributes:
+        groups: What a `Space` is made of.
+        of_unit: By unit, the groups that make it up.
+    """
+
+    groups: tuple[Group, ...]
+    of_unit: tuple[State, ...]
+
+    def state(self, units: Iterable[int]) -> State:
+        """The groups of some units."""
+        return frozenset().union(*(self.of_unit[number] for number in units))
+
+    def units(self, state: State) -> State:
+        """The units that are quantized, all of each, in a choice."""
+        return frozenset(n for n, groups in enumerate(self.of_unit) if groups <= state)
+
+
+def make_choices(
+    units: Sequence[Unit],
+    pieces: Sequence[Piece],
+    completion: Completion,
+    ruled: Collection[str],
+) -> Choices:
+    """Cut each unit's group into parts that its scheme, the rules and everything consist of.
+
+    Args:
+        units: The units.
+        pieces: The pieces that they are groups of.
+        completion: What can be quantized.
+        ruled: Names of the ops that placement rules would quantize.
+    """
+    groups: list[Group] = []
+    of_unit: list[State] = []
+    for unit in units:
+        full = next(s for s in pieces[unit.piece].schemes if s.name == FULL).nodes(unit.content)
+        best = frozenset() if unit.scheme.weights_only else set(unit.scheme.nodes(unit.content))
+        parts: dict[tuple[bool, bool], list[str]] = {}
+        for name in sorted(full, key=completion.index.position.__getitem__):
+            parts.setdefault((name in best, name in ruled), []).append(name)
+        own: set[int] = set()
+        for role, ((is_best, _), names) in enumerate(parts.items()):
+            if is_best:
+                own.add(len(groups))
+            groups.append(_group(unit, role, names, completion))
+        if unit.scheme.weights_only:
+            own.add(len(groups))
+            names = list(unit.scheme.nodes(unit.content))
+            groups.append(_group(unit, len(parts), names, completion, weights_only=True))
+        of_unit.append(frozenset(own))
+    return Choices(tuple(groups), tuple(of_unit))
+
+
+def _group(
+    unit: Unit, role: int, names: list[str], completion: Completion, *, weights_only: bool = False
+) -> Group:
+    types = [completion.index.node[name].op_type for name in names]
+    lead = next((each for each in types if each in WEIGHTED_OPS), types[0])
+    return Group(unit.times.key, role, lead, tuple(names), unit.times.key, weights_only)

@@ -1,0 +1,299 @@
+"""Phase 3 of subgraph mode: what the pieces promise is tried on the whole model, in few builds.
+
+Assemblies of the whole model are compared first. Then the costs are put right by what was seen in
+them, layer by layer, and the cheapest assembly is found anew; where it differs from the best one so
+far, groups are flipped, those with the largest expected gain first, all together, and in halves if
+that is not faster. At last come flips that the costs advise against, but not by much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable, Mapping, Sequence
+
+from qdqtune.autotune.search.space import Space, State
+from qdqtune.autotune.search.strategy import Limits, Steps
+from qdqtune.autotune.search.trial import SEEDS, Effort, Score, Trial
+from qdqtune.autotune.subgraphs.assembly import Costs, assemble_closed, gain_of
+from qdqtune.autotune.subgraphs.costs import InModel, refined
+from qdqtune.autotune.subgraphs.units import Choices
+from qdqtune.records.subgraphs import Batch
+
+BATCHES = "batches"
+DOUBTS = "doubts"
+LAST = "against the best seed"
+
+_NOTHING: State = frozenset()
+# What a flip must have, in standard errors, to be tried again, and to be taken.
+_PROMISING = 0.5
+_PROBABLE = 1.0
+# Expected gains below this are not worth a build.
+_LEAST_GAIN = 0.0015
+# How wrong the costs may be about a group, as a part of what it costs: of one that was seen in a
+# whole model in both forms, and of others.
+_ERROR_SEEN, _ERROR_GUESSED = 0.06, 0.3
+
+
+class SubgraphSearch:
+    """Asks for comparisons, is told their outcome, and knows the best placement so far.
+
+    Args:
+        space: What can be chosen.
+        choices: Which of it makes up the units of an assembly.
+        costs: What the pieces told of the units.
+        seeds: Whole-model choices to begin with, by name; the float model is always one.
+        alike: Units of equal content, which are flipped together.
+        limits: How much it may do.
+        incremental: Whether anything is tried beside the seeds.
+
+    Attributes:
+        incumbent: The best choice so far.
+        gain: Its estimated log speedup over the float model.
+        asked: Candidates that were asked about.
+        is_cut_short: Whether it left something untried for want of candidates.
+        batches: What was tried, with what was expected of it.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        choices: Choices,
+        costs: Costs,
+        seeds: Mapping[str, State],
+        alike: Sequence[State],
+        limits: Limits,
+        *,
+        incremental: bool = True,
+    ) -> None:
+        self.incumbent: State = _NOTHING
+        self.gain = 0.0
+        self.asked = 0
+        self.is_cut_short = False
+        self.batches: list[Batch] = []
+        self._space = space
+        self._choices = choices
+        self._costs = costs
+        self._seeds = dict(seeds)
+        self._alike = alike
+        self._limits = limits
+        self._incremental = incremental
+        self._seen: dict[State, InModel] = {}
+        self._fixed: dict[int, bool] = {}
+        self._tried: set[str] = set()
+        self._best_seed: tuple[State, float] = (_NOTHING, 0.0)
+        self._steps = self.steps()
+        self._trial = next(self._steps, None)
+
+    @property
+    def planned(self) -> int:
+        """About how many candidates will have been asked about at the end."""
+        return max(self.asked, min(self._limits.benchmarks, len(self._seeds) + 6))
+
+    def ask(self) -> Trial | None:
+        """The comparison that is wanted next; None at the end."""
+        return self._trial
+
+    def tell(self, scores: Sequence[Score]) -> None:
+        """Answer the comparison that was asked for, one score per candidate."""
+        try:
+            self._trial = self._steps.send(scores)
+        except StopIteration:
+            self._trial = None
+
+    def observe(self, state: State, seen: InModel) -> None:
+        """Take in where the time of a candidate goes, before its score is told."""
+        self._seen.pop(state, None)
+        self._seen[state] = seen
+
+    def steps(self) -> Steps:
+        """Everything it asks, one trial after the other."""
+        yield from self._race_seeds()
+        if not self._incremental:
+            return
+        yield from self._refine()
+        while self._room > 1:
+            before = self.incumbent
+            yield from self._doubt()
+            if self.incumbent == before:
+                break
+            yield from self._refine()
+        yield from self._compare_with_best_seed()
+
+    @property
+    def _room(self) -> int:
+        return max(0, self._limits.benchmarks - self.asked)
+
+    def _units(self, state: State) -> State:
+        return self._choices.units(self._space.closed(state))
+
+    def _closed(self, units: State) -> State:
+        return self._units(self._choices.state(units))
+
+    def _now(self) -> Costs:
+        """The costs as they are known by now, those in the incumbent first."""
+        latest = [self._seen[state] for state in reversed(self._seen) if state != self.incumbent]
+        own = [self._seen[self.incumbent]] if self.incumbent in self._seen else []
+        return refined(self._costs, [*own, *latest])
+
+    def _race_seeds(self) -> Steps:
+        states: dict[State, str] = {}
+        for name, state in self._seeds.items():
+            if self._space.placement(state):
+                states.setdefault(state, name)
+        scores = yield from self._compare(_NOTHING, states, Effort.CONFIRM, SEEDS)
+        best = max(scores, key=lambda state: scores[state].gain, default=_NOTHING)
+        if best in scores and scores[best].gain > 0.0:
+            self.incumbent, self.gain = best, scores[best].gain
+        self._best_seed = (self.incumbent, self.gain)
+        for state, score in scores.items():
+            self._note(states[state], _NOTHING, state, score, self._costs,
+                       accepted=state == self.incumbent)  # fmt: skip
+
+    def _refine(self) -> Steps:
+        """Go to the cheapest assembly by the costs as they are known, as long as it is faster."""
+        while self._room > 1:
+            costs, now = self._now(), self._units(self.incumbent)
+            target = assemble_closed(costs, self._closed, self._fixed)
+            flips = self._flips(costs, now, target)
+            if not flips or gain_of(costs, target, now) < _LEAST_GAIN:
+                return
+            before = self.incumbent
+            yield from self._take_or_halve(flips, BATCHES)
+            if self.incumbent == before:
+                return
+
+    def _flips(self, costs: Costs, now: State, target: State) -> list[State]:
+        """Where an assembly differs, by what is alike, the largest expected gain first."""
+        parts = [part & (now ^ target) for part in self._alike]
+        return self._by_gain(costs, now, [part for part in parts if part])
+
+    def _by_gain(self, costs: Costs, now: State, flips: Iterable[State]) -> list[State]:
+        expected = {flip: gain_of(costs, now ^ flip, now) for flip in flips}
+        return sorted(expected, key=lambda flip: (-expected[flip], sorted(flip)))
+
+    def _take_or_halve(self, flips: Sequence[State], stage: str) -> Steps:
+        """Make all the flips; if that is not faster, one half of them, or the other, and so on."""
+        waiting = [list(flips)]
+        while waiting and self._room > 1:
+            batch = waiting.pop(0)
+            costs, now = self._now(), self._units(self.incumbent)
+            state = self._choices.state(now ^ _NOTHING.union(*batch))
+            scores = yield from self._compare(self.incumbent, [state], Effort.CONFIRM, stage)
+            score = scores.get(state)
+            if score is None:  # it comes to what was tried before
+                self._fix(batch, now)
+                continue
+            accepted = score.certainty > _PROBABLE
+            self._note(stage, self.incumbent, state, score, costs, accepted=accepted)
+            if accepted:
+                self.incumbent = state
+                self.gain += score.gain
+                return
+            if len(batch) == 1:
+                self._fix(batch, now)
+                continue
+            waiting[:0] = self._halves(now, batch)
+
+    def _halves(self, now: State, batch: Sequence[State]) -> list[list[State]]:
+        """A batch that failed in two, without the flips that its layers have shown to be wrong."""
+        costs = self._now()
+        ordered = self._by_gain(costs, now, batch)
+        kept = [flip for flip in ordered if gain_of(costs, now ^ flip, now) > 0.0]
+        self._fix([flip for flip in ordered if flip not in kept], now)
+        if len(kept) < len(ordered):
+            return [kept] if kept else []
+        middle = (len(kept) + 1) // 2
+        return [kept[:middle], kept[middle:]]
+
+    def _fix(self, flips: Iterable[State], now: State) -> None:
+        """Leave groups as they are from here on."""
+        for number in _NOTHING.union(*flips):
+            self._fixed[number] = number in now
+
+    def _doubt(self) -> Steps:
+        """Flip what the costs advise against, as they may be wrong; take what is faster."""
+        costs, now = self._now(), self._units(self.incumbent)
+        hopeful = self._hopeful(costs, now)[: min(self._limits.together, self._room - 1)]
+        states = {self._choices.state(now ^ flip): flip for flip in hopeful}
+        scores = yield from self._compare(self.incumbent, states, Effort.SCREEN, DOUBTS)
+        good: list[State] = []
+        for state, score in scores.items():
+            self._note(DOUBTS, self.incumbent, state, score, costs, accepted=False)
+            if score.certainty > _PROMISING:
+                good.append(states[state])
+            else:
+                self._fix([states[state]], now)
+        if good:
+            good.sort(key=lambda flip: -scores[self._choices.state(now ^ flip)].gain)
+            yield from self._take_or_halve(good, DOUBTS)
+
+    def _hopeful(self, costs: Costs, now: State) -> list[State]:
+        """Flips that could gain if the costs were wrong, the most promising first."""
+        total = costs.total_ms(now)
+        worth: dict[State, float] = {}
+        for part in self._alike:
+            for flip in (part & now, part - now):
+                if not flip or not self._fixed.keys().isdisjoint(flip):
+                    continue
+                expected = gain_of(costs, now ^ flip, now)
+                doubt = sum(costs.float_ms[n] * self._error(n, n not in now) for n in flip) / total
+                if math.isfinite(expected) and expected + doubt > _LEAST_GAIN:
+                    worth[flip] = expected + doubt
+        return sorted(worth, key=lambda flip: (-worth[flip], sorted(flip)))
+
+    def _error(self, number: int, quantized: bool) -> float:
+        is_seen = any((number in each.quantized) == quantized for each in self._seen.values())
+        return _ERROR_SEEN if is_seen else _ERROR_GUESSED
+
+    def _compare_with_best_seed(self) -> Steps:
+        """Steps were decided on noise: what they led to must still beat what they began with."""
+        seed, gain = self._best_seed
+        if self.incumbent in (seed, _NOTHING) or not self._room:
+            return
+        scores = yield from self._compare(seed, [self.incumbent], Effort.CONFIRM, LAST)
+        score = scores.get(self.incumbent)
+        if score is not None and score.gain < 0.0:
+            self.incumbent, self.gain = seed, gain
+
+    def _note(
+        self,
+        stage: str,
+        before: State,
+        after: State,
+        score: Score,
+        costs: Costs,
+        *,
+        accepted: bool,
+    ) -> None:
+        old, new = self._units(before), self._units(after)
+        self.batches.append(
+            Batch(
+                stage,
+                len(new - old),
+                len(old - new),
+                math.exp(gain_of(costs, new, old)),
+                None if score.failure is not None else math.exp(score.gain),
+                score.error,
+                accepted,
+            )
+        )
+
+    def _compare(
+        self, reference: State, states: Iterable[State], effort: Effort, stage: str
+    ) -> Generator[Trial, Sequence[Score], dict[State, Score]]:
+        """Scores of states, in one trial; what was compared with it before is not asked again."""
+        own = self._space.key(reference)
+        wanted: dict[str, State] = {}
+        for state in states:
+            key = f"{own} {self._space.key(state)} {effort}"
+            if self._space.key(state) != own and key not in self._tried:
+                wanted.setdefault(key, state)
+        room = self._room if stage in (SEEDS, LAST) else self._room - 1
+        self.is_cut_short = self.is_cut_short or len(wanted) > room
+        asked = dict(list(wanted.items())[: max(0, room)])
+        if not asked:
+            return {}
+        self._tried.update(asked)
+        self.asked += len(asked)
+        scores = yield Trial(reference, tuple(asked.values()), effort, stage)
+        return dict(zip(asked.values(), scores, strict=True))

@@ -1,0 +1,132 @@
+"""Where the time of a piece goes that was cut out of a model: its work, or what its borders cost.
+
+Alone, a piece begins and ends with floats in a plain layout. What turns them into what its kernels
+want, and back, is paid in the whole model only where a neighbour is of the other kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from qdqtune.engines.layer_kinds import SERVICES
+from qdqtune.engines.layer_nodes import nodes_of_layers
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.op_classes import DEQUANTIZE, QDQ_OPS, QUANTIZE
+from qdqtune.records.layers import BETWEEN, MappedLayer
+from qdqtune.records.measurement import LayerTime
+
+_OUTPUT_OF = " output "
+
+
+@dataclass
+class Borders:
+    """The time of a piece, taken apart.
+
+    Attributes:
+        inside_ms: Its work, with every Q and DQ that is not at a border.
+        conversion_ms: By input or output: Q and DQ at that border.
+        layout_ms: By input or output: changes of layout at that border.
+    """
+
+    inside_ms: float = 0.0
+    conversion_ms: dict[str, float] = field(default_factory=dict)
+    layout_ms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total_ms(self) -> float:
+        """All of it."""
+        borders = (*self.conversion_ms.values(), *self.layout_ms.values())
+        return self.inside_ms + sum(borders)
+
+
+def split_at_borders(
+    index: GraphIndex,
+    layers: Sequence[LayerTime],
+    inputs: Collection[str],
+    outputs: Collection[str],
+) -> Borders:
+    """Take the time of a piece apart.
+
+    Args:
+        index: The piece as it was opened, with its Q and DQ.
+        layers: What the engine told about it.
+        inputs: The piece's inputs.
+        outputs: The piece's outputs.
+    """
+    found = Borders()
+    mapped = nodes_of_layers(index, layers)
+    at = _Places(layers, mapped, inputs, outputs)
+    for number, (layer, named) in enumerate(zip(layers, mapped, strict=True)):
+        border = _conversion_at(index, named, inputs, outputs)
+        if border:
+            at.known[number] = border
+        elif layer.op_type in SERVICES or named.how == BETWEEN:
+            border = at.find(number)
+        if not border:
+            found.inside_ms += layer.ms
+            continue
+        spent = found.conversion_ms if at.is_conversion(number) else found.layout_ms
+        spent[border] = spent.get(border, 0.0) + layer.ms
+    return found
+
+
+class _Places:
+    """At which border of a piece its layers stand that compute nothing."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerTime],
+        mapped: Sequence[MappedLayer],
+        inputs: Collection[str],
+        outputs: Collection[str],
+    ) -> None:
+        self.known: dict[int, str] = {}
+        self._layers = layers
+        self._mapped = mapped
+        self._inputs = inputs
+        self._outputs = outputs
+        self._maker = {tensor: n for n, layer in enumerate(layers) for tensor in layer.outputs}
+        self._read = {tensor for layer in layers for tensor in layer.inputs}
+
+    def is_conversion(self, number: int) -> bool:
+        """Whether a layer changes types."""
+        return self._mapped[number].converts
+
+    def find(self, number: int) -> str:
+        """The border right before or behind a layer; empty if there is work on both sides."""
+        layer = self._layers[number]
+        for tensor in layer.inputs:
+            maker = self._maker.get(tensor)
+            before = self.known.get(maker, "") if maker is not None else _plain(tensor)
+            if before in self._inputs:
+                self.known[number] = before
+                return before
+        if layer.outputs and self._read.isdisjoint(layer.outputs):
+            name = f"{layer.name} {' '.join(layer.outputs)}"
+            named = [tensor for tensor in self._outputs if tensor in name]
+            return max(named, key=len, default="") or next(iter(self._outputs), "")
+        return ""
+
+
+def _plain(tensor: str) -> str:
+    """A tensor's name without what an engine adds to say which output of what it is."""
+    return tensor.partition(_OUTPUT_OF)[0]
+
+
+def _conversion_at(
+    index: GraphIndex, layer: MappedLayer, inputs: Collection[str], outputs: Collection[str]
+) -> str:
+    """The border at which a layer quantizes or dequantizes; empty if it is no such layer."""
+    if not layer.executes or not layer.nodes or not QDQ_OPS.issuperset(layer.node_types):
+        return ""
+    for name in layer.nodes:
+        node = index.node[name]
+        read = node.inputs[0].name if node.inputs[0] is not None else ""
+        if node.op_type == QUANTIZE and read in inputs:
+            return read or ""
+    for name in reversed(layer.nodes):
+        node = index.node[name]
+        if node.op_type == DEQUANTIZE and node.outputs[0].name in outputs:
+            return node.outputs[0].name or ""
+    return ""

@@ -1,0 +1,8 @@
+"""Layers that a file tells about, instead of an engine that runs."""
+
+from __future__ import annotations
+
+from qdqtune.engines.tensorrt_layer_info import LayerInfo, read_layer_info
+from qdqtune.engines.tensorrt_nodes import map_layers
+
+__all__ = ["LayerInfo", "map_layers", "read_layer_info"]

@@ -1,0 +1,147 @@
+"""The times of layers that `trtexec --exportProfile` writes."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qdqtune.engines.tensorrt_layer_info import LayerInfo
+from qdqtune.engines.tensorrt_layer_kinds import LayerKind, kind_of
+from qdqtune.engines.tensorrt_layers import Layer
+from qdqtune.engines.tensorrt_nodes import precision_of
+from qdqtune.engines.tensorrt_wiring import names
+from qdqtune.records.measurement import LayerTime
+
+# As trtexec writes it, with names as they are: a quote or a backslash in one makes no valid JSON.
+_ENTRY = re.compile(
+    r'\{ "name" : "(?P<name>[^\n]*?)", "timeMs" : (?P<timeMs>[^,}\s]+)'
+    r'(?:, "averageMs" : (?P<averageMs>[^,}\s]+))?(?:, "medianMs" : (?P<medianMs>[^,}\s]+))?'
+)
+_COUNT = re.compile(r'\{ "count" : (?P<count>\d{1,18}) \}')
+_START = '{ "name" : "'
+
+
+@dataclass(frozen=True)
+class TimedLayer:
+    """A layer and how long it takes.
+
+    Attributes:
+        layer: The layer; only its name is known if the layer information doesn't have it.
+        ms: Milliseconds per run.
+    """
+
+    layer: Layer
+    ms: float
+
+    @property
+    def kind(self) -> LayerKind:
+        """What the time is spent on."""
+        return kind_of(self.layer)
+
+    @property
+    def time(self) -> LayerTime:
+        """The form that all engines tell times in."""
+        layer = self.layer
+        return LayerTime(
+            name=layer.name,
+            op_type=layer.kind,
+            ms=self.ms,
+            precision=precision_of(layer),
+            origins=layer.nodes,
+            inputs=names(layer.inputs),
+            outputs=names(layer.outputs),
+        )
+
+
+def parse_profile(text: str) -> list[tuple[str, float]]:
+    """Reads a profile: names of layers and milliseconds per run, in order of execution.
+
+    The time is the median over the runs; in files without medians, the mean.
+
+    Raises:
+        ValueError: If it is none, or not all of one.
+    """
+    text = text.lstrip("\ufeff").strip()
+    if not text.startswith("["):
+        raise ValueError("it is no profile: it doesn't begin with a list")
+    if not text.endswith("]"):
+        raise ValueError(f"the profile is cut off after {len(text)} characters")
+    listed = _as_written(text) if _START in text else _as_json(text)
+    runs = next((runs for each in listed if (runs := _number(each.get("count")))), 1.0)
+    entries = [entry for entry in listed if isinstance(entry.get("name"), str)]
+    if not entries:
+        raise ValueError("the profile has no layers")
+    return [(entry["name"], _ms(entry, runs)) for entry in entries]
+
+
+def ms_of_layers(info: LayerInfo, profile: Sequence[tuple[str, float]]) -> list[TimedLayer]:
+    """Brings times and layers together.
+
+    Both are in order of execution, so layers with equal names are told apart by their order.
+
+    Args:
+        info: The layers.
+        profile: Names and times, as `parse_profile` returns them.
+
+    Returns:
+        One item per entry of the profile, in its order.
+    """
+    waiting: defaultdict[str, deque[Layer]] = defaultdict(deque)
+    for layer in info.layers:
+        waiting[layer.name].append(layer)
+    timed = []
+    for name, ms in profile:
+        same = waiting[name]
+        timed.append(TimedLayer(same.popleft() if same else Layer(name, ""), ms))
+    if len(info.layers) == len(timed) and any(waiting.values()):
+        # Some names are written in another way, but the layers are the same ones.
+        return [TimedLayer(a, b.ms) for a, b in zip(info.layers, timed, strict=True)]
+    return timed
+
+
+def ms_by_kind(layers: Iterable[TimedLayer]) -> dict[LayerKind, float]:
+    """Milliseconds per run of all layers of a kind together."""
+    spent = dict.fromkeys(LayerKind, 0.0)
+    for each in layers:
+        spent[each.kind] += each.ms
+    return spent
+
+
+def _as_written(text: str) -> Sequence[Mapping[str, Any]]:
+    entries = [match.groupdict() for match in _ENTRY.finditer(text)]
+    if len(entries) != text.count(_START):
+        raise ValueError("the profile has entries without times")
+    return [match.groupdict() for match in _COUNT.finditer(text)] + entries
+
+
+def _as_json(text: str) -> Sequence[Mapping[str, Any]]:
+    try:
+        listed = json.loads(text, strict=False)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the profile is no JSON: {error}") from None
+    return [entry for entry in listed if isinstance(entry, Mapping)]
+
+
+def _ms(entry: Mapping[str, Any], runs: float) -> float:
+    for key in ("medianMs", "averageMs"):
+        value = _number(entry.get(key))
+        if value is not None:
+            return value
+    total = _number(entry.get("timeMs"))
+    if total is None:
+        raise ValueError(f"the profile tells no time of the layer {entry['name'][:80]!r}")
+    return total / runs
+
+
+def _number(value: Any) -> float | None:
+    """The number, if it is one that can be a time."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) and number >= 0 else None

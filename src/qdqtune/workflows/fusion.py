@@ -1,0 +1,168 @@
+"""The pieces of a model that an engine runs as one: from its layers, or from a file with them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import onnx_ir as ir
+
+from qdqtune.autotune.subgraphs.content import content_of
+from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup, fusion_groups
+from qdqtune.engines import registry
+from qdqtune.engines.native import native_dialect
+from qdqtune.engines.tensorrt_layer_info import read_layer_info
+from qdqtune.engines.tensorrt_nodes import map_layers
+from qdqtune.graph.files import load_model, save_model
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.input_shapes import resolve_shapes
+from qdqtune.graph.shapes import at_shapes
+from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.dialect import Dialect
+from qdqtune.records.errors import EngineError
+from qdqtune.records.fusion import GroupRecord, GroupsRecord
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.layers import LayersRecord, MappedLayer
+from qdqtune.workflows.layers import DEFAULT_RUNS, layers_of
+from qdqtune.workflows.source import open_source
+
+_NOTHING_SAID = InputRequest()
+_SHORT_KEY = 10
+# Who writes layer information into files.
+_FILES_FROM = "tensorrt"
+
+
+def groups_of(
+    model: str | Path,
+    *,
+    engine: str = registry.AUTO,
+    engine_options: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    runs: int = DEFAULT_RUNS,
+    inputs: InputRequest = _NOTHING_SAID,
+    quant_type: str = "int8",
+    graph_json: str | Path | None = None,
+) -> GroupsRecord:
+    """Divide a model into the pieces that an engine runs as one.
+
+    Args:
+        model: A float model, or one with Q/DQ, which is taken apart first. It is cleaned up as for
+            tuning; with `graph_json` it is taken as it is.
+        engine: What runs it, and whose kernels decide what can be quantized; with `graph_json`
+            only the latter, ``auto`` being TensorRT.
+        engine_options: The engine's own options.
+        threads: Threads per run; None is the engine's default.
+        runs: Runs to take the times from.
+        inputs: Shapes, ranges and seed of the inputs.
+        quant_type: One of the dialect's quant types.
+        graph_json: A file with TensorRT's layer information for this model; nothing is run then.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    path = os.fspath(model)
+    if graph_json is not None:
+        return _groups_of_file(path, engine, inputs, quant_type, os.fspath(graph_json))
+    name = registry.resolve(engine)
+    spoken = native_dialect(name, options=engine_options)
+    source = open_source(path, spoken.format_of(quant_type).least_opset)
+    ran = _run(source.model, path, name, engine_options, threads, runs, inputs)
+    with at_shapes(source.model, resolve_shapes(source.model, inputs)):
+        index = GraphIndex(source.model)
+        groups = _records(index, spoken, quant_type, ran.layers, has_times=True)
+    unmentioned = _unmentioned(index, ran.layers)
+    return GroupsRecord(path, ran.engine, name, spoken.name, ran.nodes, unmentioned, groups)
+
+
+def _groups_of_file(
+    path: str, engine: str, inputs: InputRequest, quant_type: str, graph_json: str
+) -> GroupsRecord:
+    """The groups by a file that names the nodes as the model does: nothing may be folded."""
+    spoken = native_dialect(_FILES_FROM if engine == registry.AUTO else engine)
+    spoken.format_of(quant_type)
+    info = read_layer_info(graph_json)
+    model = load_model(path)
+    with at_shapes(model, resolve_shapes(model, inputs)):
+        index = GraphIndex(model)
+        layers = map_layers(index, info)
+        groups = _records(index, spoken, quant_type, layers, has_times=False)
+    nodes, unmentioned = len(index.nodes), _unmentioned(index, layers)
+    return GroupsRecord(path, None, graph_json, spoken.name, nodes, unmentioned, groups)
+
+
+def _run(
+    model: ir.Model,
+    path: str,
+    engine: str,
+    engine_options: Mapping[str, str] | None,
+    threads: int | None,
+    runs: int,
+    inputs: InputRequest,
+) -> LayersRecord:
+    with TemporaryDirectory() as folder:
+        written = str(save_model(model, Path(folder) / "model.onnx"))
+        try:
+            return layers_of(
+                written,
+                engine=engine,
+                engine_options=engine_options,
+                threads=threads,
+                runs=runs,
+                inputs=inputs,
+            )
+        except EngineError as error:
+            raise EngineError(error.what.replace(written, path), error.hint) from None
+
+
+def _records(
+    index: GraphIndex,
+    dialect: Dialect,
+    quant_type: str,
+    layers: Sequence[MappedLayer],
+    *,
+    has_times: bool,
+) -> tuple[GroupRecord, ...]:
+    units = Completion(index, dialect, quant_type).units
+    groups = fusion_groups(index, layers)
+    keys = [content_of(index, group.nodes).key for group in groups]
+    alike = Counter(keys)
+    spent = _spent(groups, layers)
+    total = sum(layer.ms for layer in layers) or 1.0
+    return tuple(
+        GroupRecord(
+            number=group.number,
+            nodes=group.nodes,
+            op_types=tuple(index.node[name].op_type for name in group.nodes),
+            layers=tuple(layers[number].name for number in group.layers),
+            ms=ms if has_times else None,
+            share=ms / total if has_times else None,
+            structural=group.is_structural,
+            quantizable=sum(name in units for name in group.nodes),
+            alike=alike[key],
+            key=key[:_SHORT_KEY],
+        )
+        for group, key, ms in zip(groups, keys, spent, strict=True)
+    )
+
+
+def _spent(groups: Sequence[FusionGroup], layers: Sequence[MappedLayer]) -> list[float]:
+    """Milliseconds of each group; a layer that was divided is divided by nodes."""
+    parts: list[list[tuple[int, int]]] = [[] for _ in layers]
+    for group in groups:
+        inside = set(group.nodes)
+        for number in group.layers:
+            parts[number].append((group.number, len(inside.intersection(layers[number].nodes))))
+    spent = [0.0] * len(groups)
+    for layer, shares in zip(layers, parts, strict=True):
+        whole = sum(nodes for _, nodes in shares)
+        for number, nodes in shares:
+            spent[number] += layer.ms * nodes / whole
+    return spent
+
+
+def _unmentioned(index: GraphIndex, layers: Sequence[MappedLayer]) -> int:
+    mentioned = {name for layer in layers for name in layer.nodes}
+    return sum(node.name not in mentioned for node in index.nodes)

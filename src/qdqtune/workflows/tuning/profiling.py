@@ -1,0 +1,199 @@
+"""Phase 2 of subgraph mode: each distinct piece, cut out and timed in a few forms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qdqtune.autotune.search.trial import Effort
+from qdqtune.autotune.subgraphs.content import Content
+from qdqtune.autotune.subgraphs.pieces import NONE, Piece, placement_inside
+from qdqtune.engines.arrays import write_arrays
+from qdqtune.engines.contest import compare_files
+from qdqtune.engines.isolated import StoredFeeds, Worker
+from qdqtune.engines.layer_borders import Borders, split_at_borders
+from qdqtune.graph.extraction import Dims, extract
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.weights import WeightStore
+from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.insert import Inserter
+from qdqtune.records.errors import ModelError, UsageError
+from qdqtune.records.measurement import LayerTime, Measurement
+from qdqtune.records.subgraphs import BY_LAYERS, BY_TOTAL, PieceTimes, SchemeTimes
+from qdqtune.workflows.tuning.conversions import Conversions
+from qdqtune.workflows.tuning.settings import Preset
+
+Array = npt.NDArray[Any]
+
+# Of what a whole model may take to be timed, a piece gets this part.
+_PART_OF_EFFORT = 0.25
+_FEWEST_ROUNDS = 6
+# What conversions alone are seen to cost may be more than what they cost in a piece.
+_LEAST_INSIDE = 0.05
+_NOT_IN_NAMES = re.compile(r"\W+")
+
+
+class PieceProfiler:
+    """Times pieces of a model.
+
+    Args:
+        worker: The engine.
+        inserter: Writes candidates of the whole model; ranges, dialect and quant type are taken
+            over.
+        completion: What can be quantized in the model.
+        dims: Shapes of tensors as the model has them, open where it is.
+        folder: Where the pieces are written.
+        preset: How thorough to be.
+
+    Attributes:
+        benchmarks: Forms of pieces that were built and timed.
+        failed: Those that the engine refused.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        inserter: Inserter,
+        completion: Completion,
+        dims: Mapping[str, Dims | None],
+        folder: Path,
+        preset: Preset,
+    ) -> None:
+        self.benchmarks = 0
+        self.failed = 0
+        self._worker = worker
+        self._inserter = inserter
+        self._completion = completion
+        self._dims = dims
+        self._preset = preset
+        self._folder = folder
+        self._store = WeightStore(folder, keep_index=True)
+        self._conversions = Conversions(
+            folder,
+            inserter.encoder.format.activation,
+            inserter.base.index.model.opset_imports[""],
+            self._feeds,
+            self._time,
+        )
+
+    def profile(self, piece: Piece, values: Mapping[str, Array]) -> PieceTimes:
+        """Time a piece as float and with each of its schemes.
+
+        Args:
+            piece: The piece.
+            values: What its inputs are in a run of the model.
+        """
+        name = f"subgraph_{piece.groups[0]:04d}"
+        content = piece.content
+        try:
+            base = self._cut_out(content)
+        except ModelError as error:
+            return PieceTimes(piece.key, BY_TOTAL, (SchemeTimes(NONE, error=error.what),))
+        inserter = self._inserter.of_part(base)
+        files = [base.write(base.whole(), f"{name}.{NONE}")]
+        models = [GraphIndex(base.load(base.whole()))]
+        forms = {NONE: 0}
+        errors: dict[str, str] = {}
+        for scheme in piece.schemes:
+            places = placement_inside(
+                scheme.placement(content, self._completion), content, self._completion
+            )
+            try:
+                file = f"{name}.{_NOT_IN_NAMES.sub('_', scheme.name)}"
+                files.append(inserter.write(places, file))
+                models.append(GraphIndex(inserter.model(places)))
+                forms[scheme.name] = len(files) - 1
+            except UsageError as error:
+                errors[scheme.name] = error.what
+        feeds = self._feeds(name, {tensor: values[tensor] for tensor in content.inputs})
+        layers: dict[int, list[LayerTime]] = {}
+        measured = self._time(files, feeds, layers.__setitem__)
+        feeds.path.unlink(missing_ok=True)
+        has_layers = all(layers.get(n) for n, each in enumerate(measured) if each.ok)
+        times = []
+        for scheme_name, number in forms.items():
+            if not measured[number].ok:
+                times.append(SchemeTimes(scheme_name, error=measured[number].error))
+                continue
+            if has_layers:
+                borders = split_at_borders(
+                    models[number], layers[number], content.inputs, content.outputs
+                )
+            else:
+                borders = self._from_total(measured[number], models[number], content)
+            times.append(_times(scheme_name, measured[number], borders, content))
+        times += [SchemeTimes(each, error=why) for each, why in errors.items()]
+        return PieceTimes(
+            piece.key, BY_LAYERS if has_layers else BY_TOTAL, tuple(times), files[0].name
+        )
+
+    def _cut_out(self, content: Content) -> PreparedModel:
+        index = self._completion.index
+        dims: dict[str, Dims] = {}
+        for tensor in (*content.inputs, *content.outputs):
+            found = self._dims.get(tensor) or index.shape(tensor)
+            if found is not None:
+                dims[tensor] = found
+        model = extract(self._inserter.base, content.nodes, content.inputs, content.outputs, dims)
+        return PreparedModel(model, self._folder, store=self._store)
+
+    def _feeds(self, name: str, values: Mapping[str, Array]) -> StoredFeeds:
+        path = self._worker.scratch / f"{name}.npz"
+        write_arrays(path, values)
+        return StoredFeeds(path)
+
+    def _time(
+        self,
+        files: list[Path],
+        feeds: StoredFeeds,
+        take_layers: Callable[[int, list[LayerTime]], None] | None = None,
+    ) -> list[Measurement]:
+        rounds, seconds = self._preset.rounds[Effort.SCREEN], self._preset.seconds[Effort.SCREEN]
+        measured, _ = compare_files(
+            self._worker,
+            files,
+            feeds,
+            rounds=max(_FEWEST_ROUNDS, rounds // 2),
+            budget_s=seconds * _PART_OF_EFFORT,
+            take_layers=take_layers,
+        )
+        self.benchmarks += len(files)
+        self.failed += sum(not each.ok for each in measured)
+        return measured
+
+    def _from_total(self, measured: Measurement, model: GraphIndex, content: Content) -> Borders:
+        """Without layers, what conversions cost alone is taken off the whole."""
+        borders = Borders()
+        for tensor, edge in ((t, e) for t in content.inputs for e in model.readers(t)):
+            if edge.node and model.node[edge.node].op_type == QUANTIZE:
+                borders.conversion_ms[tensor] = self._conversion_ms(tensor)
+        for tensor in content.outputs:
+            maker = model.value[tensor].producer()
+            if maker is not None and maker.op_type == DEQUANTIZE:
+                borders.conversion_ms[tensor] = self._conversion_ms(tensor)
+        rest_ms = measured.latency_ms - sum(borders.conversion_ms.values())
+        borders.inside_ms = max(rest_ms, _LEAST_INSIDE * measured.latency_ms)
+        return borders
+
+    def _conversion_ms(self, tensor: str) -> float:
+        index = self._completion.index
+        shape = tuple(1 if dim is None else dim for dim in index.shape(tensor) or ())
+        return self._conversions.ms(index.dtype(tensor) or ir.DataType.FLOAT, shape)
+
+
+def _times(scheme: str, measured: Measurement, borders: Borders, content: Content) -> SchemeTimes:
+    tensors = (*content.inputs, *content.outputs)
+    return SchemeTimes(
+        scheme,
+        measured.latency_ms,
+        borders.inside_ms,
+        tuple(borders.conversion_ms.get(tensor, 0.0) for tensor in tensors),
+        tuple(borders.layout_ms.get(tensor, 0.0) for tensor in tensors),
+    )

@@ -1,0 +1,170 @@
+"""`autotune_cache.json`: what subgraph mode has found out, so that it is not found out twice.
+
+The groups, the times of each piece (phase 2), and what whole models showed of the groups in them
+(phase 3). It is written whole after every piece and every candidate; the scores of candidates are
+in the journal, as in every mode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qdqtune.autotune.subgraphs.costs import InModel
+from qdqtune.graph.files import write_text
+from qdqtune.graph.whole_files import writing
+from qdqtune.records.subgraphs import Batch, PieceTimes
+
+SCHEMA = 1
+KIND = "autotune_cache"
+
+_logger = logging.getLogger(__name__)
+
+
+class SubgraphCache:
+    """The file and what is in it.
+
+    Args:
+        path: The file; there may be none.
+        header: What everything in it depends on. What was found out under another one is left
+            out.
+
+    Attributes:
+        groups: Names of the nodes of each fusion group, with the milliseconds of the float model
+            that go into it; None while they are not known.
+        structural: How many of them no layer of the engine told.
+        pieces: Times by key.
+        is_profiled: Whether phase 2 is complete.
+        seen: What whole models spend their time on, by the key of their placement.
+        batches: What phase 3 tried so far.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self.path = path
+        self.groups: list[tuple[tuple[str, ...], float]] | None = None
+        self.structural = 0
+        self.pieces: dict[str, PieceTimes] = {}
+        self.is_profiled = False
+        self.seen: dict[str, InModel] = {}
+        self.batches: list[Batch] = []
+        self._header = json.loads(json.dumps(header))
+        self._details: dict[str, Any] = {}
+        self._read()
+
+    @property
+    def _stamp(self) -> str:
+        text = json.dumps(self._header, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def keep_groups(self, groups: Sequence[tuple[tuple[str, ...], float]], structural: int) -> None:
+        """Write the fusion groups down."""
+        self.groups, self.structural = list(groups), structural
+        self._write()
+
+    def keep_piece(self, times: PieceTimes, **details: Any) -> None:
+        """Write the times of a piece down, with what people may want to know of it."""
+        self.pieces[times.key] = times
+        self._details[times.key] = details
+        self._write()
+
+    def keep_profiled(self) -> None:
+        """Write down that every piece was looked at."""
+        self.is_profiled = True
+        self._write()
+
+    def keep_seen(self, key: str, seen: InModel) -> None:
+        """Write down what a whole model spends its time on."""
+        self.seen[key] = seen
+        self._write()
+
+    def keep_batches(self, batches: Sequence[Batch]) -> None:
+        """Write down what was tried so far."""
+        if list(batches) != self.batches:
+            self.batches = list(batches)
+            self._write()
+
+    def _write(self) -> None:
+        body = {
+            "kind": KIND,
+            "schema": SCHEMA,
+            "run": self._stamp,
+            "header": self._header,
+            "phase_1": {
+                "structural": self.structural,
+                "groups": [{"nodes": list(n), "ms": ms} for n, ms in self.groups or ()],
+            },
+            "phase_2": {
+                "complete": self.is_profiled,
+                "pieces": [
+                    {**times.to_dict(), "details": self._details.get(key, {})}
+                    for key, times in self.pieces.items()
+                ],
+            },
+            "phase_3": {
+                "batches": [batch.to_dict() for batch in self.batches],
+                "seen": {key: _seen_to_dict(seen) for key, seen in self.seen.items()},
+            },
+        }
+        write_text(self.path, json.dumps(body, indent=1) + "\n", force=True)
+
+    def _read(self) -> None:
+        try:
+            body = json.loads(self.path.read_text(encoding="utf-8"))
+            self._take(body)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            self.__dict__.update(
+                groups=None, structural=0, pieces={}, is_profiled=False, seen={}, batches=[]
+            )
+            moved = self.path.with_suffix(".damaged.json")
+            _logger.warning(
+                "%s can't be read and was moved to %s: pieces are timed again",
+                self.path, moved.name,
+            )  # fmt: skip
+            with writing(moved):
+                os.replace(self.path, moved)
+
+    def _take(self, body: Mapping[str, Any]) -> None:
+        if body["kind"] != KIND or body["schema"] != SCHEMA:
+            raise ValueError("not a cache that this version can read")
+        if body["run"] != self._stamp:
+            _logger.warning("%s is of another run and is not used", self.path)
+            return
+        first, second, third = body["phase_1"], body["phase_2"], body["phase_3"]
+        self.structural = int(first["structural"])
+        groups = [(tuple(g["nodes"]), float(g["ms"])) for g in first["groups"]]
+        self.groups = groups or None
+        for entry in second["pieces"]:
+            details = entry.pop("details", {})
+            times = PieceTimes.from_dict(entry)
+            self.pieces[times.key] = times
+            self._details[times.key] = details
+        self.is_profiled = bool(second["complete"])
+        self.batches = [Batch.from_dict(each) for each in third["batches"]]
+        self.seen = {key: _seen_from_dict(each) for key, each in third["seen"].items()}
+
+
+def _seen_to_dict(seen: InModel) -> dict[str, Any]:
+    return {
+        "quantized": sorted(seen.quantized),
+        "unit_ms": {str(number): ms for number, ms in seen.unit_ms.items()},
+        "rest_ms": seen.rest_ms,
+        "quantize_ms": dict(seen.quantize_ms),
+        "dequantize_ms": dict(seen.dequantize_ms),
+    }
+
+
+def _seen_from_dict(value: Mapping[str, Any]) -> InModel:
+    return InModel(
+        frozenset(value["quantized"]),
+        {int(number): float(ms) for number, ms in value["unit_ms"].items()},
+        float(value["rest_ms"]),
+        dict(value["quantize_ms"]),
+        dict(value["dequantize_ms"]),
+    )

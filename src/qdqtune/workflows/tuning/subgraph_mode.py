@@ -1,0 +1,285 @@
+"""Subgraph mode: the engine's fusion groups, their pieces profiled, the best assembly tried."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qdqtune.autotune.search.space import Space, State
+from qdqtune.autotune.search.strategy import Limits
+from qdqtune.autotune.search.trial import Trial
+from qdqtune.autotune.subgraphs.assembly import assemble_closed
+from qdqtune.autotune.subgraphs.costs import InModel, costs_of
+from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
+from qdqtune.autotune.subgraphs.pieces import Piece, find_pieces
+from qdqtune.autotune.subgraphs.seen import look_at
+from qdqtune.autotune.subgraphs.units import Choices, Unit, make_choices, make_units
+from qdqtune.autotune.subgraphs.validation import SubgraphSearch
+from qdqtune.calibration.observed import observe_shapes, unknown_tensors
+from qdqtune.calibration.tapping import tap
+from qdqtune.engines.isolated import StoredFeeds, Worker
+from qdqtune.graph.dims import dims_of
+from qdqtune.graph.extraction import Dims
+from qdqtune.graph.files import save_model
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.shapes import at_shapes
+from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.insert import Inserter
+from qdqtune.records.measurement import LayerTime
+from qdqtune.workflows.calibrating import Feeding
+from qdqtune.workflows.tuning import folder as names
+from qdqtune.workflows.tuning.clock import Reporter
+from qdqtune.workflows.tuning.earlier import sha256_of
+from qdqtune.workflows.tuning.folder import RunFolder
+from qdqtune.workflows.tuning.layer_groups import find_groups
+from qdqtune.workflows.tuning.profiling import PieceProfiler
+from qdqtune.workflows.tuning.request import TuneRequest
+from qdqtune.workflows.tuning.scouting import seeds_of
+from qdqtune.workflows.tuning.searching import Searching
+from qdqtune.workflows.tuning.story import Story
+from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
+
+_logger = logging.getLogger(__name__)
+
+RAW = "raw"
+# Whole-model choices that are tried beside the assembly, by the names that `seeds_of` has.
+_NOT_TRIED = ("weighted ops", "weighted ops and what is between")
+
+
+class SubgraphMode:
+    """Finds what to choose from, and who does the choosing.
+
+    Args:
+        request: What was asked for.
+        folder: Where everything goes.
+        reporter: Who hears of it.
+        story: What has happened, and is told on.
+        engine: Runs and times.
+        runner: Of the reference engine.
+        feeding: What the model is run on.
+        feeds: The inputs that every model is timed on.
+        inserter: Writes candidates.
+        completion: What can be quantized.
+        header: What measurements depend on.
+    """
+
+    def __init__(
+        self,
+        request: TuneRequest,
+        folder: RunFolder,
+        reporter: Reporter,
+        story: Story,
+        engine: Worker,
+        runner: Worker,
+        feeding: Feeding,
+        feeds: StoredFeeds,
+        inserter: Inserter,
+        completion: Completion,
+        header: Mapping[str, Any],
+    ) -> None:
+        self._request = request
+        self._folder = folder
+        self._reporter = reporter
+        self._story = story
+        self._engine = engine
+        self._runner = runner
+        self._feeding = feeding
+        self._feeds = feeds
+        self._inserter = inserter
+        self._completion = completion
+        asked = {"graph_json": sha256_of(request.graph_json)} if request.graph_json else {}
+        self._cache = SubgraphCache(folder / names.SUBGRAPH_CACHE, {**header, **asked})
+        self._groups: tuple[FusionGroup, ...] = ()
+        self._units: list[Unit] = []
+        self._unit_of: dict[str, int] = {}
+        self._plain = InModel(frozenset(), {})
+        self._choices = Choices((), ())
+
+    def prepare(self, plain: Path, given: Mapping[str, Collection[str]]) -> Searching:
+        """Find the groups, profile their pieces, and put together the cheapest assembly.
+
+        Args:
+            plain: The float model.
+            given: Names of tensors that are quantized in a file that somebody made.
+        """
+        base, story = self._inserter.base, self._story
+        may = {name for group in story.grouping.groups for name in group.nodes}
+        dims: dict[str, Dims | None] = {
+            name: dims_of(value) for name, value in base.index.value.items()
+        }
+        with at_shapes(base.index.model, self._feeding.shapes):
+            if unknown_tensors(base.index):
+                observe_shapes(base, self._runner, next(iter(self._feeding.judged())))
+            self._groups = self._find_groups(plain)
+            pieces = find_pieces(self._groups, self._completion, story.grouping.ruled, may)
+            self._profile(pieces, dims)
+            self._units = make_units(pieces, self._cache.pieces, self._completion)
+        self._unit_of = {
+            name: number
+            for number, unit in enumerate(self._units)
+            for name in self._groups[unit.group].nodes
+        }
+        self._choices = make_choices(self._units, pieces, self._completion, story.grouping.ruled)
+        self._plain = self._float_model()
+        total = sum(self._plain.unit_ms.values()) + self._plain.rest_ms
+        shares = {
+            name: self._plain.unit_ms.get(number, 0.0) / len(unit.scheme.places) / (total or 1.0)
+            for number, unit in enumerate(self._units)
+            for name in unit.scheme.nodes(unit.content)
+        }
+        space = Space(self._completion, self._choices.groups, shares)
+        story.subgraphs = {
+            "groups": len(self._groups),
+            "structural": self._cache.structural,
+            "pieces": len(pieces),
+            "units": len(self._units),
+        }
+        search, seeds = self._assemble(space, given)
+        return Searching(
+            space,
+            search,
+            seeds,
+            lambda state, layers: self._saw_layers(space, state, layers),
+            lambda trial: self._recall(space, search, trial),
+            lambda: self._keep(search),
+        )
+
+    def _saw_layers(self, space: Space, state: State, layers: Sequence[LayerTime]) -> None:
+        """Look at where the time of a candidate goes, and write it down."""
+        if not layers:
+            return
+        index = GraphIndex(self._inserter.model(space.placement(state)))
+        quantized = self._choices.units(space.closed(state))
+        weights = [self._plain.unit_ms.get(n, 0.0) for n in range(len(self._units))]
+        seen = look_at(index, layers, self._unit_of, quantized, weights)
+        self._cache.keep_seen(space.key(state), seen)
+
+    def _recall(self, space: Space, search: SubgraphSearch, trial: Trial) -> None:
+        """Let the search know where the time of a trial's candidates goes."""
+        for state in trial.candidates:
+            seen = self._cache.seen.get(space.key(state))
+            if seen is not None:
+                search.observe(state, seen)
+
+    def _keep(self, search: SubgraphSearch) -> None:
+        """Write down what was tried so far."""
+        self._story.batches = list(search.batches)
+        self._cache.keep_batches(search.batches)
+
+    def _find_groups(self, plain: Path) -> tuple[FusionGroup, ...]:
+        """The engine's groups, or what an earlier run found."""
+        cache, index = self._cache, self._completion.index
+        if cache.groups is None:
+            graph_json = self._request.graph_json
+            groups, times = find_groups(index, self._engine, plain, self._feeds, graph_json)
+            structural = sum(group.is_structural for group in groups)
+            found = [(group.nodes, times[group.number]) for group in groups]
+            cache.keep_groups(found, structural)
+        assert cache.groups is not None
+        self._reporter.tell(
+            "groups",
+            f"{len(index.nodes)} ops in {len(cache.groups)} fusion groups, "
+            f"{cache.structural} of them by structure",
+        )
+        return tuple(FusionGroup(n, nodes, ()) for n, (nodes, _) in enumerate(cache.groups))
+
+    def _profile(self, pieces: Sequence[Piece], dims: Mapping[str, Dims | None]) -> None:
+        """Phase 2: time every piece that is not known yet, those with the largest share first."""
+        cache, reporter = self._cache, self._reporter
+        missing = [piece for piece in pieces if piece.key not in cache.pieces]
+        missing.sort(key=lambda piece: -self._share(piece))
+        if not missing:
+            cache.keep_profiled()
+            return
+        index = self._completion.index
+        profiler = PieceProfiler(
+            self._engine, self._inserter, self._completion, dims,
+            self._folder / names.SUBGRAPHS, self._request.preset,
+        )  # fmt: skip
+        shapes = {
+            tensor: tuple(1 if dim is None else dim for dim in index.shape(tensor) or ())
+            for piece in missing
+            for tensor in piece.content.inputs
+        }
+        feeds = next(iter(self._feeding.judged()))
+        values = dict(tap(self._inserter.base, self._runner, feeds, shapes))
+        reporter.search_begins()
+        try:
+            for number, piece in enumerate(missing, 1):
+                if reporter.is_over:
+                    return
+                times = profiler.profile(piece, values)
+                shown = {t: list(shapes[t]) for t in piece.content.inputs}
+                cache.keep_piece(
+                    times,
+                    groups=list(piece.groups),
+                    nodes=list(piece.content.nodes),
+                    shapes=shown,
+                    skipped=dict(piece.skipped),
+                )
+                reporter.tell(
+                    "subgraphs",
+                    f"{len(piece.schemes) + 1} forms of {_ops(index, piece)}",
+                    benchmarks=number,
+                    planned=len(missing),
+                )
+        finally:
+            self._story.subgraph_benchmarks += profiler.benchmarks
+            self._story.subgraph_failed += profiler.failed
+        cache.keep_profiled()
+
+    def _share(self, piece: Piece) -> float:
+        assert self._cache.groups is not None
+        return sum(self._cache.groups[number][1] for number in piece.groups)
+
+    def _float_model(self) -> InModel:
+        """The float model's times by unit."""
+        assert self._cache.groups is not None
+        times = [ms for _, ms in self._cache.groups]
+        of_units = {number: times[unit.group] for number, unit in enumerate(self._units)}
+        return InModel(frozenset(), of_units, sum(times) - sum(of_units.values()))
+
+    def _assemble(
+        self, space: Space, given: Mapping[str, Collection[str]]
+    ) -> tuple[SubgraphSearch, dict[str, State]]:
+        request, story, choices = self._request, self._story, self._choices
+        costs = costs_of(self._units, self._groups, self._inserter.base.index, self._plain)
+
+        def closed(units: State) -> State:
+            return choices.units(space.closed(choices.state(units)))
+
+        raw = choices.state(assemble_closed(costs, closed))
+        others = seeds_of(space, given, story.grouping)
+        seeds = {RAW: raw, **{n: s for n, s in others.items() if n not in _NOT_TRIED}}
+        if not request.incremental_validation:
+            seeds = {RAW: raw}
+        self._write_raw(space, raw)
+        alike: dict[int, set[int]] = {}
+        for number, unit in enumerate(self._units):
+            alike.setdefault(unit.piece, set()).add(number)
+        most = request.max_benchmarks
+        limits = Limits(benchmarks=request.preset.assemblies if most is None else most)
+        search = SubgraphSearch(
+            space, choices, costs, seeds, [frozenset(part) for part in alike.values()], limits,
+            incremental=request.incremental_validation,
+        )  # fmt: skip
+        self._reporter.tell(
+            "assembly", f"{len(choices.units(raw))} of {len(self._units)} groups quantized"
+        )
+        return search, seeds
+
+    def _write_raw(self, space: Space, raw: State) -> None:
+        """What the pieces alone lead to, before anything of it was tried on the whole model."""
+        target = self._folder / names.RAW
+        placement = space.placement(raw)
+        if placement:
+            save_model(self._inserter.model(placement), target, force=True)
+        else:
+            self._folder.copy_model(self._request.model, target)
+
+
+def _ops(index: GraphIndex, piece: Piece) -> str:
+    ordered = sorted(piece.content.nodes, key=index.position.__getitem__)
+    return " + ".join(index.node[name].op_type for name in ordered[:6])
