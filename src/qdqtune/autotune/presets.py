@@ -24,8 +24,9 @@ MODE_PRESETS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     }
 )
 
+REGION, SUBGRAPH = "region", "subgraph"
 #: Modes that are not about how thorough to be, for which the default's numbers hold.
-OTHER_MODES = ("region", "subgraph")
+WORKFLOWS = (REGION, SUBGRAPH)
 
 # Where the flags of a command line keep what a preset sets.
 _DESTINATIONS = {
@@ -74,11 +75,11 @@ def apply_mode_presets(args: argparse.Namespace) -> None:
         UsageError: If there is no such mode.
     """
     mode = getattr(args, "mode", "default")
-    if mode not in (*MODE_PRESETS, *OTHER_MODES):
+    if mode not in (*MODE_PRESETS, *WORKFLOWS):
         raise UsageError(
-            f"There is no mode {mode!r}.", f"Modes: {', '.join((*MODE_PRESETS, *OTHER_MODES))}."
+            f"There is no mode {mode!r}.", f"Modes: {', '.join((*MODE_PRESETS, *WORKFLOWS))}."
         )
-    for name, value in MODE_PRESETS["default" if mode in OTHER_MODES else mode].items():
+    for name, value in MODE_PRESETS["default" if mode in WORKFLOWS else mode].items():
         destination = _DESTINATIONS[name]
         if not getattr(args, f"_explicit_{destination}", False):
             setattr(args, destination, value)

@@ -10,10 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqtune.autotune.presets import apply_mode_presets, get_node_filter_list
-from qdqtune.cli.autotune_flags import REGION, SUBGRAPH, get_parser
+from qdqtune.autotune.presets import (
+    REGION,
+    SUBGRAPH,
+    WORKFLOWS,
+    apply_mode_presets,
+    get_node_filter_list,
+)
+from qdqtune.cli.autotune_flags import get_parser
 from qdqtune.cli.flags import input_request
 from qdqtune.cli.running import FAILED, INTERRUPTED, OK, USAGE, run_safely, set_up_logging
+from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH
 from qdqtune.records.errors import QdqtuneError, UsageError
 from qdqtune.records.ranges import RangeMethod
 
@@ -87,7 +94,7 @@ def _run(options: argparse.Namespace) -> int:
     from qdqtune.workflows.scheme_logs import write_scheme_logs
     from qdqtune.workflows.tune import tune
 
-    _check_mode(options)
+    workflow = _workflow(options)
     engine = _checked_engine(options)
     log_benchmark_config(options)
     method = options.calibration_method
@@ -111,6 +118,9 @@ def _run(options: argparse.Namespace) -> int:
             pattern_cache=existing_cache(options.pattern_cache_file),
             state_file=options.state_file,
             node_filter=get_node_filter_list(options.node_filter_list) or (),
+            workflow=workflow,
+            graph_json=options.graph_json if workflow == SUBGRAPH else None,
+            incremental_validation=options.incremental_validation is not False,
             output_dir=options.output_dir,
             resume=options.resume,
             restart=options.restart,
@@ -121,19 +131,19 @@ def _run(options: argparse.Namespace) -> int:
     return INTERRUPTED if result.summary.stopped == "interrupted" else OK
 
 
-def _check_mode(options: argparse.Namespace) -> None:
-    """Let the mode be one that there is."""
-    if options.mode == SUBGRAPH:
-        raise UsageError(
-            "This version of qdqtune has no subgraph mode.",
-            "Leave --mode out: region mode measures the whole model, and needs no graph.json.",
-        )
-    for name in ("graph_json", "incremental_validation"):
-        if getattr(options, name) is not None:
-            _logger.warning("--%s belongs to subgraph mode: it is not used", name)
-    if options.mode == REGION:
+def _workflow(options: argparse.Namespace) -> str:
+    """The workflow; from here on the mode is only how thorough it is."""
+    workflow = SUBGRAPH if options.mode == SUBGRAPH else REGION
+    if workflow == REGION:
+        for name in ONLY_SUBGRAPH:
+            if getattr(options, name) is not None:
+                _logger.warning("--%s belongs to subgraph mode: it is not used", name)
+    elif options._explicit_num_schemes:
+        _logger.info("subgraph mode has few schemes for each piece: all of them are tried")
+    if options.mode in WORKFLOWS:
         options.mode = "default"
     apply_mode_presets(options)
+    return workflow
 
 
 def _engine(options: argparse.Namespace) -> str:

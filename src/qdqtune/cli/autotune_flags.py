@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qdqtune.autotune.config import DQ_DTYPES
-from qdqtune.autotune.presets import MODE_PRESETS, OTHER_MODES, StoreWithExplicitFlag
+from qdqtune.autotune.presets import MODE_PRESETS, WORKFLOWS, StoreWithExplicitFlag
 from qdqtune.cli.flags import (
     add_calibration,
     add_engine_option,
@@ -23,8 +23,7 @@ from qdqtune.cli.flags import (
     positive,
     seconds,
 )
-
-REGION, SUBGRAPH = OTHER_MODES
+from qdqtune.cli.subgraph_flags import add_subgraph
 
 # Their value is a command line of its own, and may begin with dashes.
 _WHOLE_LINES = ("--trtexec_benchmark_args", "--trtexec_args")
@@ -57,7 +56,7 @@ def get_parser() -> argparse.ArgumentParser:
     _add_strategy(parser)
     _add_quantization(parser)
     _add_benchmark(parser)
-    _add_subgraph(parser)
+    add_subgraph(parser)
     _add_ours(parser)
     add_engine_option(parser)
     add_calibration(parser)
@@ -87,8 +86,9 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--mode",
         default="default",
-        choices=(*MODE_PRESETS, *OTHER_MODES),
-        help="how thorough to be; region is the same as default, subgraph is not in this version",
+        choices=(*MODE_PRESETS, *WORKFLOWS),
+        help="how thorough to be; region is the same as default. subgraph profiles the pieces that "
+        "the engine fuses instead of whole models, as thoroughly as default",
     )
     group.add_argument(
         "--schemes_per_region",
@@ -100,7 +100,8 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULTS["schemes_per_region"],
         metavar="N",
         help="measure at most N candidates for each pattern of the model, taken together: the "
-        "search spends them where they help most. Without it, as the mode says",
+        "search spends them where they help most. Without it, as the mode says. subgraph has "
+        "three schemes for each piece at most",
     )
     group.add_argument(
         "--pattern_cache",
@@ -178,19 +179,6 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(
         _explicit_num_schemes=False, _explicit_warmup_runs=False, _explicit_timing_runs=False
     )
-
-
-def _add_subgraph(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("subgraph mode (not in this version)")
-    group.add_argument("--graph_json", metavar="FILE", help="TensorRT's layers")
-    for flag, value in (("incremental_validation", True), ("no_incremental_validation", False)):
-        group.add_argument(
-            f"--{flag}",
-            dest="incremental_validation",
-            action="store_const",
-            const=value,
-            help="whether groups are validated one by one",
-        )
 
 
 def _add_ours(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
+from qdqtune.autotune.presets import REGION, SUBGRAPH, WORKFLOWS
 from qdqtune.cli.flags import (
     add_calibration,
     add_engine_option,
@@ -20,6 +21,8 @@ from qdqtune.cli.flags import (
     seconds,
 )
 from qdqtune.cli.numbers import decibels, not_negative, ratio
+from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH, add_subgraph
+from qdqtune.records.errors import UsageError
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import (
     DEFAULT_MAX_DROP,
@@ -64,6 +67,7 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--quant_type", default="int8", help="int8, uint8 or fp8")
     _add_search(parser)
+    add_subgraph(parser)
     _add_accuracy(parser)
     add_calibration(parser)
     add_inputs(parser)
@@ -73,6 +77,14 @@ def add_parser(commands: Commands) -> None:
 
 def _add_search(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search")
+    group.add_argument(
+        "--workflow",
+        "--mode",
+        default=REGION,
+        choices=WORKFLOWS,
+        help="region tries placements on the whole model; subgraph profiles the pieces that the "
+        "engine fuses and assembles them, with far fewer builds (default: %(default)s)",
+    )
     group.add_argument(
         "--preset",
         default="default",
@@ -149,6 +161,7 @@ def _add_accuracy(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    _check_workflow(options)
     if options.dry_run:
         return _plan(options)
     from qdqtune.report.tune_progress import tune_progress
@@ -178,6 +191,9 @@ def _run(options: argparse.Namespace) -> int:
             pattern_cache=options.pattern_cache,
             node_filter=options.node_filter,
             optimize=not options.no_optimize,
+            workflow=options.workflow,
+            graph_json=options.graph_json,
+            incremental_validation=options.incremental_validation is not False,
             output_dir=options.output_dir,
             resume=options.resume,
             restart=options.restart,
@@ -188,24 +204,44 @@ def _run(options: argparse.Namespace) -> int:
     return _INTERRUPTED if result.summary.stopped == "interrupted" else _OK
 
 
+def _check_workflow(options: argparse.Namespace) -> None:
+    """Let nothing be asked for that the workflow would not do."""
+    if options.workflow == SUBGRAPH:
+        return
+    for name in ONLY_SUBGRAPH:
+        value = getattr(options, name)
+        if value is not None:
+            flag = f"--no_{name}" if value is False else f"--{name}"
+            raise UsageError(
+                f"{flag} is of subgraph mode.",
+                f"Add --workflow {SUBGRAPH}, or leave {flag} out.",
+            )
+
+
 def _plan(options: argparse.Namespace) -> int:
     from qdqtune.report.tuning import plan_text
     from qdqtune.workflows.tune import plan_tune
+    from qdqtune.workflows.tuning.settings import preset_named
 
+    most = options.max_benchmarks
+    if most is None and options.workflow == SUBGRAPH:
+        most = preset_named(options.preset).assemblies
     plan = plan_tune(
         options.model,
         engine=options.engine,
         engine_options=dict(options.engine_option),
         preset=options.preset,
-        max_benchmarks=options.max_benchmarks,
+        max_benchmarks=most,
         quant_type=options.quant_type,
         inputs=input_request(options),
         calibration_data=options.calibration_data,
         node_filter=options.node_filter,
         optimize=not options.no_optimize,
     )
-    is_json = options.format == "json"
-    print(json.dumps(plan.to_dict(), indent=1) if is_json else plan_text(plan))
+    if options.format == "json":
+        print(json.dumps({**plan.to_dict(), "mode": options.workflow}, indent=1))
+    else:
+        print(plan_text(plan, options.workflow))
     return _OK
 
 

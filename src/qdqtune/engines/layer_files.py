@@ -5,4 +5,7 @@ from __future__ import annotations
 from qdqtune.engines.tensorrt_layer_info import LayerInfo, read_layer_info
 from qdqtune.engines.tensorrt_nodes import map_layers
 
-__all__ = ["LayerInfo", "map_layers", "read_layer_info"]
+__all__ = ["WRITTEN_BY", "LayerInfo", "map_layers", "read_layer_info"]
+
+WRITTEN_BY = "tensorrt"
+"""The engine that such files are from."""

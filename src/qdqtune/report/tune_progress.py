@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from qdqtune.records.tuning import TuneEvent
 from qdqtune.report.durations import duration
+from qdqtune.report.subgraphs import STAGE as PIECES
 from qdqtune.report.tables import message, printable
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ def event_line(event: TuneEvent) -> str:
     facts = [_benchmarks(event)] if event.benchmarks or event.planned else []
     if event.known:
         facts.append(f"{event.known} known from before")
-    if event.planned:
+    if event.planned and event.stage != PIECES:
         facts.append(f"{event.speedup:.3f}x so far")
     if event.eta_s is not None:
-        facts.append(f"{duration(event.eta_s)} left")
+        facts.append(_left(event.stage, event.eta_s))
     also = f" ({', '.join(facts)})" if facts else ""
     return message(f"[{duration(event.seconds)}] {event.stage}: {event.message}{also}")
 
@@ -72,9 +73,22 @@ def _print_line(event: TuneEvent) -> None:
 
 
 def _benchmarks(event: TuneEvent) -> str:
+    if event.stage == PIECES:
+        return f"piece {_done(event)} of {event.planned}"
     if event.planned is None:
         return f"{event.benchmarks} benchmarks"
     return f"{_done(event)} of {event.planned} benchmarks"
+
+
+def _left(stage: str, eta_s: float) -> str:
+    """The time left; while pieces are timed it is not known how long whole models will take."""
+    return f"{duration(eta_s)} left{' for pieces' if stage == PIECES else ''}"
+
+
+def _count(event: TuneEvent) -> str:
+    if not event.planned:
+        return ""
+    return f"{'piece ' if event.stage == PIECES else ''}{_done(event)}/{event.planned}"
 
 
 def _done(event: TuneEvent) -> int:
@@ -115,7 +129,7 @@ class _Live:
             description=printable(event.stage),
             completed=_done(event),
             total=event.planned,
-            count=f"{_done(event)}/{event.planned}" if event.planned else "",
+            count=_count(event),
             best=self._best,
-            left=f"{duration(event.eta_s)} left" if event.eta_s is not None else "",
+            left="" if event.eta_s is None else _left(event.stage, event.eta_s),
         )

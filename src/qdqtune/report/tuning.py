@@ -7,6 +7,13 @@ from qdqtune.records.tuning import Summary, TunePlan, TuneResult
 from qdqtune.report.bench import engine_lines
 from qdqtune.report.durations import duration
 from qdqtune.report.insertion import RANDOM_WARNING
+from qdqtune.report.subgraphs import (
+    MODE,
+    batches_note,
+    batches_table,
+    pieces_line,
+    plan_lines,
+)
 from qdqtune.report.tables import printable, text_table
 
 # The seed that a quantized model is for its own tuning.
@@ -22,6 +29,8 @@ def tune_text(result: TuneResult) -> str:
     """The text form; the last line says if the scales can't be trusted."""
     summary = result.summary
     lines = [*engine_lines(summary.engine), "", _table(summary), ""]
+    if summary.batches:
+        lines += [batches_table(summary.batches), batches_note(summary.batches), ""]
     lines += [printable(line) for line in _verdict(summary)]
     lines += [printable(line) for line in _accuracy(summary)]
     lines += [printable(line) for line in _effort(summary)]
@@ -39,7 +48,7 @@ def is_calibrated_on_random(summary: Summary) -> bool:
 def _table(summary: Summary) -> str:
     is_quantized = _AS_GIVEN in summary.seeds
     rows = [[_AS_GIVEN if is_quantized else "float", f"{summary.baseline_ms:.3f}", "", ""]]
-    if summary.seeds:
+    if summary.seeds and not summary.batches:
         name, speedup = max(summary.seeds.items(), key=lambda seed: seed[1])
         seen = "over the float model inside" if is_quantized else "seen while searching"
         rows.append([f"best blanket ({name})", "", f"{speedup:.3f}x", seen])
@@ -83,9 +92,17 @@ def _effort(summary: Summary) -> list[str]:
     details = [f"{summary.failed} failed"] if summary.failed else []
     details += [f"{summary.memo_hits} known from before"] if summary.memo_hits else []
     also = f" ({', '.join(details)})" if details else ""
+    if summary.mode == MODE:
+        what = "whole models"
+        pieces = pieces_line(summary)
+    else:
+        what = (
+            f"{summary.groups} choices in {summary.regions} regions ({summary.patterns} patterns)"
+        )
+        pieces = ""
     lines = [
-        f"{summary.benchmarks} benchmarks{also} of {summary.groups} choices in "
-        f"{summary.regions} regions ({summary.patterns} patterns), {duration(seconds.total)}: "
+        *([pieces] if pieces else []),
+        f"{summary.benchmarks} benchmarks{also} of {what}, {duration(seconds.total)}: "
         f"building {duration(seconds.building)}, timing {duration(seconds.timing)}, "
         f"own {duration(seconds.own)}.",
         f"Noise: the model against itself {summary.noise.ratio:.3f}x; a screening sees "
@@ -106,8 +123,13 @@ def _files(result: TuneResult) -> list[str]:
     return [f"Written: {result.model}", f"Beside it: {', '.join([*others, 'summary.json'])}"]
 
 
-def plan_text(plan: TunePlan) -> str:
-    """What a run would do."""
+def plan_text(plan: TunePlan, mode: str = "region") -> str:
+    """What a run would do.
+
+    Args:
+        plan: The plan.
+        mode: The workflow that it is for.
+    """
     lines = [
         f"{plan.model}: {plan.nodes} ops, {plan.quantizable} can be {plan.quant_type} in the "
         f"{plan.dialect} dialect",
@@ -115,9 +137,15 @@ def plan_text(plan: TunePlan) -> str:
             f"left float: {count} ops, {reason}"
             for reason, count in sorted(plan.left_float.items(), key=lambda item: -item[1])
         ),
-        f"{plan.regions} regions, {plan.patterns} patterns, {plan.groups} choices",
-        "first tried: "
-        + ", ".join(f"{name} ({count} tensors)" for name, count in plan.seeds.items()),
-        f"at most {plan.benchmarks} benchmarks on {plan.engine}; nothing was measured or written",
     ]
+    if mode == MODE:
+        lines += plan_lines(plan)
+    else:
+        seeds = (f"{name} ({count} tensors)" for name, count in plan.seeds.items())
+        lines += [
+            f"{plan.regions} regions, {plan.patterns} patterns, {plan.groups} choices",
+            f"first tried: {', '.join(seeds)}",
+            f"at most {plan.benchmarks} benchmarks on {plan.engine}; nothing was measured or "
+            "written",
+        ]
     return "\n".join(printable(line) for line in lines)

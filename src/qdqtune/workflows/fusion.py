@@ -13,9 +13,8 @@ import onnx_ir as ir
 from qdqtune.autotune.subgraphs.content import content_of
 from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup, fusion_groups
 from qdqtune.engines import registry
+from qdqtune.engines.layer_files import WRITTEN_BY, map_layers, read_layer_info
 from qdqtune.engines.native import native_dialect
-from qdqtune.engines.tensorrt_layer_info import read_layer_info
-from qdqtune.engines.tensorrt_nodes import map_layers
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import resolve_shapes
@@ -31,8 +30,6 @@ from qdqtune.workflows.source import open_source
 
 _NOTHING_SAID = InputRequest()
 _SHORT_KEY = 10
-# Who writes layer information into files.
-_FILES_FROM = "tensorrt"
 
 
 def groups_of(
@@ -52,13 +49,13 @@ def groups_of(
         model: A float model, or one with Q/DQ, which is taken apart first. It is cleaned up as for
             tuning; with `graph_json` it is taken as it is.
         engine: What runs it, and whose kernels decide what can be quantized; with `graph_json`
-            only the latter, ``auto`` being TensorRT.
+            only the latter, ``auto`` being the engine that writes such files.
         engine_options: The engine's own options.
         threads: Threads per run; None is the engine's default.
         runs: Runs to take the times from.
         inputs: Shapes, ranges and seed of the inputs.
         quant_type: One of the dialect's quant types.
-        graph_json: A file with TensorRT's layer information for this model; nothing is run then.
+        graph_json: A file with the layers of a build of this model; nothing is run then.
 
     Raises:
         QdqtuneError: Whatever the user can act on.
@@ -81,7 +78,7 @@ def _groups_of_file(
     path: str, engine: str, inputs: InputRequest, quant_type: str, graph_json: str
 ) -> GroupsRecord:
     """The groups by a file that names the nodes as the model does: nothing may be folded."""
-    spoken = native_dialect(_FILES_FROM if engine == registry.AUTO else engine)
+    spoken = native_dialect(WRITTEN_BY if engine == registry.AUTO else engine)
     spoken.format_of(quant_type)
     info = read_layer_info(graph_json)
     model = load_model(path)

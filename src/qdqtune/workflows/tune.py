@@ -13,10 +13,10 @@ from qdqtune.autotune.search.space import Space
 from qdqtune.calibration.user_code import UserFunction, find_function
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.layer_files import read_layer_info
 from qdqtune.engines.native import native_dialect
 from qdqtune.engines.reference import require_reference
 from qdqtune.engines.shares import estimated_shares
-from qdqtune.engines.tensorrt_layer_info import read_layer_info
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
@@ -114,8 +114,8 @@ def tune(
         optimize: Whether constants and BatchNorms are folded first.
         workflow: ``region`` tries placements on the whole model; ``subgraph`` profiles the pieces
             that the engine fuses, and tries the best assembly of them: far fewer builds.
-        graph_json: In subgraph mode, TensorRT's layer information of the model, which tells the
-            pieces instead of the engine.
+        graph_json: In subgraph mode, a file with the layers that the model was built to, which
+            tells the pieces instead of the engine.
         incremental_validation: In subgraph mode, whether the assembly is compared with others on
             the whole model, and improved group by group.
         output_dir: Where everything is written. One run at a time can use it.

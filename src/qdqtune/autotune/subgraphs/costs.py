@@ -16,7 +16,8 @@ class InModel:
     """What a model with some units quantized was seen to spend its time on.
 
     Attributes:
-        quantized: Numbers of the units that were quantized in it.
+        quantized: Numbers of the units of which anything was quantized in it.
+        otherwise: Those of them that were so in another way than by their scheme.
         unit_ms: By unit.
         rest_ms: All the rest, but for conversions.
         quantize_ms: By tensor.
@@ -28,6 +29,7 @@ class InModel:
     rest_ms: float = 0.0
     quantize_ms: Mapping[str, float] = field(default_factory=dict)
     dequantize_ms: Mapping[str, float] = field(default_factory=dict)
+    otherwise: frozenset[int] = frozenset()
 
 
 def costs_of(
@@ -53,8 +55,8 @@ def costs_of(
         scale = seen / alone if seen > 0.0 and alone > 0.0 else 1.0
         as_float.append(alone * scale)
         # What only moves values follows its neighbours, also into the layout of their kernels;
-        # alone it may run as something else. Seen in ONNX Runtime: a MaxPool of uint8 that took 50
-        # times as long as between integer Convs.
+        # alone it may run as something else. Seen on a CPU: a MaxPool of uint8 that took 50 times
+        # as long as between integer Convs.
         inside = unit.quantized.inside_ms
         quantized.append((min(inside, alone) if unit.only_moves else inside) * scale)
     crossings = _crossings(units, groups, index)
@@ -69,28 +71,33 @@ def costs_of(
     )
 
 
-def refined(costs: Costs, seen: Sequence[InModel]) -> Costs:
+def refined(costs: Costs, seen: Sequence[InModel], own: InModel | None = None) -> Costs:
     """The costs with what was seen in whole models in the place of what pieces told.
 
     Args:
         costs: As the pieces told them.
-        seen: Whole models, those that matter most first.
+        seen: Whole models, the latest first.
+        own: The one that is to be improved: it goes before the others, and units that are quantized
+            otherwise in it cost what they cost there.
     """
     as_float, quantized = list(costs.float_ms), list(costs.quantized_ms)
     for number in range(len(as_float)):
         for is_quantized, found in ((False, as_float), (True, quantized)):
             times = [
                 model.unit_ms[number]
-                for model in seen
-                if (number in model.quantized) is is_quantized and model.unit_ms.get(number)
+                for model in ((own, *seen) if own is not None else seen)
+                if (number in model.quantized) is is_quantized
+                and model.unit_ms.get(number)
+                and (number not in model.otherwise or model is own)
             ]
             if times and found[number] is not None:
                 found[number] = times[0]
     crossings = []
     for crossing in costs.crossings:
-        q_ms = [m.quantize_ms[crossing.tensor] for m in seen if crossing.tensor in m.quantize_ms]
+        models = (own, *seen) if own is not None else seen
+        q_ms = [m.quantize_ms[crossing.tensor] for m in models if crossing.tensor in m.quantize_ms]
         d_ms = [
-            m.dequantize_ms[crossing.tensor] for m in seen if crossing.tensor in m.dequantize_ms
+            m.dequantize_ms[crossing.tensor] for m in models if crossing.tensor in m.dequantize_ms
         ]
         crossings.append(
             replace(

@@ -19,6 +19,7 @@ def look_at(
     layers: Sequence[LayerTime],
     unit_of: Mapping[str, int],
     quantized: frozenset[int],
+    otherwise: frozenset[int] = frozenset(),
     weights: Sequence[float] = (),
 ) -> InModel:
     """Add up the times of a model's layers by what they are for.
@@ -27,7 +28,8 @@ def look_at(
         index: The model as it was opened, with its Q and DQ.
         layers: What the engine told about it.
         unit_of: Node name to the unit that it belongs to.
-        quantized: Units that are quantized in it.
+        quantized: Units of which anything is quantized in it.
+        otherwise: Those that are so in another way than by their scheme.
         weights: By which a layer is divided among several units; equally without.
     """
     times: dict[int, float] = {}
@@ -44,7 +46,9 @@ def look_at(
             rest_ms += layer.ms
         for unit, share in shares.items():
             times[unit] = times.get(unit, 0.0) + layer.ms * share
-    return InModel(quantized, times, rest_ms, conversions[QUANTIZE], conversions[DEQUANTIZE])
+    return InModel(
+        quantized, times, rest_ms, conversions[QUANTIZE], conversions[DEQUANTIZE], otherwise
+    )
 
 
 def _conversion(index: GraphIndex, layer: MappedLayer) -> tuple[str, str]:

@@ -144,19 +144,42 @@ class Choices:
 
     Attributes:
         groups: What a `Space` is made of.
-        of_unit: By unit, the groups that make it up.
+        of_unit: By unit, the groups that are quantized with its scheme.
+        around: By unit, those and the others in its place, which other schemes quantize.
     """
 
     groups: tuple[Group, ...]
     of_unit: tuple[State, ...]
+    around: tuple[State, ...]
 
     def state(self, units: Iterable[int]) -> State:
-        """The groups of some units."""
+        """The groups of some units, each with its scheme."""
         return frozenset().union(*(self.of_unit[number] for number in units))
 
     def units(self, state: State) -> State:
-        """The units that are quantized, all of each, in a choice."""
-        return frozenset(n for n, groups in enumerate(self.of_unit) if groups <= state)
+        """The units of which anything is quantized in a choice."""
+        return frozenset(n for n, groups in enumerate(self.around) if groups & state)
+
+    def otherwise(self, state: State) -> State:
+        """Those of them that are quantized in another way than by their scheme."""
+        pairs = zip(self.of_unit, self.around, strict=True)
+        return frozenset(
+            n for n, (own, groups) in enumerate(pairs) if groups & state and groups & state != own
+        )
+
+    def flipped(self, state: State, units: Iterable[int]) -> State:
+        """A choice in which units that are quantized are float, and the others have their scheme.
+
+        All else stays what it is.
+        """
+        quantized = self.units(state)
+        changed = set(state)
+        for number in units:
+            if number in quantized:
+                changed -= self.around[number]
+            else:
+                changed |= self.of_unit[number]
+        return frozenset(changed)
 
 
 def make_choices(
@@ -175,7 +198,9 @@ def make_choices(
     """
     groups: list[Group] = []
     of_unit: list[State] = []
+    around: list[State] = []
     for unit in units:
+        first = len(groups)
         full = next(s for s in pieces[unit.piece].schemes if s.name == FULL).nodes(unit.content)
         best = frozenset() if unit.scheme.weights_only else set(unit.scheme.nodes(unit.content))
         parts: dict[tuple[bool, bool], list[str]] = {}
@@ -191,7 +216,8 @@ def make_choices(
             names = list(unit.scheme.nodes(unit.content))
             groups.append(_group(unit, len(parts), names, completion, weights_only=True))
         of_unit.append(frozenset(own))
-    return Choices(tuple(groups), tuple(of_unit))
+        around.append(frozenset(range(first, len(groups))))
+    return Choices(tuple(groups), tuple(of_unit), tuple(around))
 
 
 def _group(

@@ -28,7 +28,9 @@ _NOTHING: State = frozenset()
 _PROMISING = 0.5
 _PROBABLE = 1.0
 # Expected gains below this are not worth a build.
-_LEAST_GAIN = 0.0015
+_LEAST_GAIN = 0.002
+# Batches, and parts of them, that fail before the rest is left as it is.
+_MOST_FAILURES = 4
 # How wrong the costs may be about a group, as a part of what it costs: of one that was seen in a
 # whole model in both forms, and of others.
 _ERROR_SEEN, _ERROR_GUESSED = 0.06, 0.3
@@ -126,14 +128,17 @@ class SubgraphSearch:
     def _units(self, state: State) -> State:
         return self._choices.units(self._space.closed(state))
 
+    def _to(self, units: State) -> State:
+        """The incumbent with these units quantized, and no others."""
+        return self._choices.flipped(self.incumbent, self._units(self.incumbent) ^ units)
+
     def _closed(self, units: State) -> State:
-        return self._units(self._choices.state(units))
+        return self._units(self._to(units))
 
     def _now(self) -> Costs:
         """The costs as they are known by now, those in the incumbent first."""
         latest = [self._seen[state] for state in reversed(self._seen) if state != self.incumbent]
-        own = [self._seen[self.incumbent]] if self.incumbent in self._seen else []
-        return refined(self._costs, [*own, *latest])
+        return refined(self._costs, latest, self._seen.get(self.incumbent))
 
     def _race_seeds(self) -> Steps:
         states: dict[State, str] = {}
@@ -174,10 +179,15 @@ class SubgraphSearch:
     def _take_or_halve(self, flips: Sequence[State], stage: str) -> Steps:
         """Make all the flips; if that is not faster, one half of them, or the other, and so on."""
         waiting = [list(flips)]
-        while waiting and self._room > 1:
+        failures = 0
+        while waiting and self._room > 1 and failures < _MOST_FAILURES:
             batch = waiting.pop(0)
             costs, now = self._now(), self._units(self.incumbent)
-            state = self._choices.state(now ^ _NOTHING.union(*batch))
+            is_idle = gain_of(costs, now ^ _NOTHING.union(*batch), now) < _LEAST_GAIN
+            if is_idle and stage == BATCHES:
+                self._fix(batch, now)
+                continue
+            state = self._to(now ^ _NOTHING.union(*batch))
             scores = yield from self._compare(self.incumbent, [state], Effort.CONFIRM, stage)
             score = scores.get(state)
             if score is None:  # it comes to what was tried before
@@ -189,6 +199,7 @@ class SubgraphSearch:
                 self.incumbent = state
                 self.gain += score.gain
                 return
+            failures += 1
             if len(batch) == 1:
                 self._fix(batch, now)
                 continue
@@ -214,7 +225,7 @@ class SubgraphSearch:
         """Flip what the costs advise against, as they may be wrong; take what is faster."""
         costs, now = self._now(), self._units(self.incumbent)
         hopeful = self._hopeful(costs, now)[: min(self._limits.together, self._room - 1)]
-        states = {self._choices.state(now ^ flip): flip for flip in hopeful}
+        states = {self._to(now ^ flip): flip for flip in hopeful}
         scores = yield from self._compare(self.incumbent, states, Effort.SCREEN, DOUBTS)
         good: list[State] = []
         for state, score in scores.items():
@@ -224,7 +235,7 @@ class SubgraphSearch:
             else:
                 self._fix([states[state]], now)
         if good:
-            good.sort(key=lambda flip: -scores[self._choices.state(now ^ flip)].gain)
+            good.sort(key=lambda flip: -scores[self._to(now ^ flip)].gain)
             yield from self._take_or_halve(good, DOUBTS)
 
     def _hopeful(self, costs: Costs, now: State) -> list[State]:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup, fusion_groups
 from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
+from qdqtune.engines.layer_files import map_layers, read_layer_info
 from qdqtune.engines.layer_nodes import nodes_of_layers
-from qdqtune.engines.tensorrt_layer_info import read_layer_info
-from qdqtune.engines.tensorrt_nodes import map_layers
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.layers import MappedLayer
 
@@ -33,7 +32,7 @@ def find_groups(
         worker: The engine.
         plain: The model as a file.
         feeds: What it is run on.
-        graph_json: TensorRT's layers of it, instead of those that the engine tells.
+        graph_json: A file with the layers of a build of it, instead of those that the engine tells.
 
     Returns:
         The groups, and the milliseconds of each; 0 where they are not known.

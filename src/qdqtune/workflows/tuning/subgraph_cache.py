@@ -153,6 +153,7 @@ class SubgraphCache:
 def _seen_to_dict(seen: InModel) -> dict[str, Any]:
     return {
         "quantized": sorted(seen.quantized),
+        "otherwise": sorted(seen.otherwise),
         "unit_ms": {str(number): ms for number, ms in seen.unit_ms.items()},
         "rest_ms": seen.rest_ms,
         "quantize_ms": dict(seen.quantize_ms),
@@ -167,4 +168,5 @@ def _seen_from_dict(value: Mapping[str, Any]) -> InModel:
         float(value["rest_ms"]),
         dict(value["quantize_ms"]),
         dict(value["dequantize_ms"]),
+        frozenset(value["otherwise"]),
     )

@@ -95,7 +95,7 @@ class SubgraphMode:
         self._units: list[Unit] = []
         self._unit_of: dict[str, int] = {}
         self._plain = InModel(frozenset(), {})
-        self._choices = Choices((), ())
+        self._choices = Choices((), (), ())
 
     def prepare(self, plain: Path, given: Mapping[str, Collection[str]]) -> Searching:
         """Find the groups, profile their pieces, and put together the cheapest assembly.
@@ -151,9 +151,10 @@ class SubgraphMode:
         if not layers:
             return
         index = GraphIndex(self._inserter.model(space.placement(state)))
-        quantized = self._choices.units(space.closed(state))
+        real = space.closed(state)
+        quantized, otherwise = self._choices.units(real), self._choices.otherwise(real)
         weights = [self._plain.unit_ms.get(n, 0.0) for n in range(len(self._units))]
-        seen = look_at(index, layers, self._unit_of, quantized, weights)
+        seen = look_at(index, layers, self._unit_of, quantized, otherwise, weights)
         self._cache.keep_seen(space.key(state), seen)
 
     def _recall(self, space: Space, search: SubgraphSearch, trial: Trial) -> None:
