@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx_ir as ir
 
 from benchmarks.subgraph_models import random_model
 from qdqtune.autotune.subgraphs.assembly import Costs, Crossing, assemble
@@ -32,13 +31,13 @@ from qdqtune.engines.simulated import (
     true_latency_ms,
 )
 from qdqtune.engines.simulated.engine import COST_MODEL_VERSION
-from qdqtune.graph.folding import fold
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.measurement import LayerTime
 from qdqtune.records.ranges import CalibrationSource, Ranges
+from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tune import tune
 
 TABLES = Path(__file__).parents[1] / "work" / "subgraphs"
@@ -68,9 +67,9 @@ class Landscape:
     """
 
     def __init__(self, model: onnx.ModelProto, profile: Profile, folder: Path) -> None:
-        loaded = ir.from_proto(model)
-        fold(loaded)
-        base = PreparedModel(loaded, folder)
+        path = folder / "given.onnx"
+        onnx.save(model, path)
+        base = PreparedModel(open_source(path).model, folder)  # cleaned up as a run does it
         self.index = base.index
         self.profile = profile
         floats = [name for name in self.index.value if self.index.is_float(name)]
@@ -152,7 +151,10 @@ class Optimum:
 def optimum(seed: int, kind: str, profile: str) -> Optimum:
     """The best placement of a random model, computed unless it was before."""
     with landscape(seed, kind, profile) as land:
-        stamp = [COST_MODEL_VERSION, land.ms(()), [list(nodes) for nodes in land.groups]]
+        stamp = [
+            COST_MODEL_VERSION, land.ms(()), [list(nodes) for nodes in land.groups],
+            list(land.completion.units),
+        ]  # fmt: skip
         path = TABLES / f"{profile}-{kind}-{seed}.json"
         known = json.loads(path.read_text()) if path.exists() else {}
         if known.get("stamp") != stamp:
@@ -256,6 +258,7 @@ def measure(job: tuple[int, str, str]) -> dict[str, Any]:
         "groups_loss": found_ms / best.groups_ms - 1.0,
         "raw_loss": None if raw_ms is None else raw_ms / best.best_ms - 1.0,
         "kernels_loss": best.assembled_ms / best.best_ms - 1.0,
+        "kept_float": result.summary.kept_float,
         "builds": result.summary.benchmarks,
         "subgraph_builds": result.summary.subgraph_benchmarks,
     }

@@ -14,6 +14,7 @@ import pytest
 
 from qdqtune.autotune.__main__ import apply_mode_presets, get_parser, main
 from qdqtune.cli import autotune
+from qdqtune.records.inputs import InputRequest
 from qdqtune.workflows import tune as tuning
 from tests.conftest import model_from_text
 
@@ -123,7 +124,20 @@ def asked(line: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     ("line", "expected"),
     [
         ("", {"preset": "default", "schemes_per_region": None, "timing_runs": None}),
-        ("--mode region", {"preset": "default"}),
+        ("--mode region --graph_json g.json",
+         {"preset": "default", "workflow": "region", "graph_json": None}),
+        ("--mode subgraph --timing_runs 3 --schemes_per_region 30",
+         {"preset": "default", "workflow": "subgraph", "incremental_validation": True,
+          "graph_json": None, "timing_runs": 3}),
+        ("--mode subgraph --trtexec-args=--optShapes=x:1x8x8x8",
+         {"inputs": InputRequest({"x": (1, 8, 8, 8)}), "min_shapes": None, "max_shapes": None}),
+        ("--mode subgraph --trtexec-args=--maxShapes=x:9x8x8x8 --min-shapes x:1x8x8x8",
+         {"min_shapes": InputRequest({"x": (1, 8, 8, 8)}),
+          "max_shapes": InputRequest({"x": (9, 8, 8, 8)})}),
+        ("--mode region --trtexec-args=--maxShapes=x:9x8x8x8 --shapes x:1x8x8x8",
+         {"inputs": InputRequest({"x": (1, 8, 8, 8)}), "max_shapes": None}),
+        ("--mode subgraph --graph-json g.json --no-incremental-validation",
+         {"graph_json": "g.json", "incremental_validation": False}),
         ("--mode quick --timing_runs 100", {"preset": "quick", "timing_runs": 100}),
         ("--mode extensive -s 50", {"preset": "extensive", "schemes_per_region": 50}),
         ("--state_file s.yaml --seed 7", {"state_file": "s.yaml", "seed": 7}),
@@ -132,7 +146,7 @@ def asked(line: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         ("--engine simulated --threads 1", {"engine": "simulated", "threads": 1}),
         ("--pattern_cache missing.yaml", {"pattern_cache": None}),
     ],
-)
+)  # fmt: skip
 def test_what_is_asked_for(
     line: str, expected: dict[str, Any], model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +159,8 @@ def test_what_is_asked_for(
     ("line", "words"),
     [
         ("-m missing.onnx", ["missing.onnx does not exist"]),
-        ("-m {model} --mode subgraph", ["no subgraph mode"]),
+        ("-m {model} --mode subgraph --graph_json missing.json", ["missing.json"]),
+        ("-m {model} --mode subgraph --use_trtexec", ["does not measure with trtexec"]),
         ("-m {model} --qdq_baseline missing.onnx", ["baseline missing.onnx does not exist"]),
         ("-m {model} --use_trtexec", ["does not measure with trtexec"]),
         ("-m {model} --use_trtexec --engine onnxruntime", ["contradicts"]),

@@ -20,7 +20,8 @@ from qdqtune.autotune.presets import (
 from qdqtune.cli.autotune_flags import get_parser
 from qdqtune.cli.flags import input_request
 from qdqtune.cli.running import FAILED, INTERRUPTED, OK, USAGE, run_safely, set_up_logging
-from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH
+from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH, shape_request
+from qdqtune.cli.trtexec_shapes import TrtexecShapes
 from qdqtune.records.errors import QdqtuneError, UsageError
 from qdqtune.records.ranges import RangeMethod
 
@@ -95,7 +96,8 @@ def _run(options: argparse.Namespace) -> int:
     from qdqtune.workflows.tune import tune
 
     workflow = _workflow(options)
-    engine = _checked_engine(options)
+    others = _take_shapes(options)
+    engine = _checked_engine(options, others)
     log_benchmark_config(options)
     method = options.calibration_method
     with tune_progress(quiet=False) as watch:
@@ -121,6 +123,8 @@ def _run(options: argparse.Namespace) -> int:
             workflow=workflow,
             graph_json=options.graph_json if workflow == SUBGRAPH else None,
             incremental_validation=options.incremental_validation is not False,
+            min_shapes=shape_request(options.min_shapes) if workflow == SUBGRAPH else None,
+            max_shapes=shape_request(options.max_shapes) if workflow == SUBGRAPH else None,
             output_dir=options.output_dir,
             resume=options.resume,
             restart=options.restart,
@@ -150,7 +154,16 @@ def _engine(options: argparse.Namespace) -> str:
     return "trtexec" if options.use_trtexec else str(options.engine)
 
 
-def _checked_engine(options: argparse.Namespace) -> str:
+def _take_shapes(options: argparse.Namespace) -> list[str]:
+    """Let shapes that trtexec is told hold for every engine; returns its other arguments."""
+    told = TrtexecShapes.found_in(_words(options.trtexec_benchmark_args or ""))
+    options.shapes = options.shapes or told.usual
+    options.min_shapes = options.min_shapes or told.least
+    options.max_shapes = options.max_shapes or told.most
+    return told.others
+
+
+def _checked_engine(options: argparse.Namespace, trtexec_args: Sequence[str]) -> str:
     """The engine, after a look at what was said for it alone."""
     from qdqtune.engines import registry
     from qdqtune.workflows.benchmark_instance import check_plugins
@@ -161,9 +174,8 @@ def _checked_engine(options: argparse.Namespace) -> str:
         )
     engine = registry.resolve(_engine(options))
     check_plugins(options.plugin_libraries, engine)
-    if options.trtexec_benchmark_args and engine != "trtexec":
-        arguments = shlex.join(_words(options.trtexec_benchmark_args))
-        _logger.warning("%s takes no arguments of trtexec: %s", engine, arguments)
+    if trtexec_args and engine != "trtexec":
+        _logger.warning("%s takes no arguments of trtexec: %s", engine, shlex.join(trtexec_args))
     return engine
 
 

@@ -21,7 +21,7 @@ from qdqtune.cli.flags import (
     seconds,
 )
 from qdqtune.cli.numbers import decibels, not_negative, ratio
-from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH, add_subgraph
+from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH, add_subgraph, shape_request
 from qdqtune.records.errors import UsageError
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import (
@@ -194,6 +194,8 @@ def _run(options: argparse.Namespace) -> int:
             workflow=options.workflow,
             graph_json=options.graph_json,
             incremental_validation=options.incremental_validation is not False,
+            min_shapes=shape_request(options.min_shapes),
+            max_shapes=shape_request(options.max_shapes),
             output_dir=options.output_dir,
             resume=options.resume,
             restart=options.restart,
@@ -221,27 +223,23 @@ def _check_workflow(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> int:
     from qdqtune.report.tuning import plan_text
     from qdqtune.workflows.tune import plan_tune
-    from qdqtune.workflows.tuning.settings import preset_named
 
-    most = options.max_benchmarks
-    if most is None and options.workflow == SUBGRAPH:
-        most = preset_named(options.preset).assemblies
     plan = plan_tune(
         options.model,
         engine=options.engine,
         engine_options=dict(options.engine_option),
         preset=options.preset,
-        max_benchmarks=most,
+        max_benchmarks=options.max_benchmarks,
         quant_type=options.quant_type,
         inputs=input_request(options),
         calibration_data=options.calibration_data,
         node_filter=options.node_filter,
         optimize=not options.no_optimize,
+        workflow=options.workflow,
+        graph_json=options.graph_json,
     )
-    if options.format == "json":
-        print(json.dumps({**plan.to_dict(), "mode": options.workflow}, indent=1))
-    else:
-        print(plan_text(plan, options.workflow))
+    is_json = options.format == "json"
+    print(json.dumps(plan.to_dict(), indent=1) if is_json else plan_text(plan))
     return _OK
 
 

@@ -57,12 +57,21 @@ def split_at_borders(
     found = Borders()
     mapped = nodes_of_layers(index, layers)
     at = _Places(layers, mapped, inputs, outputs)
+    serving: list[int] = []
     for number, (layer, named) in enumerate(zip(layers, mapped, strict=True)):
-        border = _conversion_at(index, named, inputs, outputs)
+        is_service = layer.op_type in SERVICES or named.how == BETWEEN
+        can_be = named.executes or is_service
+        border = _conversion_at(index, named, inputs, outputs) if can_be else ""
         if border:
             at.known[number] = border
-        elif layer.op_type in SERVICES or named.how == BETWEEN:
-            border = at.find(number)
+        elif is_service:
+            serving.append(number)
+    for number in serving:
+        at.look_before(number)
+    for number in reversed(serving):
+        at.look_behind(number)
+    for number, layer in enumerate(layers):
+        border = at.known.get(number, "")
         if not border:
             found.inside_ms += layer.ms
             continue
@@ -87,26 +96,37 @@ class _Places:
         self._inputs = inputs
         self._outputs = outputs
         self._maker = {tensor: n for n, layer in enumerate(layers) for tensor in layer.outputs}
-        self._read = {tensor for layer in layers for tensor in layer.inputs}
+        self._readers: dict[str, list[int]] = {}
+        for number, layer in enumerate(layers):
+            for tensor in layer.inputs:
+                self._readers.setdefault(tensor, []).append(number)
 
     def is_conversion(self, number: int) -> bool:
         """Whether a layer changes types."""
         return self._mapped[number].converts
 
-    def find(self, number: int) -> str:
-        """The border right before or behind a layer; empty if there is work on both sides."""
-        layer = self._layers[number]
-        for tensor in layer.inputs:
+    def look_before(self, number: int) -> None:
+        """Find out whether a layer stands right behind an input; those before it are known."""
+        for tensor in self._layers[number].inputs:
             maker = self._maker.get(tensor)
             before = self.known.get(maker, "") if maker is not None else _plain(tensor)
             if before in self._inputs:
                 self.known[number] = before
-                return before
-        if layer.outputs and self._read.isdisjoint(layer.outputs):
+                return
+
+    def look_behind(self, number: int) -> None:
+        """Find out whether a layer stands right before an output; those behind it are known."""
+        layer = self._layers[number]
+        if number in self.known or not layer.outputs:
+            return
+        readers = [each for tensor in layer.outputs for each in self._readers.get(tensor, ())]
+        if not readers:
             name = f"{layer.name} {' '.join(layer.outputs)}"
             named = [tensor for tensor in self._outputs if tensor in name]
-            return max(named, key=len, default="") or next(iter(self._outputs), "")
-        return ""
+            self.known[number] = max(named, key=len, default="") or next(iter(self._outputs), "")
+        behind = {self.known.get(each, "") for each in readers}
+        if len(behind) == 1 and behind <= set(self._outputs):
+            self.known[number] = behind.pop()
 
 
 def _plain(tensor: str) -> str:
@@ -117,8 +137,8 @@ def _plain(tensor: str) -> str:
 def _conversion_at(
     index: GraphIndex, layer: MappedLayer, inputs: Collection[str], outputs: Collection[str]
 ) -> str:
-    """The border at which a layer quantizes or dequantizes; empty if it is no such layer."""
-    if not layer.executes or not layer.nodes or not QDQ_OPS.issuperset(layer.node_types):
+    """The border of the Q and DQ that a layer executes or serves; empty if it has other nodes."""
+    if not layer.nodes or not QDQ_OPS.issuperset(layer.node_types):
         return ""
     for name in layer.nodes:
         node = index.node[name]

@@ -120,6 +120,7 @@ class Summary:
         conditions: What the result had to satisfy; two results can be chosen between if they are
             equal.
         subgraph_benchmarks: Forms of pieces that were built and timed, in subgraph mode.
+        subgraph_failed: Those of them that the engine refused.
         subgraphs: In subgraph mode: how many fusion ``groups`` there are, those that no layer of
             the engine told (``structural``), distinct ``pieces`` that were profiled, and groups
             that could be quantized (``units``).
@@ -163,6 +164,7 @@ class Summary:
     final_sha256: str = ""
     conditions: Mapping[str, Any] = field(default_factory=dict)
     subgraph_benchmarks: int = 0
+    subgraph_failed: int = 0
     subgraphs: Mapping[str, int] = field(default_factory=dict)
     batches: tuple[Batch, ...] = ()
 
@@ -252,6 +254,7 @@ class TunePlan:
         left_float: Reason to the number of ops that can't.
         seeds: Whole-model placements to begin with, and how many tensors each quantizes.
         benchmarks: Candidates at most.
+        mode: ``region`` or ``subgraph``.
     """
 
     model: str
@@ -266,6 +269,7 @@ class TunePlan:
     left_float: Mapping[str, int]
     seeds: Mapping[str, int]
     benchmarks: int
+    mode: str = "region"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

@@ -22,6 +22,7 @@ _HEADER = [
     "",
 ]
 _NUMBERS = (1, 2, 3, 4, 5)
+_RAW = "raw"
 # What the search calls a step from the best so far; everything else began from the float model.
 _STEPS = frozenset({"batches", "doubts"})
 
@@ -33,23 +34,23 @@ def batches_table(batches: Sequence[Batch]) -> str:
 
 def batches_note(batches: Sequence[Batch]) -> str:
     """How to read the table."""
-    if any(batch.stage in _STEPS for batch in batches):
-        return (
-            "Quantized and dropped count fusion groups. Speedups of batches and doubts are over "
-            "the best before them, the others over float."
-        )
-    return "Quantized and dropped count fusion groups; speedups are over float."
+    stages = {batch.stage for batch in batches}
+    note = "Quantized and dropped count fusion groups; speedups are over float"
+    if stages & _STEPS:
+        note += ", those of batches and doubts over the best before them"
+    # An assembly without Q/DQ is the float model, which is not timed against itself.
+    return f"{note}." if _RAW in stages else f"{note}. The pieces advise to leave all float."
 
 
 def pieces_line(summary: Summary) -> str:
     """How many pieces there were to choose from, and how many were timed; empty if unknown."""
-    found = summary.subgraphs
-    if not found:
-        return ""
+    found, timed = summary.subgraphs, summary.subgraph_benchmarks
+    if not found:  # it ended before all of them were
+        return f"{timed} benchmarks of pieces." if timed else ""
     return (
         f"{found['groups']} fusion groups ({found['structural']} by structure alone), "
         f"{found['units']} could be quantized: {found['pieces']} distinct pieces, "
-        f"{summary.subgraph_benchmarks} benchmarks of them."
+        f"{f'{timed} benchmarks of them' if timed else 'known from before'}."
     )
 
 

@@ -123,13 +123,8 @@ def _files(result: TuneResult) -> list[str]:
     return [f"Written: {result.model}", f"Beside it: {', '.join([*others, 'summary.json'])}"]
 
 
-def plan_text(plan: TunePlan, mode: str = "region") -> str:
-    """What a run would do.
-
-    Args:
-        plan: The plan.
-        mode: The workflow that it is for.
-    """
+def plan_text(plan: TunePlan) -> str:
+    """What a run would do."""
     lines = [
         f"{plan.model}: {plan.nodes} ops, {plan.quantizable} can be {plan.quant_type} in the "
         f"{plan.dialect} dialect",
@@ -138,7 +133,7 @@ def plan_text(plan: TunePlan, mode: str = "region") -> str:
             for reason, count in sorted(plan.left_float.items(), key=lambda item: -item[1])
         ),
     ]
-    if mode == MODE:
+    if plan.mode == MODE:
         lines += plan_lines(plan)
     else:
         seeds = (f"{name} ({count} tensors)" for name, count in plan.seeds.items())

@@ -17,6 +17,7 @@ from qdqtune.engines.layer_files import read_layer_info
 from qdqtune.engines.native import native_dialect
 from qdqtune.engines.reference import require_reference
 from qdqtune.engines.shares import estimated_shares
+from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
@@ -38,6 +39,8 @@ from qdqtune.workflows.tuning.request import REGION, SUBGRAPH, WORKFLOWS, Callba
 from qdqtune.workflows.tuning.run import TuneRun
 from qdqtune.workflows.tuning.scouting import find_choices, seeds_of
 from qdqtune.workflows.tuning.settings import preset_named
+from qdqtune.workflows.tuning.shape_ranges import check_range
+from qdqtune.workflows.tuning.subgraph_mode import NOT_TRIED
 
 _NOTHING_SAID = InputRequest()
 _EVALUATE_EXAMPLE = "(path): return accuracy"
@@ -72,6 +75,8 @@ def tune(
     workflow: str = REGION,
     graph_json: str | Path | None = None,
     incremental_validation: bool = True,
+    min_shapes: InputRequest | None = None,
+    max_shapes: InputRequest | None = None,
     output_dir: str | Path = DEFAULT_OUTPUT_DIR,
     state_file: str | Path | None = None,
     resume: str = AUTO,
@@ -118,6 +123,9 @@ def tune(
             tells the pieces instead of the engine.
         incremental_validation: In subgraph mode, whether the assembly is compared with others on
             the whole model, and improved group by group.
+        min_shapes: In subgraph mode, the smallest inputs that the model will get; pieces are
+            measured at `inputs`, and described with the range of shapes that follows.
+        max_shapes: The largest ones.
         output_dir: Where everything is written. One run at a time can use it.
         state_file: Where the readable state goes, with the pattern cache beside it; None is into
             the output folder.
@@ -162,11 +170,17 @@ def tune(
         workflow=workflow,
         graph_json=_path(graph_json),
         incremental_validation=incremental_validation,
+        min_shapes=min_shapes,
+        max_shapes=max_shapes,
         callbacks=tuple(callbacks),
     )
     layout = request.dialect.format_of(quant_type)
     source = open_source(model, layout.least_opset, optimize=optimize)
     feeding = feeding_of(source, replace(inputs, seed=seed), calibration_data, calibration_samples)
+    if min_shapes is not None or max_shapes is not None:
+        least = resolve_shapes(source.model, min_shapes) if min_shapes else feeding.shapes
+        most = resolve_shapes(source.model, max_shapes) if max_shapes else feeding.shapes
+        check_range(least, feeding.shapes, most)
     others = [each for each in (request.qdq_baseline, request.graph_json) if each is not None]
     with (
         RunFolder(
@@ -195,6 +209,8 @@ def plan_tune(
     calibration_data: Any = None,
     node_filter: Sequence[str] = (),
     optimize: bool = True,
+    workflow: str = REGION,
+    graph_json: str | Path | None = None,
 ) -> TunePlan:
     """What `tune` would do, found out without running the model; nothing is written.
 
@@ -209,11 +225,14 @@ def plan_tune(
         calibration_data: Whose first sample says the shapes, if there is any.
         node_filter: Wildcard patterns of node names.
         optimize: Whether constants and BatchNorms are folded first.
+        workflow: ``region`` or ``subgraph``.
+        graph_json: A file with the layers that the model was built to.
 
     Raises:
         QdqtuneError: Whatever the user can act on.
     """
     name = registry.resolve(engine)
+    _check_workflow(workflow, graph_json)
     dialect = native_dialect(name, options=engine_options)
     chosen = preset_named(preset)
     source = open_source(model, dialect.format_of(quant_type).least_opset, optimize=optimize)
@@ -227,6 +246,10 @@ def plan_tune(
         reading = source.reading
         given = {"as given": reading.placement.tensors} if reading is not None else {}
         seeds = seeds_of(space, given, grouping)
+        most = chosen.limits(len(grouping.groups), max_benchmarks).benchmarks
+        if workflow == SUBGRAPH:
+            seeds = {label: seeds[label] for label in seeds if label not in NOT_TRIED}
+            most = chosen.assemblies if max_benchmarks is None else max_benchmarks
         return TunePlan(
             model=str(model),
             engine=name,
@@ -239,7 +262,8 @@ def plan_tune(
             quantizable=len(completion.units),
             left_float=dict(Counter(completion.left_float.values()).most_common()),
             seeds={label: len(space.placement(state).tensors) for label, state in seeds.items()},
-            benchmarks=chosen.limits(len(grouping.groups), max_benchmarks).benchmarks,
+            benchmarks=most,
+            mode=workflow,
         )
 
 

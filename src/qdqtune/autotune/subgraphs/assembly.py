@@ -45,6 +45,23 @@ class Crossing:
     quantize_ms: float = 0.0
     dequantize_ms: float = 0.0
 
+    def is_quantized_in(self, state: Collection[int]) -> bool:
+        """Whether it is made as float, and somebody reads it quantized."""
+        is_float = self.producer is None or self.producer not in state
+        return is_float and any(number in state for number in self.consumers)
+
+    def is_dequantized_in(self, state: Collection[int]) -> bool:
+        """Whether it is made quantized, and somebody reads it as float."""
+        if self.producer is None or self.producer not in state:
+            return False
+        return self.is_read_as_float or any(number not in state for number in self.consumers)
+
+    def cost_ms(self, state: Collection[int]) -> float:
+        """What its conversions cost with these pieces quantized."""
+        if self.is_quantized_in(state):
+            return self.quantize_ms
+        return self.dequantize_ms if self.is_dequantized_in(state) else 0.0
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -74,7 +91,7 @@ class Costs:
         for number, (as_float, quantized) in enumerate(pieces):
             cost = as_float if number not in state else quantized
             total += math.inf if cost is None else cost
-        return total + sum(_conversion_ms(crossing, state) for crossing in self.crossings)
+        return total + sum(crossing.cost_ms(state) for crossing in self.crossings)
 
     def _taken(self, state: Collection[int]) -> frozenset[int]:
         """What is quantized of a choice: not those that have nobody to follow."""
@@ -178,19 +195,12 @@ def _scale(costs: Costs) -> float:
     """Whole units per millisecond, so that everything together fits into what a solver counts."""
     whole = sum(costs.float_ms) + sum(ms for ms in costs.quantized_ms if ms is not None)
     whole += sum(each.quantize_ms + each.dequantize_ms for each in costs.crossings)
-    return _UNITS / whole if whole > 0.0 else 1.0
+    # A power of two: what is equal stays equal.
+    return 2.0 ** math.floor(math.log2(_UNITS / whole)) if whole > 0.0 else 1.0
 
 
 def _whole(units: float) -> int:
     return max(0, round(units))
-
-
-def _conversion_ms(crossing: Crossing, state: Collection[int]) -> float:
-    is_quantized = crossing.producer is not None and crossing.producer in state
-    if is_quantized:
-        as_float = crossing.is_read_as_float or any(n not in state for n in crossing.consumers)
-        return crossing.dequantize_ms if as_float else 0.0
-    return crossing.quantize_ms if any(n in state for n in crossing.consumers) else 0.0
 
 
 def gain_of(costs: Costs, state: Iterable[int], reference: Iterable[int] = ()) -> float:

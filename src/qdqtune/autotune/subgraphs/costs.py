@@ -80,37 +80,44 @@ def refined(costs: Costs, seen: Sequence[InModel], own: InModel | None = None) -
         own: The one that is to be improved: it goes before the others, and units that are quantized
             otherwise in it cost what they cost there.
     """
+    models = (own, *seen) if own is not None else tuple(seen)
     as_float, quantized = list(costs.float_ms), list(costs.quantized_ms)
     for number in range(len(as_float)):
         for is_quantized, found in ((False, as_float), (True, quantized)):
             times = [
                 model.unit_ms[number]
-                for model in ((own, *seen) if own is not None else seen)
+                for model in models
                 if (number in model.quantized) is is_quantized
                 and model.unit_ms.get(number)
                 and (number not in model.otherwise or model is own)
             ]
             if times and found[number] is not None:
                 found[number] = times[0]
-    crossings = []
-    for crossing in costs.crossings:
-        models = (own, *seen) if own is not None else seen
-        q_ms = [m.quantize_ms[crossing.tensor] for m in models if crossing.tensor in m.quantize_ms]
-        d_ms = [
-            m.dequantize_ms[crossing.tensor] for m in models if crossing.tensor in m.dequantize_ms
-        ]
-        crossings.append(
-            replace(
-                crossing,
-                quantize_ms=q_ms[0] if q_ms else crossing.quantize_ms,
-                dequantize_ms=d_ms[0] if d_ms else crossing.dequantize_ms,
-            )
-        )
+    crossings = [_seen_crossing(crossing, models) for crossing in costs.crossings]
     return replace(
         costs,
         float_ms=tuple(as_float),
         quantized_ms=tuple(quantized),
         crossings=tuple(crossings),
+    )
+
+
+def _seen_crossing(crossing: Crossing, models: Sequence[InModel]) -> Crossing:
+    """What converting a tensor was seen to cost: nothing where other layers took it along."""
+    quantize_ms = [
+        model.quantize_ms.get(crossing.tensor, 0.0)
+        for model in models
+        if crossing.is_quantized_in(model.quantized)
+    ]
+    dequantize_ms = [
+        model.dequantize_ms.get(crossing.tensor, 0.0)
+        for model in models
+        if crossing.is_dequantized_in(model.quantized)
+    ]
+    return replace(
+        crossing,
+        quantize_ms=quantize_ms[0] if quantize_ms else crossing.quantize_ms,
+        dequantize_ms=dequantize_ms[0] if dequantize_ms else crossing.dequantize_ms,
     )
 
 

@@ -185,6 +185,7 @@ class Choices:
 def make_choices(
     units: Sequence[Unit],
     pieces: Sequence[Piece],
+    times: Collection[str],
     completion: Completion,
     ruled: Collection[str],
 ) -> Choices:
@@ -193,6 +194,8 @@ def make_choices(
     Args:
         units: The units.
         pieces: The pieces that they are groups of.
+        times: Keys of the pieces that were profiled; the groups of others are choices, too, that
+            belong to no unit.
         completion: What can be quantized.
         ruled: Names of the ops that placement rules would quantize.
     """
@@ -201,28 +204,47 @@ def make_choices(
     around: list[State] = []
     for unit in units:
         first = len(groups)
-        full = next(s for s in pieces[unit.piece].schemes if s.name == FULL).nodes(unit.content)
-        best = frozenset() if unit.scheme.weights_only else set(unit.scheme.nodes(unit.content))
-        parts: dict[tuple[bool, bool], list[str]] = {}
-        for name in sorted(full, key=completion.index.position.__getitem__):
-            parts.setdefault((name in best, name in ruled), []).append(name)
-        own: set[int] = set()
-        for role, ((is_best, _), names) in enumerate(parts.items()):
-            if is_best:
-                own.add(len(groups))
-            groups.append(_group(unit, role, names, completion))
-        if unit.scheme.weights_only:
-            own.add(len(groups))
-            names = list(unit.scheme.nodes(unit.content))
-            groups.append(_group(unit, len(parts), names, completion, weights_only=True))
+        key, scheme = unit.times.key, unit.scheme
+        best = frozenset() if scheme.weights_only else frozenset(scheme.nodes(unit.content))
+        parts = _parts(pieces[unit.piece], unit.content, completion, best, ruled)
+        groups += (_group(key, role, names, completion) for role, names in enumerate(parts))
+        if scheme.weights_only:
+            names = scheme.nodes(unit.content)
+            groups.append(_group(key, len(parts), names, completion, weights_only=True))
+        added = range(first, len(groups))
+        own = (n for n in added if groups[n].weights_only or best.issuperset(groups[n].nodes))
         of_unit.append(frozenset(own))
-        around.append(frozenset(range(first, len(groups))))
+        around.append(frozenset(added))
+    for piece in (piece for piece in pieces if piece.key not in times):
+        for content in piece.contents:
+            parts = _parts(piece, content, completion, frozenset(), ruled)
+            groups += (_group(piece.key, n, names, completion) for n, names in enumerate(parts))
     return Choices(tuple(groups), tuple(of_unit), tuple(around))
 
 
+def _parts(
+    piece: Piece,
+    content: Content,
+    completion: Completion,
+    best: Collection[str],
+    ruled: Collection[str],
+) -> list[tuple[str, ...]]:
+    """What can be quantized in a group, cut by whether its scheme and the rules would."""
+    full = next(scheme for scheme in piece.schemes if scheme.name == FULL).nodes(content)
+    parts: dict[tuple[bool, bool], list[str]] = {}
+    for name in sorted(full, key=completion.index.position.__getitem__):
+        parts.setdefault((name in best, name in ruled), []).append(name)
+    return [tuple(names) for names in parts.values()]
+
+
 def _group(
-    unit: Unit, role: int, names: list[str], completion: Completion, *, weights_only: bool = False
+    key: str,
+    role: int,
+    names: Sequence[str],
+    completion: Completion,
+    *,
+    weights_only: bool = False,
 ) -> Group:
     types = [completion.index.node[name].op_type for name in names]
     lead = next((each for each in types if each in WEIGHTED_OPS), types[0])
-    return Group(unit.times.key, role, lead, tuple(names), unit.times.key, weights_only)
+    return Group(key, role, lead, tuple(names), key, weights_only)

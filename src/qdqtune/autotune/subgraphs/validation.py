@@ -28,7 +28,7 @@ _NOTHING: State = frozenset()
 _PROMISING = 0.5
 _PROBABLE = 1.0
 # Expected gains below this are not worth a build.
-_LEAST_GAIN = 0.002
+_LEAST_GAIN, _LEAST_CLEAR_GAIN = 0.002, 0.01
 # Batches, and parts of them, that fail before the rest is left as it is.
 _MOST_FAILURES = 4
 # How wrong the costs may be about a group, as a part of what it costs: of one that was seen in a
@@ -47,6 +47,7 @@ class SubgraphSearch:
         alike: Units of equal content, which are flipped together.
         limits: How much it may do.
         incremental: Whether anything is tried beside the seeds.
+        frugal: Whether candidates are so costly that only clear gains are worth one.
 
     Attributes:
         incumbent: The best choice so far.
@@ -66,6 +67,7 @@ class SubgraphSearch:
         limits: Limits,
         *,
         incremental: bool = True,
+        frugal: bool = False,
     ) -> None:
         self.incumbent: State = _NOTHING
         self.gain = 0.0
@@ -79,6 +81,8 @@ class SubgraphSearch:
         self._alike = alike
         self._limits = limits
         self._incremental = incremental
+        self._frugal = frugal
+        self._least_gain = _LEAST_CLEAR_GAIN if frugal else _LEAST_GAIN
         self._seen: dict[State, InModel] = {}
         self._fixed: dict[int, bool] = {}
         self._tried: set[str] = set()
@@ -113,7 +117,7 @@ class SubgraphSearch:
         if not self._incremental:
             return
         yield from self._refine()
-        while self._room > 1:
+        while self._room > 1 and not self._frugal:
             before = self.incumbent
             yield from self._doubt()
             if self.incumbent == before:
@@ -160,7 +164,7 @@ class SubgraphSearch:
             costs, now = self._now(), self._units(self.incumbent)
             target = assemble_closed(costs, self._closed, self._fixed)
             flips = self._flips(costs, now, target)
-            if not flips or gain_of(costs, target, now) < _LEAST_GAIN:
+            if not flips or gain_of(costs, target, now) < self._least_gain:
                 return
             before = self.incumbent
             yield from self._take_or_halve(flips, BATCHES)
@@ -183,15 +187,19 @@ class SubgraphSearch:
         while waiting and self._room > 1 and failures < _MOST_FAILURES:
             batch = waiting.pop(0)
             costs, now = self._now(), self._units(self.incumbent)
-            is_idle = gain_of(costs, now ^ _NOTHING.union(*batch), now) < _LEAST_GAIN
+            is_idle = gain_of(costs, now ^ _NOTHING.union(*batch), now) < self._least_gain
             if is_idle and stage == BATCHES:
                 self._fix(batch, now)
                 continue
             state = self._to(now ^ _NOTHING.union(*batch))
             scores = yield from self._compare(self.incumbent, [state], Effort.CONFIRM, stage)
             score = scores.get(state)
-            if score is None:  # it comes to what was tried before
-                self._fix(batch, now)
+            if score is None:  # it is what is there, or was tried as a seed and is not faster
+                is_same = self._space.key(state) == self._space.key(self.incumbent)
+                if is_same or len(batch) == 1:
+                    self._fix(batch, now)
+                else:
+                    waiting[:0] = self._halves(now, batch)
                 continue
             accepted = score.certainty > _PROBABLE
             self._note(stage, self.incumbent, state, score, costs, accepted=accepted)
@@ -248,7 +256,7 @@ class SubgraphSearch:
                     continue
                 expected = gain_of(costs, now ^ flip, now)
                 doubt = sum(costs.float_ms[n] * self._error(n, n not in now) for n in flip) / total
-                if math.isfinite(expected) and expected + doubt > _LEAST_GAIN:
+                if math.isfinite(expected) and expected + doubt > self._least_gain:
                     worth[flip] = expected + doubt
         return sorted(worth, key=lambda flip: (-worth[flip], sorted(flip)))
 
@@ -259,7 +267,7 @@ class SubgraphSearch:
     def _compare_with_best_seed(self) -> Steps:
         """Steps were decided on noise: what they led to must still beat what they began with."""
         seed, gain = self._best_seed
-        if self.incumbent in (seed, _NOTHING) or not self._room:
+        if self.incumbent in (seed, _NOTHING) or not self._room or self._frugal:
             return
         scores = yield from self._compare(seed, [self.incumbent], Effort.CONFIRM, LAST)
         score = scores.get(self.incumbent)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +26,8 @@ COST_MODEL_VERSION = "1"
 
 _ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
 _MOST_REMEMBERED = 256
+# What it takes to load a model that was built before.
+_LOADING_S = 0.5
 # What other engines call the types that ONNX has short names for.
 _PRECISIONS = {"double": "float64", "float": "float32"}
 
@@ -51,7 +55,7 @@ class SimulatedEngine:
         """Opens the model file; building takes virtual time."""
         settings = Settings.from_options(options.engine_options)
         machine = self._machines.setdefault(settings, Machine(settings.noise, settings.seed))
-        return SimulatedSession(path, settings.profile, machine, self)
+        return SimulatedSession(path, settings, machine, self)
 
     def clock_s(self) -> float:
         """Virtual seconds that have passed."""
@@ -74,16 +78,16 @@ class SimulatedSession:
 
     Args:
         path: The model file. Its weights are not looked at but by `run`.
-        profile: The machine's data.
+        settings: The machine's data, and whether builds are remembered.
         machine: The machine's state.
         engine: Whose session it is.
     """
 
     def __init__(
-        self, path: str, profile: Profile, machine: Machine, engine: SimulatedEngine
+        self, path: str, settings: Settings, machine: Machine, engine: SimulatedEngine
     ) -> None:
         self._path = path
-        self._profile = profile
+        self._profile = settings.profile
         self._engine = engine
         self._proto = read_proto(path)
         self._digest = digest(self._proto)
@@ -93,8 +97,7 @@ class SimulatedSession:
         self._inputs = tuple(
             _input_spec(value) for value in self._proto.graph.input if value.name not in constants
         )
-        kernels = len(self._plan({}))
-        machine.clock_s += profile.build_s + profile.build_kernel_s * kernels
+        machine.clock_s += self._building_s(settings)
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
@@ -145,6 +148,20 @@ class SimulatedSession:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _building_s(self, settings: Settings) -> float:
+        """Seconds until the model is open: what was built before is only loaded."""
+        profile, kernels = settings.profile, self._plan({})
+        building_s = profile.build_s + profile.build_kernel_s * len(kernels)
+        if not settings.plan_cache:
+            return building_s
+        content = hashlib.blake2b(repr((profile.name, kernels)).encode(), digest_size=16)
+        plan = Path(settings.plan_cache, f"{content.hexdigest()}.plan")
+        if plan.exists():
+            return min(_LOADING_S, building_s)
+        plan.parent.mkdir(parents=True, exist_ok=True)
+        plan.touch()
+        return building_s
 
     def _check(self, feeds: Feeds) -> None:
         wanted = {spec.name for spec in self._inputs}

@@ -13,7 +13,7 @@ from qdqtune.engines.simulated.profiles import DEFAULT_PROFILE, Profile, profile
 _NOISE_KEYS = tuple(entry.name for entry in fields(Noise))
 # What may differ from the profile.
 _PROFILE_KEYS = ("fusion", "layout", "build_s", "build_kernel_s")
-KEYS = ("profile", *_PROFILE_KEYS, "seed", *_NOISE_KEYS)
+KEYS = ("profile", *_PROFILE_KEYS, "plan_cache", "seed", *_NOISE_KEYS)
 """All options."""
 
 QUIET: dict[str, str] = {"noise": "0", "drift": "0", "spikes": "0", "offset": "0"}
@@ -28,11 +28,13 @@ class Settings:
         profile: The machine, with what options change about it.
         seed: Of the noise.
         noise: How noisy the machine is.
+        plan_cache: A folder that remembers what was built; empty if nothing does.
     """
 
     profile: Profile = DEFAULT_PROFILE
     seed: int = 0
     noise: Noise = field(default_factory=Noise)
+    plan_cache: str = ""
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Settings:
@@ -53,7 +55,8 @@ class Settings:
         seed = options.get("seed", "0")
         if not seed.isdecimal():
             raise ValueError(f"seed is '{seed}'; it is a whole number from 0 on")
-        return cls(_profile(options), int(seed), Noise(**numbers))
+        noise = Noise(**numbers)
+        return cls(_profile(options), int(seed), noise, options.get("plan_cache", ""))
 
     def to_options(self) -> dict[str, str]:
         """All options as text, those left at their defaults included."""
@@ -66,6 +69,7 @@ class Settings:
             "build_s": f"{machine.build_s:g}",
             "build_kernel_s": f"{machine.build_kernel_s:g}",
             "seed": str(self.seed),
+            **({"plan_cache": self.plan_cache} if self.plan_cache else {}),
             **noise,
         }
 

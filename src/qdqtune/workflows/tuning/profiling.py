@@ -83,12 +83,15 @@ class PieceProfiler:
             self._time,
         )
 
-    def profile(self, piece: Piece, values: Mapping[str, Array]) -> PieceTimes:
+    def profile(
+        self, piece: Piece, values: Mapping[str, Array], float_ms: float | None = None
+    ) -> PieceTimes:
         """Time a piece as float and with each of its schemes.
 
         Args:
             piece: The piece.
             values: What its inputs are in a run of the model.
+            float_ms: What it costs as float, if that need not be measured.
         """
         name = f"subgraph_{piece.groups[0]:04d}"
         content = piece.content
@@ -97,9 +100,10 @@ class PieceProfiler:
         except ModelError as error:
             return PieceTimes(piece.key, BY_TOTAL, (SchemeTimes(NONE, error=error.what),))
         inserter = self._inserter.of_part(base)
-        files = [base.write(base.whole(), f"{name}.{NONE}")]
-        models = [GraphIndex(base.load(base.whole()))]
-        forms = {NONE: 0}
+        plain = base.write(base.whole(), f"{name}.{NONE}")
+        files = [plain] if float_ms is None else []
+        models = [GraphIndex(base.load(base.whole()))] if float_ms is None else []
+        forms = {NONE: 0} if float_ms is None else {}
         errors: dict[str, str] = {}
         for scheme in piece.schemes:
             places = placement_inside(
@@ -118,6 +122,9 @@ class PieceProfiler:
         feeds.path.unlink(missing_ok=True)
         has_layers = all(layers.get(n) for n, each in enumerate(measured) if each.ok)
         times = []
+        if float_ms is not None:
+            nothing = (0.0,) * (len(content.inputs) + len(content.outputs))
+            times.append(SchemeTimes(NONE, float_ms, float_ms, nothing, nothing))
         for scheme_name, number in forms.items():
             if not measured[number].ok:
                 times.append(SchemeTimes(scheme_name, error=measured[number].error))
@@ -131,7 +138,7 @@ class PieceProfiler:
             times.append(_times(scheme_name, measured[number], borders, content))
         times += [SchemeTimes(each, error=why) for each, why in errors.items()]
         return PieceTimes(
-            piece.key, BY_LAYERS if has_layers else BY_TOTAL, tuple(times), files[0].name
+            piece.key, BY_LAYERS if has_layers else BY_TOTAL, tuple(times), plain.name
         )
 
     def _cut_out(self, content: Content) -> PreparedModel:

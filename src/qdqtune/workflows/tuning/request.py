@@ -53,6 +53,8 @@ class TuneRequest:
     workflow: str = REGION
     graph_json: Path | None = None
     incremental_validation: bool = True
+    min_shapes: InputRequest | None = None
+    max_shapes: InputRequest | None = None
     callbacks: tuple[Callback, ...] = ()
 
     def conditions(self, model_sha256: str, calibration: str) -> dict[str, Any]:

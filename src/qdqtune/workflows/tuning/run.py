@@ -48,6 +48,7 @@ from qdqtune.workflows.tuning.patience import patient
 from qdqtune.workflows.tuning.request import SUBGRAPH, TuneRequest
 from qdqtune.workflows.tuning.scouting import (
     check_noise,
+    check_runs,
     find_choices,
     latency_shares,
     seeds_of,
@@ -132,7 +133,11 @@ class TuneRun:
         base = PreparedModel(self._source.model, self._folder / names.CANDIDATES, is_kept=True)
         plain = base.write(base.whole(), "float")
         feeds = self._engine.store(next(iter(self._feeding.judged())))
-        story.noise, story.baseline_ms = check_noise(self._engine, plain, feeds, request.preset)
+        if self._source.has_open_dims:
+            check_runs(self._engine, self._folder / names.BASELINE, feeds)
+        story.noise, story.baseline_ms, story.build_s = check_noise(
+            self._engine, plain, feeds, request.preset
+        )
         story.final_ms = story.baseline_ms
         tell("noise", f"a step can see differences from {100 * story.noise.detectable:.1f} % on")
         completion, story.grouping = find_choices(

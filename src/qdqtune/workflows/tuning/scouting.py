@@ -193,9 +193,29 @@ def latency_shares(
         return shares_of_latency(index, layers)
 
 
+def check_runs(worker: Worker, path: Path, feeds: StoredFeeds) -> None:
+    """Make sure that the engine runs the model as it was given, at these sizes of open dims.
+
+    Cleaned up, it may run at sizes at which the file itself does not.
+
+    Raises:
+        EngineError: If it doesn't.
+    """
+    try:
+        model = worker.open(path)
+        worker.feed(model, feeds)
+        worker.time(model, 1)
+        worker.release(model)
+    except WorkerFailure as failure:
+        raise EngineError(
+            f"The engine does not run the model as it is: {failure}",
+            "Not every size of its open dims may be possible: give others by --shapes or --dim.",
+        ) from None
+
+
 def check_noise(
     worker: Worker, path: Path, feeds: StoredFeeds, preset: Preset
-) -> tuple[Noise, float]:
+) -> tuple[Noise, float, float]:
     """Time the model against itself.
 
     Args:
@@ -205,7 +225,8 @@ def check_noise(
         preset: How thorough comparisons will be.
 
     Returns:
-        What can be seen on this machine, and the model's latency in milliseconds.
+        What can be seen on this machine, the model's latency in milliseconds, and the seconds that
+        the engine took to build it.
 
     Raises:
         EngineError: If the engine doesn't run the model.
@@ -220,4 +241,5 @@ def check_noise(
                 "on it.",
             )
     gain, error = typical_gain(one.blocks_ms, other.blocks_ms)
-    return Noise(math.exp(gain), math.expm1(_SEEN * error)), one.latency_ms
+    noise = Noise(math.exp(gain), math.expm1(_SEEN * error))
+    return noise, one.latency_ms, one.build_s

@@ -27,6 +27,7 @@ class Story:
     grouping: Grouping = field(default_factory=Grouping)
     noise: Noise = field(default_factory=lambda: Noise(1.0, 0.0))
     baseline_ms: float = 0.0
+    build_s: float = 0.0
     final_ms: float = 0.0
     comparison: Comparison | None = None
     stopped: str = FINISHED
@@ -108,6 +109,7 @@ class Story:
             conditions=self.conditions,
             mode=request.workflow,
             subgraph_benchmarks=self.subgraph_benchmarks,
+            subgraph_failed=self.subgraph_failed,
             subgraphs=self.subgraphs,
             batches=tuple(self.batches),
         )

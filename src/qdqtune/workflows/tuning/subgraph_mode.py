@@ -38,14 +38,19 @@ from qdqtune.workflows.tuning.profiling import PieceProfiler
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.scouting import seeds_of
 from qdqtune.workflows.tuning.searching import Searching
-from qdqtune.workflows.tuning.story import Story
+from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, OPT, shape_arguments, shapes_inside
+from qdqtune.workflows.tuning.story import BY_BUDGET, Story
 from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
 
 _logger = logging.getLogger(__name__)
 
 RAW = "raw"
-# Whole-model choices that are tried beside the assembly, by the names that `seeds_of` has.
-_NOT_TRIED = ("weighted ops", "weighted ops and what is between")
+NOT_TRIED = ("weighted ops", "weighted ops and what is between")
+"""Whole-model choices of `seeds_of` that are not worth a build beside the assembly."""
+
+# Where a model takes longer to build, builds are saved: what a piece costs as float is what it was
+# seen to cost in the float model, and only gains that are worth a build are tried.
+_SLOW_BUILD_S = 10.0
 
 
 class SubgraphMode:
@@ -109,19 +114,22 @@ class SubgraphMode:
         dims: dict[str, Dims | None] = {
             name: dims_of(value) for name, value in base.index.value.items()
         }
+        ranges = self._shape_ranges()
         with at_shapes(base.index.model, self._feeding.shapes):
             if unknown_tensors(base.index):
                 observe_shapes(base, self._runner, next(iter(self._feeding.judged())))
             self._groups = self._find_groups(plain)
             pieces = find_pieces(self._groups, self._completion, story.grouping.ruled, may)
-            self._profile(pieces, dims)
+            self._profile(pieces, dims, ranges)
             self._units = make_units(pieces, self._cache.pieces, self._completion)
         self._unit_of = {
             name: number
             for number, unit in enumerate(self._units)
             for name in self._groups[unit.group].nodes
         }
-        self._choices = make_choices(self._units, pieces, self._completion, story.grouping.ruled)
+        self._choices = make_choices(
+            self._units, pieces, self._cache.pieces, self._completion, story.grouping.ruled
+        )
         self._plain = self._float_model()
         total = sum(self._plain.unit_ms.values()) + self._plain.rest_ms
         shares = {
@@ -133,7 +141,7 @@ class SubgraphMode:
         story.subgraphs = {
             "groups": len(self._groups),
             "structural": self._cache.structural,
-            "pieces": len(pieces),
+            "pieces": sum(piece.key in self._cache.pieces for piece in pieces),
             "units": len(self._units),
         }
         search, seeds = self._assemble(space, given)
@@ -186,11 +194,27 @@ class SubgraphMode:
         )
         return tuple(FusionGroup(n, nodes, ()) for n, (nodes, _) in enumerate(cache.groups))
 
-    def _profile(self, pieces: Sequence[Piece], dims: Mapping[str, Dims | None]) -> None:
+    def _shape_ranges(self) -> dict[str, Mapping[str, tuple[int, ...]]]:
+        """Shapes of all tensors at the smallest and the largest inputs, if they were given."""
+        request, base = self._request, self._inserter.base
+        asked = {MIN: request.min_shapes, MAX: request.max_shapes}
+        return {
+            label: shapes_inside(base, self._runner, each, base.index.value)
+            for label, each in asked.items()
+            if each is not None
+        }
+
+    def _profile(
+        self,
+        pieces: Sequence[Piece],
+        dims: Mapping[str, Dims | None],
+        ranges: Mapping[str, Mapping[str, tuple[int, ...]]],
+    ) -> None:
         """Phase 2: time every piece that is not known yet, those with the largest share first."""
         cache, reporter = self._cache, self._reporter
         missing = [piece for piece in pieces if piece.key not in cache.pieces]
         missing.sort(key=lambda piece: -self._share(piece))
+        known = len(pieces) - len(missing)
         if not missing:
             cache.keep_profiled()
             return
@@ -210,26 +234,42 @@ class SubgraphMode:
         try:
             for number, piece in enumerate(missing, 1):
                 if reporter.is_over:
+                    self._story.stopped = BY_BUDGET
                     return
-                times = profiler.profile(piece, values)
-                shown = {t: list(shapes[t]) for t in piece.content.inputs}
+                known_ms = self._share(piece) / len(piece.groups)
+                alone = not self._is_slow_to_build or not known_ms
+                times = profiler.profile(piece, values, None if alone else known_ms)
+                at = {MIN: ranges.get(MIN, shapes), OPT: shapes, MAX: ranges.get(MAX, shapes)}
+                inputs = piece.content.inputs
+                borders = {
+                    label: {t: found.get(t, shapes[t]) for t in inputs}
+                    for label, found in at.items()
+                }
+                is_open = any(_is_open(dims[tensor]) for tensor in inputs)
                 cache.keep_piece(
                     times,
                     groups=list(piece.groups),
                     nodes=list(piece.content.nodes),
-                    shapes=shown,
+                    shapes=borders,
+                    arguments=shape_arguments(borders) if is_open else [],
                     skipped=dict(piece.skipped),
                 )
                 reporter.tell(
                     "subgraphs",
                     f"{len(piece.schemes) + 1} forms of {_ops(index, piece)}",
                     benchmarks=number,
-                    planned=len(missing),
+                    known=known,
+                    planned=len(pieces),
                 )
         finally:
             self._story.subgraph_benchmarks += profiler.benchmarks
             self._story.subgraph_failed += profiler.failed
         cache.keep_profiled()
+
+    @property
+    def _is_slow_to_build(self) -> bool:
+        """Whether builds, and not runs, are what takes time."""
+        return self._story.build_s > _SLOW_BUILD_S
 
     def _share(self, piece: Piece) -> float:
         assert self._cache.groups is not None
@@ -253,7 +293,7 @@ class SubgraphMode:
 
         raw = choices.state(assemble_closed(costs, closed))
         others = seeds_of(space, given, story.grouping)
-        seeds = {RAW: raw, **{n: s for n, s in others.items() if n not in _NOT_TRIED}}
+        seeds = {RAW: raw, **{n: s for n, s in others.items() if n not in NOT_TRIED}}
         if not request.incremental_validation:
             seeds = {RAW: raw}
         self._write_raw(space, raw)
@@ -264,7 +304,7 @@ class SubgraphMode:
         limits = Limits(benchmarks=request.preset.assemblies if most is None else most)
         search = SubgraphSearch(
             space, choices, costs, seeds, [frozenset(part) for part in alike.values()], limits,
-            incremental=request.incremental_validation,
+            incremental=request.incremental_validation, frugal=self._is_slow_to_build,
         )  # fmt: skip
         self._reporter.tell(
             "assembly", f"{len(choices.units(raw))} of {len(self._units)} groups quantized"
@@ -279,6 +319,10 @@ class SubgraphMode:
             save_model(self._inserter.model(placement), target, force=True)
         else:
             self._folder.copy_model(self._request.model, target)
+
+
+def _is_open(dims: Dims | None) -> bool:
+    return dims is None or not all(isinstance(dim, int) for dim in dims)
 
 
 def _ops(index: GraphIndex, piece: Piece) -> str:

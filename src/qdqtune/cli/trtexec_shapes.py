@@ -1,0 +1,39 @@
+"""Shapes of inputs among the arguments that are meant for trtexec."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+_SHAPES = re.compile(r"--(min|opt|max|)[sS]hapes=(.+)")
+
+
+@dataclass
+class TrtexecShapes:
+    """What some arguments say.
+
+    Attributes:
+        least: Of `--minShapes`, as our own flags take it.
+        usual: Of `--optShapes` or `--shapes`.
+        most: Of `--maxShapes`.
+        others: Arguments that are about something else.
+    """
+
+    least: list[str] = field(default_factory=list)
+    usual: list[str] = field(default_factory=list)
+    most: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+    @classmethod
+    def found_in(cls, arguments: Iterable[str]) -> TrtexecShapes:
+        """Read a command line that was taken apart."""
+        shapes = cls()
+        places = {"min": shapes.least, "opt": shapes.usual, "": shapes.usual, "max": shapes.most}
+        for argument in arguments:
+            match = _SHAPES.fullmatch(argument)
+            if match is None:
+                shapes.others.append(argument)
+            else:
+                places[match[1]].append(match[2])
+        return shapes

@@ -1,0 +1,271 @@
+"""From times of pieces to costs, and what whole models say about them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from benchmarks.subgraph_models import random_model
+
+from qdqtune.autotune.search.space import Space
+from qdqtune.autotune.subgraphs.assembly import Costs, Crossing
+from qdqtune.autotune.subgraphs.costs import InModel, costs_of, refined
+from qdqtune.autotune.subgraphs.pieces import FULL, NONE, WEIGHTS
+from qdqtune.autotune.subgraphs.seen import look_at
+from qdqtune.autotune.subgraphs.units import make_choices, make_units
+from qdqtune.engines.simulated import PROFILES, kernels_of, true_latency_ms
+from qdqtune.graph.index import GraphIndex
+from qdqtune.records.measurement import LayerTime
+from qdqtune.records.subgraphs import BY_LAYERS, PieceTimes, SchemeTimes
+from tests.conftest import model_from_text
+from tests.cutting import Cut, cut, layers_of
+
+ADDITIVE = replace(PROFILES["cpu-vnni"], fuses=False, has_layouts=False)
+UNSEEN = InModel(frozenset(), {})
+
+
+def of_groups(made: Cut) -> list[float]:
+    """What each group of the float model costs, in truth."""
+    home = {name: group.number for group in made.groups for name in group.nodes}
+    times = [0.0] * len(made.groups)
+    for kernel in kernels_of(onnx.ModelProto.FromString(made.base.whole()), made.profile):
+        times[home[kernel.nodes[0]]] += kernel.ms
+    return times
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 5, 6, 8, 9, 10])
+def test_where_costs_add_up_they_are_the_truth(seed: int, tmp_path: Path) -> None:
+    made = cut(random_model(seed), tmp_path, profile=ADDITIVE)
+    if any(node.op_type == "Flatten" for node in made.index.nodes):
+        pytest.skip("a view has no form of its own")
+    units = make_units(made.pieces, made.times(), made.completion)
+    choices = make_choices(units, made.pieces, made.completion, made.ruled)
+    space = Space(made.completion, choices.groups, {})
+    times = of_groups(made)
+    own = {number: times[unit.group] for number, unit in enumerate(units)}
+    plain = InModel(frozenset(), own, sum(times) - sum(own.values()))
+    costs = costs_of(units, made.groups, made.index, plain)
+    rng = random.Random(seed)
+    for _ in range(8):
+        density = rng.random()
+        chosen = [n for n in range(len(units)) if rng.random() < density]
+        state = choices.state(chosen)
+        real = choices.units(space.closed(state))
+        truth = true_latency_ms(made.inserter.proto(space.placement(state)), ADDITIVE)
+        assert costs.total_ms(real) == pytest.approx(truth, rel=1e-9)
+
+
+FORK = """g (float[1,8,16,16] x) => (float[1,8,16,16] y, float[1,8,16,16] z) {
+    a = Conv(x, w)
+    p = MaxPool<kernel_shape=[1,1]>(a)
+    b = Conv(p, w)
+    c = Conv(p, w)
+    y = Erf(b)
+    z = Erf(c)
+}"""
+FIRST, POOL, LEFT, RIGHT = range(4)
+
+
+def fork(folder: Path, dialect: str = "onnxruntime", inside_ms: float = 1.0) -> tuple[Cut, Costs]:
+    """One Conv and a pool whose result two others read; each conversion costs 0.25 at a border."""
+    weights = np.random.default_rng(0).normal(size=(8, 8, 1, 1)).astype(np.float32)
+    made = cut(model_from_text(FORK, w=weights), folder, dialect)
+    times = {}
+    for piece in made.pieces:
+        borders = len(piece.content.inputs) + len(piece.content.outputs)
+        forms = tuple(
+            SchemeTimes(name, ms, ms, (0.25 * (name == FULL),) * borders, (0.125,) * borders)
+            for name, ms in ((NONE, 4.0), (FULL, inside_ms), (WEIGHTS, 9.0))
+        )
+        times[piece.key] = PieceTimes(piece.key, BY_LAYERS, forms)
+    units = make_units(made.pieces, times, made.completion)
+    return made, costs_of(units, made.groups, made.index, UNSEEN)
+
+
+def test_a_tensor_is_converted_once_however_many_read_it(tmp_path: Path) -> None:
+    _, costs = fork(tmp_path)
+    crossings = {crossing.tensor: crossing for crossing in costs.crossings}
+    assert crossings["p"].producer == POOL
+    assert crossings["p"].consumers == {LEFT, RIGHT}
+    one, both = costs.total_ms({LEFT}), costs.total_ms({LEFT, RIGHT})
+    assert both == one - 3.0 + exits(costs, RIGHT)
+    assert costs.total_ms({FIRST, POOL, LEFT, RIGHT}) == pytest.approx(
+        4.0 + crossings["x"].quantize_ms + exits(costs, LEFT) + exits(costs, RIGHT)
+    )
+
+
+def exits(costs: Costs, unit: int) -> float:
+    """What it costs to hand on as floats what a unit makes."""
+    return sum(c.dequantize_ms for c in costs.crossings if c.producer == unit)
+
+
+def test_inputs_of_the_model_are_float_and_outputs_are_read_so(tmp_path: Path) -> None:
+    _, costs = fork(tmp_path)
+    crossings = {crossing.tensor: crossing for crossing in costs.crossings}
+    assert crossings["x"].producer is None
+    assert crossings["x"].consumers == {FIRST}
+    ends = [crossing for crossing in costs.crossings if crossing.producer in (LEFT, RIGHT)]
+    assert len(ends) == 2
+    assert all(end.is_read_as_float and not end.consumers for end in ends)
+    # A layout that is left or entered is paid with the conversion.
+    assert crossings["x"].quantize_ms == 0.25 + 0.125
+    assert crossings["a"].dequantize_ms == 0.25 + 0.125 + 0.125
+
+
+def test_what_only_moves_follows_who_makes_what_it_moves(tmp_path: Path) -> None:
+    _, costs = fork(tmp_path)
+    assert costs.follows == ((POOL, FIRST),)
+    assert not costs.never
+    assert costs.total_ms({POOL}) == costs.total_ms(())
+    assert costs.total_ms({FIRST, POOL}) != costs.total_ms({FIRST})
+
+
+def test_a_move_is_never_dearer_quantized(tmp_path: Path) -> None:
+    """Alone it may run as something that it is not between its neighbours."""
+    _, costs = fork(tmp_path, inside_ms=50.0)
+    assert costs.quantized_ms[POOL] == costs.float_ms[POOL] == 4.0
+    assert costs.quantized_ms[FIRST] == 50.0
+
+
+def test_a_move_of_what_is_always_float_is_never_quantized(tmp_path: Path) -> None:
+    text = """g (float[1,8,16,16] x) => (float[1,8,16,16] y) {
+        p = MaxPool<kernel_shape=[1,1]>(x)
+        y = Conv(p, w)
+    }"""
+    made = cut(model_from_text(text, w=np.ones((8, 8, 1, 1), np.float32)), tmp_path)
+    units = make_units(made.pieces, made.times(), made.completion)
+    costs = costs_of(units, made.groups, made.index, UNSEEN)
+    moving = [number for number, unit in enumerate(units) if unit.only_moves]
+    assert costs.never == frozenset(moving)
+    assert len(moving) == 1
+
+
+def test_weights_alone_have_no_crossings(tmp_path: Path) -> None:
+    text = "g (float[8,8] x) => (float[8,8] y) { a = MatMul(x, w) y = MatMul(a, w) }"
+    made = cut(model_from_text(text, w=np.ones((8, 8), np.float32)), tmp_path)
+    times = {}
+    for piece in made.pieces:
+        borders = len(piece.content.inputs) + len(piece.content.outputs)
+        forms = tuple(
+            SchemeTimes(name, ms, ms, (0.5 * (name == FULL),) * borders, (0.0,) * borders)
+            for name, ms in ((NONE, 4.0), (FULL, 3.0), (WEIGHTS, 2.0))
+        )
+        times[piece.key] = PieceTimes(piece.key, BY_LAYERS, forms)
+    units = make_units(made.pieces, times, made.completion)
+    costs = costs_of(units, made.groups, made.index, UNSEEN)
+    assert len(units) == 2
+    assert costs.crossings == ()
+    assert costs.total_ms({0}) == 6.0
+
+
+def test_pieces_tell_ratios_and_the_model_tells_sizes(tmp_path: Path) -> None:
+    """A piece alone finds its weights in the cache, in both of its forms."""
+    made, alone = fork(tmp_path)
+    units = make_units(made.pieces, {}, made.completion)
+    assert units == []
+    times = {
+        piece.key: PieceTimes(
+            piece.key,
+            BY_LAYERS,
+            tuple(
+                SchemeTimes(name, ms, ms, (0.0,) * n, (0.0,) * n)
+                for n in [len(piece.content.inputs) + len(piece.content.outputs)]
+                for name, ms in ((NONE, 4.0), (FULL, 1.0), (WEIGHTS, 9.0))
+            ),
+        )
+        for piece in made.pieces
+    }
+    units = make_units(made.pieces, times, made.completion)
+    seen = InModel(frozenset(), {FIRST: 8.0, LEFT: 0.0}, rest_ms=5.0)
+    costs = costs_of(units, made.groups, made.index, seen)
+    assert (costs.float_ms[FIRST], costs.quantized_ms[FIRST]) == (8.0, 2.0)
+    # What was not seen costs what it costs alone.
+    assert (costs.float_ms[LEFT], costs.quantized_ms[LEFT]) == (4.0, 1.0)
+    assert costs.rest_ms == 5.0
+    assert alone.rest_ms == 0.0
+
+
+PIECES = Costs((4.0, 4.0, 4.0), (1.0, 1.0, None), (Crossing("t", 0, frozenset({1}), False, 0.5, 0.5),))
+
+
+def test_what_was_seen_in_a_model_counts_more_than_what_pieces_told() -> None:
+    seen = InModel(frozenset({0}), {0: 2.0, 1: 3.0, 2: 5.0}, 0.0, {"u": 9.0}, {"t": 0.75})
+    found = refined(PIECES, [seen])
+    assert found.float_ms == (4.0, 3.0, 5.0)
+    assert found.quantized_ms == (2.0, 1.0, None)
+    assert (found.crossings[0].quantize_ms, found.crossings[0].dequantize_ms) == (0.5, 0.75)
+    assert refined(PIECES, []) == PIECES
+
+
+def test_a_conversion_that_was_to_be_expected_and_not_seen_costs_nothing() -> None:
+    taken_along = InModel(frozenset({0}), {0: 1.0})
+    assert refined(PIECES, [taken_along]).crossings[0].dequantize_ms == 0.0
+    assert refined(PIECES, [taken_along]).crossings[0].quantize_ms == 0.5
+    not_needed = InModel(frozenset({0, 1}), {0: 1.0})
+    assert refined(PIECES, [not_needed]).crossings == PIECES.crossings
+
+
+def test_the_latest_model_counts_and_the_one_to_improve_before_all() -> None:
+    old, new = (InModel(frozenset({1}), {1: ms}, quantize_ms={"t": ms}) for ms in (2.0, 3.0))
+    own = InModel(frozenset({1}), {1: 7.0}, quantize_ms={"t": 7.0})
+    assert refined(PIECES, [new, old]).quantized_ms[1] == 3.0
+    best = refined(PIECES, [new, old], own)
+    assert best.quantized_ms[1] == best.crossings[0].quantize_ms == 7.0
+
+
+def test_another_form_of_a_unit_tells_nothing_but_in_the_model_that_has_it() -> None:
+    other = InModel(frozenset({0}), {0: 9.0}, otherwise=frozenset({0}))
+    assert refined(PIECES, [other]).quantized_ms[0] == 1.0
+    assert refined(PIECES, [], other).quantized_ms[0] == 9.0
+
+
+def test_no_time_was_not_seen() -> None:
+    fused = InModel(frozenset({0}), {0: 0.0})
+    assert refined(PIECES, [fused]).quantized_ms == PIECES.quantized_ms
+
+
+def quantized_fork(folder: Path) -> tuple[Cut, GraphIndex, list[LayerTime], dict[str, int]]:
+    made, _ = fork(folder)
+    conv = [name for name in made.completion.units if name in ("n0", "n1", "n2")]
+    placement = made.completion.placement(conv)
+    layers = layers_of(made.inserter.proto(placement), made.profile)
+    unit_of = {f"n{n}": n for n in range(4)}
+    return made, GraphIndex(made.inserter.model(placement)), layers, unit_of
+
+
+def test_where_the_time_of_a_model_goes(tmp_path: Path) -> None:
+    _, index, layers, unit_of = quantized_fork(tmp_path)
+    seen = look_at(index, layers, unit_of, frozenset({FIRST, POOL, LEFT}))
+    parts = (seen.unit_ms, seen.quantize_ms, seen.dequantize_ms)
+    total = seen.rest_ms + sum(ms for part in parts for ms in part.values())
+    assert total == pytest.approx(sum(layer.ms for layer in layers))
+    assert seen.unit_ms.keys() == {FIRST, POOL, LEFT, RIGHT}
+    assert set(seen.quantize_ms) == {"x"}
+    assert set(seen.dequantize_ms) == {"b", "p"}
+
+
+def test_a_layer_of_several_units_is_divided_by_what_they_weigh(tmp_path: Path) -> None:
+    made, _ = fork(tmp_path)
+    layers = [LayerTime("both", "Conv", 8.0, origins=("n2", "n3"))]
+    unit_of = {f"n{n}": n for n in range(4)}
+    equally = look_at(made.index, layers, unit_of, frozenset())
+    assert equally.unit_ms == {LEFT: 4.0, RIGHT: 4.0}
+    weighed = look_at(
+        made.index, layers, unit_of, frozenset(), weights=[0.0, 0.0, 3.0, 1.0]
+    )  # fmt: skip
+    assert weighed.unit_ms == {LEFT: 6.0, RIGHT: 2.0}
+    unknown = look_at(made.index, layers, unit_of, frozenset(), weights=[0.0] * 4)
+    assert unknown.unit_ms == {LEFT: 4.0, RIGHT: 4.0}
+
+
+def test_weights_that_are_dequantized_in_every_run_cost_their_reader(tmp_path: Path) -> None:
+    _, index, _, unit_of = quantized_fork(tmp_path)
+    name = next(each for each in index.node if each.startswith("w") and "Dequantize" in each)
+    layers = [LayerTime(name, "DequantizeLinear", 3.0, origins=(name,))]
+    seen = look_at(index, layers, unit_of, frozenset())
+    assert sum(seen.unit_ms.values()) == 3.0
+    assert not seen.dequantize_ms

@@ -1,0 +1,342 @@
+"""Phase 3 against an oracle: what it asks, that it ends, and how good what it finds is."""
+
+from __future__ import annotations
+
+import math
+import random
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qdqtune.autotune.search.space import Group, Space, State
+from qdqtune.autotune.search.strategy import Limits
+from qdqtune.autotune.search.trial import SEEDS, Score, Trial
+from qdqtune.autotune.subgraphs.assembly import Costs, Crossing, assemble
+from qdqtune.autotune.subgraphs.costs import InModel
+from qdqtune.autotune.subgraphs.units import Choices
+from qdqtune.autotune.subgraphs.validation import SubgraphSearch
+from tests.conftest import model_from_text
+from tests.cutting import cut
+
+NOTHING: State = frozenset()
+UNITS = 8
+
+
+@lru_cache
+def chain() -> tuple[Space, Choices]:
+    """Convs that are independent of each other: what is between them has no integer form."""
+    body, last = "", "x"
+    for number in range(UNITS):
+        body += f"c{number} = Conv({last}, w) e{number} = Erf(c{number})\n"
+        last = f"e{number}"
+    text = f"g (float[1,4,8,8] x) => (float[1,4,8,8] {last}) {{ {body} }}"
+    with tempfile.TemporaryDirectory() as folder:
+        made = cut(model_from_text(text, w=np.ones((4, 4, 1, 1), np.float32)), Path(folder))
+    groups = tuple(Group(f"p{n}", 0, "Conv", (f"n{2 * n}",)) for n in range(UNITS))
+    each = tuple(frozenset({number}) for number in range(UNITS))
+    return Space(made.completion, groups, {}), Choices(groups, each, each)
+
+
+def costs(quantized: Sequence[float | None], as_float: float = 10.0, **more: object) -> Costs:
+    return Costs((as_float,) * len(quantized), tuple(quantized), **more)  # type: ignore[arg-type]
+
+
+Oracle = Callable[[State], float]
+"""The true milliseconds of a choice."""
+
+
+@dataclass
+class Played:
+    """A search that was played to its end, and all it asked."""
+
+    search: SubgraphSearch
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def asked(self) -> int:
+        return sum(len(trial.candidates) for trial in self.trials)
+
+    @property
+    def stages(self) -> list[str]:
+        return [trial.stage for trial in self.trials]
+
+
+def play(
+    believed: Costs,
+    truth: Oracle,
+    seeds: Mapping[str, State] | None = None,
+    *,
+    benchmarks: int = 12,
+    alike: Sequence[State] = (),
+    incremental: bool = True,
+    layers: Callable[[State], InModel] | None = None,
+    noise: random.Random | None = None,
+    refused: Callable[[State], bool] = lambda _: False,
+) -> Played:
+    """Answer everything that a search asks.
+
+    Args:
+        believed: What the pieces told.
+        truth: What is true.
+        seeds: By default the cheapest assembly, and everything.
+        benchmarks: How many candidates it may ask about.
+        alike: By default every unit is unlike the others.
+        incremental: Whether it goes on after the seeds.
+        layers: What the engine tells of a candidate's layers, if it does.
+        noise: Makes scores wrong by about 1 %, as they say.
+        refused: What the engine does not take.
+    """
+    space, choices = chain()
+    given = {"raw": assemble(believed), "everything": space.everything} if seeds is None else seeds
+    parts = alike or [frozenset({number}) for number in range(len(space.groups))]
+    limits = Limits(benchmarks=benchmarks)
+    played = Played(
+        SubgraphSearch(space, choices, believed, given, parts, limits, incremental=incremental)
+    )
+
+    def score(reference: State, state: State) -> Score:
+        if refused(state):
+            return Score.failed("the engine would not take it")
+        gain = math.log(truth(reference) / truth(state))
+        return Score(gain, 0.001) if noise is None else Score(gain + noise.gauss(0, 0.01), 0.01)
+
+    while (trial := played.search.ask()) is not None:
+        played.trials.append(trial)
+        assert len(played.trials) < 100
+        for state in trial.candidates:
+            if layers is not None and not refused(state):
+                played.search.observe(state, layers(state))
+        played.search.tell([score(trial.reference, state) for state in trial.candidates])
+    return played
+
+
+def layers_of(truth: Costs) -> Callable[[State], InModel]:
+    """An engine that tells its layers."""
+
+    def look(state: State) -> InModel:
+        times = {
+            n: ms if n not in state else (truth.quantized_ms[n] or ms)
+            for n, ms in enumerate(truth.float_ms)
+        }
+        quantized = {c.tensor: c.quantize_ms for c in truth.crossings if c.is_quantized_in(state)}
+        back = {c.tensor: c.dequantize_ms for c in truth.crossings if c.is_dequantized_in(state)}
+        return InModel(state, times, truth.rest_ms, quantized, back)
+
+    return look
+
+
+def random_costs(seed: int) -> Costs:
+    """Some gain, some lose; neighbours pay for conversions between them."""
+    rng = random.Random(seed)
+    quantized = [rng.uniform(2.0, 14.0) for _ in range(UNITS)]
+    crossings = [
+        Crossing(
+            f"t{n}", n, frozenset({n + 1}), rng.random() < 0.2, rng.uniform(0, 2), rng.uniform(0, 2)
+        )
+        for n in range(UNITS - 1)
+    ]  # fmt: skip
+    return costs(quantized, crossings=tuple(crossings), rest_ms=3.0)
+
+
+def best_of(truth: Costs) -> State:
+    """The true optimum, by trying everything."""
+    every = (frozenset(n for n in range(UNITS) if bits >> n & 1) for bits in range(1 << UNITS))
+    return min(every, key=truth.total_ms)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_where_the_pieces_are_right_the_optimum_is_found_at_once(seed: int) -> None:
+    truth = random_costs(seed)
+    played = play(truth, truth.total_ms, layers=layers_of(truth))
+    best = truth.total_ms(best_of(truth))
+    assert truth.total_ms(played.search.incumbent) == pytest.approx(best)
+    first = played.trials[0]
+    assert (first.reference, first.stage) == (NOTHING, SEEDS)
+    assert played.search.gain == pytest.approx(math.log(truth.total_ms(NOTHING) / best))
+
+
+def test_it_takes_few_candidates_where_no_doubt_is_left() -> None:
+    truth = costs([2.0, 2.0, 30.0, 2.0, 30.0, 2.0, 2.0, 30.0])
+    played = play(truth, truth.total_ms, layers=layers_of(truth))
+    assert played.search.incumbent == {0, 1, 3, 5, 6}
+    assert played.asked <= 5
+
+
+def test_where_the_pieces_lie_everything_may_still_win() -> None:
+    """What pieces say of one group is wrong: with it alone left float, all the others are slow."""
+
+    def truth(state: State) -> float:
+        return 100.0 if 4 not in state and state else 80.0 - 8.0 * len(state)
+
+    believed = costs([2.0, 2.0, 2.0, 2.0, 30.0, 2.0, 2.0, 2.0])
+    assert 4 not in assemble(believed)
+    played = play(believed, truth)
+    assert played.search.incumbent == frozenset(range(UNITS))
+    raw, everything = played.search.batches[:2]
+    assert (raw.stage, raw.accepted) == ("raw", False)
+    assert raw.predicted > 2.0
+    assert raw.measured is not None
+    assert raw.measured < 1.0
+    assert (everything.stage, everything.accepted) == ("everything", True)
+
+
+@pytest.mark.parametrize("harmful", range(1, UNITS))
+@pytest.mark.parametrize("tells", [True, False], ids=["layers", "no layers"])
+def test_one_harmful_group_in_a_batch_is_found(harmful: int, tells: bool) -> None:
+    """With layers it is seen, without them the batch is halved until it is alone."""
+    believed = costs([5.0] * UNITS)
+    quantized = [5.0] * UNITS
+    quantized[harmful] = 100.0
+    truth = costs(quantized)
+    played = play(
+        believed, truth.total_ms, {"one": frozenset({0})}, benchmarks=30,
+        layers=layers_of(truth) if tells else None,
+    )  # fmt: skip
+    assert played.search.incumbent == frozenset(range(UNITS)) - {harmful}
+    assert "batches" in played.stages
+    if tells:
+        assert played.asked <= 8
+
+
+def test_seeds_that_are_slower_than_float_are_taken_apart() -> None:
+    """The engine tells no layers, and one group spoils all."""
+    truth = costs([5.0, 5.0, 5.0, 5.0, 5.0, 90.0, 5.0, 5.0])
+    played = play(costs([5.0] * UNITS), truth.total_ms, benchmarks=16)
+    assert played.search.batches[0].accepted is False
+    assert played.search.incumbent == frozenset(range(UNITS)) - {5}
+
+
+@pytest.mark.parametrize("most", range(13))
+@pytest.mark.parametrize("seed", range(3))
+def test_the_limit_is_kept(most: int, seed: int) -> None:
+    truth, believed = random_costs(seed), random_costs(seed + 100)
+    played = play(believed, truth.total_ms, benchmarks=most, noise=random.Random(seed))
+    assert played.asked == played.search.asked <= most
+    assert played.search.planned >= played.search.asked
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("tells", [True, False], ids=["layers", "no layers"])
+def test_what_is_found_is_never_worse_than_a_seed(seed: int, tells: bool) -> None:
+    truth, believed = random_costs(seed), random_costs(seed + 100)
+    seeds = {"raw": assemble(believed), "everything": frozenset(range(UNITS)),
+             "some": frozenset({seed % UNITS, 2})}  # fmt: skip
+    layers = layers_of(truth) if tells else None
+    played = play(believed, truth.total_ms, seeds, layers=layers)
+    found = truth.total_ms(played.search.incumbent)
+    assert found <= min(map(truth.total_ms, (NOTHING, *seeds.values()))) + 1e-9
+    assert played.search.gain == pytest.approx(math.log(truth.total_ms(NOTHING) / found), abs=0.01)
+
+
+def test_layers_of_wrong_pieces_lead_near_to_the_optimum() -> None:
+    """The costs are put right by what is seen; that is worth more than asking."""
+    shortfall = {True: 0.0, False: 0.0}
+    for seed in range(20):
+        truth, believed = random_costs(seed), random_costs(seed + 100)
+        best = truth.total_ms(best_of(truth))
+        for tells in shortfall:
+            layers = layers_of(truth) if tells else None
+            played = play(believed, truth.total_ms, layers=layers)
+            shortfall[tells] += math.log(truth.total_ms(played.search.incumbent) / best) / 20
+    assert shortfall[True] < 0.01
+    assert shortfall[True] < shortfall[False]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_asked_twice_nor_compared_with_itself(seed: int) -> None:
+    truth, believed = random_costs(seed), random_costs(seed + 100)
+    played = play(believed, truth.total_ms, benchmarks=30, noise=random.Random(seed))
+    asked = [(t.reference, state, t.effort) for t in played.trials for state in t.candidates]
+    assert len(asked) == len(set(asked))
+    assert all(reference != state for reference, state, _ in asked)
+
+
+def test_all_candidates_may_fail() -> None:
+    truth = random_costs(0)
+    played = play(truth, truth.total_ms, refused=bool)
+    assert (played.search.incumbent, played.search.gain) == (NOTHING, 0.0)
+    assert all(batch.measured is None and not batch.accepted for batch in played.search.batches)
+
+
+@pytest.mark.parametrize("bad", [0, 3])
+def test_what_fails_is_never_kept_and_the_rest_is_still_found(bad: int) -> None:
+    """Every seed has it: they are taken apart."""
+    truth = costs([4.0] * UNITS)
+    played = play(truth, truth.total_ms, benchmarks=30, refused=lambda state: bad in state)
+    assert bad not in played.search.incumbent
+    assert len(played.search.incumbent) >= UNITS // 2
+
+
+def test_without_validation_only_the_seeds_are_asked_about() -> None:
+    truth, believed = random_costs(1), random_costs(101)
+    raw = assemble(believed)
+    played = play(believed, truth.total_ms, {"raw": raw}, incremental=False)
+    assert [(t.stage, t.candidates) for t in played.trials] == [(SEEDS, (raw,))]
+    assert played.search.incumbent in (raw, NOTHING)
+
+
+def test_seeds_that_come_to_the_same_are_asked_once_and_empty_ones_never() -> None:
+    truth = costs([4.0] * UNITS)
+    everything = frozenset(range(UNITS))
+    seeds = {"raw": everything, "everything": everything, "rules": NOTHING}
+    played = play(truth, truth.total_ms, seeds)
+    assert played.trials[0].candidates == (everything,)
+
+
+def test_what_is_alike_is_flipped_together() -> None:
+    alike = [frozenset({0, 1, 2, 3}), frozenset({4, 5, 6, 7})]
+    quantized = [5.0] * 4 + [9.5] * 4
+    played = play(costs(quantized), costs([5.0] * 4 + [11.0] * 4).total_ms, alike=alike)
+    for trial in played.trials[1:]:
+        for state in trial.candidates:
+            assert (trial.reference ^ state) in (*alike, alike[0] | alike[1])
+    assert played.search.incumbent == alike[0]
+
+
+def test_no_candidate_is_spent_on_what_hardly_matters() -> None:
+    tiny = Costs((10.0,) + (0.001,) * 7, (5.0,) + (0.0012,) * 7)
+    played = play(tiny, tiny.total_ms)
+    assert played.asked <= 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_answers_make_the_same_search(seed: int) -> None:
+    truth, believed = random_costs(seed), random_costs(seed + 100)
+    one, two = (
+        play(believed, truth.total_ms, noise=random.Random(seed), layers=layers_of(truth))
+        for _ in range(2)
+    )
+    assert one.trials == two.trials
+    assert (one.search.incumbent, one.search.batches) == (two.search.incumbent, two.search.batches)
+
+
+def test_batches_tell_what_was_expected_and_what_came() -> None:
+    truth, believed = random_costs(2), random_costs(102)
+    played = play(believed, truth.total_ms, layers=layers_of(truth))
+    batches = played.search.batches
+    assert len(batches) >= 3
+    taken = [batch for batch in batches if batch.accepted]
+    assert taken
+    for batch in batches:
+        assert batch.quantized + batch.dropped > 0
+        assert batch.predicted > 0.0
+        assert replace(batch) == type(batch).from_dict(batch.to_dict())
+    raw = batches[0]
+    raw_state = assemble(believed)
+    assert raw.quantized == len(raw_state)
+    assert raw.measured == pytest.approx(truth.total_ms(NOTHING) / truth.total_ms(raw_state))
+    expected = believed.total_ms(NOTHING) / believed.total_ms(raw_state)
+    assert raw.predicted == pytest.approx(expected)
+
+
+def test_nothing_to_choose_from_ends_at_once() -> None:
+    space, _ = chain()
+    empty = Space(space.completion, (), {})
+    search = SubgraphSearch(empty, Choices((), (), ()), costs([]), {}, [], Limits(benchmarks=9))
+    assert search.ask() is None
+    assert (search.incumbent, search.asked) == (NOTHING, 0)

@@ -1,0 +1,263 @@
+"""Subgraph mode as a user calls it: the command, the autotuner's command, and what they show."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from qdqtune import zoo
+from qdqtune.autotune.__main__ import main as autotune
+from qdqtune.cli.main import main
+from qdqtune.graph.files import load_model
+from qdqtune.qdq.read import read
+from qdqtune.records.placement import Placement
+from qdqtune.records.subgraphs import Batch
+from qdqtune.records.tuning import TuneEvent, TuneResult
+from qdqtune.report.subgraphs import batches_table
+from qdqtune.report.tune_progress import event_line, tune_progress
+from qdqtune.report.tuning import tune_text
+from qdqtune.workflows.tuning.settings import PRESETS
+from tests.cli.test_tune import summary
+
+Capture = pytest.CaptureFixture[str]
+
+SUBGRAPH = ["--workflow", "subgraph", "--preset", "quick"]
+SIMULATED = ["--engine", "simulated", *SUBGRAPH]
+OUTPUTS = {"optimized_raw.onnx", "optimized_final.onnx", "autotune_cache.json", "logs", "subgraphs"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("subgraph") / "model.onnx"
+    onnx.save(zoo.build("resnet18", width=16, image=32, blocks=(1,)), path)
+    return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hasty() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, preset in PRESETS.items():
+            patch.setitem(PRESETS, name, replace(preset.with_runs(1), final_s=0.3))
+        yield
+
+
+@dataclass
+class Finished:
+    """A run that is over, and what it printed."""
+
+    folder: Path
+    out: str
+    err: str
+    record: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def finished(model: Path) -> Finished:
+    folder = model.with_name("run")
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        assert main(["tune", str(model), *SIMULATED, "-o", str(folder)]) == 0
+    record = json.loads((folder / "summary.json").read_text())
+    return Finished(folder, out.getvalue(), err.getvalue(), record)
+
+
+def test_what_is_written_and_shown(finished: Finished) -> None:
+    folder, record = finished.folder, finished.record
+    assert {path.name for path in folder.iterdir()} >= OUTPUTS
+    assert record["mode"] == "subgraph"
+    found = record["subgraphs"]
+    assert 0 < found["pieces"] <= found["units"] <= found["groups"]
+    assert record["subgraph_benchmarks"] >= 2 * found["pieces"]
+    assert len(record["batches"]) == record["benchmarks"] > 0
+    assert (
+        f"{found['groups']} fusion groups ({found['structural']} by structure alone), "
+        f"{found['units']} could be quantized: {found['pieces']} distinct pieces, "
+        f"{record['subgraph_benchmarks']} benchmarks of them."
+    ) in finished.out
+    rows = {tuple(line.split()[:4]) for line in finished.out.splitlines()}
+    for batch in record["batches"]:
+        counts = (str(batch["quantized"]), str(batch["dropped"]))
+        assert (batch["stage"], *counts, f"{batch['predicted']:.3f}x") in rows
+    placement = Placement.from_json((folder / "placement.json").read_text())
+    assert read(load_model(folder / "optimized_final.onnx")).placement.edges == placement.edges
+    onnx.checker.check_model(str(folder / "optimized_raw.onnx"))
+
+
+def test_pieces_are_not_called_benchmarks(finished: Finished) -> None:
+    pieces = finished.record["subgraphs"]["pieces"]
+    steps = [line for line in finished.err.splitlines() if "] subgraphs: " in line]
+    assert len(steps) == pieces
+    assert f"(piece 1 of {pieces}, " in steps[0]
+    assert "left for pieces)" in steps[0]
+    assert not any("benchmarks" in line or "so far" in line for line in steps)
+
+
+def test_the_same_command_goes_on(
+    model: Path, finished: Finished, tmp_path: Path, capsys: Capture
+) -> None:
+    shutil.copytree(finished.folder, tmp_path / "run")
+    again = ["tune", str(model), *SIMULATED, "-o", str(tmp_path / "run"), "-q"]
+    assert main(again) == 0
+    assert "distinct pieces, known from before." in capsys.readouterr().out
+    record = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (record["subgraph_benchmarks"], record["benchmarks"]) == (0, 0)
+    assert record["batches"] == finished.record["batches"]
+    assert record["subgraphs"] == finished.record["subgraphs"]
+
+
+def test_on_a_real_engine_with_layers_from_a_file(
+    model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    layers = tmp_path / "graph.json"
+    layers.write_text(json.dumps({"Layers": ["conv1 + relu1", "maxpool"]}))
+    arguments = [*SUBGRAPH, "--engine=onnxruntime", "--threads=1", "--graph-json", str(layers)]
+    assert main(
+        ["tune", str(model), *arguments, "--no-incremental-validation",
+         "-o", str(tmp_path / "run"), "--format", "json", "-q"]
+    ) == 0  # fmt: skip
+    record = json.loads(capsys.readouterr().out)
+    assert record["mode"] == "subgraph"
+    assert record["engine"]["name"] == "onnxruntime"
+    # Two layers are told; the rest of the model goes by structure.
+    assert record["subgraphs"]["structural"] == record["subgraphs"]["groups"] - 2 > 0
+    # Nothing is tried but what the pieces advise.
+    assert [batch["stage"] for batch in record["batches"]] in ([], ["raw"])
+
+
+def test_the_autotuners_command(model: Path, tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "results"
+    line = (
+        f"--model {model} --output {folder} --mode subgraph --quant-type fp8 --warmup-runs 5 "
+        "--timing-runs 1 --incremental-validation --schemes-per-region 30 "
+        "--engine simulated --engine_option profile=gpu"
+    )
+    assert autotune([*line.split(), "--trtexec-args", "--stronglyTyped"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Baseline: ")
+    assert "fusion groups" in captured.out
+    assert "belongs to subgraph mode" not in captured.err
+    assert {path.name for path in folder.iterdir()} >= OUTPUTS
+    record = json.loads((folder / "summary.json").read_text())
+    assert (record["mode"], record["quant_type"]) == ("subgraph", "fp8")
+    assert "everything" in {batch["stage"] for batch in record["batches"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--graph_json", "{model}"], "--graph_json is of subgraph mode"),
+        (["--no-incremental-validation"], "--no_incremental_validation is of subgraph mode"),
+        (["--incremental_validation", "--dry_run"], "leave --incremental_validation out"),
+        (["--workflow", "pieces"], "invalid choice"),
+        (["--max_shapes", "1x3x32x32"], "--max_shapes is of subgraph mode"),
+        (["--mode", "subgraph", "--min_shapes", "2x3x32x32"], "2x3x32x32"),
+        (["--mode", "subgraph", "--graph_json", "missing.json"], "missing.json"),
+        (["--mode", "subgraph", "--graph_json", "{model}"], "model.onnx"),
+    ],
+)
+def test_mistakes(
+    arguments: list[str], words: str, model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    filled = [argument.format(model=model) for argument in arguments]
+    line = ["tune", str(model), "--engine", "simulated", "-o", str(tmp_path / "run"), "-q"]
+    assert main([*line, *filled]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "most"),
+    [([], PRESETS["default"].assemblies), (["--preset", "extensive"], 30),
+     (["--max_benchmarks", "3"], 3)],
+)  # fmt: skip
+def test_a_dry_run(
+    arguments: list[str], most: int, model: Path, tmp_path: Path, capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    line = ["tune", str(model), "--workflow", "subgraph", "--dry_run", *arguments]
+    assert main(line) == 0
+    text = capsys.readouterr().out
+    assert f"at most {most} assemblies of the whole model on onnxruntime" in text
+    assert "regions" not in text
+    assert main([*line, "--format", "json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["mode"], plan["benchmarks"]) == ("subgraph", most)
+    assert list(tmp_path.iterdir()) == []
+
+
+# What is shown, without a run.
+
+BATCHES = (
+    Batch("raw", 19, 0, 3.21, 1.7, 0.012, False),
+    Batch("everything", 24, 0, 2.9, 2.8, 0.004, True),
+    Batch("batches", 0, 12, 1.04, None, 0.0, False),
+)
+
+
+def shown(**changes: object) -> str:
+    found = {"groups": 24, "structural": 2, "pieces": 19, "units": 22}
+    values = {"mode": "subgraph", "subgraphs": found, "subgraph_benchmarks": 38, "batches": BATCHES}
+    run = Path("run")
+    return tune_text(
+        TuneResult(run / "m.onnx", run, Placement(), summary(**{**values, **changes}))
+    )  # fmt: skip
+
+
+def test_the_table_shows_where_the_pieces_were_wrong() -> None:
+    rows = [line.split() for line in batches_table(BATCHES).splitlines()[2:]]
+    assert rows == [
+        ["raw", "19", "0", "3.210x", "1.700x", "1.2", "%"],
+        ["everything", "24", "0", "2.900x", "2.800x", "0.4", "%", "taken"],
+        ["batches", "0", "12", "1.040x", "failed"],
+    ]
+    text = shown()
+    assert batches_table(BATCHES) in text
+    assert "over float, those of batches and doubts over the best before them." in text
+    assert "30 benchmarks (1 failed, 4 known from before) of whole models, " in text
+    assert "best blanket" not in text
+    assert "regions" not in text
+
+
+def test_a_run_that_ended_early_has_less_to_show() -> None:
+    assert "speedups are over float." in shown(batches=BATCHES[:2])
+    assert "The pieces advise to leave all float." in shown(batches=BATCHES[1:2])
+    text = shown(batches=(), subgraphs={}, seeds={}, kept_float=True)
+    assert "38 benchmarks of pieces." in text
+    assert "fusion groups" not in text
+    assert "tried on" not in text
+
+
+PIECE = TuneEvent("subgraphs", "2 forms of Conv", 3, 19, 1.0, 4.0, 12.0)
+
+
+def test_a_piece_is_a_line() -> None:
+    assert event_line(PIECE) == (
+        "[4.0 s] subgraphs: 2 forms of Conv (piece 3 of 19, 12 s left for pieces)"
+    )
+
+
+def test_a_piece_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with tune_progress(quiet=False) as watch:
+        watch(PIECE)
+    for words in ("subgraphs", "piece 3/19", "12 s left for pieces"):
+        assert words in screen.getvalue()
