@@ -129,7 +129,10 @@ def layers_of(proto: onnx.ModelProto, profile: Profile) -> list[LayerTime]:
 
 
 def cut(
-    model: onnx.ModelProto, folder: Path, dialect: str = "onnxruntime", profile: Profile | None = None
+    model: onnx.ModelProto,
+    folder: Path,
+    dialect: str = "onnxruntime",
+    profile: Profile | None = None,
 ) -> Cut:
     """Cut a model as the simulated engine fuses it."""
     machine = profile or PROFILES["cpu-vnni"]

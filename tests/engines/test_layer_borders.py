@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.conftest import model_from_text
+from tests.cutting import Cut, cut, cut_zoo, layers_of
 
 from qdqtune.autotune.subgraphs.pieces import placement_inside
 from qdqtune.engines import registry
@@ -16,8 +18,6 @@ from qdqtune.engines.isolated import Worker
 from qdqtune.engines.layer_borders import Borders, split_at_borders
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.measurement import LayerTime
-from tests.conftest import model_from_text
-from tests.cutting import Cut, cut, cut_zoo, layers_of
 
 TEXT = """g (float[1,32,32,32] x) => (float[1,32,32,32] y) {
     a = Conv<pads=[1,1,1,1]>(x, w)

@@ -24,7 +24,7 @@ _HEADER = [
 _NUMBERS = (1, 2, 3, 4, 5)
 _RAW = "raw"
 # What the search calls a step from the best so far; everything else began from the float model.
-_STEPS = frozenset({"batches", "doubts"})
+_STEPS = frozenset({"batches", "doubts", "schemes"})
 
 
 def batches_table(batches: Sequence[Batch]) -> str:
@@ -37,7 +37,7 @@ def batches_note(batches: Sequence[Batch]) -> str:
     stages = {batch.stage for batch in batches}
     note = "Quantized and dropped count fusion groups; speedups are over float"
     if stages & _STEPS:
-        note += ", those of batches and doubts over the best before them"
+        note += ", those of schemes, batches and doubts over the best before them"
     # An assembly without Q/DQ is the float model, which is not timed against itself.
     return f"{note}." if _RAW in stages else f"{note}. The pieces advise to leave all float."
 

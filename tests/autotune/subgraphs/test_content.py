@@ -33,7 +33,10 @@ def test_pieces_that_differ_in_names_and_values_are_equal() -> None:
     index = from_text(TEXT, **weights())
     first, second = content_of(index, ["n0", "n1"]), content_of(index, ["n3", "n2"])
     assert first.key == second.key
-    assert (first.nodes, second.nodes) in ((("n0", "n1"), ("n2", "n3")), (("n1", "n0"), ("n3", "n2")))
+    assert (first.nodes, second.nodes) in (
+        (("n0", "n1"), ("n2", "n3")),
+        (("n1", "n0"), ("n3", "n2")),
+    )
     assert (first.inputs, first.outputs) == (("x",), ("b",))
     assert (second.inputs, second.outputs) == (("b",), ("d",))
 
@@ -90,7 +93,9 @@ PLAIN = "g (float[1,4,8,8] x) => (float[1,4,8,8] y) { a = Conv<pads=[1,1,1,1]>(x
     ],
     ids=["size", "batch", "dilation", "op", "bias", "type", "taps", "groups"],
 )  # fmt: skip
-def test_what_computes_something_else_is_another_piece(text: str, weight: np.ndarray | None) -> None:
+def test_what_computes_something_else_is_another_piece(
+    text: str, weight: np.ndarray | None
+) -> None:
     more = {"b": kernel(1, 4)} if "w, b" in text else {}
     plain = key_of(PLAIN, w=kernel(0, 4, 4, 3, 3))
     other = key_of(text, w=kernel(0, 4, 4, 3, 3) if weight is None else weight, **more)

@@ -42,8 +42,9 @@ def test_where_costs_add_up_they_are_the_truth(seed: int, tmp_path: Path) -> Non
     made = cut(random_model(seed), tmp_path, profile=ADDITIVE)
     if any(node.op_type == "Flatten" for node in made.index.nodes):
         pytest.skip("a view has no form of its own")
-    units = make_units(made.pieces, made.times(), made.completion)
-    choices = make_choices(units, made.pieces, made.completion, made.ruled)
+    known = made.times()
+    units = make_units(made.pieces, known, made.completion)
+    choices = make_choices(units, made.pieces, known, made.completion, made.ruled)
     space = Space(made.completion, choices.groups, {})
     times = of_groups(made)
     own = {number: times[unit.group] for number, unit in enumerate(units)}
@@ -189,7 +190,8 @@ def test_pieces_tell_ratios_and_the_model_tells_sizes(tmp_path: Path) -> None:
     assert alone.rest_ms == 0.0
 
 
-PIECES = Costs((4.0, 4.0, 4.0), (1.0, 1.0, None), (Crossing("t", 0, frozenset({1}), False, 0.5, 0.5),))
+CROSSING = Crossing("t", 0, frozenset({1}), False, 0.5, 0.5)
+PIECES = Costs((4.0, 4.0, 4.0), (1.0, 1.0, None), (CROSSING,))
 
 
 def test_what_was_seen_in_a_model_counts_more_than_what_pieces_told() -> None:

@@ -133,11 +133,15 @@ def test_units_are_in_order_and_know_what_only_moves(
         assert set(made.groups[unit.group].nodes) == set(unit.content.nodes)
 
 
+def keys_of(made: Cut) -> set[str]:
+    return {piece.key for piece in made.pieces}
+
+
 @pytest.fixture
 def choices(tmp_path: Path) -> tuple[Choices, Space, list[Unit]]:
     made = cut_zoo("bert", tmp_path)
     units = units_with(made, {NONE: 4.0, FULL: 2.0, RULES: 1.0, WEIGHTS: 1.5})
-    found = make_choices(units, made.pieces, made.completion, made.ruled)
+    found = make_choices(units, made.pieces, keys_of(made), made.completion, made.ruled)
     return found, Space(made.completion, found.groups, {}), units
 
 
@@ -178,11 +182,66 @@ def test_flips_leave_all_else_as_it_is(choices: tuple[Choices, Space, list[Unit]
     assert made.flipped(frozenset(), range(len(units))) == made.state(range(len(units)))
 
 
+def test_schemes_can_replace_what_another_choice_has(
+    choices: tuple[Choices, Space, list[Unit]],
+) -> None:
+    made, space, units = choices
+    everything = space.everything
+    every = range(len(units))
+    assert made.with_schemes(everything, every) == made.state(every)
+    assert made.with_schemes(everything, ()) == everything
+    (first, *_) = made.otherwise(everything)
+    once = made.with_schemes(everything, [first])
+    assert everything ^ once == made.around[first] - made.of_unit[first]
+    assert first not in made.otherwise(once)
+
+
+def test_a_rival_is_another_form_that_costs_hardly_more(tmp_path: Path) -> None:
+    made = cut_zoo("bert", tmp_path)
+    for others_ms, has_rivals in ((1.1, True), (2.0, False)):
+        units = units_with(made, {NONE: 4.0, FULL: 1.0, RULES: others_ms, WEIGHTS: 1.05})
+        found = make_choices(units, made.pieces, keys_of(made), made.completion, made.ruled)
+        assert any(unit.rival is not None for unit in units) == has_rivals
+        for number, unit in enumerate(units):
+            rival = found.of_rival[number]
+            assert rival <= found.around[number]
+            nodes = {name for group in rival for name in found.groups[group].nodes}
+            assert nodes == (set(unit.rival.nodes(unit.content)) if unit.rival else set())
+            assert unit.rival is None or not unit.rival.weights_only
+        with_rival = [number for number, unit in enumerate(units) if unit.rival is not None]
+        state = found.with_rivals(found.state(range(len(units))), with_rival)
+        assert found.otherwise(state) == frozenset(with_rival)
+
+
 def test_what_the_rules_would_quantize_can_be_said(tmp_path: Path) -> None:
     made = cut_zoo("bert", tmp_path)
     units = units_with(made, {NONE: 4.0, FULL: 1.0, RULES: 2.0, WEIGHTS: 3.0})
-    found = make_choices(units, made.pieces, made.completion, made.ruled)
+    found = make_choices(units, made.pieces, keys_of(made), made.completion, made.ruled)
     of_rules = {
         name for group in found.groups if made.ruled.issuperset(group.nodes) for name in group.nodes
     }
     assert of_rules == made.ruled & {name for group in found.groups for name in group.nodes}
+
+
+def test_what_was_not_profiled_is_a_choice_of_no_unit(tmp_path: Path) -> None:
+    made = cut_zoo("bert", tmp_path)
+    known = {
+        piece.key: told(piece, {NONE: 4.0, FULL: 1.0, WEIGHTS: 3.0}) for piece in made.pieces[:3]
+    }
+    units = make_units(made.pieces, known, made.completion)
+    found = make_choices(units, made.pieces, known, made.completion, made.ruled)
+    in_units = frozenset().union(*found.around)
+    rest = frozenset(range(len(found.groups))) - in_units
+    names = {name for number in rest for name in found.groups[number].nodes}
+    expected = {
+        name
+        for piece in made.pieces[3:]
+        for content in piece.contents
+        for name in piece.schemes[0].nodes(content)
+    }
+    assert names == expected
+    assert rest
+    # It may be quantized, and flips leave it as it is.
+    everything = frozenset(range(len(found.groups)))
+    assert found.flipped(everything, range(len(units))) == rest
+    assert found.units(rest) == frozenset()

@@ -39,7 +39,7 @@ def chain() -> tuple[Space, Choices]:
         made = cut(model_from_text(text, w=np.ones((4, 4, 1, 1), np.float32)), Path(folder))
     groups = tuple(Group(f"p{n}", 0, "Conv", (f"n{2 * n}",)) for n in range(UNITS))
     each = tuple(frozenset({number}) for number in range(UNITS))
-    return Space(made.completion, groups, {}), Choices(groups, each, each)
+    return Space(made.completion, groups, {}), Choices(groups, each, each, (NOTHING,) * UNITS)
 
 
 def costs(quantized: Sequence[float | None], as_float: float = 10.0, **more: object) -> Costs:
@@ -74,6 +74,7 @@ def play(
     benchmarks: int = 12,
     alike: Sequence[State] = (),
     incremental: bool = True,
+    frugal: bool = False,
     layers: Callable[[State], InModel] | None = None,
     noise: random.Random | None = None,
     refused: Callable[[State], bool] = lambda _: False,
@@ -87,6 +88,7 @@ def play(
         benchmarks: How many candidates it may ask about.
         alike: By default every unit is unlike the others.
         incremental: Whether it goes on after the seeds.
+        frugal: Whether candidates are costly.
         layers: What the engine tells of a candidate's layers, if it does.
         noise: Makes scores wrong by about 1 %, as they say.
         refused: What the engine does not take.
@@ -96,7 +98,9 @@ def play(
     parts = alike or [frozenset({number}) for number in range(len(space.groups))]
     limits = Limits(benchmarks=benchmarks)
     played = Played(
-        SubgraphSearch(space, choices, believed, given, parts, limits, incremental=incremental)
+        SubgraphSearch(
+            space, choices, believed, given, parts, limits, incremental=incremental, frugal=frugal
+        )
     )
 
     def score(reference: State, state: State) -> Score:
@@ -280,6 +284,19 @@ def test_without_validation_only_the_seeds_are_asked_about() -> None:
     assert played.search.incumbent in (raw, NOTHING)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_where_builds_take_long_only_clear_gains_are_worth_one(seed: int) -> None:
+    truth, believed = random_costs(seed), random_costs(seed + 100)
+    usual, frugal = (
+        play(believed, truth.total_ms, layers=layers_of(truth), frugal=each)
+        for each in (False, True)
+    )
+    assert frugal.asked <= usual.asked
+    assert set(frugal.stages) <= {SEEDS, "batches"}
+    seeds = (NOTHING, assemble(believed), frozenset(range(UNITS)))
+    assert truth.total_ms(frugal.search.incumbent) <= min(map(truth.total_ms, seeds)) + 1e-9
+
+
 def test_seeds_that_come_to_the_same_are_asked_once_and_empty_ones_never() -> None:
     truth = costs([4.0] * UNITS)
     everything = frozenset(range(UNITS))
@@ -337,6 +354,6 @@ def test_batches_tell_what_was_expected_and_what_came() -> None:
 def test_nothing_to_choose_from_ends_at_once() -> None:
     space, _ = chain()
     empty = Space(space.completion, (), {})
-    search = SubgraphSearch(empty, Choices((), (), ()), costs([]), {}, [], Limits(benchmarks=9))
+    search = SubgraphSearch(empty, Choices(), costs([]), {}, [], Limits(benchmarks=9))
     assert search.ask() is None
     assert (search.incumbent, search.asked) == (NOTHING, 0)

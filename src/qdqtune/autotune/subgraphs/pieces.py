@@ -16,6 +16,9 @@ RULES = "rules"
 WEIGHTS = "weights only"
 ACTIVATIONS = "activations only"
 
+# With more ops in one piece, leaving out one makes too little of a difference.
+_MOST_WORKING = 3
+
 _SAME = "it is the same as {}"
 _NO_WEIGHTS = "{} gains nothing from the weights of these ops alone"
 _NO_ACTIVATIONS = "no engine multiplies a quantized activation with a float weight in integers"
@@ -110,10 +113,11 @@ def _schemes(
     skipped: dict[str, str] = {}
     if ruled == full:
         skipped[RULES] = _SAME.format(FULL)
-    elif not ruled:
+    elif not Scheme(RULES, ruled).placement(content, completion):
         skipped[RULES] = _SAME.format(NONE)
     else:
         schemes.append(Scheme(RULES, ruled))
+    schemes += _without_one(content, completion, full, {scheme.places for scheme in schemes})
     weighted = tuple(
         place
         for place in full
@@ -126,6 +130,26 @@ def _schemes(
         skipped[WEIGHTS] = _NO_WEIGHTS.format(dialect.name)
     skipped[ACTIVATIONS] = _NO_ACTIVATIONS
     return tuple(schemes), skipped
+
+
+def _without_one(
+    content: Content,
+    completion: Completion,
+    full: tuple[int, ...],
+    known: Collection[tuple[int, ...]],
+) -> list[Scheme]:
+    """All of a piece but one op that computes, where a few do: some have a float kernel as fast."""
+    index = completion.index
+    working = [place for place in full if content.nodes[place] in completion.working]
+    if not 1 < len(working) <= _MOST_WORKING:
+        return []
+    schemes = []
+    for left in working:
+        places = tuple(place for place in full if place != left)
+        if places not in known:
+            op_type = index.node[content.nodes[left]].op_type
+            schemes.append(Scheme(f"{FULL} but for {op_type} {left}", places))
+    return schemes
 
 
 def placement_inside(placement: Placement, content: Content, completion: Completion) -> Placement:

@@ -17,6 +17,8 @@ from qdqtune.records.subgraphs import PieceTimes, SchemeTimes
 
 # Ops through which a quantized result stays one until the next kernel reads it.
 _PASSING = frozenset({"Clip", "Relu"})
+# What a piece costs in a model may be more than what it costs alone by a part like this.
+_NEAR = 1.25
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Unit:
         piece: Number of its piece.
         content: The group in canonical form.
         scheme: How it is quantized, if it is.
+        rival: Another way that costs hardly more, if there is one.
         times: The piece's times.
         inputs: Those of its inputs that it then reads quantized.
         outputs: Those of its outputs that it then makes quantized, or could at no cost.
@@ -38,6 +41,7 @@ class Unit:
     piece: int
     content: Content
     scheme: Scheme
+    rival: Scheme | None
     times: PieceTimes
     inputs: frozenset[str]
     outputs: frozenset[str]
@@ -77,20 +81,24 @@ def make_units(
         found = times.get(piece.key)
         if found is None or found.form(NONE) is None:
             continue
-        scheme = _best(piece, found, completion)
-        if scheme is None:
+        ranked = _ranked(piece, found, completion)
+        if not ranked:
             continue
+        scheme, rival = ranked[0], ranked[1] if len(ranked) > 1 else None
         for group, content in zip(piece.groups, piece.contents, strict=True):
             reads, makes = _borders(scheme, content, completion)
             moves = not scheme.weights_only and not any(
                 name in completion.working for name in scheme.nodes(content)
             )
-            units.append(Unit(group, number, content, scheme, found, reads, makes, moves))
+            units.append(Unit(group, number, content, scheme, rival, found, reads, makes, moves))
     return sorted(units, key=lambda unit: unit.group)
 
 
-def _best(piece: Piece, times: PieceTimes, completion: Completion) -> Scheme | None:
-    """The scheme that costs least, half way between float and quantized neighbours."""
+def _ranked(piece: Piece, times: PieceTimes, completion: Completion) -> list[Scheme]:
+    """The scheme that costs least, and those that may cost less in the model, best first.
+
+    Costs are taken half way between float and quantized neighbours.
+    """
 
     def cost_ms(scheme: Scheme) -> float:
         form = times.form(scheme.name)
@@ -108,8 +116,14 @@ def _best(piece: Piece, times: PieceTimes, completion: Completion) -> Scheme | N
         )
         return form.inside_ms + paid / 2.0
 
-    known = [scheme for scheme in piece.schemes if cost_ms(scheme) < math.inf]
-    return min(known, key=cost_ms, default=None)
+    costs = {scheme: cost_ms(scheme) for scheme in piece.schemes}
+    ranked = sorted((s for s in costs if costs[s] < math.inf), key=costs.__getitem__)
+    return [
+        scheme
+        for scheme in ranked
+        if scheme == ranked[0]
+        or (not scheme.weights_only and costs[scheme] <= _NEAR * costs[ranked[0]])
+    ]
 
 
 def _borders(
@@ -146,11 +160,14 @@ class Choices:
         groups: What a `Space` is made of.
         of_unit: By unit, the groups that are quantized with its scheme.
         around: By unit, those and the others in its place, which other schemes quantize.
+        of_rival: By unit, the groups that are quantized with the scheme's rival; empty if it has
+            none.
     """
 
-    groups: tuple[Group, ...]
-    of_unit: tuple[State, ...]
-    around: tuple[State, ...]
+    groups: tuple[Group, ...] = ()
+    of_unit: tuple[State, ...] = ()
+    around: tuple[State, ...] = ()
+    of_rival: tuple[State, ...] = ()
 
     def state(self, units: Iterable[int]) -> State:
         """The groups of some units, each with its scheme."""
@@ -166,6 +183,18 @@ class Choices:
         return frozenset(
             n for n, (own, groups) in enumerate(pairs) if groups & state and groups & state != own
         )
+
+    def with_schemes(self, state: State, units: Iterable[int]) -> State:
+        """A choice in which units are quantized by their schemes, however they were before."""
+        chosen = list(units)
+        others = state.difference(*(self.around[number] for number in chosen))
+        return others | self.state(chosen)
+
+    def with_rivals(self, state: State, units: Iterable[int]) -> State:
+        """A choice in which units are quantized by the rivals of their schemes."""
+        chosen = list(units)
+        others = state.difference(*(self.around[number] for number in chosen))
+        return others.union(*(self.of_rival[number] for number in chosen))
 
     def flipped(self, state: State, units: Iterable[int]) -> State:
         """A choice in which units that are quantized are float, and the others have their scheme.
@@ -202,11 +231,13 @@ def make_choices(
     groups: list[Group] = []
     of_unit: list[State] = []
     around: list[State] = []
+    of_rival: list[State] = []
     for unit in units:
         first = len(groups)
         key, scheme = unit.times.key, unit.scheme
         best = frozenset() if scheme.weights_only else frozenset(scheme.nodes(unit.content))
-        parts = _parts(pieces[unit.piece], unit.content, completion, best, ruled)
+        rival = frozenset(unit.rival.nodes(unit.content)) if unit.rival is not None else frozenset()
+        parts = _parts(pieces[unit.piece], unit.content, completion, (best, rival, ruled))
         groups += (_group(key, role, names, completion) for role, names in enumerate(parts))
         if scheme.weights_only:
             names = scheme.nodes(unit.content)
@@ -215,25 +246,26 @@ def make_choices(
         own = (n for n in added if groups[n].weights_only or best.issuperset(groups[n].nodes))
         of_unit.append(frozenset(own))
         around.append(frozenset(added))
+        others = (n for n in added if not groups[n].weights_only and groups[n].nodes[0] in rival)
+        of_rival.append(frozenset(others))
     for piece in (piece for piece in pieces if piece.key not in times):
         for content in piece.contents:
-            parts = _parts(piece, content, completion, frozenset(), ruled)
+            parts = _parts(piece, content, completion, (ruled,))
             groups += (_group(piece.key, n, names, completion) for n, names in enumerate(parts))
-    return Choices(tuple(groups), tuple(of_unit), tuple(around))
+    return Choices(tuple(groups), tuple(of_unit), tuple(around), tuple(of_rival))
 
 
 def _parts(
     piece: Piece,
     content: Content,
     completion: Completion,
-    best: Collection[str],
-    ruled: Collection[str],
+    sets: Sequence[Collection[str]],
 ) -> list[tuple[str, ...]]:
-    """What can be quantized in a group, cut by whether its scheme and the rules would."""
+    """What can be quantized in a group, cut so that each set of ops consists of parts."""
     full = next(scheme for scheme in piece.schemes if scheme.name == FULL).nodes(content)
-    parts: dict[tuple[bool, bool], list[str]] = {}
+    parts: dict[tuple[bool, ...], list[str]] = {}
     for name in sorted(full, key=completion.index.position.__getitem__):
-        parts.setdefault((name in best, name in ruled), []).append(name)
+        parts.setdefault(tuple(name in each for each in sets), []).append(name)
     return [tuple(names) for names in parts.values()]
 
 

@@ -19,6 +19,7 @@ from qdqtune.autotune.subgraphs.costs import InModel, refined
 from qdqtune.autotune.subgraphs.units import Choices
 from qdqtune.records.subgraphs import Batch
 
+SCHEMES = "schemes"
 BATCHES = "batches"
 DOUBTS = "doubts"
 LAST = "against the best seed"
@@ -30,10 +31,12 @@ _PROBABLE = 1.0
 # Expected gains below this are not worth a build.
 _LEAST_GAIN, _LEAST_CLEAR_GAIN = 0.002, 0.01
 # Batches, and parts of them, that fail before the rest is left as it is.
-_MOST_FAILURES = 4
+_MOST_FAILURES = 3
 # How wrong the costs may be about a group, as a part of what it costs: of one that was seen in a
 # whole model in both forms, and of others.
 _ERROR_SEEN, _ERROR_GUESSED = 0.06, 0.3
+# What another way to quantize a group may save of what it costs.
+_ERROR_OF_RIVAL = 0.15
 
 
 class SubgraphSearch:
@@ -44,7 +47,8 @@ class SubgraphSearch:
         choices: Which of it makes up the units of an assembly.
         costs: What the pieces told of the units.
         seeds: Whole-model choices to begin with, by name; the float model is always one.
-        alike: Units of equal content, which are flipped together.
+        alike: Units of equal content, which are flipped together; those that only move values are
+            not among them: they follow their neighbours.
         limits: How much it may do.
         incremental: Whether anything is tried beside the seeds.
         frugal: Whether candidates are so costly that only clear gains are worth one.
@@ -85,6 +89,7 @@ class SubgraphSearch:
         self._least_gain = _LEAST_CLEAR_GAIN if frugal else _LEAST_GAIN
         self._seen: dict[State, InModel] = {}
         self._fixed: dict[int, bool] = {}
+        self._failures = 0
         self._tried: set[str] = set()
         self._best_seed: tuple[State, float] = (_NOTHING, 0.0)
         self._steps = self.steps()
@@ -116,6 +121,7 @@ class SubgraphSearch:
         yield from self._race_seeds()
         if not self._incremental:
             return
+        yield from self._use_schemes()
         yield from self._refine()
         while self._room > 1 and not self._frugal:
             before = self.incumbent
@@ -158,12 +164,38 @@ class SubgraphSearch:
             self._note(states[state], _NOTHING, state, score, self._costs,
                        accepted=state == self.incumbent)  # fmt: skip
 
+    def _use_schemes(self) -> Steps:
+        """Quantize what the best seed quantizes otherwise by its scheme, where that costs less."""
+        own = self._seen.get(self.incumbent)
+        others = [seen for state, seen in self._seen.items() if state != self.incumbent]
+        if own is None or not own.otherwise or self._room <= 1:
+            return
+        costs = refined(self._costs, others)
+        saved: dict[int, float] = {}
+        for number in own.otherwise:
+            quantized = costs.quantized_ms[number]
+            if quantized is not None and own.unit_ms.get(number, 0.0) > quantized:
+                saved[number] = own.unit_ms[number] - quantized
+        total = self._now().total_ms(own.quantized)
+        if not saved or sum(saved.values()) < self._least_gain * total:
+            return
+        state = self._choices.with_schemes(self.incumbent, saved)
+        scores = yield from self._compare(self.incumbent, [state], Effort.CONFIRM, SCHEMES)
+        for score in scores.values():
+            accepted = score.certainty > _PROBABLE
+            predicted = total / (total - sum(saved.values()))
+            self._add(SCHEMES, len(saved), 0, predicted, score, accepted=accepted)
+            if accepted:
+                self.incumbent = state
+                self.gain += score.gain
+
     def _refine(self) -> Steps:
         """Go to the cheapest assembly by the costs as they are known, as long as it is faster."""
-        while self._room > 1:
+        while self._room > 1 and self._failures < _MOST_FAILURES:
             costs, now = self._now(), self._units(self.incumbent)
             target = assemble_closed(costs, self._closed, self._fixed)
             flips = self._flips(costs, now, target)
+            target = now ^ _NOTHING.union(*flips)
             if not flips or gain_of(costs, target, now) < self._least_gain:
                 return
             before = self.incumbent
@@ -183,8 +215,7 @@ class SubgraphSearch:
     def _take_or_halve(self, flips: Sequence[State], stage: str) -> Steps:
         """Make all the flips; if that is not faster, one half of them, or the other, and so on."""
         waiting = [list(flips)]
-        failures = 0
-        while waiting and self._room > 1 and failures < _MOST_FAILURES:
+        while waiting and self._room > 1 and self._failures < _MOST_FAILURES:
             batch = waiting.pop(0)
             costs, now = self._now(), self._units(self.incumbent)
             is_idle = gain_of(costs, now ^ _NOTHING.union(*batch), now) < self._least_gain
@@ -207,7 +238,7 @@ class SubgraphSearch:
                 self.incumbent = state
                 self.gain += score.gain
                 return
-            failures += 1
+            self._failures += 1
             if len(batch) == 1:
                 self._fix(batch, now)
                 continue
@@ -230,24 +261,43 @@ class SubgraphSearch:
             self._fixed[number] = number in now
 
     def _doubt(self) -> Steps:
-        """Flip what the costs advise against, as they may be wrong; take what is faster."""
-        costs, now = self._now(), self._units(self.incumbent)
-        hopeful = self._hopeful(costs, now)[: min(self._limits.together, self._room - 1)]
-        states = {self._to(now ^ flip): flip for flip in hopeful}
-        scores = yield from self._compare(self.incumbent, states, Effort.SCREEN, DOUBTS)
-        good: list[State] = []
-        for state, score in scores.items():
-            self._note(DOUBTS, self.incumbent, state, score, costs, accepted=False)
-            if score.certainty > _PROMISING:
-                good.append(states[state])
-            else:
-                self._fix([states[state]], now)
-        if good:
-            good.sort(key=lambda flip: -scores[self._to(now ^ flip)].gain)
-            yield from self._take_or_halve(good, DOUBTS)
+        """Try what the costs advise against, as they may be wrong; take what is faster.
 
-    def _hopeful(self, costs: Costs, now: State) -> list[State]:
-        """Flips that could gain if the costs were wrong, the most promising first."""
+        That is flips of groups, and other ways to quantize them.
+        """
+        costs, now = self._now(), self._units(self.incumbent)
+        worth = {**self._hopeful(costs, now), **self._rivals(costs, now)}
+        ranked = sorted(worth, key=lambda state: (-worth[state], sorted(state)))
+        hopeful = ranked[: max(0, min(self._limits.together, self._room - 1))]
+        before = self.incumbent
+        scores = yield from self._compare(before, hopeful, Effort.SCREEN, DOUBTS)
+        for state, score in scores.items():
+            self._note(DOUBTS, before, state, score, costs, accepted=False)
+        good = [state for state, score in scores.items() if score.certainty > _PROMISING]
+        if good:
+            good.sort(key=lambda state: -scores[state].gain)
+            yield from self._take_changes(before, good)
+
+    def _take_changes(self, before: State, good: Sequence[State]) -> Steps:
+        """Make all changes that looked good; if that is not faster, only the best of them."""
+        together = before
+        for state in good:
+            together = (together - (before - state)) | (state - before)
+        for candidate in dict.fromkeys((together, good[0])):
+            costs = self._now()
+            scores = yield from self._compare(before, [candidate], Effort.CONFIRM, DOUBTS)
+            score = scores.get(candidate)
+            if score is None:
+                continue
+            accepted = score.certainty > _PROBABLE
+            self._note(DOUBTS, before, candidate, score, costs, accepted=accepted)
+            if accepted:
+                self.incumbent = candidate
+                self.gain += score.gain
+                return
+
+    def _hopeful(self, costs: Costs, now: State) -> dict[State, float]:
+        """Flips that could gain if the costs were wrong, with what they could."""
         total = costs.total_ms(now)
         worth: dict[State, float] = {}
         for part in self._alike:
@@ -256,9 +306,22 @@ class SubgraphSearch:
                     continue
                 expected = gain_of(costs, now ^ flip, now)
                 doubt = sum(costs.float_ms[n] * self._error(n, n not in now) for n in flip) / total
-                if math.isfinite(expected) and expected + doubt > self._least_gain:
-                    worth[flip] = expected + doubt
-        return sorted(worth, key=lambda flip: (-worth[flip], sorted(flip)))
+                if expected + doubt > self._least_gain:
+                    worth[self._to(now ^ flip)] = expected + doubt
+        return worth
+
+    def _rivals(self, costs: Costs, now: State) -> dict[State, float]:
+        """Other ways to quantize what is quantized, with what they could gain."""
+        total = costs.total_ms(now)
+        worth: dict[State, float] = {}
+        for part in self._alike:
+            units = [n for n in sorted(part & now) if self._choices.of_rival[n]]
+            hope = sum(costs.quantized_ms[n] or 0.0 for n in units) * _ERROR_OF_RIVAL / total
+            for ways in (self._choices.with_schemes, self._choices.with_rivals):
+                state = ways(self.incumbent, units)
+                if state != self.incumbent and hope > self._least_gain:
+                    worth[state] = hope
+        return worth
 
     def _error(self, number: int, quantized: bool) -> float:
         is_seen = any((number in each.quantized) == quantized for each in self._seen.values())
@@ -285,16 +348,22 @@ class SubgraphSearch:
         accepted: bool,
     ) -> None:
         old, new = self._units(before), self._units(after)
+        predicted = math.exp(gain_of(costs, new, old))
+        self._add(stage, len(new - old), len(old - new), predicted, score, accepted=accepted)
+
+    def _add(
+        self,
+        stage: str,
+        quantized: int,
+        dropped: int,
+        predicted: float,
+        score: Score,
+        *,
+        accepted: bool,
+    ) -> None:
+        measured = None if score.failure is not None else math.exp(score.gain)
         self.batches.append(
-            Batch(
-                stage,
-                len(new - old),
-                len(old - new),
-                math.exp(gain_of(costs, new, old)),
-                None if score.failure is not None else math.exp(score.gain),
-                score.error,
-                accepted,
-            )
+            Batch(stage, quantized, dropped, predicted, measured, score.error, accepted)
         )
 
     def _compare(

@@ -180,13 +180,14 @@ class _Race:
             arena.key(self._reference), [arena.key(state) for state in everyone], self._how
         )
         self._rounds[everyone] = known
-        if len(known) >= wanted:
+        if len(known) >= wanted and arena.take_layers is None:
             self._judge(everyone, {})
             return self._scores
         # An engine that makes its times up plays from the start: it costs nothing, and only then
         # goes on as if nothing had happened.
         self._skip = len(known) if arena.is_made_up else 0
-        rest = wanted - len(known)
+        # A kill may have come between the last round and the layers, which take a round to be told.
+        rest = max(wanted - len(known), 0 if arena.is_made_up else 1)
         measured, _ = compare_files(
             arena.worker,
             self._files,

@@ -100,7 +100,7 @@ class SubgraphMode:
         self._units: list[Unit] = []
         self._unit_of: dict[str, int] = {}
         self._plain = InModel(frozenset(), {})
-        self._choices = Choices((), (), ())
+        self._choices = Choices()
 
     def prepare(self, plain: Path, given: Mapping[str, Collection[str]]) -> Searching:
         """Find the groups, profile their pieces, and put together the cheapest assembly.
@@ -299,7 +299,8 @@ class SubgraphMode:
         self._write_raw(space, raw)
         alike: dict[int, set[int]] = {}
         for number, unit in enumerate(self._units):
-            alike.setdefault(unit.piece, set()).add(number)
+            if not unit.only_moves:
+                alike.setdefault(unit.piece, set()).add(number)
         most = request.max_benchmarks
         limits = Limits(benchmarks=request.preset.assemblies if most is None else most)
         search = SubgraphSearch(

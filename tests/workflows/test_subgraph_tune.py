@@ -1,0 +1,311 @@
+"""Subgraph mode, whole: what it writes, and what it does when something is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtune.autotune.search.trial import Effort
+from qdqtune.engines import registry
+from qdqtune.graph.files import load_model
+from qdqtune.graph.index import GraphIndex
+from qdqtune.qdq.read import read
+from qdqtune.qdq.units import canonical
+from qdqtune.records.errors import UsageError
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.subgraphs import BY_LAYERS, BY_TOTAL
+from qdqtune.records.tuning import TuneEvent, TuneResult
+from qdqtune.workflows.tune import tune
+from qdqtune.workflows.tuning.settings import PRESETS
+from tests.conftest import model_from_text
+from tests.cutting import cut
+from tests.workflows.mute_engine import MUTE, REFUSING
+
+ROOT = Path(__file__).parents[2]
+RAW = "optimized_raw.onnx"
+TEXT = """g (float[N,128,12,12] x) => (float[N,128,12,12] y) {
+    a = Conv<pads=[1,1,1,1]>(x, w1)
+    b = Relu(a)
+    c = Conv<pads=[1,1,1,1]>(b, w2)
+    d = Add(c, b)
+    e = Erf(d)
+    f = Conv<pads=[1,1,1,1]>(e, w3)
+    y = Relu(f)
+}"""
+
+
+def conv_net(batch: str = "1") -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    shape = (128, 128, 3, 3)
+    weights = {f"w{n}": rng.normal(size=shape).astype(np.float32) / 34 for n in (1, 2, 3)}
+    return model_from_text(TEXT.replace("N,", f"{batch},"), **weights)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.onnx"
+    onnx.save(conv_net(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def brief() -> Iterator[str]:
+    """A preset that is over soon."""
+    short = replace(
+        PRESETS["quick"],
+        rounds={Effort.SCREEN: 8, Effort.CONFIRM: 8},
+        seconds={Effort.SCREEN: 0.2, Effort.CONFIRM: 0.2},
+        final_s=0.2,
+        assemblies=4,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "brief", short)
+        yield "brief"
+
+
+def simulated(model: Path, output: Path, **options: Any) -> TuneResult:
+    settings = {
+        "engine": "simulated", "engine_options": {"seed": "1"}, "preset": "quick",
+        "workflow": "subgraph", "min_sqnr_db": None,
+    }  # fmt: skip
+    return tune(model, output_dir=output, **{**settings, **options})
+
+
+def cached(output: Path) -> dict[str, Any]:
+    return dict(json.loads((output / "autotune_cache.json").read_text()))
+
+
+def pieces_of(output: Path) -> list[dict[str, Any]]:
+    return list(cached(output)["phase_2"]["pieces"])
+
+
+def candidates(output: Path) -> set[str]:
+    lines = map(json.loads, (output / "measurements.jsonl").read_text().splitlines())
+    return {line["candidate"] for line in lines if line["kind"] == "measurement"}
+
+
+@pytest.fixture(scope="module", params=["onnxruntime", "openvino"])
+def tuned(
+    request: pytest.FixtureRequest,
+    brief: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[TuneResult, list[TuneEvent]]:
+    """A model with an open batch on a real engine."""
+    if not registry.available(request.param).usable:
+        pytest.skip(f"{request.param} is not installed")
+    folder = tmp_path_factory.mktemp(request.param)
+    onnx.save(conv_net("N"), folder / "model.onnx")
+    events: list[TuneEvent] = []
+    result = tune(
+        folder / "model.onnx", engine=request.param, threads=1, preset=brief, workflow="subgraph",
+        min_sqnr_db=None, output_dir=folder / "run", callbacks=[events.append],
+        inputs=InputRequest(dims={"N": 2}),
+    )  # fmt: skip
+    return result, events
+
+
+def test_a_real_engine_is_asked_about_pieces_and_then_about_few_assemblies(
+    tuned: tuple[TuneResult, list[TuneEvent]],
+) -> None:
+    result, events = tuned
+    summary = json.loads((result.output_dir / "summary.json").read_text())
+    assert summary["mode"] == "subgraph"
+    assert 1 <= summary["benchmarks"] <= 4
+    # Two Convs of another kind and a third one; each as float, and in one way or two.
+    found = summary["subgraphs"]
+    assert 2 <= found["pieces"] <= found["units"] <= found["groups"] <= 7
+    assert summary["subgraph_benchmarks"] >= 2 * found["pieces"]
+    assert summary["batches"]
+    for batch in summary["batches"]:
+        assert batch["predicted"] > 0.0
+        assert batch["measured"] > 0.0
+    stages = [event.stage for event in events]
+    assert {"groups", "subgraphs", "assembly", "seeds", "done"} <= set(stages)
+    told = [event for event in events if event.stage == "subgraphs"]
+    assert [event.benchmarks for event in told] == list(range(1, found["pieces"] + 1))
+
+
+def test_everything_is_in_the_folder(tuned: tuple[TuneResult, list[TuneEvent]]) -> None:
+    output = tuned[0].output_dir
+    body = cached(output)
+    assert [len(body[f"phase_{n}"]) > 0 for n in (1, 2, 3)] == [True] * 3
+    assert body["phase_2"]["complete"]
+    assert body["phase_3"]["batches"] == [b.to_dict() for b in tuned[0].summary.batches]
+    nodes = [name for group in body["phase_1"]["groups"] for name in group["nodes"]]
+    assert sorted(nodes) == [f"n{n}" for n in range(7)]
+    for piece in body["phase_2"]["pieces"]:
+        assert piece["how"] == BY_LAYERS
+        plain, *others = piece["forms"]
+        assert (plain["scheme"], plain["error"]) == ("none", None)
+        assert others
+        for form in piece["forms"]:
+            assert form["total_ms"] > 0.0
+            assert form["inside_ms"] > 0.0
+        path = output / "subgraphs" / piece["file"]
+        onnx.checker.check_model(str(path), full_check=True)
+    assert {"engine.log", "runs.log"} <= {file.name for file in (output / "logs").iterdir()}
+    assert not list(output.rglob("*.npz"))
+
+
+def test_the_raw_assembly_is_the_first_that_was_tried(
+    tuned: tuple[TuneResult, list[TuneEvent]],
+) -> None:
+    output = tuned[0].output_dir
+    raw = output / "optimized_raw.onnx"
+    onnx.checker.check_model(str(raw), full_check=True)
+    index = GraphIndex(load_model(output / "region_models/float.onnx"))
+    placement = canonical(index, read(load_model(raw)).placement)
+    assert placement.digest() in candidates(output)
+    first = tuned[0].summary.batches[0]
+    assert (first.stage, first.dropped) == ("raw", 0)
+    assert tuned[0].summary.files["optimized_raw"] == "optimized_raw.onnx"
+
+
+def test_pieces_of_an_open_model_stay_open(tuned: tuple[TuneResult, list[TuneEvent]]) -> None:
+    output = tuned[0].output_dir
+    for piece in pieces_of(output):
+        graph = onnx.load(output / "subgraphs" / piece["file"], load_external_data=False).graph
+        for value in (*graph.input, *graph.output):
+            assert value.type.tensor_type.shape.dim[0].dim_param == "N"
+
+
+def test_without_validation_only_the_raw_assembly_is_built(model: Path, tmp_path: Path) -> None:
+    result = simulated(model, tmp_path / "run", incremental_validation=False)
+    assert result.summary.benchmarks == 1
+    assert [batch.stage for batch in result.summary.batches] == ["raw"]
+    assert list(result.summary.seeds) == ["raw"]
+    assert not result.summary.kept_float
+    raw, final = (read(load_model(file)) for file in (tmp_path / "run" / RAW, result.model))
+    assert raw.placement == final.placement
+    assert raw.encodings.keys() == final.encodings.keys()
+
+
+def test_a_budget_that_is_over_among_the_pieces_still_leads_to_a_model(
+    model: Path, tmp_path: Path
+) -> None:
+    result = simulated(model, tmp_path / "run", budget_s=0.0)
+    assert result.summary.stopped == "budget"
+    assert not cached(tmp_path / "run")["phase_2"]["complete"]
+    assert len(pieces_of(tmp_path / "run")) == 0
+    assert result.model.exists()
+    # What rules and the like say needs no pieces.
+    assert 1 <= result.summary.benchmarks <= len(result.summary.seeds)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    for entry in (MUTE, REFUSING):
+        monkeypatch.setitem(registry.ENGINES, entry.name, entry)
+    found = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(found))
+
+
+def test_an_engine_that_tells_no_layers_is_timed_with_and_without_conversions(
+    model: Path, tmp_path: Path, stand_ins: None
+) -> None:
+    result = simulated(model, tmp_path / "run", engine="mute")
+    assert not result.summary.kept_float
+    found = result.summary.subgraphs
+    assert found["structural"] == found["groups"]
+    pieces = pieces_of(tmp_path / "run")
+    assert {piece["how"] for piece in pieces} == {BY_TOTAL}
+    assert list((tmp_path / "run/subgraphs").glob("conversion_*.onnx"))
+    full = [form for piece in pieces for form in piece["forms"] if form["scheme"] == "full"]
+    assert any(sum(form["conversion_ms"]) > 0.0 for form in full)
+    for form in full:
+        rest = form["total_ms"] - sum(form["conversion_ms"])
+        assert form["inside_ms"] == pytest.approx(max(rest, 0.05 * form["total_ms"]))
+    assert result.speedup > 1.0
+
+
+def test_a_piece_that_is_refused_stays_float(model: Path, tmp_path: Path, stand_ins: None) -> None:
+    options = {"seed": "1", "refuses": "n2"}
+    result = simulated(model, tmp_path / "run", engine="refusing", engine_options=options)
+    errors = {
+        form["error"]
+        for piece in pieces_of(tmp_path / "run")
+        for form in piece["forms"]
+        if form["error"]
+    }
+    assert errors
+    assert all("no kernel for n2" in error for error in errors)
+    assert result.summary.subgraph_failed >= 1
+    assert not result.summary.kept_float
+    assert {"w1", "w3"} <= result.placement.tensors
+    assert "w2" not in result.placement.tensors
+
+
+def test_where_every_piece_is_refused_the_model_is_handed_back(
+    model: Path, tmp_path: Path, stand_ins: None
+) -> None:
+    options = {"seed": "1", "refuses": "*"}
+    result = simulated(model, tmp_path / "run", engine="refusing", engine_options=options)
+    assert result.summary.kept_float
+    assert result.summary.subgraphs["units"] == 0
+    assert result.summary.benchmarks == 0
+    assert result.model.read_bytes() == model.read_bytes()
+    assert (tmp_path / "run/optimized_raw.onnx").read_bytes() == model.read_bytes()
+
+
+def test_a_file_can_tell_the_groups_and_a_filter_what_may_be_quantized(
+    model: Path, tmp_path: Path
+) -> None:
+    layers = [
+        {"Name": "n0 + n1", "LayerType": "CaskConvolution"},
+        {"Name": "n2 + n3", "LayerType": "CaskConvolution"},
+        {"Name": "PWN(n4)", "LayerType": "PointWiseV2"},
+        {"Name": "n5 + n6", "LayerType": "CaskConvolution"},
+    ]
+    ends = [("x", "b"), ("b", "d"), ("d", "e"), ("e", "y")]
+    for layer, (read_, made) in zip(layers, ends, strict=True):
+        layer["Inputs"] = [{"Name": read_}]  # type: ignore[assignment]
+        layer["Outputs"] = [{"Name": made}]  # type: ignore[assignment]
+    file = tmp_path / "graph.json"
+    file.write_text(json.dumps({"Layers": layers, "Bindings": ["x", "y"]}))
+    result = simulated(model, tmp_path / "run", graph_json=file, node_filter=["n2"])
+    groups = [group["nodes"] for group in cached(tmp_path / "run")["phase_1"]["groups"]]
+    assert groups == [["n0", "n1"], ["n2", "n3"], ["n4"], ["n5", "n6"]]
+    assert result.summary.subgraphs["structural"] == 0
+    assert result.placement.tensors & {"w1", "w2", "w3"} == {"w2"}
+    for piece in pieces_of(tmp_path / "run"):
+        assert "n2" in piece["details"]["nodes"]
+
+
+def test_what_is_wrong_with_the_request_is_told_before_anything_is_written(
+    model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "graph.json"
+    file.write_text("junk")
+    for options, message in [
+        ({"workflow": "graphs"}, "no workflow 'graphs'"),
+        ({"workflow": "region", "graph_json": file}, "not that of subgraphs"),
+        ({"graph_json": tmp_path / "none.json"}, "none.json"),
+        ({"graph_json": file}, "graph.json"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            simulated(model, tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_quantized_model_is_taken_apart_and_its_placement_tried(
+    model: Path, tmp_path: Path
+) -> None:
+    made = cut(conv_net(), tmp_path)
+    given = tmp_path / "given.onnx"
+    placement = made.completion.placement(made.completion.units)
+    onnx.save(onnx.load(made.inserter.write(placement, "quantized")), given)
+    result = simulated(given, tmp_path / "run")
+    assert result.summary.mode == "subgraph"
+    assert "as given" in result.summary.seeds
+    assert result.summary.subgraphs["units"] == 3
+    # What was given has to be beaten.
+    assert result.speedup >= 1.0
+    assert (tmp_path / "run" / RAW).exists()
