@@ -71,7 +71,8 @@ class Cut:
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        return find_pieces(self.groups, self.completion, self.ruled, self.completion.units)
+        units = self.completion.units
+        return find_pieces(self.index, self.groups, self.completion, self.ruled, units)
 
     @property
     def contents(self) -> list[Content]:

@@ -58,7 +58,7 @@ def test_layers_from_a_file(model: str, tmp_path: Path, capsys: Capture) -> None
         (["--groups", "--graph_json", "a.json"], "a.json can't be read"),
         (["--groups", "--engine", "nope"], "Unknown engine 'nope'"),
         (["--groups", "--engine", "simulated", "--dim", "N=3"], "N"),
-        (["--runs", "3"], "--runs goes with --layers only, or with --groups"),
+        (["--runs", "3"], "--runs goes with --layers or --groups only"),
     ],
 )
 def test_a_mistake_is_told_in_a_line(

@@ -41,9 +41,9 @@ def test_a_table_or_json(model: str, capsys: Capture) -> None:
     [
         (["--layers", "--why", "x"], "--why goes without --layers only"),
         (["--layers", "--dialect", "onnxruntime"], "--dialect goes without --layers only"),
-        (["--runs", "3"], "--runs goes with --layers only"),
-        (["--sort", "time"], "--sort goes with --layers only"),
-        (["--threads", "1"], "--threads goes with --layers only"),
+        (["--runs", "3"], "--runs goes with --layers or --groups only"),
+        (["--sort", "time"], "--sort goes with --layers or --groups only"),
+        (["--threads", "1"], "--threads goes with --layers or --groups only"),
         (["--layers", "--engine", "nope"], "Unknown engine 'nope'"),
         (["--layers", "--engine", "simulated", "--dim", "N=3"], "N"),
     ],

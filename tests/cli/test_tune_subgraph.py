@@ -160,14 +160,20 @@ def test_the_autotuners_command(model: Path, tmp_path: Path, capsys: Capture) ->
         (["--workflow", "pieces"], "invalid choice"),
         (["--max_shapes", "1x3x32x32"], "--max_shapes is of subgraph mode"),
         (["--mode", "subgraph", "--min_shapes", "2x3x32x32"], "2x3x32x32"),
+        (["--mode", "subgraph", "--min_shapes", "2x3x32x32", "--dry_run"], "2x3x32x32"),
         (["--mode", "subgraph", "--graph_json", "missing.json"], "missing.json"),
+        (["--mode", "subgraph", "--graph_json", "{others}"], "is it of this model?"),
+        (["--mode", "subgraph", "--graph_json", "{others}", "--dry_run"], "is it of this model?"),
+        (["--workflow", "subgraph", "--mode", "region"], "subgraph and region contradict"),
         (["--mode", "subgraph", "--graph_json", "{model}"], "model.onnx"),
     ],
 )
 def test_mistakes(
     arguments: list[str], words: str, model: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    filled = [argument.format(model=model) for argument in arguments]
+    others = tmp_path / "others.json"
+    others.write_text(json.dumps({"Layers": ["of_another + model", "too"]}))
+    filled = [argument.format(model=model, others=others) for argument in arguments]
     line = ["tune", str(model), "--engine", "simulated", "-o", str(tmp_path / "run"), "-q"]
     assert main([*line, *filled]) == 2
     captured = capsys.readouterr()
@@ -179,7 +185,7 @@ def test_mistakes(
 @pytest.mark.parametrize(
     ("arguments", "most"),
     [([], PRESETS["default"].assemblies), (["--preset", "extensive"], 30),
-     (["--max_benchmarks", "3"], 3)],
+     (["--max_benchmarks", "3"], 3), (["--mode", "subgraph", "--max_shapes", "1x3x32x32"], 16)],
 )  # fmt: skip
 def test_a_dry_run(
     arguments: list[str], most: int, model: Path, tmp_path: Path, capsys: Capture,
@@ -224,15 +230,75 @@ def test_the_table_shows_where_the_pieces_were_wrong() -> None:
     ]
     text = shown()
     assert batches_table(BATCHES) in text
-    assert "over float, those of batches and doubts over the best before them." in text
+    assert "over float; those of schemes, batches and doubts are over the best before them." in text
     assert "30 benchmarks (1 failed, 4 known from before) of whole models, " in text
     assert "best blanket" not in text
     assert "regions" not in text
 
 
+FOUND = {"groups": 24, "structural": 2, "units": 22}
+ADVICE = "The pieces advise to leave all float."
+
+
+@pytest.mark.parametrize(
+    ("batches", "timed", "is_advice"),
+    [(BATCHES[1:2], 19, True), (BATCHES[1:2], 18, False), (BATCHES[1:2], 0, False),
+     (BATCHES[:2], 19, False)],
+)  # fmt: skip
+def test_what_was_not_timed_advises_nothing(
+    batches: tuple[Batch, ...], timed: int, is_advice: bool
+) -> None:
+    found = {**FOUND, "pieces": timed, "all_pieces": 19}
+    text = shown(batches=batches, subgraphs=found, stopped="budget")
+    assert (ADVICE in text) is is_advice
+    assert "19 distinct pieces, " in text
+    early = f"{timed} of 19 distinct pieces were timed: the time was up.\n"
+    assert (early in text) is (timed < 19)
+
+
+def test_without_pieces_nothing_was_predicted() -> None:
+    found = {**FOUND, "pieces": 0, "all_pieces": 19}
+    guesses = (replace(BATCHES[1], predicted=1.0),)
+    text = shown(batches=guesses, subgraphs=found, subgraph_benchmarks=0)
+    assert ["everything", "24", "0", "-", "2.800x"] in [line.split()[:5] for line in text.splitlines()]
+    assert "19 distinct pieces, none of them timed." in text
+    assert "told little" not in text
+
+
+@pytest.mark.parametrize(
+    ("predicted", "is_said"), [((1.0, 1.0), True), ((2.8, 1.0), False), ((1.7, 2.6), False)]
+)
+def test_pieces_that_were_mostly_wrong_are_said_to_be(
+    predicted: tuple[float, float], is_said: bool
+) -> None:
+    one, other = predicted
+    batches = (
+        Batch("raw", 3, 0, one, 2.8 if one == 2.8 else 1.7, 0.01, False),
+        Batch("everything", 3, 0, other, 2.7, 0.01, True),
+        Batch("batches", 3, 0, 1.01, 1.0, 0.01, False),
+        Batch("doubts", 3, 0, 9.0, None, 0.0, False),
+    )
+    if is_said:
+        batches = batches[:2]
+    assert ("region mode may find more." in shown(batches=batches)) is is_said
+
+
+def test_seeds_that_are_alike_have_one_row() -> None:
+    seeds = {"raw": 1.7, "everything": 2.8, "rules": 2.8, "weighted ops": 1.7}
+    lines = shown(batches=BATCHES[:2], seeds=seeds).splitlines()
+    assert "rules: the same as everything." in lines
+    assert "weighted ops: the same as raw." in lines
+    assert sum("the same as" in line for line in lines) == 2
+
+
+def test_a_quantized_model_is_no_float_model() -> None:
+    text = shown(batches=BATCHES[:2], seeds={"as given": 1.1, "raw": 1.7})
+    assert "in this table are over the float model inside" in text
+    assert "over float." not in text
+
+
 def test_a_run_that_ended_early_has_less_to_show() -> None:
     assert "speedups are over float." in shown(batches=BATCHES[:2])
-    assert "The pieces advise to leave all float." in shown(batches=BATCHES[1:2])
     text = shown(batches=(), subgraphs={}, seeds={}, kept_float=True)
     assert "38 benchmarks of pieces." in text
     assert "fusion groups" not in text

@@ -115,8 +115,8 @@ def test_cut_off_before_all_layers_are_told_a_run_ends_like_the_one_that_was_not
     """The rounds of three seeds are in the journal, and what two of them spend their time on."""
     keep = SubgraphCache.keep_seen
 
-    def keep_and_die(cache: SubgraphCache, key: str, seen: InModel) -> None:
-        keep(cache, key, seen)
+    def keep_and_die(cache: SubgraphCache, key: str, seen: InModel, meant: str) -> None:
+        keep(cache, key, seen, meant)
         if len(cache.seen) == 2:
             raise Killed
 
@@ -233,9 +233,11 @@ def filled(path: Path, header: dict[str, Any]) -> SubgraphCache:
     cache = SubgraphCache(path, header)
     times, seen, batch = FULL_CACHE
     cache.keep_groups([(("a", "b"), 1.5), (("c",), 0.0)], 1)
-    cache.keep_piece(times, nodes=["a", "b"])
+    cache.describe({"k": {"nodes": ["a", "b"]}})
+    cache.keep_piece(times)
     cache.keep_profiled()
-    cache.keep_seen("key", seen)
+    cache.keep_seen("key", seen, "units")
+    assert cache.keep_build_s(0.5) == 0.5
     cache.keep_batches([batch])
     return cache
 
@@ -244,14 +246,41 @@ def test_a_cache_is_read_as_it_was_written(tmp_path: Path) -> None:
     header = {"model": "m", "engine": {"name": "e", "options": {"a": 1}}, "shapes": {"x": [1, 2]}}
     written = filled(tmp_path / CACHE, header)
     found = SubgraphCache(tmp_path / CACHE, header)
-    for name in ("groups", "structural", "pieces", "is_profiled", "seen", "batches"):
+    for name in ("groups", "structural", "pieces", "is_profiled", "seen", "batches", "build_s"):
         assert getattr(found, name) == getattr(written, name)
+    assert found.keep_build_s(9.0) == 0.5  # what was seen first decides
+    assert found.seen_in("key", "units") == FULL_CACHE[1]
+    assert found.seen_in("key", "other units") is None
     before = (tmp_path / CACHE).read_text()
     found.keep_profiled()  # nothing is lost by writing it again
     assert (tmp_path / CACHE).read_text() == before
     body = cached(tmp_path)
     assert body["header"] == header
     assert body["phase_2"]["pieces"][0]["details"] == {"nodes": ["a", "b"]}
+
+
+def test_with_groups_from_elsewhere_pieces_stay_known(tmp_path: Path) -> None:
+    written = filled(tmp_path / CACHE, {"model": "m"})
+    found = SubgraphCache(tmp_path / CACHE, {"model": "m"}, told_by="a file")
+    assert (found.groups, found.seen, found.pieces) == (None, {}, written.pieces)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"rest_ms": 0.5', '"rest_ms": Infinity'),
+        ('"ms": 1.5', '"ms": -1'),
+        ('"inside_ms": 1.5', '"inside_ms": NaN'),
+        ("0.25,", ""),
+    ],
+)
+def test_a_cache_with_impossible_numbers_is_damaged(old: str, new: str, tmp_path: Path) -> None:
+    filled(tmp_path / CACHE, {"model": "m"})
+    text = (tmp_path / CACHE).read_text()
+    assert old in text
+    (tmp_path / CACHE).write_text(text.replace(old, new, 1))
+    assert SubgraphCache(tmp_path / CACHE, {"model": "m"}).pieces == {}
+    assert not (tmp_path / CACHE).exists()
 
 
 def test_a_cache_of_another_run_is_not_used(

@@ -286,7 +286,7 @@ def test_what_is_wrong_with_the_request_is_told_before_anything_is_written(
     file.write_text("junk")
     for options, message in [
         ({"workflow": "graphs"}, "no workflow 'graphs'"),
-        ({"workflow": "region", "graph_json": file}, "not that of subgraphs"),
+        ({"workflow": "region", "graph_json": file}, "of subgraph mode"),
         ({"graph_json": tmp_path / "none.json"}, "none.json"),
         ({"graph_json": file}, "graph.json"),
     ]:

@@ -22,7 +22,7 @@ from qdqtune.cli.flags import input_request
 from qdqtune.cli.running import FAILED, INTERRUPTED, OK, USAGE, run_safely, set_up_logging
 from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH, shape_request
 from qdqtune.cli.trtexec_shapes import TrtexecShapes
-from qdqtune.records.errors import QdqtuneError, UsageError
+from qdqtune.records.errors import EngineError, QdqtuneError, UsageError
 from qdqtune.records.ranges import RangeMethod
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ __all__ = ["apply_mode_presets", "get_parser", "log_benchmark_config", "main", "
 
 _logger = logging.getLogger(__name__)
 
+_WITHOUT_TRTEXEC = (
+    "Leave --use_trtexec out and name what measures with --engine; in subgraph mode, --graph_json "
+    "brings TensorRT's fusion groups without it."
+)
 _BUG = "This is a bug in qdqtune: please report it with the model."
 
 
@@ -122,7 +126,8 @@ def _run(options: argparse.Namespace) -> int:
             node_filter=get_node_filter_list(options.node_filter_list) or (),
             workflow=workflow,
             graph_json=options.graph_json if workflow == SUBGRAPH else None,
-            incremental_validation=options.incremental_validation is not False,
+            incremental_validation=workflow != SUBGRAPH
+            or options.incremental_validation is not False,
             min_shapes=shape_request(options.min_shapes) if workflow == SUBGRAPH else None,
             max_shapes=shape_request(options.max_shapes) if workflow == SUBGRAPH else None,
             output_dir=options.output_dir,
@@ -172,7 +177,12 @@ def _checked_engine(options: argparse.Namespace, trtexec_args: Sequence[str]) ->
         raise UsageError(
             f"--use_trtexec contradicts --engine {options.engine}.", "Leave one of them out."
         )
-    engine = registry.resolve(_engine(options))
+    try:
+        engine = registry.resolve(_engine(options))
+    except EngineError as error:
+        if not options.use_trtexec:
+            raise
+        raise EngineError(error.what, f"{error.hint} {_WITHOUT_TRTEXEC}") from None
     check_plugins(options.plugin_libraries, engine)
     if trtexec_args and engine != "trtexec":
         _logger.warning("%s takes no arguments of trtexec: %s", engine, shlex.join(trtexec_args))

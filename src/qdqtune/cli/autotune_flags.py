@@ -100,8 +100,8 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULTS["schemes_per_region"],
         metavar="N",
         help="measure at most N candidates for each pattern of the model, taken together: the "
-        "search spends them where they help most. Without it, as the mode says. subgraph has "
-        "three schemes for each piece at most",
+        "search spends them where they help most. Without it, as the mode says. subgraph "
+        "tries all of the few schemes of each piece",
     )
     group.add_argument(
         "--pattern_cache",

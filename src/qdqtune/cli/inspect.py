@@ -187,7 +187,7 @@ def _run_regions(options: argparse.Namespace) -> int:
 
     _refuse(
         options,
-        "goes with --layers only, or with --groups",
+        "goes with --layers or --groups only",
         "sort",
         "threads",
         "runs",

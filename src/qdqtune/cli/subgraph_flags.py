@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from qdqtune.records.inputs import InputRequest
 
 #: Where the flags are kept that mean nothing in region mode; None if they were not given.
 ONLY_SUBGRAPH = ("graph_json", "incremental_validation", "min_shapes", "max_shapes")
+
+
+class SaidOnce(argparse.Action):
+    """Keeps a value that may be repeated, under any name of the flag, but not contradicted."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        """Store the value."""
+        before = getattr(namespace, self.dest)
+        if before not in (None, values):
+            raise argparse.ArgumentError(self, f"{before} and {values} contradict each other")
+        setattr(namespace, self.dest, values)
 
 
 def add_subgraph(parser: argparse.ArgumentParser) -> None:

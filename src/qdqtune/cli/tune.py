@@ -21,7 +21,7 @@ from qdqtune.cli.flags import (
     seconds,
 )
 from qdqtune.cli.numbers import decibels, not_negative, ratio
-from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH, add_subgraph, shape_request
+from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH, SaidOnce, add_subgraph, shape_request
 from qdqtune.records.errors import UsageError
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import (
@@ -80,10 +80,10 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--workflow",
         "--mode",
-        default=REGION,
+        action=SaidOnce,
         choices=WORKFLOWS,
         help="region tries placements on the whole model; subgraph profiles the pieces that the "
-        "engine fuses and assembles them, with far fewer builds (default: %(default)s)",
+        f"engine fuses and assembles them, with far fewer builds (default: {REGION})",
     )
     group.add_argument(
         "--preset",
@@ -161,6 +161,7 @@ def _add_accuracy(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    options.workflow = options.workflow or REGION
     _check_workflow(options)
     if options.dry_run:
         return _plan(options)
@@ -237,6 +238,8 @@ def _plan(options: argparse.Namespace) -> int:
         optimize=not options.no_optimize,
         workflow=options.workflow,
         graph_json=options.graph_json,
+        min_shapes=shape_request(options.min_shapes),
+        max_shapes=shape_request(options.max_shapes),
     )
     is_json = options.format == "json"
     print(json.dumps(plan.to_dict(), indent=1) if is_json else plan_text(plan))

@@ -47,6 +47,7 @@ class Witness(Protocol):
 
 _PILOT_RUNS = 4
 _LAYER_RUNS = 20
+_MOST_DEATHS = 2
 _PILOT_DROP = 1
 _SHORTEST_LIMIT_S = 30.0
 _TIMES_BASELINE = 20.0
@@ -84,6 +85,7 @@ def compare_files(
     progress: Progress | None = None,
     take_outputs: TakeOutputs | None = None,
     take_layers: TakeLayers | None = None,
+    layers_from: int = 0,
     witness: Witness | None = None,
 ) -> tuple[list[Measurement], list[Comparison | None]]:
     """Times model files against the first of them. Nothing is raised for a model that fails.
@@ -101,6 +103,7 @@ def compare_files(
         progress: Called after each round with the rounds done and planned.
         take_outputs: Called with the number of each model that was timed and what it computed.
         take_layers: Called with the number of each model that was timed and its layers.
+        layers_from: Number of the first model whose layers are wanted.
         witness: Told each round and each failure as they come.
 
     Returns:
@@ -111,7 +114,10 @@ def compare_files(
     files = [os.fspath(path) for path in paths]
     contest = _Contest(worker, files, stored, options, timeout_s, witness)
     try:
-        return contest.hold(_Length(budget_s, runs, rounds), progress, take_outputs, take_layers)
+        if take_layers is not None:
+            contest.layers_of = range(layers_from, len(files))
+        length = _Length(budget_s, runs, rounds)
+        return contest.hold(length, progress, take_outputs, take_layers)
     finally:
         if stored is not feeds:
             worker.discard(stored)
@@ -130,6 +136,7 @@ class _Contest:
     timing_s: dict[int, float] = field(default_factory=dict)
     models: dict[int, OpenModel] = field(default_factory=dict)
     limit_s: float | None = None
+    layers_of: Sequence[int] = ()
 
     def hold(
         self,
@@ -148,7 +155,7 @@ class _Contest:
                     for index in present:
                         take_outputs(index, self._run(index))
                 if take_layers is not None:
-                    for index in present:
+                    for index in sorted({*present} & {*self.layers_of}):
                         take_layers(index, self._layers(index))
             except _ModelFailed as failure:
                 self.errors[failure.index] = failure.error
@@ -211,12 +218,15 @@ class _Contest:
             raise _ModelFailed(index, str(failure), failure.kind) from failure
 
     def _layers(self, index: int) -> list[LayerTime]:
-        """What the engine says of a model's layers; that it says nothing is no failure."""
+        """What the engine says of a model's layers; that it doesn't is no failure of the model.
+
+        An engine that has died of the question twice is not asked again.
+        """
+        if self.worker.deaths_by_layers >= _MOST_DEATHS:
+            return []
         try:
             return self.worker.layers(self.models[index], _LAYER_RUNS, timeout_s=self.limit_s)
-        except WorkerFailure as failure:
-            if failure.kind is not FailureKind.ERROR:
-                raise _ModelFailed(index, str(failure), failure.kind) from failure
+        except WorkerFailure:
             return []
 
     def _block(self, index: int, runs: int) -> list[float]:

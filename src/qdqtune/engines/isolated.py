@@ -75,6 +75,7 @@ class Worker:
         building_s: Seconds that the engine spent opening models, measured by itself.
         timing_s: Seconds that it spent in timed runs, measured by itself.
         waited_s: Seconds that callers waited for its answers.
+        deaths_by_layers: How often it crashed or hung when it was asked for layers.
         scratch: Its folder, which goes with it.
 
     Everything that can fail inside the engine raises ``WorkerFailure``; ``measure`` and
@@ -97,6 +98,7 @@ class Worker:
         self.building_s = 0.0
         self.timing_s = 0.0
         self.waited_s = 0.0
+        self.deaths_by_layers = 0
         self._log_path = log_path
         self._environment = {**_CHILD_ENVIRONMENT, **(environment or {})}
         self._folder = tempfile.TemporaryDirectory(prefix="qdqtune-", dir=scratch)
@@ -197,7 +199,11 @@ class Worker:
         self, model: OpenModel, runs: int = 10, *, timeout_s: float | None = None
     ) -> list[LayerTime]:
         """Returns the mean time of each node of the engine's graph, in order of execution."""
-        reply = self._ask_of(model, "layers", timeout_s, runs=runs)
+        try:
+            reply = self._ask_of(model, "layers", timeout_s, runs=runs)
+        except WorkerFailure as failure:
+            self.deaths_by_layers += failure.kind in (FailureKind.CRASH, FailureKind.TIMEOUT)
+            raise
         self.timing_s += reply["seconds"]
         return [LayerTime.from_dict(layer) for layer in reply["layers"]]
 

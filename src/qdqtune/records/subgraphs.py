@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -36,7 +37,13 @@ class SchemeTimes:
     def from_dict(cls, value: Mapping[str, Any]) -> SchemeTimes:
         """Read the JSON form."""
         borders = {name: tuple(map(float, value[name])) for name in ("conversion_ms", "layout_ms")}
-        return cls(**{**value, **borders})
+        found = cls(**{**value, **borders})
+        times = (found.total_ms, found.inside_ms, *found.conversion_ms, *found.layout_ms)
+        if not all(0.0 <= ms < math.inf for ms in times):
+            raise ValueError("a time is no number")
+        if len(found.conversion_ms) != len(found.layout_ms):
+            raise ValueError("borders are missing")
+        return found
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,11 @@ class PieceTimes:
             TypeError: If it is not the JSON form.
             ValueError: If a field can't be what it is.
         """
-        return cls(**{**value, "forms": tuple(map(SchemeTimes.from_dict, value["forms"]))})
+        found = cls(**{**value, "forms": tuple(map(SchemeTimes.from_dict, value["forms"]))})
+        timed = [form for form in found.forms if form.error is None]
+        if len({len(form.conversion_ms) for form in timed}) > 1:
+            raise ValueError("the forms of a piece have different borders")
+        return found
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 
 from qdqtune.records.subgraphs import Batch
@@ -11,6 +13,8 @@ from qdqtune.report.tables import text_table
 MODE = "subgraph"
 STAGE = "subgraphs"
 """The stage whose steps are pieces, not whole models."""
+AS_GIVEN = "as given"
+"""The seed that a quantized model is for its own tuning."""
 
 _HEADER = [
     "tried on the whole model",
@@ -23,35 +27,94 @@ _HEADER = [
 ]
 _NUMBERS = (1, 2, 3, 4, 5)
 _RAW = "raw"
+# As a difference of logarithms.
+_FAR = 0.1
+_FAR_OFF = "The pieces told little about the whole model here: region mode may find more."
 # What the search calls a step from the best so far; everything else began from the float model.
 _STEPS = frozenset({"batches", "doubts", "schemes"})
 
 
-def batches_table(batches: Sequence[Batch]) -> str:
-    """What was tried on the whole model beside what the pieces had promised."""
-    return text_table(_HEADER, [_row(batch) for batch in batches], right=_NUMBERS)
+def batches_lines(summary: Summary) -> list[str]:
+    """What was tried on the whole model, and how to read it; empty if nothing was."""
+    if not summary.batches:
+        return []
+    notes = [_note(summary), *_same_seeds(summary)]
+    if _timed(summary) and _is_far_off(summary.batches):
+        notes.append(_FAR_OFF)
+    return [batches_table(summary.batches, has_costs=_timed(summary) > 0), *notes]
 
 
-def batches_note(batches: Sequence[Batch]) -> str:
-    """How to read the table."""
-    stages = {batch.stage for batch in batches}
+def batches_table(batches: Sequence[Batch], *, has_costs: bool = True) -> str:
+    """What was tried on the whole model beside what the pieces had promised.
+
+    Args:
+        batches: What was tried.
+        has_costs: Whether any piece was timed, so that there were promises.
+    """
+    rows = [_row(batch, has_costs=has_costs) for batch in batches]
+    return text_table(_HEADER, rows, right=_NUMBERS)
+
+
+def _note(summary: Summary) -> str:
+    stages = {batch.stage for batch in summary.batches}
     note = "Quantized and dropped count fusion groups; speedups are over float"
+    if AS_GIVEN in summary.seeds:
+        note = (
+            "Quantized and dropped count fusion groups; speedups in this table are over the float "
+            "model inside, that of the result is over the model as given"
+        )
     if stages & _STEPS:
-        note += ", those of schemes, batches and doubts over the best before them"
+        note += "; those of schemes, batches and doubts are over the best before them"
     # An assembly without Q/DQ is the float model, which is not timed against itself.
-    return f"{note}." if _RAW in stages else f"{note}. The pieces advise to leave all float."
+    is_advice = _RAW not in stages and _timed(summary) == _all_pieces(summary) > 0
+    return f"{note}. The pieces advise to leave all float." if is_advice else f"{note}."
 
 
-def pieces_line(summary: Summary) -> str:
+def _same_seeds(summary: Summary) -> list[str]:
+    """Whole-model choices that have no row of their own, as they turned out to be another one."""
+    tried = {batch.stage for batch in summary.batches}
+    first = {speedup: name for name, speedup in reversed([*summary.seeds.items()]) if name in tried}
+    return [
+        f"{name}: the same as {first[speedup]}."
+        for name, speedup in summary.seeds.items()
+        if name not in tried and speedup in first
+    ]
+
+
+def _is_far_off(batches: Sequence[Batch]) -> bool:
+    """Whether most promises were far from what came of them."""
+    errors = [
+        abs(math.log(batch.measured / batch.predicted))
+        for batch in batches
+        if batch.measured and batch.predicted > 0.0
+    ]
+    return bool(errors) and statistics.median(errors) > _FAR
+
+
+def _timed(summary: Summary) -> int:
+    return summary.subgraphs.get("pieces", 0)
+
+
+def _all_pieces(summary: Summary) -> int:
+    return summary.subgraphs.get("all_pieces", _timed(summary))
+
+
+def pieces_lines(summary: Summary) -> list[str]:
     """How many pieces there were to choose from, and how many were timed; empty if unknown."""
-    found, timed = summary.subgraphs, summary.subgraph_benchmarks
-    if not found:  # it ended before all of them were
-        return f"{timed} benchmarks of pieces." if timed else ""
-    return (
+    found, benchmarks = summary.subgraphs, summary.subgraph_benchmarks
+    if not found:  # it ended before there were any to choose from
+        return [f"{benchmarks} benchmarks of pieces."] if benchmarks else []
+    timed, pieces = _timed(summary), _all_pieces(summary)
+    known = "known from before" if timed else "none of them timed"
+    lines = [
         f"{found['groups']} fusion groups ({found['structural']} by structure alone), "
-        f"{found['units']} could be quantized: {found['pieces']} distinct pieces, "
-        f"{f'{timed} benchmarks of them' if timed else 'known from before'}."
-    )
+        f"{found['units']} could be quantized: {pieces} distinct pieces, "
+        f"{f'{benchmarks} benchmarks of them' if benchmarks else known}."
+    ]
+    if timed < pieces:
+        why = ": the time was up" if summary.stopped == "budget" else ""
+        lines.append(f"{timed} of {pieces} distinct pieces were timed{why}.")
+    return lines
 
 
 def plan_lines(plan: TunePlan) -> list[str]:
@@ -64,12 +127,13 @@ def plan_lines(plan: TunePlan) -> list[str]:
     ]
 
 
-def _row(batch: Batch) -> list[str]:
+def _row(batch: Batch, *, has_costs: bool) -> list[str]:
+    is_guess = not has_costs and batch.predicted == 1.0
     return [
         batch.stage,
         str(batch.quantized),
         str(batch.dropped),
-        f"{batch.predicted:.3f}x",
+        "-" if is_guess else f"{batch.predicted:.3f}x",
         "failed" if batch.measured is None else f"{batch.measured:.3f}x",
         "" if batch.measured is None else f"{100 * batch.error:.1f} %",
         "taken" if batch.accepted else "",

@@ -7,17 +7,9 @@ from qdqtune.records.tuning import Summary, TunePlan, TuneResult
 from qdqtune.report.bench import engine_lines
 from qdqtune.report.durations import duration
 from qdqtune.report.insertion import RANDOM_WARNING
-from qdqtune.report.subgraphs import (
-    MODE,
-    batches_note,
-    batches_table,
-    pieces_line,
-    plan_lines,
-)
+from qdqtune.report.subgraphs import AS_GIVEN, MODE, batches_lines, pieces_lines, plan_lines
 from qdqtune.report.tables import printable, text_table
 
-# The seed that a quantized model is for its own tuning.
-_AS_GIVEN = "as given"
 _STOPPED = {
     "budget": "The time was up before the search was over; the same command goes on with it.",
     "max_benchmarks": "No more benchmarks were allowed; with a larger number the search goes on.",
@@ -30,7 +22,7 @@ def tune_text(result: TuneResult) -> str:
     summary = result.summary
     lines = [*engine_lines(summary.engine), "", _table(summary), ""]
     if summary.batches:
-        lines += [batches_table(summary.batches), batches_note(summary.batches), ""]
+        lines += [*batches_lines(summary), ""]
     lines += [printable(line) for line in _verdict(summary)]
     lines += [printable(line) for line in _accuracy(summary)]
     lines += [printable(line) for line in _effort(summary)]
@@ -46,8 +38,8 @@ def is_calibrated_on_random(summary: Summary) -> bool:
 
 
 def _table(summary: Summary) -> str:
-    is_quantized = _AS_GIVEN in summary.seeds
-    rows = [[_AS_GIVEN if is_quantized else "float", f"{summary.baseline_ms:.3f}", "", ""]]
+    is_quantized = AS_GIVEN in summary.seeds
+    rows = [[AS_GIVEN if is_quantized else "float", f"{summary.baseline_ms:.3f}", "", ""]]
     if summary.seeds and not summary.batches:
         name, speedup = max(summary.seeds.items(), key=lambda seed: seed[1])
         seen = "over the float model inside" if is_quantized else "seen while searching"
@@ -64,7 +56,7 @@ def _table(summary: Summary) -> str:
 def _verdict(summary: Summary) -> list[str]:
     if summary.kept_float:
         reason = summary.reason.rstrip(".") or "nothing that was tried is faster"
-        kept = "model is kept as given" if _AS_GIVEN in summary.seeds else "float model is kept"
+        kept = "model is kept as given" if AS_GIVEN in summary.seeds else "float model is kept"
         return [f"The {kept}, byte for byte: {reason}."]
     level = f"{100 * summary.confidence:g} %"
     return [
@@ -94,14 +86,14 @@ def _effort(summary: Summary) -> list[str]:
     also = f" ({', '.join(details)})" if details else ""
     if summary.mode == MODE:
         what = "whole models"
-        pieces = pieces_line(summary)
+        pieces = pieces_lines(summary)
     else:
         what = (
             f"{summary.groups} choices in {summary.regions} regions ({summary.patterns} patterns)"
         )
-        pieces = ""
+        pieces = []
     lines = [
-        *([pieces] if pieces else []),
+        *pieces,
         f"{summary.benchmarks} benchmarks{also} of {what}, {duration(seconds.total)}: "
         f"building {duration(seconds.building)}, timing {duration(seconds.timing)}, "
         f"own {duration(seconds.own)}.",

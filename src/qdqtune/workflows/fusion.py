@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import onnx_ir as ir
 
 from qdqtune.autotune.subgraphs.content import content_of
-from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup, fusion_groups
+from qdqtune.autotune.subgraphs.fusion_groups import fusion_groups
 from qdqtune.engines import registry
 from qdqtune.engines.layer_files import WRITTEN_BY, map_layers, read_layer_info
 from qdqtune.engines.native import native_dialect
@@ -27,6 +27,7 @@ from qdqtune.records.inputs import InputRequest
 from qdqtune.records.layers import LayersRecord, MappedLayer
 from qdqtune.workflows.layers import DEFAULT_RUNS, layers_of
 from qdqtune.workflows.source import open_source
+from qdqtune.workflows.tuning.layer_groups import check_mentions, spent_by_group
 
 _NOTHING_SAID = InputRequest()
 _SHORT_KEY = 10
@@ -85,6 +86,7 @@ def _groups_of_file(
     with at_shapes(model, resolve_shapes(model, inputs)):
         index = GraphIndex(model)
         layers = map_layers(index, info)
+        check_mentions(index, layers, graph_json)
         groups = _records(index, spoken, quant_type, layers, has_times=False)
     nodes, unmentioned = len(index.nodes), _unmentioned(index, layers)
     return GroupsRecord(path, None, graph_json, spoken.name, nodes, unmentioned, groups)
@@ -126,7 +128,7 @@ def _records(
     groups = fusion_groups(index, layers)
     keys = [content_of(index, group.nodes).key for group in groups]
     alike = Counter(keys)
-    spent = _spent(groups, layers)
+    spent = spent_by_group(groups, layers)
     total = sum(layer.ms for layer in layers) or 1.0
     return tuple(
         GroupRecord(
@@ -143,21 +145,6 @@ def _records(
         )
         for group, key, ms in zip(groups, keys, spent, strict=True)
     )
-
-
-def _spent(groups: Sequence[FusionGroup], layers: Sequence[MappedLayer]) -> list[float]:
-    """Milliseconds of each group; a layer that was divided is divided by nodes."""
-    parts: list[list[tuple[int, int]]] = [[] for _ in layers]
-    for group in groups:
-        inside = set(group.nodes)
-        for number in group.layers:
-            parts[number].append((group.number, len(inside.intersection(layers[number].nodes))))
-    spent = [0.0] * len(groups)
-    for layer, shares in zip(layers, parts, strict=True):
-        whole = sum(nodes for _, nodes in shares)
-        for number, nodes in shares:
-            spent[number] += layer.ms * nodes / whole
-    return spent
 
 
 def _unmentioned(index: GraphIndex, layers: Sequence[MappedLayer]) -> int:

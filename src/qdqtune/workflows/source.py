@@ -9,11 +9,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from qdqtune.graph.dims import dims_of
 from qdqtune.graph.files import load_model
 from qdqtune.graph.folding import fold, make_ready
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.input_shapes import model_inputs
 from qdqtune.graph.op_classes import is_op
 from qdqtune.graph.optimizing import optimize_graph
 from qdqtune.graph.precision import convert_precision
@@ -44,12 +42,6 @@ class Source:
     reading: Reading | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     has_bfloat16: bool = False
-
-    @property
-    def has_open_dims(self) -> bool:
-        """Whether the model leaves the size of an input open."""
-        dims = (dims_of(value) for value in model_inputs(self.model))
-        return any(each is None or not all(isinstance(d, int) for d in each) for each in dims)
 
     @property
     def scales_from(self) -> CalibrationSource:

@@ -17,7 +17,7 @@ from qdqtune.engines.layer_files import read_layer_info
 from qdqtune.engines.native import native_dialect
 from qdqtune.engines.reference import require_reference
 from qdqtune.engines.shares import estimated_shares
-from qdqtune.graph.input_shapes import resolve_shapes
+from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
@@ -35,11 +35,12 @@ from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.folder import AUTO, SUBGRAPHS, RunFolder
+from qdqtune.workflows.tuning.layer_groups import check_layer_file
 from qdqtune.workflows.tuning.request import REGION, SUBGRAPH, WORKFLOWS, Callback, TuneRequest
 from qdqtune.workflows.tuning.run import TuneRun
 from qdqtune.workflows.tuning.scouting import find_choices, seeds_of
 from qdqtune.workflows.tuning.settings import preset_named
-from qdqtune.workflows.tuning.shape_ranges import check_range
+from qdqtune.workflows.tuning.shape_ranges import Asked, check_ranges, request_of
 from qdqtune.workflows.tuning.subgraph_mode import NOT_TRIED
 
 _NOTHING_SAID = InputRequest()
@@ -75,8 +76,8 @@ def tune(
     workflow: str = REGION,
     graph_json: str | Path | None = None,
     incremental_validation: bool = True,
-    min_shapes: InputRequest | None = None,
-    max_shapes: InputRequest | None = None,
+    min_shapes: Asked | None = None,
+    max_shapes: Asked | None = None,
     output_dir: str | Path = DEFAULT_OUTPUT_DIR,
     state_file: str | Path | None = None,
     resume: str = AUTO,
@@ -123,8 +124,9 @@ def tune(
             tells the pieces instead of the engine.
         incremental_validation: In subgraph mode, whether the assembly is compared with others on
             the whole model, and improved group by group.
-        min_shapes: In subgraph mode, the smallest inputs that the model will get; pieces are
-            measured at `inputs`, and described with the range of shapes that follows.
+        min_shapes: In subgraph mode, the smallest inputs that the model will get, as a request or
+            as sizes by input; pieces are measured at `inputs`, and described with the range of
+            shapes that follows.
         max_shapes: The largest ones.
         output_dir: Where everything is written. One run at a time can use it.
         state_file: Where the readable state goes, with the pattern cache beside it; None is into
@@ -141,7 +143,7 @@ def tune(
     name = registry.resolve(engine)
     require_reference()
     _check_numbers(seed=seed, max_drop=max_drop, performance_threshold=performance_threshold)
-    _check_workflow(workflow, graph_json)
+    _check_workflow(workflow, graph_json, min_shapes, max_shapes, incremental_validation)
     chosen = preset_named(preset)
     request = TuneRequest(
         model=Path(model),
@@ -170,17 +172,16 @@ def tune(
         workflow=workflow,
         graph_json=_path(graph_json),
         incremental_validation=incremental_validation,
-        min_shapes=min_shapes,
-        max_shapes=max_shapes,
+        min_shapes=request_of(min_shapes),
+        max_shapes=request_of(max_shapes),
         callbacks=tuple(callbacks),
     )
     layout = request.dialect.format_of(quant_type)
     source = open_source(model, layout.least_opset, optimize=optimize)
     feeding = feeding_of(source, replace(inputs, seed=seed), calibration_data, calibration_samples)
-    if min_shapes is not None or max_shapes is not None:
-        least = resolve_shapes(source.model, min_shapes) if min_shapes else feeding.shapes
-        most = resolve_shapes(source.model, max_shapes) if max_shapes else feeding.shapes
-        check_range(least, feeding.shapes, most)
+    check_ranges(source.model, feeding.shapes, request.min_shapes, request.max_shapes)
+    if graph_json is not None:
+        check_layer_file(GraphIndex(source.model), graph_json)
     others = [each for each in (request.qdq_baseline, request.graph_json) if each is not None]
     with (
         RunFolder(
@@ -211,6 +212,8 @@ def plan_tune(
     optimize: bool = True,
     workflow: str = REGION,
     graph_json: str | Path | None = None,
+    min_shapes: Asked | None = None,
+    max_shapes: Asked | None = None,
 ) -> TunePlan:
     """What `tune` would do, found out without running the model; nothing is written.
 
@@ -227,16 +230,21 @@ def plan_tune(
         optimize: Whether constants and BatchNorms are folded first.
         workflow: ``region`` or ``subgraph``.
         graph_json: A file with the layers that the model was built to.
+        min_shapes: The smallest inputs that the model will get.
+        max_shapes: The largest ones.
 
     Raises:
         QdqtuneError: Whatever the user can act on.
     """
     name = registry.resolve(engine)
-    _check_workflow(workflow, graph_json)
+    _check_workflow(workflow, graph_json, min_shapes, max_shapes)
     dialect = native_dialect(name, options=engine_options)
     chosen = preset_named(preset)
     source = open_source(model, dialect.format_of(quant_type).least_opset, optimize=optimize)
     feeding = feeding_of(source, inputs, calibration_data, None)
+    check_ranges(source.model, feeding.shapes, request_of(min_shapes), request_of(max_shapes))
+    if graph_json is not None:
+        check_layer_file(GraphIndex(source.model), graph_json)
     with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
         base = PreparedModel(source.model, Path(folder))
         completion, grouping = find_choices(
@@ -267,13 +275,30 @@ def plan_tune(
         )
 
 
-def _check_workflow(workflow: str, graph_json: str | Path | None) -> None:
+def _check_workflow(
+    workflow: str,
+    graph_json: str | Path | None,
+    min_shapes: Asked | None,
+    max_shapes: Asked | None,
+    incremental_validation: bool = True,
+) -> None:
     if workflow not in WORKFLOWS:
         raise UsageError(f"There is no workflow {workflow!r}.", f"Choices: {', '.join(WORKFLOWS)}.")
-    if graph_json is not None and workflow != SUBGRAPH:
+    if not isinstance(incremental_validation, bool):
         raise UsageError(
-            "Layer information was given, but the workflow is not that of subgraphs.",
-            "Pass --workflow subgraph, or leave --graph_json out.",
+            f"incremental_validation is {incremental_validation!r}.", "It is True or False."
+        )
+    said = {
+        "graph_json": graph_json is not None,
+        "min_shapes": min_shapes is not None,
+        "max_shapes": max_shapes is not None,
+        "no_incremental_validation": not incremental_validation,
+    }
+    for name in (name for name in said if said[name] and workflow != SUBGRAPH):
+        argument = name.removeprefix("no_")
+        raise UsageError(
+            f"{argument} (--{name}) is of subgraph mode.",
+            f"Choose the workflow {SUBGRAPH} (--workflow {SUBGRAPH}), or leave {argument} out.",
         )
     if graph_json is not None:
         read_layer_info(graph_json)  # what is wrong with it is told before anything is done

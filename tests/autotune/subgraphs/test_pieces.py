@@ -169,14 +169,14 @@ def test_equal_groups_are_one_piece_unless_they_may_not_be_treated_equally(tmp_p
     made = twice(tmp_path)
     groups = [FusionGroup(0, ("n0", "n1")), FusionGroup(1, ("n2", "n3"))]
     everything = list(made.completion.units)
-    (piece,) = find_pieces(groups, made.completion, everything, everything)
+    (piece,) = find_pieces(made.index, groups, made.completion, everything, everything)
     assert piece.groups == (0, 1)
     # The rules, or a filter, see a difference.
-    by_rules = find_pieces(groups, made.completion, ["n0"], everything)
+    by_rules = find_pieces(made.index, groups, made.completion, ["n0"], everything)
     assert [each.groups for each in by_rules] == [(0,), (1,)]
-    (filtered,) = find_pieces(groups, made.completion, everything, ["n2"])
+    (filtered,) = find_pieces(made.index, groups, made.completion, everything, ["n2"])
     assert filtered.groups == (1,)
-    assert find_pieces(groups, made.completion, everything, []) == []
+    assert find_pieces(made.index, groups, made.completion, everything, []) == []
     keys = {each.key for each in (piece, *by_rules)}
     assert len(keys) == 3 - (by_rules[0].key == piece.key)
 
@@ -227,7 +227,7 @@ def test_rules_are_a_form_of_their_own_where_they_choose_a_part(tmp_path: Path) 
         :1
     ]
     conv = [name for name in group.nodes if made.index.node[name].op_type == "Conv"]
-    (piece,) = find_pieces([group], made.completion, conv, made.completion.units)
+    (piece,) = find_pieces(made.index, [group], made.completion, conv, made.completion.units)
     by_name = {scheme.name: scheme for scheme in piece.schemes}
     assert set(by_name[RULES].nodes(piece.content)) == set(conv)
     assert set(by_name[FULL].nodes(piece.content)) > set(conv)

@@ -133,15 +133,15 @@ def test_units_are_in_order_and_know_what_only_moves(
         assert set(made.groups[unit.group].nodes) == set(unit.content.nodes)
 
 
-def keys_of(made: Cut) -> set[str]:
-    return {piece.key for piece in made.pieces}
+def all_known(made: Cut) -> dict[str, PieceTimes]:
+    return {piece.key: told(piece, {NONE: 4.0, FULL: 1.0}) for piece in made.pieces}
 
 
 @pytest.fixture
 def choices(tmp_path: Path) -> tuple[Choices, Space, list[Unit]]:
     made = cut_zoo("bert", tmp_path)
     units = units_with(made, {NONE: 4.0, FULL: 2.0, RULES: 1.0, WEIGHTS: 1.5})
-    found = make_choices(units, made.pieces, keys_of(made), made.completion, made.ruled)
+    found = make_choices(units, made.pieces, all_known(made), made.completion, made.ruled)
     return found, Space(made.completion, found.groups, {}), units
 
 
@@ -200,7 +200,7 @@ def test_a_rival_is_another_form_that_costs_hardly_more(tmp_path: Path) -> None:
     made = cut_zoo("bert", tmp_path)
     for others_ms, has_rivals in ((1.1, True), (2.0, False)):
         units = units_with(made, {NONE: 4.0, FULL: 1.0, RULES: others_ms, WEIGHTS: 1.05})
-        found = make_choices(units, made.pieces, keys_of(made), made.completion, made.ruled)
+        found = make_choices(units, made.pieces, all_known(made), made.completion, made.ruled)
         assert any(unit.rival is not None for unit in units) == has_rivals
         for number, unit in enumerate(units):
             rival = found.of_rival[number]
@@ -216,7 +216,7 @@ def test_a_rival_is_another_form_that_costs_hardly_more(tmp_path: Path) -> None:
 def test_what_the_rules_would_quantize_can_be_said(tmp_path: Path) -> None:
     made = cut_zoo("bert", tmp_path)
     units = units_with(made, {NONE: 4.0, FULL: 1.0, RULES: 2.0, WEIGHTS: 3.0})
-    found = make_choices(units, made.pieces, keys_of(made), made.completion, made.ruled)
+    found = make_choices(units, made.pieces, all_known(made), made.completion, made.ruled)
     of_rules = {
         name for group in found.groups if made.ruled.issuperset(group.nodes) for name in group.nodes
     }
@@ -245,3 +245,16 @@ def test_what_was_not_profiled_is_a_choice_of_no_unit(tmp_path: Path) -> None:
     everything = frozenset(range(len(found.groups)))
     assert found.flipped(everything, range(len(units))) == rest
     assert found.units(rest) == frozenset()
+
+
+def test_what_can_not_be_timed_alone_is_a_choice_of_no_unit(tmp_path: Path) -> None:
+    made = cut_zoo("bert", tmp_path)
+    times = all_known(made)
+    lost = made.pieces[0]
+    times[lost.key] = PieceTimes(lost.key, BY_LAYERS, (SchemeTimes(NONE, error="can't"),))
+    units = make_units(made.pieces, times, made.completion)
+    assert lost.groups[0] not in {unit.group for unit in units}
+    found = make_choices(units, made.pieces, times, made.completion, made.ruled)
+    rest = frozenset(range(len(found.groups))).difference(*found.around)
+    names = {name for number in rest for name in found.groups[number].nodes}
+    assert names == {n for content in lost.contents for n in lost.schemes[0].nodes(content)}

@@ -22,6 +22,9 @@ _UNITS = 1 << 29
 _SOURCE, _SINK, _FIRST = 0, 1, 2
 # Choices that are looked at for one that stays what it is.
 _MOST_BRANCHES = 200
+_MOST_ROUNDS = 8
+# Pieces times branches, so that large models don't take long.
+_MOST_WORK = 20_000
 _MOST_ARMS = 10_000
 
 
@@ -224,10 +227,10 @@ def assemble_closed(
         closed: What a choice becomes in the engine.
         fixed: As `assemble` takes it.
     """
-    best = closed(assemble(costs, fixed))
-    least = costs.total_ms(best)
+    best, least = _settled(costs, closed, dict(fixed or {}))
     waiting: list[tuple[float, int, dict[int, bool]]] = [(0.0, 0, dict(fixed or {}))]
-    for count in range(1, _MOST_BRANCHES):
+    most = max(1, min(_MOST_BRANCHES, _MOST_WORK // (len(costs.float_ms) + 1)))
+    for count in range(1, most):
         if not waiting or waiting[0][0] >= least:
             break
         branch = heapq.heappop(waiting)[2]
@@ -241,6 +244,24 @@ def assemble_closed(
         for number, more in enumerate(_branches(costs, state, real, branch)):
             heapq.heappush(waiting, (bound, count * _MOST_ARMS + number, more))
     return best
+
+
+def _settled(
+    costs: Costs, closed: Callable[[State], State], fixed: dict[int, bool]
+) -> tuple[State, float]:
+    """A good choice that stays what it is: what becomes another is let be that, all at once."""
+    best: State = frozenset()
+    least = math.inf
+    for _ in range(_MOST_ROUNDS):
+        state = assemble(costs, fixed)
+        real = closed(state)
+        if costs.total_ms(real) < least:
+            best, least = real, costs.total_ms(real)
+        changed = [number for number in state ^ real if number not in fixed]
+        if not changed:
+            break
+        fixed = {**fixed, **{number: number in real for number in changed}}
+    return best, least
 
 
 def _branches(

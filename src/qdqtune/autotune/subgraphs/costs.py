@@ -10,6 +10,9 @@ from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
 from qdqtune.autotune.subgraphs.units import Unit
 from qdqtune.graph.index import GraphIndex
 
+# How far apart what a piece costs alone and in the model may be.
+_MOST_APART = 10.0
+
 
 @dataclass(frozen=True)
 class InModel:
@@ -47,18 +50,22 @@ def costs_of(
         index: The model.
         plain: The float model.
     """
+    is_known = any(plain.unit_ms.values())
     as_float: list[float] = []
     quantized: list[float | None] = []
     for number, unit in enumerate(units):
-        alone = unit.as_float.inside_ms
+        alone, inside = unit.as_float.inside_ms, unit.quantized.inside_ms
         seen = plain.unit_ms.get(number, 0.0)
+        if not seen and not (is_known and unit.only_moves):  # moves may really be for nothing
+            seen = alone
+        # A time that the engine hardly told must not make the other a thousand times as long.
         scale = seen / alone if seen > 0.0 and alone > 0.0 else 1.0
-        as_float.append(alone * scale)
+        scale = min(max(scale, 1.0 / _MOST_APART), _MOST_APART)
+        as_float.append(seen)
         # What only moves values follows its neighbours, also into the layout of their kernels;
         # alone it may run as something else. Seen on a CPU: a MaxPool of uint8 that took 50 times
         # as long as between integer Convs.
-        inside = unit.quantized.inside_ms
-        quantized.append((min(inside, alone) if unit.only_moves else inside) * scale)
+        quantized.append(min(inside * scale, seen) if unit.only_moves else inside * scale)
     crossings = _crossings(units, groups, index)
     follows = _follows(units, groups, index)
     return Costs(

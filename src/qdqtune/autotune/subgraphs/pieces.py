@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from qdqtune.autotune.subgraphs.content import Content, content_of
 from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
+from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.completion import Completion
 from qdqtune.records.placement import Edge, Placement
 
@@ -75,6 +76,7 @@ class Piece:
 
 
 def find_pieces(
+    index: GraphIndex,
     groups: Sequence[FusionGroup],
     completion: Completion,
     ruled: Collection[str],
@@ -83,7 +85,8 @@ def find_pieces(
     """The distinct pieces that something can be quantized in, in the graph's order.
 
     Args:
-        groups: The fusion groups, of a model with shapes.
+        index: The model, with the size of every tensor.
+        groups: The fusion groups.
         completion: What can be quantized.
         ruled: Names of the ops that placement rules would quantize.
         may: Names of the ops that may be quantized: of units that have ranges, and were asked for.
@@ -92,7 +95,7 @@ def find_pieces(
     for group in groups:
         if not any(name in may for name in group.nodes):
             continue
-        content = content_of(completion.index, group.nodes)
+        content = content_of(index, group.nodes)
         full = tuple(place for place, name in enumerate(content.nodes) if name in may)
         by_rules = tuple(place for place in full if content.nodes[place] in ruled)
         found.setdefault((content.key, full, by_rules), []).append((group.number, content))

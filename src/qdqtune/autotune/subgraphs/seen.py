@@ -58,11 +58,11 @@ def _conversion(index: GraphIndex, layer: MappedLayer) -> tuple[str, str]:
     nodes = [index.node[name] for name in layer.nodes]
     for node in nodes:
         if node.op_type == QUANTIZE and not _is_constant(index, node):
-            return QUANTIZE, _name(node.inputs[0]).removesuffix("_unquantized")
+            return QUANTIZE, _given_name(index, node.inputs[0])
     for node in nodes:
         source = node.inputs[0].producer() if node.inputs[0] is not None else None
         if source is not None:
-            return DEQUANTIZE, _name(source.inputs[0]).removesuffix("_unquantized")
+            return DEQUANTIZE, _given_name(index, source.inputs[0])
     return "", ""
 
 
@@ -89,6 +89,13 @@ def _shares(
 def _is_constant(index: GraphIndex, node: ir.Node) -> bool:
     name = _name(node.inputs[0])
     return not name or index.is_constant(name)
+
+
+def _given_name(index: GraphIndex, value: ir.Value | None) -> str:
+    """What a tensor is called in the float model: a graph's output gives its name to its DQ."""
+    name = _name(value)
+    given = name.removesuffix("_unquantized")
+    return given if given in index.value else name
 
 
 def _name(value: ir.Value | None) -> str:

@@ -214,7 +214,7 @@ class Choices:
 def make_choices(
     units: Sequence[Unit],
     pieces: Sequence[Piece],
-    times: Collection[str],
+    times: Mapping[str, PieceTimes],
     completion: Completion,
     ruled: Collection[str],
 ) -> Choices:
@@ -223,8 +223,8 @@ def make_choices(
     Args:
         units: The units.
         pieces: The pieces that they are groups of.
-        times: Keys of the pieces that were profiled; the groups of others are choices, too, that
-            belong to no unit.
+        times: What was found out about pieces. The groups of those that nothing is known of, or
+            that could not be timed alone, are choices, too, that belong to no unit.
         completion: What can be quantized.
         ruled: Names of the ops that placement rules would quantize.
     """
@@ -248,7 +248,10 @@ def make_choices(
         around.append(frozenset(added))
         others = (n for n in added if not groups[n].weights_only and groups[n].nodes[0] in rival)
         of_rival.append(frozenset(others))
-    for piece in (piece for piece in pieces if piece.key not in times):
+    for piece in pieces:
+        found = times.get(piece.key)
+        if found is not None and found.form(NONE) is not None:
+            continue
         for content in piece.contents:
             parts = _parts(piece, content, completion, (ruled,))
             groups += (_group(piece.key, n, names, completion) for n, names in enumerate(parts))

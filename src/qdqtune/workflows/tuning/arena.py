@@ -197,6 +197,7 @@ class _Race:
             budget_s=math.inf if arena.is_made_up else self._budget_s * rest / wanted,
             options=self._options(),
             take_layers=self._take_layers if arena.take_layers is not None else None,
+            layers_from=1,
             witness=self,
         )
         if not measured[0].ok:
@@ -209,7 +210,7 @@ class _Race:
         return self._scores
 
     def _take_layers(self, model: int, layers: list[LayerTime]) -> None:
-        if model and self._arena.take_layers is not None:
+        if self._arena.take_layers is not None:
             self._arena.take_layers(self._states[model - 1], layers)
 
     def saw_round(self, models: tuple[int, ...], round_: Round) -> None:

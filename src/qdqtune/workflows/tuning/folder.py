@@ -15,6 +15,7 @@ from qdqtune.graph.whole_files import sync, writing
 from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
 from qdqtune.workflows.tuning.journal import QUARANTINE
 from qdqtune.workflows.tuning.lock import LOCK, FolderLock
+from qdqtune.workflows.tuning.piece_files import holds_pieces, is_empty, remove_pieces
 
 BASELINE = "baseline.onnx"
 FINAL = "optimized_final.onnx"
@@ -29,6 +30,7 @@ CANDIDATES = "region_models"
 REGION_MODELS = "region_{}_level_{}.onnx"
 SUBGRAPHS = "subgraphs"
 SUBGRAPH_CACHE = "autotune_cache.json"
+DAMAGED_CACHE = "autotune_cache.damaged.json"
 LOGS = "logs"
 ASIDE = "earlier"
 
@@ -39,7 +41,7 @@ _PARTIAL_RUN, _PARTIAL_RESULT = ".partial-run", ".partial-result"
 _MANIFEST = "names.json"
 _OURS = (
     BASELINE, FINAL, RAW, PLACEMENT, RANGES, JOURNAL, SUMMARY, STATE, PATTERN_CACHE, SUBGRAPH_CACHE,
-    QUARANTINE,
+    DAMAGED_CACHE, QUARANTINE,
 )  # fmt: skip
 
 RESULT = (FINAL + ".data", FINAL, RANGES, PLACEMENT, SUMMARY)
@@ -84,7 +86,7 @@ class RunFolder:
             raise UsageError(f"There is no resume={resume!r}.", f"Choices: {', '.join(RESUME)}.")
         self._read = {file.resolve() for source in (model, *others) for file in _files_of(source)}
         self._protect(model, others)
-        if not (force or (self.path / LOCK).exists() or (self.path / JOURNAL).exists()):
+        if not force:
             self._refuse_others_files(model)
         self._make(self.path)
         self._lock = FolderLock(self.path)
@@ -110,14 +112,28 @@ class RunFolder:
 
     def _refuse_others_files(self, model: Path) -> None:
         """What no run has made here is not replaced; where one began, there is its lock."""
+        if (self.path / LOCK).exists() or (self.path / JOURNAL).exists():
+            if SUBGRAPHS in self._more and not self._had_pieces:  # all runs were in region mode
+                self._refuse_others_pieces()
+            return
         copies = [self._copy_of(file, model) for file in external_files(model)]
         folders = (self.path / CANDIDATES, *(self.path / name for name in self._more))
         for file in (*self._written(), *folders, *copies):
             if file.exists() and file.resolve() not in self._read:
-                raise OutputError(
-                    f"{file} is there already, without the {JOURNAL} of a run.",
-                    "Choose another --output_dir, or pass --force to replace it.",
-                )
+                raise _in_the_way(file, JOURNAL)
+
+    def _refuse_others_pieces(self) -> None:
+        for file in (self.path / RAW, self.path / f"{RAW}.data"):
+            if file.exists():
+                raise _in_the_way(file, SUBGRAPH_CACHE)
+        if not is_empty(self.path / SUBGRAPHS):
+            raise _in_the_way(self.path / SUBGRAPHS, SUBGRAPH_CACHE)
+
+    @property
+    def _had_pieces(self) -> bool:
+        """Whether there was a run in subgraph mode, by what it has written first."""
+        caches = (self.path / SUBGRAPH_CACHE, self.path / DAMAGED_CACHE)
+        return any(file.exists() for file in caches) or holds_pieces(self.path / SUBGRAPHS)
 
     def _prepare(self, *, resume: str) -> None:
         # What a kill came in between of.
@@ -281,13 +297,14 @@ class RunFolder:
         for name in _OURS:
             for file in (self.path / name, self.path / f"{name}.data"):
                 file.unlink(missing_ok=True)
-        for name in (CANDIDATES, SUBGRAPHS):
-            shutil.rmtree(self.path / name, ignore_errors=True)
+        shutil.rmtree(self.path / CANDIDATES, ignore_errors=True)
+        remove_pieces(self.path / SUBGRAPHS)
 
     def _set_aside(self) -> None:
         """Move an earlier run, all of it, into a folder of its own; the journal goes last."""
         names = [name for ours in _OURS for name in (ours, f"{ours}.data") if ours != JOURNAL]
-        files = [LOGS, CANDIDATES, SUBGRAPHS, *self._weights_beside(), *names, JOURNAL]
+        pieces = [SUBGRAPHS] if self._had_pieces else []
+        files = [LOGS, CANDIDATES, *pieces, *self._weights_beside(), *names, JOURNAL]
         self._move_aside(files, _PARTIAL_RUN)
 
     def _move_aside(self, files: Sequence[str], while_moving: str) -> None:
@@ -326,6 +343,13 @@ class RunFolder:
         parts = [f for name in (CANDIDATES, SUBGRAPHS) for f in (self.path / name).glob(".*.tmp")]
         for file in (*ours, *parts):
             file.unlink(missing_ok=True)
+
+
+def _in_the_way(file: Path, missing: str) -> OutputError:
+    return OutputError(
+        f"{file} is there already, without the {missing} of a run.",
+        "Choose another --output_dir, or pass --force to replace it.",
+    )
 
 
 def _files_of(model: Path) -> set[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup, fusion_groups
@@ -11,11 +11,15 @@ from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
 from qdqtune.engines.layer_files import map_layers, read_layer_info
 from qdqtune.engines.layer_nodes import nodes_of_layers
 from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.op_classes import QDQ_OPS
+from qdqtune.records.errors import UsageError
 from qdqtune.records.layers import MappedLayer
 
 _logger = logging.getLogger(__name__)
 
 _PROFILE_RUNS = 20
+# A file that mentions a smaller part of the ops may well be of another model.
+_LEAST_MENTIONED = 0.5
 
 
 def find_groups(
@@ -45,12 +49,73 @@ def find_groups(
     else:
         layers = _layers_of(index, worker, plain, feeds)
     groups = fusion_groups(index, layers)
-    homes: dict[int, int] = {}
-    for group in groups:
-        for layer in group.layers:
-            homes[layer] = homes.get(layer, 0) + 1
-    times = [sum(layers[n].ms / homes[n] for n in group.layers) for group in groups]
-    return groups, times
+    return groups, spent_by_group(groups, layers)
+
+
+def spent_by_group(groups: Sequence[FusionGroup], layers: Sequence[MappedLayer]) -> list[float]:
+    """Milliseconds of each group; those of a layer in several groups are divided by nodes."""
+    parts: list[list[tuple[int, int]]] = [[] for _ in layers]
+    for place, group in enumerate(groups):
+        inside = set(group.nodes)
+        for number in group.layers:
+            parts[number].append((place, len(inside.intersection(layers[number].nodes))))
+    spent = [0.0] * len(groups)
+    for layer, shares in zip(layers, parts, strict=True):
+        whole = sum(nodes for _, nodes in shares)
+        for place, nodes in shares:
+            spent[place] += layer.ms * (nodes / whole if whole else 1 / len(shares))
+    return spent
+
+
+def check_layer_file(index: GraphIndex, graph_json: str | Path) -> None:
+    """Make sure that a file with layers is about a model; see `check_mentions`."""
+    check_mentions(index, map_layers(index, read_layer_info(graph_json)), graph_json)
+
+
+def check_mentions(
+    index: GraphIndex, layers: Iterable[MappedLayer], graph_json: str | Path
+) -> None:
+    """Make sure that layers are those of a model, and warn if they hardly are.
+
+    Args:
+        index: The model.
+        layers: What was found of it in the file.
+        graph_json: The file.
+
+    Raises:
+        UsageError: If they mention nothing of the model.
+    """
+    expected = _computing(index) or set(index.node)
+    found = expected.intersection(name for layer in layers for name in layer.nodes)
+    if expected and not found:
+        raise UsageError(
+            f"No layer in {graph_json} mentions an op of the model: is it of this model?",
+            "The names of layers have to be made of those of the model's nodes.",
+        )
+    if len(found) < _LEAST_MENTIONED * len(expected):
+        _logger.warning(
+            "%s mentions %d of %d ops that compute (%.0f %%), the others are grouped by "
+            "structure: is it of this model?",
+            graph_json, len(found), len(expected), 100 * len(found) / len(expected),
+        )  # fmt: skip
+
+
+def _computing(index: GraphIndex) -> set[str]:
+    """Nodes that compute floats from the model's inputs: an engine has layers for these."""
+    fixed: set[str] = set()
+    found: set[str] = set()
+    for node in index.nodes:
+        name, outputs = node.name or "", [value.name for value in node.outputs if value.name]
+        read = [value.name or "" for value in node.inputs if value is not None]
+        if node.op_type == "Constant" or (
+            read and all(each in fixed or index.is_constant(each) for each in read)
+        ):
+            fixed.update(outputs)
+        elif node.op_type not in QDQ_OPS and any(
+            index.dtype(each) is None or index.is_float(each) for each in outputs
+        ):
+            found.add(name)
+    return found
 
 
 def _layers_of(

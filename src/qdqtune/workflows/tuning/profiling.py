@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ _PART_OF_EFFORT = 0.25
 _FEWEST_ROUNDS = 6
 # What conversions alone are seen to cost may be more than what they cost in a piece.
 _LEAST_INSIDE = 0.05
+_MUCH_UNTOLD = 0.7
 _NOT_IN_NAMES = re.compile(r"\W+")
 
 
@@ -48,6 +49,7 @@ class PieceProfiler:
         inserter: Writes candidates of the whole model; ranges, dialect and quant type are taken
             over.
         completion: What can be quantized in the model.
+        index: The model, with the size of every tensor.
         dims: Shapes of tensors as the model has them, open where it is.
         folder: Where the pieces are written.
         preset: How thorough to be.
@@ -62,6 +64,7 @@ class PieceProfiler:
         worker: Worker,
         inserter: Inserter,
         completion: Completion,
+        index: GraphIndex,
         dims: Mapping[str, Dims | None],
         folder: Path,
         preset: Preset,
@@ -71,6 +74,7 @@ class PieceProfiler:
         self._worker = worker
         self._inserter = inserter
         self._completion = completion
+        self._index = index
         self._dims = dims
         self._preset = preset
         self._folder = folder
@@ -125,27 +129,31 @@ class PieceProfiler:
         if float_ms is not None:
             nothing = (0.0,) * (len(content.inputs) + len(content.outputs))
             times.append(SchemeTimes(NONE, float_ms, float_ms, nothing, nothing))
-        for scheme_name, number in forms.items():
-            if not measured[number].ok:
-                times.append(SchemeTimes(scheme_name, error=measured[number].error))
-                continue
+        split: dict[int, Borders] = {}
+        for number in (n for n in forms.values() if measured[n].ok):
+            model = models[number]
             if has_layers:
-                borders = split_at_borders(
-                    models[number], layers[number], content.inputs, content.outputs
+                split[number] = split_at_borders(
+                    model, layers[number], content.inputs, content.outputs
                 )
             else:
-                borders = self._from_total(measured[number], models[number], content)
-            times.append(_times(scheme_name, measured[number], borders, content))
+                split[number] = self._from_total(measured[number], model, content)
+        if has_layers:
+            _add_untold(split, measured)
+        for scheme_name, number in forms.items():
+            if number in split:
+                times.append(_times(scheme_name, measured[number], split[number], content))
+            else:
+                times.append(SchemeTimes(scheme_name, error=measured[number].error))
         times += [SchemeTimes(each, error=why) for each, why in errors.items()]
         return PieceTimes(
             piece.key, BY_LAYERS if has_layers else BY_TOTAL, tuple(times), plain.name
         )
 
     def _cut_out(self, content: Content) -> PreparedModel:
-        index = self._completion.index
         dims: dict[str, Dims] = {}
         for tensor in (*content.inputs, *content.outputs):
-            found = self._dims.get(tensor) or index.shape(tensor)
+            found = self._dims.get(tensor) or self._index.shape(tensor)
             if found is not None:
                 dims[tensor] = found
         model = extract(self._inserter.base, content.nodes, content.inputs, content.outputs, dims)
@@ -190,9 +198,19 @@ class PieceProfiler:
         return borders
 
     def _conversion_ms(self, tensor: str) -> float:
-        index = self._completion.index
-        shape = tuple(1 if dim is None else dim for dim in index.shape(tensor) or ())
-        return self._conversions.ms(index.dtype(tensor) or ir.DataType.FLOAT, shape)
+        shape = tuple(1 if dim is None else dim for dim in self._index.shape(tensor) or ())
+        return self._conversions.ms(self._index.dtype(tensor) or ir.DataType.FLOAT, shape)
+
+
+def _add_untold(split: Mapping[int, Borders], measured: Sequence[Measurement]) -> None:
+    """Count what an engine's layers don't account for as work, if that is much of some form.
+
+    Seen in OpenVINO: a Concat whose layers take no time, and which takes 0.12 ms alone.
+    """
+    missing = {n: measured[n].latency_ms - each.total_ms for n, each in split.items()}
+    if any(ms > _MUCH_UNTOLD * measured[n].latency_ms for n, ms in missing.items()):
+        for number, borders in split.items():
+            borders.inside_ms += max(0.0, missing[number])
 
 
 def _times(scheme: str, measured: Measurement, borders: Borders, content: Content) -> SchemeTimes:

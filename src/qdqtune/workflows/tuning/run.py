@@ -67,14 +67,13 @@ _SNAPSHOT_EVERY_S = 30.0
 _WRITTEN = (
     names.BASELINE,
     names.FINAL,
-    names.RAW,
     names.PLACEMENT,
     names.RANGES,
     names.JOURNAL,
     names.STATE,
     names.PATTERN_CACHE,
-    names.SUBGRAPH_CACHE,
 )
+_OF_SUBGRAPHS = (names.RAW, names.SUBGRAPH_CACHE)
 
 
 class TuneRun:
@@ -133,8 +132,7 @@ class TuneRun:
         base = PreparedModel(self._source.model, self._folder / names.CANDIDATES, is_kept=True)
         plain = base.write(base.whole(), "float")
         feeds = self._engine.store(next(iter(self._feeding.judged())))
-        if self._source.has_open_dims:
-            check_runs(self._engine, self._folder / names.BASELINE, feeds)
+        check_runs(self._engine, self._folder / names.BASELINE, feeds)
         story.noise, story.baseline_ms, story.build_s = check_noise(
             self._engine, plain, feeds, request.preset
         )
@@ -152,7 +150,7 @@ class TuneRun:
         if not story.grouping.groups:
             story.reason = _nothing_to_do(completion)
             return self._hand_over(info, journal)
-        if journal.shares is None:
+        if journal.shares is None and request.workflow != SUBGRAPH:
             shapes = self._feeding.shapes
             journal.keep_shares(latency_shares(self._engine, plain, feeds, base.index, shapes))
         self._search_and_finish(base, plain, completion, journal, feeds)
@@ -233,8 +231,6 @@ class TuneRun:
                 self._header(self._info),
             )  # fmt: skip
         searching = self._begin_search(mode, plain, completion, journal)
-        if searching is None:
-            return
         space = searching.space
         arena = Arena(
             self._engine, request.engine, next(iter(inserters.values())), space, feeds,
@@ -253,8 +249,8 @@ class TuneRun:
 
     def _begin_search(
         self, mode: SubgraphMode | None, plain: Path, completion: Completion, journal: Journal
-    ) -> Searching | None:
-        """What can be chosen, and who chooses; None if there was no time to find it out."""
+    ) -> Searching:
+        """What can be chosen, and who chooses; nothing if there was no time to find it out."""
         request, story = self._request, self._story
         if mode is None:
             space = Space(completion, story.grouping.groups, journal.shares or {})
@@ -266,9 +262,8 @@ class TuneRun:
             return mode.prepare(plain, self._given_tensors)
         except KeyboardInterrupt:
             story.stopped = stops.INTERRUPTED
-            story.reason = "it was interrupted before the pieces were profiled"
-            _logger.warning("interrupted: what was profiled is kept; the same command goes on")
-            return None
+            space = Space(completion, (), {})
+            return Searching(space, PlacementSearch(space, {}), {})
 
     def _take_snapshot(self, space: Space, arena: Arena, best: State) -> None:
         story = self._story
@@ -296,6 +291,9 @@ class TuneRun:
     def _search(self, searching: Searching, arena: Arena) -> State:
         """Let the search ask and the engine answer, until one of them has had enough."""
         story, search, space = self._story, searching.search, searching.space
+        if story.stopped == stops.INTERRUPTED:
+            _logger.warning("interrupted: what was found out is kept; the same command goes on")
+            return search.incumbent
         self._reporter.search_begins()
         self._snapshot_at_s = time.monotonic()
         try:
@@ -415,7 +413,7 @@ class TuneRun:
             write_text(staged / names.RANGES, self._shipping.ranges.to_json(), force=True)
         written = {
             name.partition(".")[0]: name
-            for name in _WRITTEN
+            for name in (*_WRITTEN, *(_OF_SUBGRAPHS if request.workflow == SUBGRAPH else ()))
             if (staged / name).exists() or (name not in names.RESULT and (folder / name).exists())
         }
         summary = story.summary(

@@ -209,7 +209,8 @@ def check_runs(worker: Worker, path: Path, feeds: StoredFeeds) -> None:
     except WorkerFailure as failure:
         raise EngineError(
             f"The engine does not run the model as it is: {failure}",
-            "Not every size of its open dims may be possible: give others by --shapes or --dim.",
+            "`qdqtune bench` on it should say the same. If it has open dims, not every size may be "
+            "possible: give others by --shapes or --dim.",
         ) from None
 
 

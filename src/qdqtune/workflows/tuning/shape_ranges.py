@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+
+import onnx_ir as ir
 
 from qdqtune.calibration.inputs import random_inputs
 from qdqtune.calibration.observed import observe_shapes, unknown_tensors
@@ -16,8 +18,49 @@ from qdqtune.records.inputs import InputRequest, shape_text
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
+Asked = InputRequest | Mapping[str, Sequence[int | None]]
+"""What a user says of shapes: as everywhere, or only sizes by input."""
 
 MIN, OPT, MAX = "min", "opt", "max"
+
+
+def request_of(asked: Asked | None) -> InputRequest | None:
+    """What a user says of shapes, in one form; None if nothing was said.
+
+    Raises:
+        UsageError: If it can't be one.
+    """
+    if asked is None or isinstance(asked, InputRequest):
+        return asked
+    try:
+        return InputRequest({str(name): tuple(sizes) for name, sizes in asked.items()})
+    except (AttributeError, TypeError):
+        raise UsageError(
+            f"{asked!r} can't be read as shapes.", "Map the names of inputs to their sizes."
+        ) from None
+
+
+def check_ranges(
+    model: ir.Model, usual: Shapes, least: InputRequest | None, most: InputRequest | None
+) -> None:
+    """Make sure that what is asked for about shapes fits a model, and itself.
+
+    Args:
+        model: The model.
+        usual: The shapes that it is run at.
+        least: The smallest ones; None if nothing was said.
+        most: The largest ones.
+
+    Raises:
+        UsageError: If it doesn't.
+    """
+    if least is None and most is None:
+        return
+    check_range(
+        usual if least is None else resolve_shapes(model, least),
+        usual,
+        usual if most is None else resolve_shapes(model, most),
+    )
 
 
 def check_range(least: Shapes, usual: Shapes, most: Shapes) -> None:
@@ -33,7 +76,7 @@ def check_range(least: Shapes, usual: Shapes, most: Shapes) -> None:
                 raise UsageError(
                     f"The {what} shape {shape_text(low)} of the input {name!r} is not within "
                     f"{shape_text(high)}.",
-                    "Sizes grow from --min_shapes over --shapes to --max_shapes.",
+                    "Sizes grow from min_shapes over shapes to max_shapes.",
                 )
 
 

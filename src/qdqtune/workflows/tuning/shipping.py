@@ -26,7 +26,7 @@ from qdqtune.workflows.tuning.earlier import EarlierResult
 from qdqtune.workflows.tuning.finish import Timed, time_final, why_not_shipped, write_final
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.request import TuneRequest
-from qdqtune.workflows.tuning.story import FINISHED, Story
+from qdqtune.workflows.tuning.story import FINISHED, INTERRUPTED, Story
 
 _logger = logging.getLogger(__name__)
 
@@ -103,8 +103,9 @@ class Shipping:
             story.reason = "no candidate was faster than the float model"
             if story.stopped != FINISHED:
                 story.reason += f", as far as the search got ({story.stopped})"
-            if not space.groups:
-                story.reason = "nothing of it has a range that it could be quantized with"
+            if not space.groups and story.stopped != INTERRUPTED:
+                unknown = "nothing of it has a range that it could be quantized with"
+                story.reason = story.why_nothing or unknown
             elif not story.benchmarks + story.memo_hits:
                 story.reason = f"nothing was measured before the end ({story.stopped})"
             elif story.why_all_failed:
@@ -115,8 +116,11 @@ class Shipping:
             return
         best = self._best_ranges(space.placement(state), inserters)
         inserter = inserters[best]
-        state = self._correct(space, state, inserter)
+        fastest, state = state, self._correct(space, state, inserter)
         placement = space.placement(state)
+        if len(state) < len(fastest):
+            left = f"{len(fastest) - len(state)} of {len(fastest)} parts of the fastest model"
+            story.lost_to_accuracy = f"{left} stay float for accuracy"
         story.method = best
         if not placement:
             story.reason = "what is faster is not accurate enough"
@@ -128,6 +132,8 @@ class Shipping:
             )
         write_final(inserter, placement, self._folder, request.model)
         self._ship_if_faster(placement)
+        if story.reason and story.lost_to_accuracy:
+            story.reason += f"; {story.lost_to_accuracy}"
         if story.is_shipped:
             self.ranges = inserter.encoder.ranges
             story.placement = placement

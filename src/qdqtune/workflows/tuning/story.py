@@ -42,6 +42,8 @@ class Story:
     benchmarks: int = 0
     failed: int = 0
     why_all_failed: str = ""
+    why_nothing: str = ""
+    lost_to_accuracy: str = ""
     memo_hits: int = 0
     runs: int = 1
     earlier_benchmarks: int = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ class SubgraphCache:
         path: The file; there may be none.
         header: What everything in it depends on. What was found out under another one is left
             out.
+        told_by: Who told the groups, if it wasn't the engine: if that changes, pieces stay known.
 
     Attributes:
         groups: Names of the nodes of each fusion group, with the milliseconds of the float model
@@ -40,18 +42,22 @@ class SubgraphCache:
         structural: How many of them no layer of the engine told.
         pieces: Times by key.
         is_profiled: Whether phase 2 is complete.
-        seen: What whole models spend their time on, by the key of their placement.
+        seen: What whole models spend their time on, by the key of their placement; with what the
+            numbers of units meant.
+        build_s: Seconds that the float model took to build when it was first seen.
         batches: What phase 3 tried so far.
     """
 
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, header: Mapping[str, Any], told_by: str = "") -> None:
         self.path = path
         self.groups: list[tuple[tuple[str, ...], float]] | None = None
         self.structural = 0
         self.pieces: dict[str, PieceTimes] = {}
         self.is_profiled = False
-        self.seen: dict[str, InModel] = {}
+        self.seen: dict[str, tuple[str, InModel]] = {}
+        self.build_s: float | None = None
         self.batches: list[Batch] = []
+        self._told_by = told_by
         self._header = json.loads(json.dumps(header))
         self._details: dict[str, Any] = {}
         self._read()
@@ -66,10 +72,20 @@ class SubgraphCache:
         self.groups, self.structural = list(groups), structural
         self._write()
 
-    def keep_piece(self, times: PieceTimes, **details: Any) -> None:
-        """Write the times of a piece down, with what people may want to know of it."""
+    def keep_build_s(self, build_s: float) -> float:
+        """Write down how long a build takes, unless that is known; returns what is known."""
+        if self.build_s is None:
+            self.build_s = build_s
+            self._write()
+        return self.build_s
+
+    def describe(self, details: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take what people may want to know of pieces, by key, to be written with their times."""
+        self._details = {key: dict(each) for key, each in details.items()}
+
+    def keep_piece(self, times: PieceTimes) -> None:
+        """Write the times of a piece down."""
         self.pieces[times.key] = times
-        self._details[times.key] = details
         self._write()
 
     def keep_profiled(self) -> None:
@@ -77,10 +93,15 @@ class SubgraphCache:
         self.is_profiled = True
         self._write()
 
-    def keep_seen(self, key: str, seen: InModel) -> None:
-        """Write down what a whole model spends its time on."""
-        self.seen[key] = seen
+    def keep_seen(self, key: str, seen: InModel, meant: str) -> None:
+        """Write down what a whole model spends its time on, and what the numbers of units mean."""
+        self.seen[key] = (meant, seen)
         self._write()
+
+    def seen_in(self, key: str, meant: str) -> InModel | None:
+        """What a whole model was seen to spend its time on, if units are what they were then."""
+        then, seen = self.seen.get(key, ("", None))
+        return seen if then == meant else None
 
     def keep_batches(self, batches: Sequence[Batch]) -> None:
         """Write down what was tried so far."""
@@ -94,7 +115,9 @@ class SubgraphCache:
             "schema": SCHEMA,
             "run": self._stamp,
             "header": self._header,
+            "build_s": self.build_s,
             "phase_1": {
+                "told_by": self._told_by,
                 "structural": self.structural,
                 "groups": [{"nodes": list(n), "ms": ms} for n, ms in self.groups or ()],
             },
@@ -107,7 +130,10 @@ class SubgraphCache:
             },
             "phase_3": {
                 "batches": [batch.to_dict() for batch in self.batches],
-                "seen": {key: _seen_to_dict(seen) for key, seen in self.seen.items()},
+                "seen": {
+                    key: {"units": meant, **_seen_to_dict(seen)}
+                    for key, (meant, seen) in self.seen.items()
+                },
             },
         }
         write_text(self.path, json.dumps(body, indent=1) + "\n", force=True)
@@ -120,8 +146,9 @@ class SubgraphCache:
             return
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             self.__dict__.update(
-                groups=None, structural=0, pieces={}, is_profiled=False, seen={}, batches=[]
-            )
+                groups=None, structural=0, pieces={}, is_profiled=False, seen={}, batches=[],
+                build_s=None,
+            )  # fmt: skip
             moved = self.path.with_suffix(".damaged.json")
             _logger.warning(
                 "%s can't be read and was moved to %s: pieces are timed again",
@@ -137,17 +164,34 @@ class SubgraphCache:
             _logger.warning("%s is of another run and is not used", self.path)
             return
         first, second, third = body["phase_1"], body["phase_2"], body["phase_3"]
-        self.structural = int(first["structural"])
-        groups = [(tuple(g["nodes"]), float(g["ms"])) for g in first["groups"]]
-        self.groups = groups or None
+        self.build_s = None if body["build_s"] is None else _number(body["build_s"])
         for entry in second["pieces"]:
             details = entry.pop("details", {})
             times = PieceTimes.from_dict(entry)
             self.pieces[times.key] = times
             self._details[times.key] = details
+        if first["told_by"] != self._told_by:
+            return  # other groups: what was seen of them means nothing
+        self.structural = int(first["structural"])
+        groups = [(tuple(g["nodes"]), _number(g["ms"])) for g in first["groups"]]
+        self.groups = groups or None
         self.is_profiled = bool(second["complete"])
         self.batches = [Batch.from_dict(each) for each in third["batches"]]
-        self.seen = {key: _seen_from_dict(each) for key, each in third["seen"].items()}
+        self.seen = {
+            key: (str(each["units"]), _seen_from_dict(each)) for key, each in third["seen"].items()
+        }
+
+
+def _number(value: Any) -> float:
+    """A time.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    number = float(value)
+    if not 0.0 <= number < math.inf:
+        raise ValueError(f"{value!r} is no time")
+    return number
 
 
 def _seen_to_dict(seen: InModel) -> dict[str, Any]:
@@ -164,9 +208,9 @@ def _seen_to_dict(seen: InModel) -> dict[str, Any]:
 def _seen_from_dict(value: Mapping[str, Any]) -> InModel:
     return InModel(
         frozenset(value["quantized"]),
-        {int(number): float(ms) for number, ms in value["unit_ms"].items()},
-        float(value["rest_ms"]),
-        dict(value["quantize_ms"]),
-        dict(value["dequantize_ms"]),
+        {int(number): _number(ms) for number, ms in value["unit_ms"].items()},
+        _number(value["rest_ms"]),
+        {str(tensor): _number(ms) for tensor, ms in value["quantize_ms"].items()},
+        {str(tensor): _number(ms) for tensor, ms in value["dequantize_ms"].items()},
         frozenset(value["otherwise"]),
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,11 @@ from qdqtune.autotune.subgraphs.pieces import Piece, find_pieces
 from qdqtune.autotune.subgraphs.seen import look_at
 from qdqtune.autotune.subgraphs.units import Choices, Unit, make_choices, make_units
 from qdqtune.autotune.subgraphs.validation import SubgraphSearch
-from qdqtune.calibration.observed import observe_shapes, unknown_tensors
-from qdqtune.calibration.tapping import tap
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.graph.dims import dims_of
 from qdqtune.graph.extraction import Dims
 from qdqtune.graph.files import save_model
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.shapes import at_shapes
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.measurement import LayerTime
@@ -34,12 +33,14 @@ from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.earlier import sha256_of
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.layer_groups import find_groups
+from qdqtune.workflows.tuning.piece_phase import PiecePhase
 from qdqtune.workflows.tuning.profiling import PieceProfiler
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.scouting import seeds_of
 from qdqtune.workflows.tuning.searching import Searching
-from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, OPT, shape_arguments, shapes_inside
-from qdqtune.workflows.tuning.story import BY_BUDGET, Story
+from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, shapes_inside
+from qdqtune.workflows.tuning.sizing import all_sizes
+from qdqtune.workflows.tuning.story import Story
 from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
 
 _logger = logging.getLogger(__name__)
@@ -94,8 +95,8 @@ class SubgraphMode:
         self._feeds = feeds
         self._inserter = inserter
         self._completion = completion
-        asked = {"graph_json": sha256_of(request.graph_json)} if request.graph_json else {}
-        self._cache = SubgraphCache(folder / names.SUBGRAPH_CACHE, {**header, **asked})
+        told_by = sha256_of(request.graph_json) if request.graph_json is not None else ""
+        self._cache = SubgraphCache(folder / names.SUBGRAPH_CACHE, header, told_by)
         self._groups: tuple[FusionGroup, ...] = ()
         self._units: list[Unit] = []
         self._unit_of: dict[str, int] = {}
@@ -115,12 +116,18 @@ class SubgraphMode:
             name: dims_of(value) for name, value in base.index.value.items()
         }
         ranges = self._shape_ranges()
-        with at_shapes(base.index.model, self._feeding.shapes):
-            if unknown_tensors(base.index):
-                observe_shapes(base, self._runner, next(iter(self._feeding.judged())))
+        with all_sizes(base, self._runner, self._feeding) as index:
             self._groups = self._find_groups(plain)
-            pieces = find_pieces(self._groups, self._completion, story.grouping.ruled, may)
-            self._profile(pieces, dims, ranges)
+            pieces = find_pieces(index, self._groups, self._completion, story.grouping.ruled, may)
+            profiler = PieceProfiler(
+                self._engine, self._inserter, self._completion, index, dims,
+                self._folder / names.SUBGRAPHS, self._request.preset,
+            )  # fmt: skip
+            phase = PiecePhase(
+                profiler, self._cache, self._reporter, story, base, self._runner, self._feeding,
+                index, dims, ranges,
+            )  # fmt: skip
+            phase.run(pieces, measure_float=not self._is_slow_to_build)
             self._units = make_units(pieces, self._cache.pieces, self._completion)
         self._unit_of = {
             name: number
@@ -142,8 +149,11 @@ class SubgraphMode:
             "groups": len(self._groups),
             "structural": self._cache.structural,
             "pieces": sum(piece.key in self._cache.pieces for piece in pieces),
+            "all_pieces": len(pieces),
             "units": len(self._units),
         }
+        if not self._units and pieces:
+            story.why_nothing = self._why_no_unit(pieces)
         search, seeds = self._assemble(space, given)
         return Searching(
             space,
@@ -154,6 +164,12 @@ class SubgraphMode:
             lambda: self._keep(search),
         )
 
+    def _why_no_unit(self, pieces: Sequence[Piece]) -> str:
+        found = (self._cache.pieces.get(piece.key) for piece in pieces)
+        errors = [f.error for times in found if times is not None for f in times.forms if f.error]
+        why = Counter(errors).most_common(1)[0][0].splitlines()[0] if errors else ""
+        return f"no piece of it could be timed{': ' + why if why else ''}"
+
     def _saw_layers(self, space: Space, state: State, layers: Sequence[LayerTime]) -> None:
         """Look at where the time of a candidate goes, and write it down."""
         if not layers:
@@ -163,14 +179,20 @@ class SubgraphMode:
         quantized, otherwise = self._choices.units(real), self._choices.otherwise(real)
         weights = [self._plain.unit_ms.get(n, 0.0) for n in range(len(self._units))]
         seen = look_at(index, layers, self._unit_of, quantized, otherwise, weights)
-        self._cache.keep_seen(space.key(state), seen)
+        self._cache.keep_seen(space.key(state), seen, self._stamp)
 
     def _recall(self, space: Space, search: SubgraphSearch, trial: Trial) -> None:
         """Let the search know where the time of a trial's candidates goes."""
         for state in trial.candidates:
-            seen = self._cache.seen.get(space.key(state))
+            seen = self._cache.seen_in(space.key(state), self._stamp)
             if seen is not None:
                 search.observe(state, seen)
+
+    @property
+    def _stamp(self) -> str:
+        """What the numbers of units mean: another set of them has another one."""
+        meant = [(unit.group, unit.scheme.name) for unit in self._units]
+        return hashlib.blake2b(repr(meant).encode(), digest_size=8).hexdigest()
 
     def _keep(self, search: SubgraphSearch) -> None:
         """Write down what was tried so far."""
@@ -180,7 +202,7 @@ class SubgraphMode:
     def _find_groups(self, plain: Path) -> tuple[FusionGroup, ...]:
         """The engine's groups, or what an earlier run found."""
         cache, index = self._cache, self._completion.index
-        if cache.groups is None:
+        if cache.groups is None or not self._is_whole(cache.groups):
             graph_json = self._request.graph_json
             groups, times = find_groups(index, self._engine, plain, self._feeds, graph_json)
             structural = sum(group.is_structural for group in groups)
@@ -194,6 +216,12 @@ class SubgraphMode:
         )
         return tuple(FusionGroup(n, nodes, ()) for n, (nodes, _) in enumerate(cache.groups))
 
+    def _is_whole(self, groups: Sequence[tuple[tuple[str, ...], float]]) -> bool:
+        """Whether groups have every node of the model, once."""
+        nodes = [name for group, _ in groups for name in group]
+        known = self._completion.index.node
+        return len(nodes) == len(known) and known.keys() == set(nodes)
+
     def _shape_ranges(self) -> dict[str, Mapping[str, tuple[int, ...]]]:
         """Shapes of all tensors at the smallest and the largest inputs, if they were given."""
         request, base = self._request, self._inserter.base
@@ -204,76 +232,10 @@ class SubgraphMode:
             if each is not None
         }
 
-    def _profile(
-        self,
-        pieces: Sequence[Piece],
-        dims: Mapping[str, Dims | None],
-        ranges: Mapping[str, Mapping[str, tuple[int, ...]]],
-    ) -> None:
-        """Phase 2: time every piece that is not known yet, those with the largest share first."""
-        cache, reporter = self._cache, self._reporter
-        missing = [piece for piece in pieces if piece.key not in cache.pieces]
-        missing.sort(key=lambda piece: -self._share(piece))
-        known = len(pieces) - len(missing)
-        if not missing:
-            cache.keep_profiled()
-            return
-        index = self._completion.index
-        profiler = PieceProfiler(
-            self._engine, self._inserter, self._completion, dims,
-            self._folder / names.SUBGRAPHS, self._request.preset,
-        )  # fmt: skip
-        shapes = {
-            tensor: tuple(1 if dim is None else dim for dim in index.shape(tensor) or ())
-            for piece in missing
-            for tensor in piece.content.inputs
-        }
-        feeds = next(iter(self._feeding.judged()))
-        values = dict(tap(self._inserter.base, self._runner, feeds, shapes))
-        reporter.search_begins()
-        try:
-            for number, piece in enumerate(missing, 1):
-                if reporter.is_over:
-                    self._story.stopped = BY_BUDGET
-                    return
-                known_ms = self._share(piece) / len(piece.groups)
-                alone = not self._is_slow_to_build or not known_ms
-                times = profiler.profile(piece, values, None if alone else known_ms)
-                at = {MIN: ranges.get(MIN, shapes), OPT: shapes, MAX: ranges.get(MAX, shapes)}
-                inputs = piece.content.inputs
-                borders = {
-                    label: {t: found.get(t, shapes[t]) for t in inputs}
-                    for label, found in at.items()
-                }
-                is_open = any(_is_open(dims[tensor]) for tensor in inputs)
-                cache.keep_piece(
-                    times,
-                    groups=list(piece.groups),
-                    nodes=list(piece.content.nodes),
-                    shapes=borders,
-                    arguments=shape_arguments(borders) if is_open else [],
-                    skipped=dict(piece.skipped),
-                )
-                reporter.tell(
-                    "subgraphs",
-                    f"{len(piece.schemes) + 1} forms of {_ops(index, piece)}",
-                    benchmarks=number,
-                    known=known,
-                    planned=len(pieces),
-                )
-        finally:
-            self._story.subgraph_benchmarks += profiler.benchmarks
-            self._story.subgraph_failed += profiler.failed
-        cache.keep_profiled()
-
     @property
     def _is_slow_to_build(self) -> bool:
         """Whether builds, and not runs, are what takes time."""
-        return self._story.build_s > _SLOW_BUILD_S
-
-    def _share(self, piece: Piece) -> float:
-        assert self._cache.groups is not None
-        return sum(self._cache.groups[number][1] for number in piece.groups)
+        return self._cache.keep_build_s(self._story.build_s) > _SLOW_BUILD_S
 
     def _float_model(self) -> InModel:
         """The float model's times by unit."""
@@ -296,7 +258,7 @@ class SubgraphMode:
         seeds = {RAW: raw, **{n: s for n, s in others.items() if n not in NOT_TRIED}}
         if not request.incremental_validation:
             seeds = {RAW: raw}
-        self._write_raw(space, raw)
+        self._write_raw(space, raw, is_quantized=bool(given))
         alike: dict[int, set[int]] = {}
         for number, unit in enumerate(self._units):
             if not unit.only_moves:
@@ -312,20 +274,14 @@ class SubgraphMode:
         )
         return search, seeds
 
-    def _write_raw(self, space: Space, raw: State) -> None:
+    def _write_raw(self, space: Space, raw: State, *, is_quantized: bool) -> None:
         """What the pieces alone lead to, before anything of it was tried on the whole model."""
         target = self._folder / names.RAW
         placement = space.placement(raw)
         if placement:
             save_model(self._inserter.model(placement), target, force=True)
+        elif is_quantized:  # the model as given is not what this is about
+            base = self._inserter.base
+            save_model(base.load(base.whole()), target, force=True)
         else:
             self._folder.copy_model(self._request.model, target)
-
-
-def _is_open(dims: Dims | None) -> bool:
-    return dims is None or not all(isinstance(dim, int) for dim in dims)
-
-
-def _ops(index: GraphIndex, piece: Piece) -> str:
-    ordered = sorted(piece.content.nodes, key=index.position.__getitem__)
-    return " + ".join(index.node[name].op_type for name in ordered[:6])

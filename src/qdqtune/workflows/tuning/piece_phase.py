@@ -1,0 +1,160 @@
+"""Phase 2 of subgraph mode, all of it: what is not known yet is timed, and written down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from qdqtune.autotune.subgraphs.pieces import Piece
+from qdqtune.calibration.tapping import Array, tap
+from qdqtune.engines.isolated import Worker
+from qdqtune.graph.extraction import Dims
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.records.subgraphs import PieceTimes
+from qdqtune.workflows.calibrating import Feeding
+from qdqtune.workflows.tuning.clock import Reporter
+from qdqtune.workflows.tuning.profiling import PieceProfiler
+from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, OPT, Shapes, shape_arguments
+from qdqtune.workflows.tuning.story import BY_BUDGET, INTERRUPTED, Story
+from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
+
+# What the inputs of pieces may take of memory at once.
+_BYTES_AT_ONCE = 1 << 28
+_MOST_OPS_SHOWN = 6
+
+
+class PiecePhase:
+    """Times pieces until all are known, or somebody has had enough.
+
+    Args:
+        profiler: Times one.
+        cache: What is known, and where times go.
+        reporter: Who hears of it.
+        story: What has happened, and is told on.
+        base: The model.
+        runner: Of the reference engine, which says what pieces read.
+        feeding: What the model is run on.
+        index: The model, with the size of every tensor.
+        dims: Shapes as the model has them, open where it is.
+        ranges: Smallest and largest shapes of tensors, if they were given.
+    """
+
+    def __init__(
+        self,
+        profiler: PieceProfiler,
+        cache: SubgraphCache,
+        reporter: Reporter,
+        story: Story,
+        base: PreparedModel,
+        runner: Worker,
+        feeding: Feeding,
+        index: GraphIndex,
+        dims: Mapping[str, Dims | None],
+        ranges: Mapping[str, Shapes],
+    ) -> None:
+        self._profiler = profiler
+        self._cache = cache
+        self._reporter = reporter
+        self._story = story
+        self._base = base
+        self._runner = runner
+        self._feeding = feeding
+        self._index = index
+        self._dims = dims
+        self._ranges = ranges
+
+    def run(self, pieces: Sequence[Piece], *, measure_float: bool) -> None:
+        """Time every piece that is not known yet, those with the largest share first.
+
+        Args:
+            pieces: All of them.
+            measure_float: Whether float forms are timed alone, too, where their time in the model
+                is known.
+        """
+        cache, story, reporter = self._cache, self._story, self._reporter
+        cache.describe({piece.key: self._details(piece) for piece in pieces})
+        missing = [piece for piece in pieces if piece.key not in cache.pieces]
+        missing.sort(key=lambda piece: -self._share_ms(piece))
+        known = len(pieces) - len(missing)
+        reporter.search_begins()
+        done = 0
+        try:
+            for piece, values in self._with_values(missing):
+                if reporter.is_over:
+                    story.stopped = BY_BUDGET
+                    return
+                float_ms = self._share_ms(piece) / len(piece.groups)
+                alone = measure_float or not float_ms
+                times = self._profiler.profile(piece, values, None if alone else float_ms)
+                cache.keep_piece(times)
+                done += 1
+                reporter.tell(
+                    "subgraphs", self._told(piece, times), benchmarks=done, known=known,
+                    planned=len(pieces),
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            story.stopped = INTERRUPTED
+            return
+        finally:
+            story.subgraph_benchmarks += self._profiler.benchmarks
+            story.subgraph_failed += self._profiler.failed
+        cache.keep_profiled()
+
+    def _with_values(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, dict[str, Array]]]:
+        """Pieces with what they read in a run, some at a time: memory is limited."""
+        waiting = list(pieces)
+        while waiting:
+            part: list[Piece] = []
+            size = 0
+            while waiting and (not part or size + self._bytes(waiting[0]) <= _BYTES_AT_ONCE):
+                size += self._bytes(waiting[0])
+                part.append(waiting.pop(0))
+            wanted = dict.fromkeys(tensor for piece in part for tensor in piece.content.inputs)
+            shapes = {tensor: self._size(tensor) for tensor in wanted}
+            feeds = next(iter(self._feeding.judged()))
+            values = dict(tap(self._base, self._runner, feeds, shapes))
+            for piece in part:
+                yield piece, values
+
+    def _bytes(self, piece: Piece) -> int:
+        return sum(4 * math.prod(self._size(tensor)) for tensor in piece.content.inputs)
+
+    def _size(self, tensor: str) -> tuple[int, ...]:
+        return tuple(1 if dim is None else dim for dim in self._index.shape(tensor) or ())
+
+    def _share_ms(self, piece: Piece) -> float:
+        assert self._cache.groups is not None
+        return sum(self._cache.groups[number][1] for number in piece.groups)
+
+    def _details(self, piece: Piece) -> dict[str, Any]:
+        """What people may want to know of a piece."""
+        inputs = piece.content.inputs
+        shapes = {
+            label: {t: self._ranges.get(label, {}).get(t, self._size(t)) for t in inputs}
+            for label in (MIN, OPT, MAX)
+        }
+        is_open = any(_is_open(self._dims.get(tensor)) for tensor in inputs)
+        return {
+            "groups": list(piece.groups),
+            "nodes": list(piece.content.nodes),
+            "shapes": shapes,
+            "arguments": shape_arguments(shapes) if is_open else [],
+            "skipped": dict(piece.skipped),
+        }
+
+    def _told(self, piece: Piece, times: PieceTimes) -> str:
+        ordered = sorted(piece.content.nodes, key=self._index.position.__getitem__)
+        shown = ordered[:_MOST_OPS_SHOWN]
+        ops = " + ".join(self._index.node[name].op_type for name in shown)
+        also = " + …" if len(shown) < len(ordered) else ""
+        forms = ", ".join(
+            f"{form.scheme} {form.total_ms:.3f} ms" if form.error is None else f"no {form.scheme}"
+            for form in times.forms
+        )
+        return f"{ordered[0]} ({ops}{also}), {len(piece.groups)} times: {forms}"
+
+
+def _is_open(dims: Dims | None) -> bool:
+    return dims is None or not all(isinstance(dim, int) for dim in dims)
