@@ -251,35 +251,39 @@ def test_what_was_not_timed_advises_nothing(
     found = {**FOUND, "pieces": timed, "all_pieces": 19}
     text = shown(batches=batches, subgraphs=found, stopped="budget")
     assert (ADVICE in text) is is_advice
-    assert "19 distinct pieces, " in text
-    early = f"{timed} of 19 distinct pieces were timed: the time was up.\n"
+    early = (
+        f"). {timed} of 19 distinct pieces were timed: the time was up. 38 benchmarks of them.\n"
+    )
     assert (early in text) is (timed < 19)
+    assert ("count fusion groups that were timed;" in text) is (timed < 19)
+    assert ("22 could be quantized: 19 distinct pieces, 38 bench" in text) is (timed == 19)
 
 
 def test_without_pieces_nothing_was_predicted() -> None:
     found = {**FOUND, "pieces": 0, "all_pieces": 19}
     guesses = (replace(BATCHES[1], predicted=1.0),)
     text = shown(batches=guesses, subgraphs=found, subgraph_benchmarks=0)
-    assert ["everything", "24", "0", "-", "2.800x"] in [line.split()[:5] for line in text.splitlines()]
-    assert "19 distinct pieces, none of them timed." in text
+    assert ["everything", "-", "-", "-", "2.800x"] in [
+        line.split()[:5] for line in text.splitlines()
+    ]
+    assert "0 of 19 distinct pieces were timed.\n" in text
     assert "told little" not in text
 
 
 @pytest.mark.parametrize(
-    ("predicted", "is_said"), [((1.0, 1.0), True), ((2.8, 1.0), False), ((1.7, 2.6), False)]
+    ("outcomes", "is_said"),
+    [
+        ([(3.2, 1.7), (2.9, 2.2)], True),
+        ([(1.7, 3.2), (2.2, 2.9), (1.1, 1.1)], True),
+        ([(3.2, 1.7), (2.9, 2.8), (1.01, 1.0)], False),
+        ([(2.9, 2.8), (9.0, None)], False),
+        ([(9.0, None)], False),
+    ],
 )
 def test_pieces_that_were_mostly_wrong_are_said_to_be(
-    predicted: tuple[float, float], is_said: bool
+    outcomes: list[tuple[float, float | None]], is_said: bool
 ) -> None:
-    one, other = predicted
-    batches = (
-        Batch("raw", 3, 0, one, 2.8 if one == 2.8 else 1.7, 0.01, False),
-        Batch("everything", 3, 0, other, 2.7, 0.01, True),
-        Batch("batches", 3, 0, 1.01, 1.0, 0.01, False),
-        Batch("doubts", 3, 0, 9.0, None, 0.0, False),
-    )
-    if is_said:
-        batches = batches[:2]
+    batches = tuple(Batch("raw", 3, 0, told, seen, 0.01, False) for told, seen in outcomes)
     assert ("region mode may find more." in shown(batches=batches)) is is_said
 
 

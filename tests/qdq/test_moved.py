@@ -18,13 +18,17 @@ from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.shapes import infer_shapes
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import DIALECTS, ONNXRUNTIME, OPENVINO
 from qdqtune.qdq.encoder import Encoder
 from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.read import read
 from qdqtune.qdq.reading import ReadEncoding
 from qdqtune.qdq.translate import translate
+from qdqtune.qdq.units import canonical
 from qdqtune.records.placement import Edge, Placement
 from qdqtune.records.ranges import CalibrationSource, Ranges
 from tests.conftest import model_from_text
@@ -242,3 +246,18 @@ def test_what_is_behind_a_concat_is_quantized_in_other_dialects_too(tmp_path: Pa
         found = translate(index, DIALECTS[name], "int8", placement)
         assert {index.node[each].op_type for each in found.quantized} == {"Conv", "Concat"}
         assert len(found.quantized) == 4
+
+
+def test_a_constant_that_is_moved_and_quantized_again_is_read_back(tmp_path: Path) -> None:
+    """Folding leaves large constants behind ops alone: such an op is a kernel like any other."""
+    text = "g (float[8,32] x) => (float[8,32] y) { t = Transpose<perm=[1,0]>(w) y = MatMul(x, t) }"
+    model = ir.from_proto(model_from_text(text, w=normal(32, 32)))
+    name_nodes(model)
+    infer_shapes(model)
+    base = PreparedModel(model, tmp_path)
+    completion = Completion(base.index, ONNXRUNTIME)
+    placement = completion.placement(list(completion.units))
+    assert {"w", "t"} <= placement.tensors
+    ranges = Ranges(dict.fromkeys("xty", (-1.0, 1.0)), CalibrationSource.RANDOM, 1)
+    written = Inserter(base, ONNXRUNTIME, "int8", ranges).model(placement)
+    assert canonical(base.index, read(written).placement) == placement

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +10,15 @@ import onnx
 import pytest
 
 from qdqtune import zoo
+from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
 from qdqtune.records.errors import EngineError, ModelError, QdqtuneError, UsageError
 from qdqtune.records.fusion import GroupRecord, GroupsRecord
 from qdqtune.records.inputs import InputRequest
+from qdqtune.records.layers import MappedLayer
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.report.fusion import groups_text
 from qdqtune.workflows.fusion import groups_of
+from qdqtune.workflows.tuning.layer_groups import spent_by_group
 from tests.conftest import model_from_text
 
 DATA = Path(__file__).parents[1] / "data" / "tensorrt" / "rtx171"
@@ -104,6 +108,50 @@ def test_groups_by_a_file(model: Path, tmp_path: Path) -> None:
     text = groups_text(record, by_time=False, max_items=0)
     assert "share" not in text
     assert "80.0 % of the nodes are in layers, 1 in none" in text
+
+
+@pytest.mark.parametrize(
+    ("names", "share"),
+    [
+        (["n0 + n1 + n2", "n4"], ""),
+        (["n0", "n1"], ""),
+        (["n0", "n3"], "1 of 4 ops that compute (25 %)"),
+    ],
+)
+def test_a_file_that_mentions_little_is_doubted(
+    names: list[str], share: str, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What only makes up a shape, as n3 does, is in no layer of an engine, and does not count."""
+    file = layer_info(tmp_path / "layers.json", *names)
+    with caplog.at_level(logging.WARNING, logger="qdqtune"):
+        groups_of(model, graph_json=file, inputs=InputRequest(dims={"N": 2}))
+    assert ("is it of this model?" in caplog.text) is bool(share)
+    assert share in caplog.text
+
+
+def test_a_file_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:
+    file = layer_info(tmp_path / "layers.json", "conv_a + relu_a", "n3")
+    with pytest.raises(UsageError, match=r"layers\.json mentions an op of the model: is it of"):
+        groups_of(model, graph_json=file, inputs=InputRequest(dims={"N": 2}))
+
+
+def test_quantized_models_and_their_files_fit(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="qdqtune"):
+        for name in ("tfm_int8", "int8pc"):
+            for file in DATA.glob(f"{name}.*.layers.txt"):
+                groups_of(DATA / f"{name}.onnx", graph_json=file)
+    assert caplog.text == ""
+
+
+def test_the_time_of_a_layer_is_divided_by_nodes() -> None:
+    groups = [FusionGroup(0, ("a", "b", "c"), (0, 1)), FusionGroup(1, ("d",), (0, 2, 3)),
+              FusionGroup(2, ("e",), (3,))]  # fmt: skip
+    nodes = [("a", "b", "d"), ("c",), ("d",), ()]
+    layers = [
+        MappedLayer(f"l{number}", "", ms, "", nodes[number])
+        for number, ms in enumerate((6.0, 1.0, 2.0, 3.0))
+    ]
+    assert spent_by_group(groups, layers) == [5.0, 5.5, 1.5]
 
 
 def test_groups_of_a_compiled_encoder() -> None:

@@ -192,12 +192,15 @@ class _Stripper:
         pending = [
             (origin, encoding) for origin, encoding in self._encodings if origin.is_initializer()
         ]
+        # What has a pair of its own behind it is an op like any other.
+        quantized = {origin for origin, _, _ in self._edges}
         while pending:
             origin, encoding = pending.pop()
             assert origin.const_value is not None
             for user, position in tuple(origin.uses()):
                 edge = (origin, user.name or "", position)
-                if not carrier_of(user, self._graph) or edge not in self._edges:
+                is_carrier = carrier_of(user, self._graph) and user.outputs[0] not in quantized
+                if not is_carrier or edge not in self._edges:
                     continue
                 tensor, carried = carry(origin.const_value, encoding, user)
                 output = user.outputs[0]

@@ -122,8 +122,8 @@ class Summary:
         subgraph_benchmarks: Forms of pieces that were built and timed, in subgraph mode.
         subgraph_failed: Those of them that the engine refused.
         subgraphs: In subgraph mode: how many fusion ``groups`` there are, those that no layer of
-            the engine told (``structural``), distinct ``pieces`` that were profiled, and groups
-            that could be quantized (``units``).
+            the engine told (``structural``), distinct pieces (``all_pieces``), those of them that
+            were profiled (``pieces``), and groups of these that could be quantized (``units``).
         batches: In subgraph mode: what was tried on the whole model, and what was expected of it.
     """
 

@@ -57,12 +57,15 @@ def batches_table(batches: Sequence[Batch], *, has_costs: bool = True) -> str:
 
 def _note(summary: Summary) -> str:
     stages = {batch.stage for batch in summary.batches}
-    note = "Quantized and dropped count fusion groups; speedups are over float"
+    is_early = _timed(summary) < _all_pieces(summary)
+    note = f"Quantized and dropped count fusion groups{' that were timed' if is_early else ''}; "
     if AS_GIVEN in summary.seeds:
-        note = (
-            "Quantized and dropped count fusion groups; speedups in this table are over the float "
-            "model inside, that of the result is over the model as given"
+        note += (
+            "speedups in this table are over the float model inside, that of the result is over "
+            "the model as given"
         )
+    else:
+        note += "speedups are over float"
     if stages & _STEPS:
         note += "; those of schemes, batches and doubts are over the best before them"
     # An assembly without Q/DQ is the float model, which is not timed against itself.
@@ -105,16 +108,15 @@ def pieces_lines(summary: Summary) -> list[str]:
     if not found:  # it ended before there were any to choose from
         return [f"{benchmarks} benchmarks of pieces."] if benchmarks else []
     timed, pieces = _timed(summary), _all_pieces(summary)
-    known = "known from before" if timed else "none of them timed"
-    lines = [
-        f"{found['groups']} fusion groups ({found['structural']} by structure alone), "
-        f"{found['units']} could be quantized: {pieces} distinct pieces, "
-        f"{f'{benchmarks} benchmarks of them' if benchmarks else known}."
-    ]
-    if timed < pieces:
+    groups = f"{found['groups']} fusion groups ({found['structural']} by structure alone)"
+    if timed < pieces:  # what could be quantized is known of those that were timed
         why = ": the time was up" if summary.stopped == "budget" else ""
-        lines.append(f"{timed} of {pieces} distinct pieces were timed{why}.")
-    return lines
+        told = f" {benchmarks} benchmarks of them." if benchmarks else ""
+        return [f"{groups}. {timed} of {pieces} distinct pieces were timed{why}.{told}"]
+    return [
+        f"{groups}, {found['units']} could be quantized: {pieces} distinct pieces, "
+        f"{f'{benchmarks} benchmarks of them' if benchmarks else 'known from before'}."
+    ]
 
 
 def plan_lines(plan: TunePlan) -> list[str]:
@@ -131,8 +133,8 @@ def _row(batch: Batch, *, has_costs: bool) -> list[str]:
     is_guess = not has_costs and batch.predicted == 1.0
     return [
         batch.stage,
-        str(batch.quantized),
-        str(batch.dropped),
+        str(batch.quantized) if has_costs else "-",
+        str(batch.dropped) if has_costs else "-",
         "-" if is_guess else f"{batch.predicted:.3f}x",
         "failed" if batch.measured is None else f"{batch.measured:.3f}x",
         "" if batch.measured is None else f"{100 * batch.error:.1f} %",

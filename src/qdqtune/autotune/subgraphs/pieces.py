@@ -16,11 +16,13 @@ FULL = "full"
 RULES = "rules"
 WEIGHTS = "weights only"
 ACTIVATIONS = "activations only"
+WITHOUT_ONE = "full but for"
 
 # With more ops in one piece, leaving out one makes too little of a difference.
 _MOST_WORKING = 3
 
 _SAME = "it is the same as {}"
+_TOO_SLOW = "builds take so long that only the most promising schemes are tried"
 _NO_WEIGHTS = "{} gains nothing from the weights of these ops alone"
 _NO_ACTIVATIONS = "no engine multiplies a quantized activation with a float weight in integers"
 
@@ -81,6 +83,8 @@ def find_pieces(
     completion: Completion,
     ruled: Collection[str],
     may: Collection[str],
+    *,
+    few: bool = False,
 ) -> list[Piece]:
     """The distinct pieces that something can be quantized in, in the graph's order.
 
@@ -90,6 +94,7 @@ def find_pieces(
         completion: What can be quantized.
         ruled: Names of the ops that placement rules would quantize.
         may: Names of the ops that may be quantized: of units that have ranges, and were asked for.
+        few: Whether only the most promising schemes are worth a build.
     """
     found: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[tuple[int, Content]]] = {}
     for group in groups:
@@ -101,7 +106,7 @@ def find_pieces(
         found.setdefault((content.key, full, by_rules), []).append((group.number, content))
     pieces = []
     for (key, full, by_rules), same in found.items():
-        schemes, skipped = _schemes(same[0][1], completion, full, by_rules)
+        schemes, skipped = _schemes(same[0][1], completion, full, by_rules, few=few)
         name = f"{key}-{'.'.join(map(str, full))}-{'.'.join(map(str, by_rules))}"
         numbers, contents = zip(*same, strict=True)
         pieces.append(Piece(name, tuple(numbers), tuple(contents), schemes, skipped))
@@ -109,7 +114,12 @@ def find_pieces(
 
 
 def _schemes(
-    content: Content, completion: Completion, full: tuple[int, ...], ruled: tuple[int, ...]
+    content: Content,
+    completion: Completion,
+    full: tuple[int, ...],
+    ruled: tuple[int, ...],
+    *,
+    few: bool,
 ) -> tuple[tuple[Scheme, ...], dict[str, str]]:
     index, dialect = completion.index, completion.dialect
     schemes = [Scheme(FULL, full)]
@@ -120,7 +130,10 @@ def _schemes(
         skipped[RULES] = _SAME.format(NONE)
     else:
         schemes.append(Scheme(RULES, ruled))
-    schemes += _without_one(content, completion, full, {scheme.places for scheme in schemes})
+    if few:
+        skipped[WITHOUT_ONE] = _TOO_SLOW
+    else:
+        schemes += _without_one(content, completion, full, {scheme.places for scheme in schemes})
     weighted = tuple(
         place
         for place in full
@@ -151,7 +164,7 @@ def _without_one(
         places = tuple(place for place in full if place != left)
         if places not in known:
             op_type = index.node[content.nodes[left]].op_type
-            schemes.append(Scheme(f"{FULL} but for {op_type} {left}", places))
+            schemes.append(Scheme(f"{WITHOUT_ONE} {op_type} {left}", places))
     return schemes
 
 

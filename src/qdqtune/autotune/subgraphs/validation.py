@@ -9,29 +9,30 @@ that is not faster. At last come flips that the costs advise against, but not by
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.autotune.search.strategy import Limits, Steps
-from qdqtune.autotune.search.trial import SEEDS, Effort, Score, Trial
+from qdqtune.autotune.search.trial import SEEDS, Effort, Score
+from qdqtune.autotune.subgraphs.asking import LAST, Asking
 from qdqtune.autotune.subgraphs.assembly import Costs, assemble_closed, gain_of
 from qdqtune.autotune.subgraphs.costs import InModel, refined
 from qdqtune.autotune.subgraphs.units import Choices
-from qdqtune.records.subgraphs import Batch
 
 SCHEMES = "schemes"
 BATCHES = "batches"
 DOUBTS = "doubts"
-LAST = "against the best seed"
 
 _NOTHING: State = frozenset()
 # What a flip must have, in standard errors, to be tried again, and to be taken.
 _PROMISING = 0.5
 _PROBABLE = 1.0
 # Expected gains below this are not worth a build.
-_LEAST_GAIN, _LEAST_CLEAR_GAIN = 0.002, 0.01
+_LEAST_GAIN, _LEAST_CLEAR_GAIN = 0.002, 0.02
 # Batches, and parts of them, that fail before the rest is left as it is.
-_MOST_FAILURES = 3
+_MOST_FAILURES, _MOST_COSTLY_FAILURES = 3, 1
+# Candidates beside the seeds, as a rule.
+_USUAL_STEPS = 6
 # How wrong the costs may be about a group, as a part of what it costs: of one that was seen in a
 # whole model in both forms, and of others.
 _ERROR_SEEN, _ERROR_GUESSED = 0.06, 0.3
@@ -39,8 +40,8 @@ _ERROR_SEEN, _ERROR_GUESSED = 0.06, 0.3
 _ERROR_OF_RIVAL = 0.15
 
 
-class SubgraphSearch:
-    """Asks for comparisons, is told their outcome, and knows the best placement so far.
+class SubgraphSearch(Asking):
+    """Tries assemblies on the whole model.
 
     Args:
         space: What can be chosen.
@@ -52,13 +53,6 @@ class SubgraphSearch:
         limits: How much it may do.
         incremental: Whether anything is tried beside the seeds.
         frugal: Whether candidates are so costly that only clear gains are worth one.
-
-    Attributes:
-        incumbent: The best choice so far.
-        gain: Its estimated log speedup over the float model.
-        asked: Candidates that were asked about.
-        is_cut_short: Whether it left something untried for want of candidates.
-        batches: What was tried, with what was expected of it.
     """
 
     def __init__(
@@ -73,43 +67,25 @@ class SubgraphSearch:
         incremental: bool = True,
         frugal: bool = False,
     ) -> None:
-        self.incumbent: State = _NOTHING
-        self.gain = 0.0
-        self.asked = 0
-        self.is_cut_short = False
-        self.batches: list[Batch] = []
-        self._space = space
+        super().__init__(space, limits)
         self._choices = choices
         self._costs = costs
         self._seeds = dict(seeds)
         self._alike = alike
-        self._limits = limits
         self._incremental = incremental
         self._frugal = frugal
         self._least_gain = _LEAST_CLEAR_GAIN if frugal else _LEAST_GAIN
         self._seen: dict[State, InModel] = {}
         self._fixed: dict[int, bool] = {}
         self._failures = 0
-        self._tried: set[str] = set()
+        self._most_failures = _MOST_COSTLY_FAILURES if frugal else _MOST_FAILURES
         self._best_seed: tuple[State, float] = (_NOTHING, 0.0)
-        self._steps = self.steps()
-        self._trial = next(self._steps, None)
 
     @property
     def planned(self) -> int:
         """About how many candidates will have been asked about at the end."""
-        return max(self.asked, min(self._limits.benchmarks, len(self._seeds) + 6))
-
-    def ask(self) -> Trial | None:
-        """The comparison that is wanted next; None at the end."""
-        return self._trial
-
-    def tell(self, scores: Sequence[Score]) -> None:
-        """Answer the comparison that was asked for, one score per candidate."""
-        try:
-            self._trial = self._steps.send(scores)
-        except StopIteration:
-            self._trial = None
+        more = _USUAL_STEPS if self._incremental else 0
+        return max(self.asked, min(self._limits.benchmarks, len(self._seeds) + more))
 
     def observe(self, state: State, seen: InModel) -> None:
         """Take in where the time of a candidate goes, before its score is told."""
@@ -130,10 +106,6 @@ class SubgraphSearch:
                 break
             yield from self._refine()
         yield from self._compare_with_best_seed()
-
-    @property
-    def _room(self) -> int:
-        return max(0, self._limits.benchmarks - self.asked)
 
     def _units(self, state: State) -> State:
         return self._choices.units(self._space.closed(state))
@@ -184,14 +156,14 @@ class SubgraphSearch:
         for score in scores.values():
             accepted = score.certainty > _PROBABLE
             predicted = total / (total - sum(saved.values()))
-            self._add(SCHEMES, len(saved), 0, predicted, score, accepted=accepted)
+            self._add(SCHEMES, (len(saved), 0), predicted, score, accepted=accepted)
             if accepted:
                 self.incumbent = state
                 self.gain += score.gain
 
     def _refine(self) -> Steps:
         """Go to the cheapest assembly by the costs as they are known, as long as it is faster."""
-        while self._room > 1 and self._failures < _MOST_FAILURES:
+        while self._room > 1 and self._failures < self._most_failures:
             costs, now = self._now(), self._units(self.incumbent)
             target = assemble_closed(costs, self._closed, self._fixed)
             flips = self._flips(costs, now, target)
@@ -199,7 +171,7 @@ class SubgraphSearch:
             if not flips or gain_of(costs, target, now) < self._least_gain:
                 return
             before = self.incumbent
-            yield from self._take_or_halve(flips, BATCHES)
+            yield from self._take_or_halve(flips)
             if self.incumbent == before:
                 return
 
@@ -212,18 +184,17 @@ class SubgraphSearch:
         expected = {flip: gain_of(costs, now ^ flip, now) for flip in flips}
         return sorted(expected, key=lambda flip: (-expected[flip], sorted(flip)))
 
-    def _take_or_halve(self, flips: Sequence[State], stage: str) -> Steps:
+    def _take_or_halve(self, flips: Sequence[State]) -> Steps:
         """Make all the flips; if that is not faster, one half of them, or the other, and so on."""
         waiting = [list(flips)]
-        while waiting and self._room > 1 and self._failures < _MOST_FAILURES:
+        while waiting and self._room > 1 and self._failures < self._most_failures:
             batch = waiting.pop(0)
             costs, now = self._now(), self._units(self.incumbent)
-            is_idle = gain_of(costs, now ^ _NOTHING.union(*batch), now) < self._least_gain
-            if is_idle and stage == BATCHES:
+            if gain_of(costs, now ^ _NOTHING.union(*batch), now) < self._least_gain:
                 self._fix(batch, now)
                 continue
             state = self._to(now ^ _NOTHING.union(*batch))
-            scores = yield from self._compare(self.incumbent, [state], Effort.CONFIRM, stage)
+            scores = yield from self._compare(self.incumbent, [state], Effort.CONFIRM, BATCHES)
             score = scores.get(state)
             if score is None:  # it is what is there, or was tried as a seed and is not faster
                 is_same = self._space.key(state) == self._space.key(self.incumbent)
@@ -233,7 +204,7 @@ class SubgraphSearch:
                     waiting[:0] = self._halves(now, batch)
                 continue
             accepted = score.certainty > _PROBABLE
-            self._note(stage, self.incumbent, state, score, costs, accepted=accepted)
+            self._note(BATCHES, self.incumbent, state, score, costs, accepted=accepted)
             if accepted:
                 self.incumbent = state
                 self.gain += score.gain
@@ -349,39 +320,5 @@ class SubgraphSearch:
     ) -> None:
         old, new = self._units(before), self._units(after)
         predicted = math.exp(gain_of(costs, new, old))
-        self._add(stage, len(new - old), len(old - new), predicted, score, accepted=accepted)
-
-    def _add(
-        self,
-        stage: str,
-        quantized: int,
-        dropped: int,
-        predicted: float,
-        score: Score,
-        *,
-        accepted: bool,
-    ) -> None:
-        measured = None if score.failure is not None else math.exp(score.gain)
-        self.batches.append(
-            Batch(stage, quantized, dropped, predicted, measured, score.error, accepted)
-        )
-
-    def _compare(
-        self, reference: State, states: Iterable[State], effort: Effort, stage: str
-    ) -> Generator[Trial, Sequence[Score], dict[State, Score]]:
-        """Scores of states, in one trial; what was compared with it before is not asked again."""
-        own = self._space.key(reference)
-        wanted: dict[str, State] = {}
-        for state in states:
-            key = f"{own} {self._space.key(state)} {effort}"
-            if self._space.key(state) != own and key not in self._tried:
-                wanted.setdefault(key, state)
-        room = self._room if stage in (SEEDS, LAST) else self._room - 1
-        self.is_cut_short = self.is_cut_short or len(wanted) > room
-        asked = dict(list(wanted.items())[: max(0, room)])
-        if not asked:
-            return {}
-        self._tried.update(asked)
-        self.asked += len(asked)
-        scores = yield Trial(reference, tuple(asked.values()), effort, stage)
-        return dict(zip(asked.values(), scores, strict=True))
+        changed = len(new - old), len(old - new)
+        self._add(stage, changed, predicted, score, accepted=accepted)

@@ -12,7 +12,6 @@ _WRITTEN = (
     "conversion_*.onnx",
     WEIGHTS_FILE,
     str(Path(WEIGHTS_FILE).with_suffix(".index")),
-    ".*.tmp",
 )
 
 

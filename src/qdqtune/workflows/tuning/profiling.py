@@ -205,7 +205,7 @@ class PieceProfiler:
 def _add_untold(split: Mapping[int, Borders], measured: Sequence[Measurement]) -> None:
     """Count what an engine's layers don't account for as work, if that is much of some form.
 
-    Seen in OpenVINO: a Concat whose layers take no time, and which takes 0.12 ms alone.
+    Seen: a Concat whose layers take no time, and which takes 0.12 ms alone.
     """
     missing = {n: measured[n].latency_ms - each.total_ms for n, each in split.items()}
     if any(ms > _MUCH_UNTOLD * measured[n].latency_ms for n, ms in missing.items()):

@@ -118,7 +118,10 @@ class SubgraphMode:
         ranges = self._shape_ranges()
         with all_sizes(base, self._runner, self._feeding) as index:
             self._groups = self._find_groups(plain)
-            pieces = find_pieces(index, self._groups, self._completion, story.grouping.ruled, may)
+            is_slow = self._is_slow_to_build
+            pieces = find_pieces(
+                index, self._groups, self._completion, story.grouping.ruled, may, few=is_slow
+            )
             profiler = PieceProfiler(
                 self._engine, self._inserter, self._completion, index, dims,
                 self._folder / names.SUBGRAPHS, self._request.preset,
@@ -127,7 +130,7 @@ class SubgraphMode:
                 profiler, self._cache, self._reporter, story, base, self._runner, self._feeding,
                 index, dims, ranges,
             )  # fmt: skip
-            phase.run(pieces, measure_float=not self._is_slow_to_build)
+            phase.run(pieces, measure_float=not is_slow)
             self._units = make_units(pieces, self._cache.pieces, self._completion)
         self._unit_of = {
             name: number
@@ -269,6 +272,7 @@ class SubgraphMode:
             space, choices, costs, seeds, [frozenset(part) for part in alike.values()], limits,
             incremental=request.incremental_validation, frugal=self._is_slow_to_build,
         )  # fmt: skip
+        search.observe(frozenset(), self._plain)
         self._reporter.tell(
             "assembly", f"{len(choices.units(raw))} of {len(self._units)} groups quantized"
         )
