@@ -38,7 +38,7 @@ from qdqtune.workflows.tuning.folder import AUTO, SUBGRAPHS, RunFolder
 from qdqtune.workflows.tuning.layer_groups import check_layer_file
 from qdqtune.workflows.tuning.request import REGION, SUBGRAPH, WORKFLOWS, Callback, TuneRequest
 from qdqtune.workflows.tuning.run import TuneRun
-from qdqtune.workflows.tuning.scouting import find_choices, seeds_of
+from qdqtune.workflows.tuning.scouting import AS_GIVEN, find_choices, seeds_of
 from qdqtune.workflows.tuning.settings import preset_named
 from qdqtune.workflows.tuning.shape_ranges import Asked, check_ranges, request_of
 from qdqtune.workflows.tuning.subgraph_mode import NOT_TRIED
@@ -252,7 +252,7 @@ def plan_tune(
         )
         space = Space(completion, grouping.groups, estimated_shares(completion.index))
         reading = source.reading
-        given = {"as given": reading.placement.tensors} if reading is not None else {}
+        given = {AS_GIVEN: reading.placement.tensors} if reading is not None else {}
         seeds = seeds_of(space, given, grouping)
         most = chosen.limits(len(grouping.groups), max_benchmarks).benchmarks
         if workflow == SUBGRAPH:

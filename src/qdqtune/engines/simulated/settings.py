@@ -69,7 +69,7 @@ class Settings:
             "build_s": f"{machine.build_s:g}",
             "build_kernel_s": f"{machine.build_kernel_s:g}",
             "seed": str(self.seed),
-            **({"plan_cache": self.plan_cache} if self.plan_cache else {}),
+            "plan_cache": self.plan_cache,
             **noise,
         }
 

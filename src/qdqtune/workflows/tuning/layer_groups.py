@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup, fusion_groups
-from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
+from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.engines.layer_files import map_layers, read_layer_info
 from qdqtune.engines.layer_nodes import nodes_of_layers
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import QDQ_OPS
 from qdqtune.records.errors import UsageError
 from qdqtune.records.layers import MappedLayer
+from qdqtune.workflows.tuning.scouting import layers_told
 
 _logger = logging.getLogger(__name__)
 
@@ -121,12 +122,7 @@ def _computing(index: GraphIndex) -> set[str]:
 def _layers_of(
     index: GraphIndex, worker: Worker, plain: Path, feeds: StoredFeeds
 ) -> list[MappedLayer]:
-    try:
-        model = worker.open(plain)
-        worker.feed(model, feeds)
-        layers = worker.layers(model, _PROFILE_RUNS)
-        worker.release(model)
-    except WorkerFailure as failure:
-        _logger.warning("the engine does not tell its layers, ops are grouped alone: %s", failure)
-        return []
+    layers = layers_told(worker, plain, feeds, _PROFILE_RUNS)
+    if not layers:
+        _logger.warning("the engine does not tell its layers: ops are grouped by structure")
     return nodes_of_layers(index, layers)

@@ -47,6 +47,7 @@ from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.patience import patient
 from qdqtune.workflows.tuning.request import SUBGRAPH, TuneRequest
 from qdqtune.workflows.tuning.scouting import (
+    AS_GIVEN,
     check_noise,
     check_runs,
     find_choices,
@@ -334,7 +335,7 @@ class TuneRun:
         """What is quantized in files that somebody made of the model."""
         request, found = self._request, {}
         if self._source.reading is not None:
-            found["as given"] = self._source.reading.placement.tensors
+            found[AS_GIVEN] = self._source.reading.placement.tensors
         if request.qdq_baseline is not None:
             reading = open_source(request.qdq_baseline, optimize=request.optimize).reading
             if reading is None:

@@ -26,6 +26,7 @@ from qdqtune.graph.shapes import at_shapes
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError, UsageError
+from qdqtune.records.measurement import LayerTime
 from qdqtune.records.placement import Edge
 from qdqtune.records.tuning import Noise
 from qdqtune.rules.draft import Wishes
@@ -35,6 +36,9 @@ from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.tuning.settings import Preset
 
 _logger = logging.getLogger(__name__)
+
+AS_GIVEN = "as given"
+"""The seed that a quantized model is for its own tuning."""
 
 _NOTHING: State = frozenset()
 _EVERYTHING = NameFilters()
@@ -173,6 +177,19 @@ def _like(space: Space, quantized: frozenset[Edge]) -> State:
     )
 
 
+def layers_told(worker: Worker, path: Path, feeds: StoredFeeds, runs: int) -> list[LayerTime]:
+    """The layers that an engine runs a model as; none if it can't tell."""
+    try:
+        model = worker.open(path)
+        worker.feed(model, feeds)
+        layers = worker.layers(model, runs)
+        worker.release(model)
+    except WorkerFailure as failure:
+        _logger.info("the engine does not say where its time goes: %s", failure)
+        return []
+    return layers
+
+
 def latency_shares(
     worker: Worker,
     path: Path,
@@ -181,14 +198,7 @@ def latency_shares(
     shapes: Mapping[str, tuple[int, ...]],
 ) -> Mapping[str, float]:
     """Which ops the float model's latency goes into; a guess if the engine can't tell."""
-    try:
-        model = worker.open(path)
-        worker.feed(model, feeds)
-        layers = worker.layers(model, _PROFILE_RUNS)
-        worker.release(model)
-    except WorkerFailure as failure:
-        _logger.info("the engine does not say where its time goes: %s", failure)
-        layers = []
+    layers = layers_told(worker, path, feeds, _PROFILE_RUNS)
     with at_shapes(index.model, shapes):  # for a guess from sizes
         return shares_of_latency(index, layers)
 

@@ -36,7 +36,7 @@ from qdqtune.workflows.tuning.layer_groups import find_groups
 from qdqtune.workflows.tuning.piece_phase import PiecePhase
 from qdqtune.workflows.tuning.profiling import PieceProfiler
 from qdqtune.workflows.tuning.request import TuneRequest
-from qdqtune.workflows.tuning.scouting import seeds_of
+from qdqtune.workflows.tuning.scouting import AS_GIVEN, seeds_of
 from qdqtune.workflows.tuning.searching import Searching
 from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, shapes_inside
 from qdqtune.workflows.tuning.sizing import all_sizes
@@ -261,7 +261,7 @@ class SubgraphMode:
         seeds = {RAW: raw, **{n: s for n, s in others.items() if n not in NOT_TRIED}}
         if not request.incremental_validation:
             seeds = {RAW: raw}
-        self._write_raw(space, raw, is_quantized=bool(given))
+        self._write_raw(space, raw, is_quantized=AS_GIVEN in given)
         alike: dict[int, set[int]] = {}
         for number, unit in enumerate(self._units):
             if not unit.only_moves:
