@@ -9,6 +9,7 @@ import onnx
 import pytest
 from tests.conftest import model_from_text
 
+from qdqtune import zoo
 from qdqtune.engines import registry
 from qdqtune.engines.contest import compare_files
 from qdqtune.engines.interface import SessionOptions
@@ -217,3 +218,18 @@ def test_a_bench_says_that_it_is_simulated(tower):
     assert record.engine.name == "simulated"
     assert record.contestants[1].against_first.verdict is Verdict.FASTER
     assert "These times are simulated" in bench_text(record)
+
+
+def test_what_was_built_once_is_only_loaded(tmp_path):
+    path = tmp_path / "model.onnx"
+    onnx.save(zoo.build("resnet18", image=32, width=8), path)
+    options = SessionOptions(
+        engine_options={"profile": "gpu", "plan_cache": str(tmp_path / "plans")}
+    )
+    taken_s = []
+    for _ in range(2):  # another process each time
+        with Worker("simulated", options) as worker:
+            worker.open(path)
+            taken_s.append(worker.building_s)
+    assert taken_s[0] > 10.0
+    assert taken_s[1] == pytest.approx(0.5)

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.autotune.search.space import Group, Space
+from qdqtune.autotune.search.space import Form, Group, Space
 from qdqtune.engines import registry
 from qdqtune.engines.isolated import Worker
 from qdqtune.graph.fingerprint import fingerprint
@@ -83,8 +83,8 @@ def space(made: Cut) -> Space:
         Group("a", 0, "MatMul", ("n0",)),
         Group("b", 0, "MatMul", ("n2",)),
         Group("c", 0, "Add", ("n3",)),
-        Group("a", 1, "MatMul", ("n0",), weights_only=True),
-        Group("b", 1, "MatMul", ("n2",), weights_only=True),
+        Group("a", 1, "MatMul", ("n0",), form=Form.WEIGHTS),
+        Group("b", 1, "MatMul", ("n2",), form=Form.WEIGHTS),
     ]
     return Space(made.completion, groups, {})
 

@@ -59,6 +59,7 @@ class Completion:
         names: Collection[str],
         weights_only: Collection[str] = (),
         quantized_before: Collection[str] = (),
+        float_weights: Collection[str] = (),
     ) -> Placement:
         """The places that quantize these ops, in canonical form.
 
@@ -67,6 +68,7 @@ class Completion:
             weights_only: Ops of which only the weights are quantized.
             quantized_before: Tensors that are taken to be quantized by who makes them: ops that
                 only move values follow.
+            float_weights: Ops among them whose weights are left float, for the engine to quantize.
         """
         wanted = frozenset(names)
         edges: set[Edge] = set()
@@ -75,6 +77,8 @@ class Completion:
             if name in wanted:
                 edges |= places.edges
                 outputs |= places.outputs
+        for name in float_weights:
+            edges -= self._own_constants(name)
         quantized = {edge.tensor for edge in edges} | outputs | set(quantized_before)
         for name, places in self.moving.items():
             if name in wanted and any(
@@ -110,6 +114,22 @@ class Completion:
         edges = self.index.effective(placement)
         found = {name: self.weight_edges(name) for name in self.working}
         return frozenset(name for name, own in found.items() if own and own <= edges)
+
+    def fed(self, placement: Placement) -> frozenset[str]:
+        """Names of the ops that read and write quantized values, whatever their weights are."""
+        edges = self.index.effective(placement)
+        return frozenset(
+            name
+            for name, places in self.working.items()
+            if places.edges - self._own_constants(name) <= edges
+        ) | frozenset(name for name, places in self.moving.items() if places.edges <= edges)
+
+    def _own_constants(self, name: str) -> frozenset[Edge]:
+        """Where an op that has a weight reads constants: that, and a bias."""
+        if not self.weight_edges(name):
+            return frozenset()
+        edges = self.working[name].edges
+        return frozenset(e for e in edges if e.node == name and self.index.is_constant(e.tensor))
 
     def weight_edges(self, name: str) -> frozenset[Edge]:
         """Where an op reads its weight, if that is a constant."""

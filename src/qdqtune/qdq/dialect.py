@@ -100,6 +100,7 @@ class Dialect:
             again: the engine moves the dequantization on to who reads the result.
         per_channel: Whether weights have one scale per output channel, or one in all.
         weights_only: Ops that may gain if nothing but their weights is quantized.
+        activations_only: Ops whose weights the engine quantizes by itself if all else is.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Dialect:
     lifts: bool = False
     per_channel: bool = True
     weights_only: frozenset[str] = frozenset()
+    activations_only: frozenset[str] = frozenset()
 
     @property
     def asks_for_shapes(self) -> bool:

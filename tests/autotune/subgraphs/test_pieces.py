@@ -11,6 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from qdqtune import zoo
+from qdqtune.autotune.search.space import Form
 from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
 from qdqtune.autotune.subgraphs.pieces import (
     ACTIVATIONS,
@@ -80,7 +81,11 @@ def test_what_is_quantized_in_a_piece_is_what_is_quantized_there_in_the_model(
             assert {node for node, _ in differing} <= made.completion.moving.keys()
             assert not differing or dialect == "openvino"
             # What works is an integer kernel; what it makes so, others read so.
-            kernels = made.completion.stored if scheme.weights_only else made.completion.quantized
+            kernels = {
+                Form.WEIGHTS: made.completion.stored,
+                Form.ACTIVATIONS: made.completion.fed,
+                Form.WHOLE: made.completion.quantized,
+            }[scheme.form]
             chosen = set(scheme.nodes(piece.content))
             assert wanted
             assert kernels(placement) >= chosen & made.completion.working.keys()
@@ -217,7 +222,7 @@ def test_engines_without_kernels_for_it_are_not_asked_about_weights_alone(
 ) -> None:
     made = cut_zoo("bert", tmp_path, dialect)
     assert made.pieces
-    assert all(not scheme.weights_only for piece in made.pieces for scheme in piece.schemes)
+    assert all(scheme.form is Form.WHOLE for piece in made.pieces for scheme in piece.schemes)
     assert all(dialect in piece.skipped[WEIGHTS] for piece in made.pieces)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qdqtune.autotune.search.space import Space
+from qdqtune.autotune.search.space import Form, Space
 from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
 from qdqtune.autotune.subgraphs.pieces import FULL, NONE, RULES, WEIGHTS, Piece
 from qdqtune.autotune.subgraphs.units import Choices, Unit, make_choices, make_units
@@ -90,7 +90,7 @@ def test_a_scheme_that_failed_is_not_chosen_and_a_piece_without_any_is_no_unit(
 
 def test_weights_alone_touch_no_border(tmp_path: Path) -> None:
     units = units_with(products(tmp_path), {NONE: 4.0, FULL: 3.0, WEIGHTS: 1.0})
-    stored = [unit for unit in units if unit.scheme.weights_only]
+    stored = [unit for unit in units if unit.scheme.form is Form.WEIGHTS]
     assert stored
     assert all(not unit.inputs and not unit.outputs for unit in stored)
     assert not any(unit.only_moves for unit in stored)
@@ -154,7 +154,7 @@ def test_each_unit_has_groups_of_its_own(choices: tuple[Choices, Space, list[Uni
         assert own <= around
         nodes = {name for number in own for name in made.groups[number].nodes}
         assert nodes == set(unit.scheme.nodes(unit.content))
-        assert all(made.groups[n].weights_only == unit.scheme.weights_only for n in own)
+        assert all(made.groups[n].form is unit.scheme.form for n in own)
 
 
 def test_states_and_units_are_each_others_inverse(
@@ -207,7 +207,7 @@ def test_a_rival_is_another_form_that_costs_hardly_more(tmp_path: Path) -> None:
             assert rival <= found.around[number]
             nodes = {name for group in rival for name in found.groups[group].nodes}
             assert nodes == (set(unit.rival.nodes(unit.content)) if unit.rival else set())
-            assert unit.rival is None or not unit.rival.weights_only
+            assert unit.rival is None or unit.rival.form is Form.WHOLE
         with_rival = [number for number, unit in enumerate(units) if unit.rival is not None]
         state = found.with_rivals(found.state(range(len(units))), with_rival)
         assert found.otherwise(state) == frozenset(with_rival)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from itertools import filterfalse
 
@@ -17,6 +18,14 @@ State = frozenset[int]
 """Numbers of the groups that are quantized."""
 
 
+class Form(Enum):
+    """What of an op is quantized."""
+
+    WHOLE = "whole"
+    WEIGHTS = "weights only"
+    ACTIVATIONS = "activations only"
+
+
 @dataclass(frozen=True)
 class Group:
     """Ops that are quantized together, because they play the same part in like regions.
@@ -27,7 +36,7 @@ class Group:
         op_type: What they are.
         nodes: Names, in the graph's order.
         kin: Equal for groups whose ops, attributes and shapes are; empty if nobody looked.
-        weights_only: Whether only their weights are quantized.
+        form: What of them is quantized.
     """
 
     pattern: str
@@ -35,7 +44,7 @@ class Group:
     op_type: str
     nodes: tuple[str, ...]
     kin: str = ""
-    weights_only: bool = False
+    form: Form = Form.WHOLE
 
 
 class Space:
@@ -57,7 +66,7 @@ class Space:
         )
         if not any(self.potential):  # nothing is known: all may matter
             self.potential = (1.0 / max(1, len(self.groups)),) * len(self.groups)
-        self._has_weights_only = any(group.weights_only for group in self.groups)
+        self._forms = {group.form for group in self.groups}
         self._placements: dict[State, Placement] = {}
         self._keys: dict[State, str] = {}
         self._closed: dict[State, State] = {}
@@ -95,10 +104,13 @@ class Space:
     def placement(self, state: State) -> Placement:
         """What a choice comes to in the model."""
         if state not in self._placements:
-            chosen = [self.groups[number] for number in sorted(state)]
-            whole = [name for each in chosen if not each.weights_only for name in each.nodes]
-            weights = [name for each in chosen if each.weights_only for name in each.nodes]
-            self._placements[state] = self.completion.placement(whole, weights)
+            names: dict[Form, set[str]] = {form: set() for form in Form}
+            for number in state:
+                names[self.groups[number].form].update(self.groups[number].nodes)
+            whole, fed = names[Form.WHOLE], names[Form.ACTIVATIONS]
+            self._placements[state] = self.completion.placement(
+                whole | fed, names[Form.WEIGHTS], float_weights=fed - whole
+            )
         return self._placements[state]
 
     def key(self, state: State) -> str:
@@ -109,12 +121,15 @@ class Space:
 
     def nearest(self, placement: Placement) -> State:
         """The groups whose ops are all integer kernels in a placement."""
-        quantized = self.completion.quantized(placement)
-        stored = self.completion.stored(placement) if self._has_weights_only else frozenset()
+        found = {Form.WHOLE: self.completion.quantized(placement)}
+        if Form.WEIGHTS in self._forms:
+            found[Form.WEIGHTS] = self.completion.stored(placement)
+        if Form.ACTIVATIONS in self._forms:
+            found[Form.ACTIVATIONS] = self.completion.fed(placement)
         return frozenset(
             number
             for number, group in enumerate(self.groups)
-            if (stored if group.weights_only else quantized).issuperset(group.nodes)
+            if found[group.form].issuperset(group.nodes)
         )
 
     def closed(self, state: State) -> State:

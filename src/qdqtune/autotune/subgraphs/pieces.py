@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from qdqtune.autotune.search.space import Form
 from qdqtune.autotune.subgraphs.content import Content, content_of
 from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
 from qdqtune.graph.index import GraphIndex
@@ -24,7 +25,7 @@ _MOST_WORKING = 3
 _SAME = "it is the same as {}"
 _TOO_SLOW = "builds take so long that only the most promising schemes are tried"
 _NO_WEIGHTS = "{} gains nothing from the weights of these ops alone"
-_NO_ACTIVATIONS = "no engine multiplies a quantized activation with a float weight in integers"
+_NO_ACTIVATIONS = "{} has no integer kernel for these ops without quantized weights"
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,12 @@ class Scheme:
     Attributes:
         name: What it is called.
         places: Which nodes of the piece, by their places in canonical order.
-        weights_only: Whether nothing but their weights is.
+        form: What of them.
     """
 
     name: str
     places: tuple[int, ...]
-    weights_only: bool = False
+    form: Form = Form.WHOLE
 
     def nodes(self, content: Content) -> tuple[str, ...]:
         """The nodes that are quantized in one of the piece's groups."""
@@ -48,9 +49,10 @@ class Scheme:
     def placement(self, content: Content, completion: Completion) -> Placement:
         """What it comes to in the model if nothing else is quantized but what the piece reads."""
         names = self.nodes(content)
-        if self.weights_only:
+        if self.form is Form.WEIGHTS:
             return completion.placement((), names)
-        return completion.placement(names, quantized_before=content.inputs)
+        left = names if self.form is Form.ACTIVATIONS else ()
+        return completion.placement(names, quantized_before=content.inputs, float_weights=left)
 
 
 @dataclass(frozen=True)
@@ -134,17 +136,17 @@ def _schemes(
         skipped[WITHOUT_ONE] = _TOO_SLOW
     else:
         schemes += _without_one(content, completion, full, {scheme.places for scheme in schemes})
-    weighted = tuple(
-        place
-        for place in full
-        if index.node[content.nodes[place]].op_type in dialect.weights_only
-        and completion.weight_edges(content.nodes[place])
-    )
-    if weighted:
-        schemes.append(Scheme(WEIGHTS, weighted, weights_only=True))
+    weighted = [place for place in full if completion.weight_edges(content.nodes[place])]
+    types = {place: index.node[content.nodes[place]].op_type for place in weighted}
+    stored = tuple(place for place in weighted if types[place] in dialect.weights_only)
+    if stored:
+        schemes.append(Scheme(WEIGHTS, stored, Form.WEIGHTS))
     else:
         skipped[WEIGHTS] = _NO_WEIGHTS.format(dialect.name)
-    skipped[ACTIVATIONS] = _NO_ACTIVATIONS
+    if weighted and dialect.activations_only.issuperset(types.values()):
+        schemes.append(Scheme(ACTIVATIONS, full, Form.ACTIVATIONS))
+    else:
+        skipped[ACTIVATIONS] = _NO_ACTIVATIONS.format(dialect.name)
     return tuple(schemes), skipped
 
 

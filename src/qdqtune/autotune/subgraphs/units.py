@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from qdqtune.autotune.search.space import Group, State
+from qdqtune.autotune.search.space import Form, Group, State
 from qdqtune.autotune.subgraphs.content import Content
 from qdqtune.autotune.subgraphs.pieces import FULL, NONE, Piece, Scheme, placement_inside
 from qdqtune.graph.op_classes import WEIGHTED_OPS
@@ -87,7 +87,7 @@ def make_units(
         scheme, rival = ranked[0], ranked[1] if len(ranked) > 1 else None
         for group, content in zip(piece.groups, piece.contents, strict=True):
             reads, makes = _borders(scheme, content, completion)
-            moves = not scheme.weights_only and not any(
+            moves = scheme.form is not Form.WEIGHTS and not any(
                 name in completion.working for name in scheme.nodes(content)
             )
             units.append(Unit(group, number, content, scheme, rival, found, reads, makes, moves))
@@ -122,7 +122,7 @@ def _ranked(piece: Piece, times: PieceTimes, completion: Completion) -> list[Sch
         scheme
         for scheme in ranked
         if scheme == ranked[0]
-        or (not scheme.weights_only and costs[scheme] <= _NEAR * costs[ranked[0]])
+        or (scheme.form is Form.WHOLE and costs[scheme] <= _NEAR * costs[ranked[0]])
     ]
 
 
@@ -130,7 +130,7 @@ def _borders(
     scheme: Scheme, content: Content, completion: Completion
 ) -> tuple[frozenset[str], frozenset[str]]:
     """What a group reads and makes quantized."""
-    if scheme.weights_only:
+    if scheme.form is Form.WEIGHTS:
         return frozenset(), frozenset()
     places = placement_inside(scheme.placement(content, completion), content, completion)
     reads = frozenset(edge.tensor for edge in places.edges if edge.node) & set(content.inputs)
@@ -235,18 +235,21 @@ def make_choices(
     for unit in units:
         first = len(groups)
         key, scheme = unit.times.key, unit.scheme
-        best = frozenset() if scheme.weights_only else frozenset(scheme.nodes(unit.content))
+        is_whole = scheme.form is Form.WHOLE
+        best = frozenset(scheme.nodes(unit.content)) if is_whole else frozenset()
         rival = frozenset(unit.rival.nodes(unit.content)) if unit.rival is not None else frozenset()
         parts = _parts(pieces[unit.piece], unit.content, completion, (best, rival, ruled))
         groups += (_group(key, role, names, completion) for role, names in enumerate(parts))
-        if scheme.weights_only:
+        if not is_whole:
             names = scheme.nodes(unit.content)
-            groups.append(_group(key, len(parts), names, completion, weights_only=True))
+            groups.append(_group(key, len(parts), names, completion, scheme.form))
         added = range(first, len(groups))
-        own = (n for n in added if groups[n].weights_only or best.issuperset(groups[n].nodes))
+        own = (
+            n for n in added if groups[n].form is not Form.WHOLE or best.issuperset(groups[n].nodes)
+        )
         of_unit.append(frozenset(own))
         around.append(frozenset(added))
-        others = (n for n in added if not groups[n].weights_only and groups[n].nodes[0] in rival)
+        others = (n for n in added if groups[n].form is Form.WHOLE and groups[n].nodes[0] in rival)
         of_rival.append(frozenset(others))
     for piece in pieces:
         found = times.get(piece.key)
@@ -277,9 +280,8 @@ def _group(
     role: int,
     names: Sequence[str],
     completion: Completion,
-    *,
-    weights_only: bool = False,
+    form: Form = Form.WHOLE,
 ) -> Group:
     types = [completion.index.node[name].op_type for name in names]
     lead = next((each for each in types if each in WEIGHTED_OPS), types[0])
-    return Group(key, role, lead, tuple(names), key, weights_only)
+    return Group(key, role, lead, tuple(names), key, form)
