@@ -166,3 +166,31 @@ def test_dialects_name_only_ops_that_have_weights(name: str) -> None:
     for op_type in dialect.weights_only:
         assert dialect.rules[op_type].weight is not None
     assert dialect.stored_weights or not dialect.weights_only
+
+
+CONV = """g (float[1,32,12,12] x) => (float[1,32,12,12] y) {
+    y = Conv<pads=[1,1,1,1]>(x, v, b)
+}"""
+
+
+def test_with_float_weights_an_op_is_fed_and_not_quantized(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    shapes = {"v": (32, 32, 3, 3), "b": (32,)}
+    constants = {name: rng.normal(size=s).astype(np.float32) / 8 for name, s in shapes.items()}
+    made = cut(model_from_text(CONV, **constants), tmp_path)
+    whole = made.completion.placement(["n0"])
+    placement = made.completion.placement(["n0"], float_weights=["n0"])
+    assert whole.tensors - placement.tensors == {"v", "b"}
+    assert made.completion.fed(placement) == made.completion.fed(whole) == {"n0"}
+    assert made.completion.quantized(placement) == frozenset()
+    groups = [Group("p", n, "Conv", ("n0",), form=form) for n, form in enumerate(Form)]
+    space = Space(made.completion, groups, {})
+    assert space.placement(frozenset({2})) == placement
+    assert space.placement(frozenset({0, 2})) == whole
+    assert space.nearest(placement) == {2}
+    file = made.inserter.write(placement, "fed")
+    assert read(ir.load(file)).placement.tensors == {"x", "y"}
+    with Worker(registry.REFERENCE) as worker:
+        model = worker.open(file)
+        worker.feed(model, {"x": np.zeros((1, 32, 12, 12), np.float32)})
+        assert "QLinearConv" in {layer.op_type for layer in worker.layers(model, 3)}

@@ -101,9 +101,11 @@ def _ranked(piece: Piece, times: PieceTimes, completion: Completion) -> list[Sch
     """
 
     def cost_ms(scheme: Scheme) -> float:
-        form = times.form(scheme.name)
+        form, plain = times.form(scheme.name), times.forms[0]
         if form is None:
             return math.inf
+        if scheme.form is Form.ACTIVATIONS and form.inside_ms >= plain.inside_ms:
+            return math.inf  # the engine has left the weights as they are
         reads, makes = _borders(scheme, piece.content, completion)
         borders = (*piece.content.inputs, *piece.content.outputs)
         converted = dict(zip(borders, form.conversion_ms, strict=True))
