@@ -14,9 +14,9 @@ from qdqtune.calibration.inputs import Feeds
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.native import native_dialect
-from qdqtune.graph.files import load_model
 from qdqtune.workflows.choice import Choice
 from qdqtune.workflows.insertion import insert_qdq
+from qdqtune.workflows.source import open_source
 
 SCHEMES_PER_PATTERN = 30
 RUNS_PER_CANDIDATE = 10 + 50
@@ -48,7 +48,7 @@ def write_all_quantized(
 ) -> Path:
     """Write a model with every op quantized that the engine has a kernel for."""
     dialect = native_dialect(engine, options=options)
-    present = {node.op_type for node in load_model(path).graph}
+    present = {node.op_type for node in open_source(path).model.graph}
     choice = Choice(ops=sorted(present & dialect.rules.keys()))
     insert_qdq(path, choice, target, engine=engine, dialect=dialect.name, force=True)
     return target
