@@ -72,6 +72,11 @@ class Asking(ABC):
         """Candidates that may still be asked about."""
         return max(0, self._limits.benchmarks - self.asked)
 
+    def _is_new(self, reference: State, state: State, effort: Effort) -> bool:
+        """Whether a comparison would tell anything that is not known."""
+        own, key = self._space.key(reference), self._space.key(state)
+        return key != own and (own, key, effort) not in self._tried
+
     def _compare(
         self, reference: State, states: Iterable[State], effort: Effort, stage: str
     ) -> Generator[Trial, Sequence[Score], dict[State, Score]]:
@@ -79,9 +84,8 @@ class Asking(ABC):
         own = self._space.key(reference)
         wanted: dict[tuple[str, str, Effort], State] = {}
         for state in states:
-            key = (own, self._space.key(state), effort)
-            if key[1] != own and key not in self._tried:
-                wanted.setdefault(key, state)
+            if self._is_new(reference, state, effort):
+                wanted.setdefault((own, self._space.key(state), effort), state)
         room = self._room if stage in (SEEDS, LAST) else self._room - 1
         self.is_cut_short = self.is_cut_short or len(wanted) > room
         asked = dict(list(wanted.items())[: max(0, room)])

@@ -31,11 +31,13 @@ _PROBABLE = 1.0
 _LEAST_GAIN, _LEAST_CLEAR_GAIN = 0.002, 0.02
 # Batches, and parts of them, that fail before the rest is left as it is.
 _MOST_FAILURES, _MOST_COSTLY_FAILURES = 3, 1
+# Rounds of doubts that may bring nothing.
+_MOST_FRUITLESS = 2
 # Candidates beside the seeds, as a rule.
 _USUAL_STEPS = 6
 # How wrong the costs may be about a group, as a part of what it costs: of one that was seen in a
 # whole model in both forms, and of others.
-_ERROR_SEEN, _ERROR_GUESSED = 0.06, 0.3
+_ERROR_SEEN, _ERROR_GUESSED = 0.1, 0.3
 # What another way to quantize a group may save of what it costs.
 _ERROR_OF_RIVAL = 0.15
 
@@ -99,11 +101,11 @@ class SubgraphSearch(Asking):
             return
         yield from self._use_schemes()
         yield from self._refine()
-        while self._room > 1 and not self._frugal:
+        fruitless = 0
+        while self._room > 1 and not self._frugal and fruitless < _MOST_FRUITLESS:
             before = self.incumbent
             yield from self._doubt()
-            if self.incumbent == before:
-                break
+            fruitless = fruitless + 1 if self.incumbent == before else 0
             yield from self._refine()
         yield from self._compare_with_best_seed()
 
@@ -238,7 +240,8 @@ class SubgraphSearch(Asking):
         """
         costs, now = self._now(), self._units(self.incumbent)
         worth = {**self._hopeful(costs, now), **self._rivals(costs, now)}
-        ranked = sorted(worth, key=lambda state: (-worth[state], sorted(state)))
+        new = [state for state in worth if self._is_new(self.incumbent, state, Effort.SCREEN)]
+        ranked = sorted(new, key=lambda state: (-worth[state], sorted(state)))
         hopeful = ranked[: max(0, min(self._limits.together, self._room - 1))]
         before = self.incumbent
         scores = yield from self._compare(before, hopeful, Effort.SCREEN, DOUBTS)
