@@ -203,10 +203,13 @@ def latency_shares(
         return shares_of_latency(index, layers)
 
 
-def check_runs(worker: Worker, path: Path, feeds: StoredFeeds) -> None:
+def check_runs(worker: Worker, path: Path, feeds: StoredFeeds) -> float:
     """Make sure that the engine runs the model as it was given, at these sizes of open dims.
 
     Cleaned up, it may run at sizes at which the file itself does not.
+
+    Returns:
+        Seconds that the engine took to build it.
 
     Raises:
         EngineError: If it doesn't.
@@ -216,6 +219,7 @@ def check_runs(worker: Worker, path: Path, feeds: StoredFeeds) -> None:
         worker.feed(model, feeds)
         worker.time(model, 1)
         worker.release(model)
+        return model.build_s
     except WorkerFailure as failure:
         raise EngineError(
             f"The engine does not run the model as it is: {failure}",
