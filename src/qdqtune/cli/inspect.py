@@ -19,6 +19,8 @@ from qdqtune.records.inputs import InputRequest
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands
+    from qdqtune.records.fusion import GroupsRecord
+    from qdqtune.records.layers import LayersRecord
 
 
 def add_parser(commands: Commands) -> None:
@@ -119,6 +121,12 @@ def _run(options: argparse.Namespace) -> int:
     return _run_layers(options) if options.layers else _run_regions(options)
 
 
+def _show(options: argparse.Namespace, record: GroupsRecord | LayersRecord, text: str) -> int:
+    """Print a record in the form that was asked for."""
+    print(json.dumps(record.to_dict(), indent=1) if options.format == "json" else text)
+    return 0
+
+
 def _run_groups(options: argparse.Namespace) -> int:
     from qdqtune.report.fusion import groups_text
     from qdqtune.workflows.fusion import groups_of
@@ -141,12 +149,9 @@ def _run_groups(options: argparse.Namespace) -> int:
         quant_type=options.quant_type,
         graph_json=options.graph_json,
     )
-    if options.format == "json":
-        print(json.dumps(record.to_dict(), indent=1))
-    else:
-        by_time = options.sort == "time"
-        print(groups_text(record, by_time=by_time, max_items=options.max_items))
-    return 0
+    by_time = options.sort == "time"
+    text = groups_text(record, by_time=by_time, max_items=options.max_items)
+    return _show(options, record, text)
 
 
 def _run_layers(options: argparse.Namespace) -> int:
@@ -162,12 +167,9 @@ def _run_layers(options: argparse.Namespace) -> int:
         runs=options.runs or DEFAULT_RUNS,
         inputs=InputRequest.from_text(options.shapes, options.dim),
     )
-    if options.format == "json":
-        print(json.dumps(record.to_dict(), indent=1))
-    else:
-        by_time = options.sort == "time"
-        print(layers_text(record, by_time=by_time, max_items=options.max_items))
-    return 0
+    by_time = options.sort == "time"
+    text = layers_text(record, by_time=by_time, max_items=options.max_items)
+    return _show(options, record, text)
 
 
 def _refuse(options: argparse.Namespace, why: str, *flags: str) -> None:

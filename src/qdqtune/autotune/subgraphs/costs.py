@@ -66,8 +66,10 @@ def costs_of(
         # alone it may run as something else. Seen on a CPU: a MaxPool of uint8 that took 50 times
         # as long as between integer Convs.
         quantized.append(min(inside * scale, seen) if unit.only_moves else inside * scale)
-    crossings = _crossings(units, groups, index)
-    follows = _follows(units, groups, index)
+    group_of = {name: group.number for group in groups for name in group.nodes}
+    unit_of = {unit.group: number for number, unit in enumerate(units)}
+    crossings = _crossings(units, index, group_of, unit_of)
+    follows = _follows(units, index, group_of, unit_of)
     return Costs(
         tuple(as_float),
         tuple(quantized),
@@ -129,10 +131,11 @@ def _seen_crossing(crossing: Crossing, models: Sequence[InModel]) -> Crossing:
 
 
 def _crossings(
-    units: Sequence[Unit], groups: Sequence[FusionGroup], index: GraphIndex
+    units: Sequence[Unit],
+    index: GraphIndex,
+    group_of: Mapping[str, int],
+    unit_of: Mapping[int, int],
 ) -> list[Crossing]:
-    group_of = {name: group.number for group in groups for name in group.nodes}
-    unit_of = {unit.group: number for number, unit in enumerate(units)}
     tensors = dict.fromkeys(t for unit in units for t in (*unit.content.inputs, *unit.outputs))
     found = []
     for tensor in tensors:
@@ -194,11 +197,12 @@ def _crossing(
 
 
 def _follows(
-    units: Sequence[Unit], groups: Sequence[FusionGroup], index: GraphIndex
+    units: Sequence[Unit],
+    index: GraphIndex,
+    group_of: Mapping[str, int],
+    unit_of: Mapping[int, int],
 ) -> dict[int, int | None]:
     """Units that only move values, and whose result they move; None if it is always float."""
-    group_of = {name: group.number for group in groups for name in group.nodes}
-    unit_of = {unit.group: number for number, unit in enumerate(units)}
     found: dict[int, int | None] = {}
     for number, unit in enumerate(units):
         if not unit.only_moves:

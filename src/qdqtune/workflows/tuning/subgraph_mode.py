@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -42,8 +41,6 @@ from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, shapes_inside
 from qdqtune.workflows.tuning.sizing import all_sizes
 from qdqtune.workflows.tuning.story import Story
 from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
-
-_logger = logging.getLogger(__name__)
 
 RAW = "raw"
 NOT_TRIED = ("weighted ops", "weighted ops and what is between")
