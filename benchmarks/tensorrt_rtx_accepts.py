@@ -26,8 +26,8 @@ from qdqtune import zoo
 from qdqtune.calibration.inputs import random_inputs
 from qdqtune.calibration.minmax import collect_ranges
 from qdqtune.engines.isolated import Worker
-from qdqtune.engines.tensorrt_layers import not_low_precision
-from qdqtune.engines.tensorrt_rtx import BuildReport, build_in_child, quantized_inputs
+from qdqtune.engines.tensorrt.layers import not_low_precision
+from qdqtune.engines.tensorrt.rtx_builds import BuildReport, build_in_child, quantized_inputs
 from qdqtune.graph.files import save_model
 from qdqtune.graph.folding import fold
 from qdqtune.graph.naming import name_nodes

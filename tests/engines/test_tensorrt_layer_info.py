@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.engines.tensorrt_layer_info import LayerInfo, parse_layer_info, read_layer_info
-from qdqtune.engines.tensorrt_layer_kinds import LayerKind, kind_of
-from qdqtune.engines.tensorrt_layers import (
+from qdqtune.engines.tensorrt.layer_info import LayerInfo, parse_layer_info, read_layer_info
+from qdqtune.engines.tensorrt.layer_kinds import LayerKind, kind_of
+from qdqtune.engines.tensorrt.layers import (
     Layer,
     LayerTensor,
     not_low_precision,
     operand_types,
     type_named,
 )
-from qdqtune.engines.tensorrt_nodes import map_layers
+from qdqtune.engines.tensorrt.nodes import map_layers
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.errors import UsageError
 

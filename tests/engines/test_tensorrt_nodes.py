@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from onnx import parser
 
 from qdqtune.autotune.subgraphs.fusion_groups import fusion_groups
-from qdqtune.engines.tensorrt_layer_info import LayerInfo, read_layer_info
-from qdqtune.engines.tensorrt_layers import Layer, LayerTensor
-from qdqtune.engines.tensorrt_nodes import map_layers
-from qdqtune.engines.tensorrt_pieces import cut
-from qdqtune.engines.tensorrt_wiring import NodeWiring
+from qdqtune.engines.tensorrt.layer_info import LayerInfo, read_layer_info
+from qdqtune.engines.tensorrt.layers import Layer, LayerTensor
+from qdqtune.engines.tensorrt.nodes import map_layers
+from qdqtune.engines.tensorrt.pieces import cut
+from qdqtune.engines.tensorrt.wiring import NodeWiring
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.op_classes import WEIGHTED_OPS

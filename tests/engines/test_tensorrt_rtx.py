@@ -16,14 +16,14 @@ from onnx import numpy_helper, parser
 from qdqtune import zoo
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
-from qdqtune.engines.tensorrt_layers import (
+from qdqtune.engines.tensorrt.layers import (
     Layer,
     LayerTensor,
     not_low_precision,
     operand_types,
     parse_layers,
 )
-from qdqtune.engines.tensorrt_rtx import BuildReport, build, build_in_child
+from qdqtune.engines.tensorrt.rtx_builds import BuildReport, build, build_in_child
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.shapes import infer_shapes

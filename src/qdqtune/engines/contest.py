@@ -49,6 +49,8 @@ _PILOT_RUNS = 4
 _LAYER_RUNS = 20
 _MOST_DEATHS = 2
 _PILOT_DROP = 1
+# More than any call takes, and less than it takes to start a program.
+_LEAST_OVERHEAD_MS = 25.0
 _SHORTEST_LIMIT_S = 30.0
 _TIMES_BASELINE = 20.0
 
@@ -123,6 +125,11 @@ def compare_files(
             worker.discard(stored)
 
 
+def _large(overhead_ms: float) -> float:
+    """What a block costs beside its runs, if it is that of a process; else it doesn't matter."""
+    return overhead_ms if overhead_ms > _LEAST_OVERHEAD_MS else 0.0
+
+
 @dataclass
 class _Contest:
     worker: Worker
@@ -180,12 +187,19 @@ class _Contest:
             self._open(index)
         end = time.monotonic() + length.budget_s * max(1, len(present) - 1)
         latencies_ms: list[float] = []
+        overheads_ms: list[float] = []
         for index in present:
-            samples = self._block(index, _PILOT_RUNS)[_PILOT_DROP:]
+            before_s = self.worker.timing_s
+            pilot = self._block(index, _PILOT_RUNS)
+            overheads_ms.append((self.worker.timing_s - before_s) * 1000.0 - sum(pilot))
+            samples = pilot[_PILOT_DROP:]
             latencies_ms.append(statistics.median(samples))
             if index == present[0]:
                 self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * sum(samples) / 1000.0)
-        plan = plan_turns(latencies_ms, end - time.monotonic(), length.runs, length.rounds)
+        plan = plan_turns(
+            latencies_ms, end - time.monotonic(), length.runs, length.rounds,
+            _large(min(overheads_ms)),
+        )  # fmt: skip
         block_s = plan.shapes[0].block_ms / 1000.0
         self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * block_s)
         return take_turns(
@@ -206,8 +220,8 @@ class _Contest:
         try:
             model = self.worker.open(self.paths[index], self.options, timeout_s=self.timeout_s)
             self.models[index] = model
-            self.build_s[index] = self.build_s.get(index, 0.0) + model.build_s
-            self.worker.feed(model, self.feeds, timeout_s=self.timeout_s)
+            fed_s = self.worker.feed(model, self.feeds, timeout_s=self.timeout_s)
+            self.build_s[index] = self.build_s.get(index, 0.0) + model.build_s + fed_s
         except WorkerFailure as failure:
             raise _ModelFailed(index, str(failure), failure.kind) from failure
 

@@ -50,8 +50,19 @@ class EngineEntry:
         isa_option: Option that keeps its kernels from newer instructions, in oneDNN's words.
         isa_variables: Environment variables that do the same; the first that is set counts.
         runs_bfloat16: Whether it runs models in bfloat16 on any CPU.
-        takes_plugins: Whether it loads libraries with custom ops.
-        has_timing_cache: Whether it keeps what it learned about kernels in a file.
+        takes_plugins: Whether it loads libraries with custom ops: those in its option `plugins`.
+        has_timing_cache: Whether it keeps what it learned about kernels in a file: the one in its
+            option `timing_cache`.
+        takes_shape_ranges: Whether it is told the smallest and largest shapes of inputs, by its
+            options `min_shapes`, `opt_shapes` and `max_shapes`.
+        writes_layers: Whether `SessionOptions.optimized_model_path` gets a file with its layers.
+        needs_gpu: Whether it measures on an NVIDIA GPU only.
+        lists_layers_anywhere: Whether it can list the layers of a model without that GPU.
+        path_option: Option that says where its program is, if that isn't on PATH.
+        arguments_option: Option with more arguments for its program.
+        version_function: ``module:function`` that takes the path of its program and returns the
+            version of that.
+        open_limit_s: How long it may take to open a model before that counts as a hang.
     """
 
     name: str
@@ -69,3 +80,11 @@ class EngineEntry:
     runs_bfloat16: bool = False
     takes_plugins: bool = False
     has_timing_cache: bool = False
+    takes_shape_ranges: bool = False
+    writes_layers: bool = False
+    needs_gpu: bool = False
+    lists_layers_anywhere: bool = False
+    path_option: str = ""
+    arguments_option: str = ""
+    version_function: str = ""
+    open_limit_s: float = 300.0

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from qdqtune.engines import registry
 from qdqtune.engines.arrays import read_arrays, write_arrays
+from qdqtune.engines.entry import EngineEntry
 from qdqtune.engines.interface import InputSpec, SessionOptions
+from qdqtune.engines.places import LOGS, SCRATCH
 from qdqtune.engines.process import ChildProcess, FailureKind, WorkerFailure
 from qdqtune.records.measurement import EngineInfo, LayerTime, Measurement
 
@@ -66,7 +68,7 @@ class Worker:
     Args:
         engine: Name of an engine in the registry, or ``module:Class`` for one under test.
         options: How models are opened, unless said otherwise at ``open``.
-        timeout_s: Limit for each request, unless said otherwise.
+        timeout_s: Limit for each request, unless said otherwise; None is what the engine may take.
         log_path: File for what the engine prints, limited in size.
         environment: Variables set in the child beside the inherited ones.
         scratch: Where its folder for inputs and outputs goes; None is where the system has such.
@@ -87,22 +89,30 @@ class Worker:
         engine: str = registry.REFERENCE,
         options: SessionOptions | None = None,
         *,
-        timeout_s: float = 300.0,
+        timeout_s: float | None = None,
         log_path: Path | None = None,
         environment: Mapping[str, str] | None = None,
         scratch: Path | None = None,
     ) -> None:
-        self._engine = engine if ":" in engine else registry.worker_class(engine)
+        is_path = ":" in engine
+        self._engine = engine if is_path else registry.worker_class(engine)
         self.options = options or SessionOptions()
+        if timeout_s is None:
+            timeout_s = EngineEntry.open_limit_s if is_path else registry.entry(engine).open_limit_s
         self.timeout_s = timeout_s
         self.building_s = 0.0
         self.timing_s = 0.0
         self.waited_s = 0.0
         self.deaths_by_layers = 0
         self._log_path = log_path
-        self._environment = {**_CHILD_ENVIRONMENT, **(environment or {})}
         self._folder = tempfile.TemporaryDirectory(prefix="qdqtune-", dir=scratch)
         self.scratch = Path(self._folder.name)
+        self._environment = {
+            **_CHILD_ENVIRONMENT,
+            SCRATCH: str(self.scratch),
+            LOGS: str(log_path.parent.absolute()) if log_path is not None else "",
+            **(environment or {}),
+        }
         self._child: ChildProcess | None = None
         self._generation = 0
         self._stored = 0
@@ -165,11 +175,18 @@ class Worker:
 
     def feed(
         self, model: OpenModel, feeds: Feeds | StoredFeeds, *, timeout_s: float | None = None
-    ) -> None:
-        """Sets the inputs of all later timed runs of the model."""
+    ) -> float:
+        """Sets the inputs of all later timed runs of the model.
+
+        Returns:
+            Seconds that the engine took, which belong to building: some build only when they know
+            the shapes.
+        """
         stored = feeds if isinstance(feeds, StoredFeeds) else self.store(feeds)
         try:
-            self._ask_of(model, "feed", timeout_s, feeds=str(stored.path))
+            reply = self._ask_of(model, "feed", timeout_s, feeds=str(stored.path))
+            self.building_s += reply["seconds"]
+            return float(reply["seconds"])
         finally:
             if stored is not feeds:
                 self.discard(stored)

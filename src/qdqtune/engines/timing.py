@@ -28,6 +28,7 @@ Blocks = list[tuple[float, ...]]
 """The kept samples of one model, in milliseconds, block by block."""
 
 _HALF_BLOCK_MS = 4.0
+_WORTH_OVERHEAD = 0.125
 _FEWEST_ROUNDS = 8
 # Two opens of the same file differ for as long as they are open, by where their memory lies: by
 # 0.1 to 0.3 % if the model computes, by some percent if it mostly moves memory.
@@ -70,13 +71,19 @@ class BlockShape:
         return self.runs * self.latency_ms
 
     @classmethod
-    def of(cls, latency_ms: float) -> BlockShape:
+    def of(cls, latency_ms: float, overhead_ms: float = 0.0) -> BlockShape:
         """Returns the block for a model that takes so long.
+
+        Args:
+            latency_ms: What one run takes, roughly.
+            overhead_ms: What a block takes beside its runs: where it is a process of its own, a few
+                runs would not be worth starting it.
 
         The first run after a switch was seen to cost about 0.1 ms more (7 % of 0.3 ms, 2 % of
         6 ms, 0.3 % of 50 ms), the second to matter only to models below 2 ms.
         """
-        half = max(1, math.ceil(_HALF_BLOCK_MS / latency_ms))
+        half_ms = max(_HALF_BLOCK_MS, _WORTH_OVERHEAD * overhead_ms)
+        half = max(1, math.ceil(half_ms / latency_ms))
         return cls(2 if latency_ms < 2.0 else 1, half, latency_ms)
 
     def leaner(self) -> BlockShape:
@@ -141,6 +148,7 @@ def plan_turns(
     budget_s: float,
     runs: int | None = None,
     rounds: int | None = None,
+    overhead_ms: float = 0.0,
 ) -> Plan:
     """Fits as many rounds as possible into the time.
 
@@ -149,8 +157,9 @@ def plan_turns(
         budget_s: Seconds for all timed runs together.
         runs: Kept runs of each model, at least; with it, the time does not matter.
         rounds: Blocks of each candidate; with it, the plan is not made to fit the time.
+        overhead_ms: What a block takes beside its runs.
     """
-    shapes = tuple(BlockShape.of(latency_ms) for latency_ms in latencies_ms)
+    shapes = tuple(BlockShape.of(latency_ms, overhead_ms) for latency_ms in latencies_ms)
     if rounds is not None:
         return Plan(tuple(shape.leaner() for shape in shapes), rounds, fixed=True)
     if runs is not None:
@@ -160,7 +169,9 @@ def plan_turns(
         rounds = math.ceil(runs / min(2 * shape.half for shape in shapes))
         return Plan(shapes, max(_FEWEST_ROUNDS, rounds), fixed=True)
     plan = Plan(shapes, 0)
-    rounds = math.floor((budget_s * 1000.0 - shapes[0].block_ms) / plan.round_ms)
+    spent_ms = shapes[0].block_ms + overhead_ms
+    round_ms = plan.round_ms + overhead_ms * len(shapes)
+    rounds = math.floor((budget_s * 1000.0 - spent_ms) / round_ms)
     return replace(plan, rounds=max(_FEWEST_ROUNDS, rounds))
 
 

@@ -86,7 +86,10 @@ class Server:
         return {"session": self._opened, "inputs": inputs, "seconds": seconds}
 
     def _feed(self, request: _Request) -> Any:
-        self._sessions[request["session"]].set_feeds(read_arrays(Path(request["feeds"])))
+        feeds = read_arrays(Path(request["feeds"]))
+        start = self._clock_s()
+        self._sessions[request["session"]].set_feeds(feeds)
+        return {"seconds": self._clock_s() - start}
 
     def _run(self, request: _Request) -> Any:
         outputs = self._sessions[request["session"]].run(read_arrays(Path(request["feeds"])))

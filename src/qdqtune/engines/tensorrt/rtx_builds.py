@@ -4,13 +4,13 @@ It never runs one here, so nothing in this module measures anything. Whether a m
 and gets low-precision kernels is known all the same; that needs no GPU.
 
 `build` calls a native library in this process. `build_in_child` does it in another one, where a
-crash or a hang is an error like any other: `python -m qdqtune.engines.tensorrt_rtx MODEL.onnx`.
+crash or a hang is an error like any other. By hand:
+`python -m qdqtune.engines.tensorrt.rtx_builds MODEL.onnx`.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import subprocess
@@ -19,15 +19,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from qdqtune.engines.tensorrt_layers import Layer, is_layer_list, operand_types, parse_layers
+from qdqtune.engines.tensorrt.building import (
+    BuildError,
+    ModelToBuild,
+    ParseError,
+    PlanBuilder,
+    ShapesMissing,
+    check_capability,
+)
+from qdqtune.engines.tensorrt.layers import Layer, operand_types, parse_layers
+from qdqtune.engines.tensorrt.library import Library
+from qdqtune.engines.tensorrt.settings import Settings
+from qdqtune.engines.tensorrt.shapes import ShapeRange
+from qdqtune.engines.tensorrt.signature import read_signature
 from qdqtune.records.errors import EngineError, QdqtuneError, UsageError
 
 DEFAULT_CAPABILITY = "sm89"
 """Ada: the oldest GPUs with float8."""
 
 _INSTALL = "Install it: pip install 'qdqtune[tensorrt-rtx]' (Linux on x86-64)."
-# Without a GPU, other errors drag this one along.
-_NO_DRIVER = "catchCudaError"
 
 
 @dataclass(frozen=True)
@@ -75,29 +85,27 @@ def build(
         EngineError: If TensorRT-RTX is not installed.
         UsageError: If it can't build for such a GPU.
     """
-    trt = _import_tensorrt_rtx()
-    capability = _capability(trt, compute_capability)
-    log = _make_log(trt)
-    report = BuildReport(compute_capability=compute_capability.lower(), version=trt.__version__)
-    builder = trt.Builder(log)
-    network = builder.create_network(0)
-    parser = trt.OnnxParser(network, log)
-    if not parser.parse_from_file(os.fspath(path)):
-        return _failed(report, _parser_errors(parser) or log.errors())
-    report = replace(report, parsed=True)
-    config = builder.create_builder_config()
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else no layer is listed
-    config.num_compute_capabilities = 1
-    config.set_compute_capability(capability, 0)
-    _fix_open_dims(builder, network, config)
-    engine = builder.build_serialized_network(network, config)
-    if engine is None:
-        return _failed(report, log.errors())
+    library = _import_tensorrt_rtx()
+    report = BuildReport(compute_capability=compute_capability.lower(), version=library.version)
     try:
-        layers = parse_layers(log.layer_list)
+        check_capability(library.api, compute_capability)
     except ValueError as error:
-        return _failed(report, [f"an engine was built, but {error}"])
-    return replace(report, ok=True, layers=layers, engine_bytes=engine.nbytes)
+        raise UsageError(
+            f"TensorRT-RTX {library.version} doesn't build for {compute_capability!r}.", f"{error}."
+        ) from None
+    try:
+        signature = read_signature(path)
+        ones = {name: _smallest(dims) for name, dims in signature.dims.items() if None in dims}
+        model = ModelToBuild(os.fspath(path), signature.low_types, ones, {})
+        builder = PlanBuilder(library, Settings(compute_capability=compute_capability))
+        plan = builder.build(model)
+        layers = parse_layers(plan.layer_list)
+    except (ParseError, OSError) as error:
+        return _failed(report, [str(error)])
+    except (BuildError, ShapesMissing, ValueError) as error:
+        return _failed(replace(report, parsed=True), [str(error)])
+    size = len(plan.content)
+    return replace(report, parsed=True, ok=True, layers=layers, engine_bytes=size)
 
 
 def build_in_child(
@@ -116,7 +124,7 @@ def build_in_child(
     Raises:
         EngineError: If TensorRT-RTX is not installed, or can't build for such a GPU.
     """
-    command = [sys.executable, "-m", "qdqtune.engines.tensorrt_rtx", "--format", "json"]
+    command = [sys.executable, "-m", "qdqtune.engines.tensorrt.rtx_builds", "--format", "json"]
     command += ["--compute-capability", compute_capability, "--", os.path.abspath(path)]
     nothing = BuildReport(compute_capability=compute_capability.lower())
     try:
@@ -143,71 +151,21 @@ def quantized_inputs(report: BuildReport, node_names: Iterable[str]) -> dict[str
 
     Returns:
         Types by node, such as `{"Int8"}`; empty if no kernel says that it executes the node.
-        `tensorrt_layers.not_low_precision` picks out those that are not quantized.
+        `layers.not_low_precision` picks out those that are not quantized.
     """
     return operand_types(report.layers, node_names)
 
 
-def _import_tensorrt_rtx() -> Any:
+def _import_tensorrt_rtx() -> Library:
     try:
-        return importlib.import_module("tensorrt_rtx")
-    except (ImportError, OSError) as error:
+        return Library("tensorrt_rtx")
+    except ImportError as error:
         raise EngineError(f"TensorRT-RTX can't be imported: {error}.", _INSTALL) from None
 
 
-def _capability(trt: Any, name: str) -> Any:
-    known = {key.lower(): value for key, value in trt.ComputeCapability.__members__.items()}
-    known.pop("none", None)
-    if name.lower() not in known:
-        raise UsageError(
-            f"TensorRT-RTX {trt.__version__} doesn't build for {name!r}.",
-            f"It builds for: {', '.join(known)}.",
-        )
-    return known[name.lower()]
-
-
-def _make_log(trt: Any) -> Any:
-    """A logger that keeps the errors and the layer list."""
-
-    class Log(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.layer_list = ""
-            self._errors: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if is_layer_list(message):
-                self.layer_list = message
-            elif severity <= trt.ILogger.ERROR:
-                self._errors.append(message.strip())
-
-        def errors(self) -> list[str]:
-            telling = [message for message in self._errors if _NO_DRIVER not in message]
-            return telling or self._errors
-
-    return Log()
-
-
-def _parser_errors(parser: Any) -> list[str]:
-    messages = []
-    for position in range(parser.num_errors):
-        error = parser.get_error(position)
-        lines = [line for line in error.desc().splitlines() if _NO_DRIVER not in line]
-        node = error.node_name()
-        where = f"node {node!r} ({error.node_operator()}): " if node else ""
-        messages.append(where + "\n".join(lines))
-    return messages
-
-
-def _fix_open_dims(builder: Any, network: Any, config: Any) -> None:
-    inputs = [network.get_input(position) for position in range(network.num_inputs)]
-    opened = [tensor for tensor in inputs if -1 in tuple(tensor.shape)]
-    if opened:
-        profile = builder.create_optimization_profile()
-        for tensor in opened:
-            shape = tuple(1 if dim == -1 else dim for dim in tensor.shape)
-            profile.set_shape(tensor.name, shape, shape, shape)
-        config.add_optimization_profile(profile)
+def _smallest(dims: Iterable[int | None]) -> ShapeRange:
+    shape = tuple(1 if dim is None else dim for dim in dims)
+    return ShapeRange(shape, shape, shape)
 
 
 def _failed(report: BuildReport, messages: list[str]) -> BuildReport:
@@ -228,7 +186,7 @@ def _as_text(report: BuildReport) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Builds one model; 0 if that worked, 1 if not, 2 if it could not be tried."""
-    parser = argparse.ArgumentParser(prog="python -m qdqtune.engines.tensorrt_rtx")
+    parser = argparse.ArgumentParser(prog="python -m qdqtune.engines.tensorrt.rtx_builds")
     parser.add_argument("model", help="the ONNX file")
     parser.add_argument("--compute-capability", default=DEFAULT_CAPABILITY, metavar="SM")
     parser.add_argument("--format", choices=("text", "json"), default="text")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qdqtune.engines.tensorrt_layers import (
+from qdqtune.engines.tensorrt.layers import (
     LIST_START,
     Layer,
     LayerTensor,

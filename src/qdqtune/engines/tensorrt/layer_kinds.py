@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 
-from qdqtune.engines.tensorrt_layers import LOW_PRECISION, Layer, LayerTensor
+from qdqtune.engines.tensorrt.layers import LOW_PRECISION, Layer, LayerTensor
 
 
 class LayerKind(enum.Enum):

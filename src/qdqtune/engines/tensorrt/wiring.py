@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from qdqtune.engines.tensorrt_layer_kinds import LayerKind
-from qdqtune.engines.tensorrt_layers import Layer, LayerTensor
+from qdqtune.engines.tensorrt.layer_kinds import LayerKind
+from qdqtune.engines.tensorrt.layers import Layer, LayerTensor
 from qdqtune.graph.bodies import bodies_of, has_body
 from qdqtune.graph.index import GraphIndex
 

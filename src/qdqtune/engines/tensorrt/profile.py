@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qdqtune.engines.tensorrt_layer_info import LayerInfo
-from qdqtune.engines.tensorrt_layer_kinds import LayerKind, kind_of
-from qdqtune.engines.tensorrt_layers import Layer
-from qdqtune.engines.tensorrt_nodes import precision_of
-from qdqtune.engines.tensorrt_wiring import names
+from qdqtune.engines.tensorrt.layer_info import LayerInfo
+from qdqtune.engines.tensorrt.layer_kinds import LayerKind, kind_of
+from qdqtune.engines.tensorrt.layers import Layer
+from qdqtune.engines.tensorrt.nodes import precision_of
+from qdqtune.engines.tensorrt.wiring import names
 from qdqtune.records.measurement import LayerTime
 
 # As trtexec writes it, with names as they are: a quote or a backslash in one makes no valid JSON.

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from qdqtune.engines.layer_wiring import LayerWiring
-from qdqtune.engines.tensorrt_layer_info import LayerInfo
-from qdqtune.engines.tensorrt_layer_kinds import LayerKind, kind_of
-from qdqtune.engines.tensorrt_layers import Layer
-from qdqtune.engines.tensorrt_names import NodeNames, is_foreign
-from qdqtune.engines.tensorrt_pieces import cut
-from qdqtune.engines.tensorrt_wiring import ModelTensors, NodeWiring, names
+from qdqtune.engines.tensorrt.layer_info import LayerInfo
+from qdqtune.engines.tensorrt.layer_kinds import LayerKind, kind_of
+from qdqtune.engines.tensorrt.layers import Layer
+from qdqtune.engines.tensorrt.names import NodeNames, is_foreign
+from qdqtune.engines.tensorrt.pieces import cut
+from qdqtune.engines.tensorrt.wiring import ModelTensors, NodeWiring, names
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.layers import BETWEEN, CLOSED, NAMED, PART, UNKNOWN, MappedLayer
 from qdqtune.records.measurement import LayerTime

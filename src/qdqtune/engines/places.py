@@ -1,0 +1,35 @@
+"""Folders that a worker gives its engine: one that goes with it, and one for what people read."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+SCRATCH = "QDQTUNE_SCRATCH"
+"""Variable that names the folder that goes with the worker."""
+LOGS = "QDQTUNE_LOGS"
+"""Variable that names the folder for logs; unset if nobody wants to keep them."""
+
+_NOT_IN_NAMES = re.compile(r"[^\w.+-]+")
+
+
+def scratch_folder() -> Path:
+    """Where an engine may leave files that nobody needs after it; outside a worker, a new one."""
+    return Path(os.environ.get(SCRATCH) or tempfile.mkdtemp(prefix="qdqtune-"))
+
+
+def log_of(model: str | os.PathLike[str], engine: str) -> Path | None:
+    """The file for what an engine says about one model; None if it isn't kept.
+
+    Args:
+        model: The model file; a second one of the same name has the same log.
+        engine: The engine's name.
+    """
+    folder = os.environ.get(LOGS)
+    if not folder:
+        return None
+    path = Path(folder, engine)
+    path.mkdir(parents=True, exist_ok=True)
+    return path / f"{_NOT_IN_NAMES.sub('_', Path(model).stem)}.log"

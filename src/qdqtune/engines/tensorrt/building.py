@@ -1,0 +1,218 @@
+"""From a model file to a built engine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qdqtune.engines.tensorrt.library import Library, telling
+from qdqtune.engines.tensorrt.settings import STRONG, Settings
+from qdqtune.engines.tensorrt.shapes import ShapeRange
+from qdqtune.engines.tensorrt.timing_cache import TimingCacheFile
+
+_MIB = 1 << 20
+
+
+class BuildError(RuntimeError):
+    """A model could not be built; the message says why."""
+
+
+class ParseError(BuildError):
+    """A model could not even be read."""
+
+
+class ShapesMissing(Exception):
+    """A model can't be built before the shapes of a run are known, or values that decide shapes.
+
+    Args:
+        names: The inputs.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(f"the shapes or values of {list(names)} are not known")
+        self.names = tuple(names)
+
+
+@dataclass(frozen=True)
+class ModelToBuild:
+    """A model, and what has to be known to build it.
+
+    Attributes:
+        path: The file.
+        low_types: What its Q and DQ convert to and from.
+        shapes: What inputs with open dims look like.
+        values: What inputs hold that decide shapes.
+    """
+
+    path: str
+    low_types: frozenset[str]
+    shapes: Mapping[str, ShapeRange]
+    values: Mapping[str, ShapeRange]
+
+
+@dataclass(frozen=True)
+class BuiltPlan:
+    """A built engine.
+
+    Attributes:
+        content: The engine, as it is stored.
+        layer_list: The text about its layers that the build printed; empty if it printed none.
+    """
+
+    content: bytes
+    layer_list: str = ""
+
+
+class PlanBuilder:
+    """Builds engines, one after the other, with one builder.
+
+    Args:
+        library: TensorRT.
+        settings: How.
+        timing_cache: What is known of kernels; None to find everything out anew.
+
+    Raises:
+        BuildError: If there can't be a builder, as without a GPU.
+    """
+
+    def __init__(
+        self, library: Library, settings: Settings, timing_cache: TimingCacheFile | None = None
+    ) -> None:
+        self._library = library
+        self._settings = settings
+        self._cache = timing_cache
+        self._typing = library.typing_of(settings.typing)
+        library.load_plugins(settings.plugins)
+        library.log.errors = []
+        try:
+            self._builder = library.api.Builder(library.log)
+        except TypeError as error:  # what a null pointer becomes
+            reason = telling(library.log.errors) or str(error)
+            raise BuildError(f"TensorRT can't build here: {reason}") from None
+
+    def build(self, model: ModelToBuild) -> BuiltPlan:
+        """Builds a model.
+
+        Raises:
+            BuildError: If it can't be built.
+            ShapesMissing: If an input has neither.
+        """
+        content = self._attempt(model)
+        if content is None and self._cache is not None and self._cache.is_used:
+            # Seen with 8.6: what an earlier process had found out made a later build fail.
+            reasons, self._library.log.errors = self._library.log.errors, []
+            self._cache.forget()
+            content = self._attempt(model)
+            self._library.log.errors = self._library.log.errors or reasons
+        if content is None:
+            raise BuildError(telling(self._library.log.errors) or "TensorRT gave no reason")
+        return BuiltPlan(content, self._library.log.layer_list)
+
+    def _attempt(self, model: ModelToBuild) -> bytes | None:
+        api, log = self._library.api, self._library.log
+        network = self._builder.create_network(self._library.network_flags(self._typing))
+        if network is None:
+            raise BuildError(telling(log.errors) or "TensorRT created no network")
+        parser = api.OnnxParser(network, log)
+        if not parser.parse_from_file(model.path):
+            raise ParseError(telling(_parser_errors(parser)) or telling(log.errors))
+        config = self._config(model.low_types)
+        self._add_profile(network, config, model)
+        cache = self._cache.attach(config) if self._cache is not None else None
+        built = self._builder.build_serialized_network(network, config)
+        if built is None:
+            return None
+        if self._cache is not None:
+            self._cache.save(config)
+        del cache
+        return bytes(built)
+
+    def _config(self, low_types: Collection[str]) -> Any:
+        api, settings = self._library.api, self._settings
+        config = self._builder.create_builder_config()
+        config.profiling_verbosity = api.ProfilingVerbosity.DETAILED  # else no layer is told
+        if settings.level is not None and hasattr(config, "builder_optimization_level"):
+            config.builder_optimization_level = settings.level
+        if settings.workspace_mib is not None:
+            config.set_memory_pool_limit(
+                api.MemoryPoolType.WORKSPACE, settings.workspace_mib * _MIB
+            )
+        if settings.tactic_sources:
+            config.set_tactic_sources(_tactics(api, settings.tactic_sources))
+        if settings.compute_capability and hasattr(config, "set_compute_capability"):
+            config.num_compute_capabilities = 1
+            capability = check_capability(api, settings.compute_capability)
+            config.set_compute_capability(capability, 0)
+        if self._typing != STRONG:
+            for name in _weak_flags(api, settings.precision, low_types):
+                config.set_flag(getattr(api.BuilderFlag, name))
+        return config
+
+    def _add_profile(self, network: Any, config: Any, model: ModelToBuild) -> None:
+        shapes, values = model.shapes, model.values
+        inputs = [network.get_input(place) for place in range(network.num_inputs)]
+        is_open = {tensor.name: -1 in tuple(tensor.shape) for tensor in inputs}
+        deciding = {tensor.name for tensor in inputs if tensor.is_shape_tensor}
+        if not (any(is_open.values()) or deciding):
+            return
+        missing = [name for name, open_ in is_open.items() if open_ and name not in shapes]
+        missing += [name for name in deciding if name not in values]
+        if missing:
+            raise ShapesMissing(missing)
+        profile = self._builder.create_optimization_profile()
+        for name in is_open:
+            if is_open[name]:
+                each = shapes[name]
+                profile.set_shape(name, each.least, each.usual, each.most)
+            if name in deciding:
+                each = values[name]
+                profile.set_shape_input(name, each.least, each.usual, each.most)
+        if config.add_optimization_profile(profile) < 0:
+            raise BuildError(
+                telling(self._library.log.errors) or f"TensorRT refuses the shapes {dict(shapes)}"
+            )
+
+
+def _weak_flags(api: Any, precision: str, low_types: Collection[str]) -> list[str]:
+    """What the builder may choose from: the float type, and what Q and DQ are there for."""
+    flags = {"fp16": ["FP16"], "bf16": ["BF16"]}.get(precision, [])
+    is_float8 = {name.startswith("float8") for name in low_types}
+    flags += ["INT8"] if False in is_float8 else []
+    flags += ["FP8"] if True in is_float8 else []
+    missing = [name for name in flags if not hasattr(api.BuilderFlag, name)]
+    if missing:
+        raise BuildError(f"this TensorRT has no {missing[0]}")
+    return flags
+
+
+def _parser_errors(parser: Any) -> list[str]:
+    messages = []
+    for place in range(parser.num_errors):
+        error = parser.get_error(place)
+        node = getattr(error, "node_name", str)()
+        operator = getattr(error, "node_operator", str)()
+        where = f"node '{node}' ({operator}): " if node or operator else ""
+        messages.append(f"{where}{error.desc()}")
+    return messages
+
+
+def _tactics(api: Any, names: tuple[str, ...]) -> int:
+    known = api.TacticSource.__members__
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"tactic_sources has '{unknown[0]}'; choices: {', '.join(known)}")
+    return sum(1 << int(known[name]) for name in names)
+
+
+def check_capability(api: Any, name: str) -> Any:
+    """A kind of GPU, as the library has it.
+
+    Raises:
+        ValueError: If it builds for no such GPU.
+    """
+    known = {key.lower(): value for key, value in api.ComputeCapability.__members__.items()}
+    known.pop("none", None)
+    if name.lower() not in known:
+        raise ValueError(f"it builds for {', '.join(known)}, not for {name!r}")
+    return known[name.lower()]

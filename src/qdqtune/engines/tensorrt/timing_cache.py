@@ -1,0 +1,113 @@
+"""What is known of kernels, kept in a file that several processes may use."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+NO_CACHE = "none"
+"""What the option says if no file is wanted."""
+
+_logger = logging.getLogger(__name__)
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.]+")
+
+
+def default_path(engine: str, version: str, device: str) -> Path:
+    """The user's own file for one GPU and one version: what holds for one holds for no other."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base, "qdqtune", "timing", f"{_key(engine, version, device)}.cache")
+
+
+class TimingCacheFile:
+    """A timing cache on disk.
+
+    Args:
+        path: The file; it need not be there.
+        engine: The engine's name.
+        version: Its version.
+        device: The GPU.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], engine: str, version: str, device: str
+    ) -> None:
+        self.path = Path(path)
+        self._own_path = self.path.with_name(
+            f"{self.path.stem}.{_key(engine, version, device)}{self.path.suffix}"
+        )
+        self._is_spoiled = False
+
+    def attach(self, config: Any) -> Any:
+        """Gives a build what the file knows; the result has to live as long as the build.
+
+        A file of another GPU or version is left as it is, and one beside it is used.
+        """
+        for path in dict.fromkeys((self.path, self._own_path)):
+            cache = config.create_timing_cache(_read(path) if not self._is_spoiled else b"")
+            if cache is not None and config.set_timing_cache(cache, False):
+                self.path = path
+                return cache
+        cache = config.create_timing_cache(b"")
+        config.set_timing_cache(cache, False)
+        return cache
+
+    def forget(self) -> None:
+        """Begins anew: with what the file knows, a model could not be built."""
+        self._is_spoiled = True
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a build gets something from the file."""
+        return not self._is_spoiled and bool(_read(self.path))
+
+    def save(self, config: Any) -> None:
+        """Adds what a build found out; a file that can't be written spoils no build."""
+        cache = config.get_timing_cache()
+        if cache is None or self._is_spoiled:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(self.path):
+                others = config.create_timing_cache(_read(self.path))
+                if others is not None:
+                    cache.combine(others, False)
+                _write(self.path, bytes(cache.serialize()))
+        except OSError as error:
+            _logger.warning("the timing cache %s can't be written: %s", self.path, error)
+
+
+def _key(engine: str, version: str, device: str) -> str:
+    return _NOT_IN_NAMES.sub("-", f"{engine}-{version}-{device}")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _write(path: Path, content: bytes) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One writer at a time; the lock is a file beside, which stays."""
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
