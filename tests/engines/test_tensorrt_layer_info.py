@@ -62,6 +62,8 @@ class TestForms:
             ("trt1016/EngineInspector.oneline.log", (9, 3, 0, 1)),
             ("trt860_h200/convnext.fp16.graph.json", (24, 9, 0, 8)),
             ("trt860_h200/encoder.fp16.graph.json", (1, 2, 0, 0)),
+            ("trt860_h200/mobilenet_v2.fp16.graph.json", (53, 1, 0, 27)),
+            ("trt860_h200/unet.fp16.graph.json", (27, 2, 0, 0)),
             ("trt860_h200/resnet18.fp16.graph.json", (23, 18, 0, 18)),
             ("trt860_h200/resnet18.all-int8.graph.json", (32, 16, 2, 17)),
             ("trt860_h200/resnet18.weighted-ops-int8.graph.json", (31, 17, 5, 18)),
