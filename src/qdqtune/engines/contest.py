@@ -191,16 +191,16 @@ class _Contest:
         for index in present:
             before_s = self.worker.timing_s
             pilot = self._block(index, _PILOT_RUNS)
-            overheads_ms.append((self.worker.timing_s - before_s) * 1000.0 - sum(pilot))
-            samples = pilot[_PILOT_DROP:]
-            latencies_ms.append(statistics.median(samples))
+            spent_s = self.worker.timing_s - before_s
+            overheads_ms.append(spent_s * 1000.0 - sum(pilot))
+            latencies_ms.append(statistics.median(pilot[_PILOT_DROP:]))
             if index == present[0]:
-                self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * sum(samples) / 1000.0)
+                self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * spent_s)
+        overhead_ms = _large(min(overheads_ms))
         plan = plan_turns(
-            latencies_ms, end - time.monotonic(), length.runs, length.rounds,
-            _large(min(overheads_ms)),
-        )  # fmt: skip
-        block_s = plan.shapes[0].block_ms / 1000.0
+            latencies_ms, end - time.monotonic(), length.runs, length.rounds, overhead_ms
+        )
+        block_s = (plan.shapes[0].block_ms + overhead_ms) / 1000.0
         self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * block_s)
         return take_turns(
             lambda model, count: self._block(present[model], count),

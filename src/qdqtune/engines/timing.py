@@ -28,7 +28,11 @@ Blocks = list[tuple[float, ...]]
 """The kept samples of one model, in milliseconds, block by block."""
 
 _HALF_BLOCK_MS = 4.0
+# Blocks that are processes of their own: how long half of one runs at least, as a part of what it
+# takes to start it; how many of them a screening is worth, and which part of blocks that are none.
 _WORTH_OVERHEAD = 0.125
+_FEWEST_PROCESSES = 4
+_PART_OF_ROUNDS = 3
 _FEWEST_ROUNDS = 8
 # Two opens of the same file differ for as long as they are open, by where their memory lies: by
 # 0.1 to 0.3 % if the model computes, by some percent if it mostly moves memory.
@@ -157,10 +161,14 @@ def plan_turns(
         budget_s: Seconds for all timed runs together.
         runs: Kept runs of each model, at least; with it, the time does not matter.
         rounds: Blocks of each candidate; with it, the plan is not made to fit the time.
-        overhead_ms: What a block takes beside its runs.
+        overhead_ms: What a block takes beside its runs; if that is much, there are fewer blocks,
+            and longer ones.
     """
     shapes = tuple(BlockShape.of(latency_ms, overhead_ms) for latency_ms in latencies_ms)
     if rounds is not None:
+        if overhead_ms:
+            few = min(rounds // _PART_OF_ROUNDS, _FEWEST_ROUNDS)
+            rounds = min(rounds, max(few, _FEWEST_PROCESSES))
         return Plan(tuple(shape.leaner() for shape in shapes), rounds, fixed=True)
     if runs is not None:
         # Few runs make short blocks: with too few blocks nothing could be said about them.

@@ -104,6 +104,8 @@ class PlanBuilder:
             reasons, self._library.log.errors = self._library.log.errors, []
             self._cache.forget()
             content = self._attempt(model)
+            if content is None:
+                self._cache.remember()
             self._library.log.errors = self._library.log.errors or reasons
         if content is None:
             raise BuildError(telling(self._library.log.errors) or "TensorRT gave no reason")

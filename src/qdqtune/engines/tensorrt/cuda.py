@@ -23,6 +23,10 @@ class Cuda:
     Args:
         device: Number of the GPU.
 
+    Attributes:
+        stream: All work is put on it.
+        stream_handle: The stream as a number, as other libraries take it.
+
     Raises:
         ImportError: If Python's bindings of CUDA are not installed.
         CudaError: If no GPU answers.
@@ -34,6 +38,7 @@ class Cuda:
         self.call("cudaSetDevice", device)
         self._properties = self.call("cudaGetDeviceProperties", device)
         self.stream = self.call("cudaStreamCreate")
+        self.stream_handle = _handle_of(self.stream)
         self._events: list[tuple[Any, Any]] = []
 
     @property
@@ -47,15 +52,6 @@ class Cuda:
     def capability(self) -> str:
         """The GPU's compute capability, such as `sm90`."""
         return f"sm{self._properties.major}{self._properties.minor}"
-
-    @property
-    def stream_handle(self) -> int:
-        """The stream as a number, as other libraries take it."""
-        try:
-            utils = importlib.import_module("cuda.bindings.utils")
-            return int(utils.get_cuda_native_handle(self.stream))
-        except (ImportError, AttributeError):  # before 13
-            return int(self.stream)
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Calls a function of the runtime, and returns its result, or several as a tuple."""
@@ -112,8 +108,11 @@ class Cuda:
 
     def end_capture(self) -> Any:
         """The graph of what was put on the stream, ready to be launched."""
-        graph = self.call("cudaStreamEndCapture", self.stream)
-        return self.call("cudaGraphInstantiate", graph, 0)
+        captured = self.call("cudaStreamEndCapture", self.stream)
+        try:
+            return self.call("cudaGraphInstantiate", captured, 0)
+        finally:
+            self.call("cudaGraphDestroy", captured)
 
     def drop_capture(self) -> None:
         """Ends a capture that came to nothing, and forgets the error that it left."""
@@ -123,6 +122,10 @@ class Cuda:
     def launch(self, graph: Any) -> None:
         """Puts a graph on the stream."""
         self.call("cudaGraphLaunch", graph, self.stream)
+
+    def drop_graph(self, graph: Any) -> None:
+        """Gives back what a graph takes."""
+        self.call("cudaGraphExecDestroy", graph)
 
 
 class DeviceArray:
@@ -163,6 +166,14 @@ class DeviceArray:
         if self._address is not None:
             self._cuda.free(self._address)
             self._address, self._size = None, 0
+
+
+def _handle_of(stream: Any) -> int:
+    try:
+        utils = importlib.import_module("cuda.bindings.utils")
+        return int(utils.get_cuda_native_handle(stream))
+    except (ImportError, AttributeError):  # before 13
+        return int(stream)
 
 
 def _bindings() -> Any:

@@ -70,7 +70,7 @@ class Execution:
         Raises:
             ExecutionError: If TensorRT doesn't take them.
         """
-        self._graph = None
+        self._forget_graph()
         for name in self._inputs:
             array = self._converted(name, feeds[name])
             if not self._context.set_input_shape(name, array.shape):
@@ -110,6 +110,7 @@ class Execution:
             self._graph = self._cuda.end_capture()
         except CudaError:
             self._cuda.drop_capture()
+            self._library.log.errors = []  # they are no reason for what fails later
             return False
         return True
 
@@ -143,11 +144,16 @@ class Execution:
 
     def close(self) -> None:
         """Gives everything back."""
-        self._graph = None
+        self._forget_graph()
         self._context = None
         self._allocators = {}
         for memory in self._memory.values():
             memory.free()
+
+    def _forget_graph(self) -> None:
+        if self._graph is not None:
+            self._cuda.drop_graph(self._graph)
+            self._graph = None
 
     def _converted(self, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         wanted = self._dtype(name)

@@ -137,6 +137,8 @@ def _ranges(proto: onnx.ModelProto) -> set[tuple[str, int, int]]:
 
 
 def _read(path: Path, offset: int, length: int) -> Iterator[bytes]:
+    if not path.is_file():  # a device could go on for ever
+        raise FileNotFoundError(f"{path}, which has weights of the model, is no file")
     left = length if length >= 0 else path.stat().st_size - offset
     with path.open("rb") as file:
         file.seek(offset)

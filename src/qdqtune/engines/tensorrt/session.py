@@ -185,13 +185,11 @@ class TensorRtSession:
         kept = shop.plans.find(key) if shop.runtime is not None else None
         try:
             with log.about(log_of(self._path, shop.name)):
-                if kept is None:
+                if kept is None or not self._take_kept(kept):
                     plan = shop.builder.build(self._to_build)
                     if shop.runtime is not None:
                         shop.plans.keep(key, plan.content)
-                else:
-                    plan = BuiltPlan(kept.read_bytes())
-                self._take(plan)
+                    self._take(plan)
         except BuildError as error:
             raise BuildError(f"{os.path.basename(self._path)}: {error}") from None
         if self._layers_path is not None:
@@ -213,6 +211,14 @@ class TensorRtSession:
         inspector = self._engine.create_engine_inspector()
         form = self._shop.library.api.LayerInformationFormat.JSON
         self._layer_text = inspector.get_engine_information(form)
+
+    def _take_kept(self, path: Path) -> bool:
+        try:
+            self._take(BuiltPlan(path.read_bytes()))
+        except (BuildError, OSError):  # it is broken, or was dropped just now
+            self._shop.library.log.errors = []
+            return False
+        return True
 
     def _new_execution(self, feeds: Feeds, profiler: Any = None) -> Execution:
         if self._shop.cuda is None:

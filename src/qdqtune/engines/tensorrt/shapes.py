@@ -132,7 +132,7 @@ def parse_shapes(text: str) -> dict[str, Shape]:
 
 def shapes_text(shapes: Shapes) -> str:
     """What `parse_shapes` reads."""
-    return ",".join(f"{_quoted(name)}:{sizes_text(shape)}" for name, shape in shapes.items())
+    return ",".join(f"{quoted(name)}:{sizes_text(shape)}" for name, shape in shapes.items())
 
 
 def sizes_text(shape: Shape) -> str:
@@ -140,5 +140,6 @@ def sizes_text(shape: Shape) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name as it is typed before a colon."""
     return f"'{name}'" if ":" in name or "," in name else name

@@ -54,6 +54,7 @@ class TimingCacheFile:
             if cache is not None and config.set_timing_cache(cache, False):
                 self.path = path
                 return cache
+        self.path = self._own_path  # what is broken there may be replaced
         cache = config.create_timing_cache(b"")
         config.set_timing_cache(cache, False)
         return cache
@@ -61,6 +62,10 @@ class TimingCacheFile:
     def forget(self) -> None:
         """Begins anew: with what the file knows, a model could not be built."""
         self._is_spoiled = True
+
+    def remember(self) -> None:
+        """Takes that back: without the file it can't be built either."""
+        self._is_spoiled = False
 
     @property
     def is_used(self) -> bool:

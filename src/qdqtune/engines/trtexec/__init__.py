@@ -1,0 +1,1 @@
+"""trtexec, the program that comes with TensorRT: builds and times models in its own process."""

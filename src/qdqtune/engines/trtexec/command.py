@@ -1,0 +1,196 @@
+"""The arguments of trtexec for a build, for timed runs, for a profile and for outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from qdqtune.engines.tensorrt.settings import STRONG
+from qdqtune.engines.tensorrt.shapes import ShapeRange, Shapes, quoted, shapes_text
+from qdqtune.engines.trtexec.flags import (
+    FLOAT_FLAGS,
+    NOT_WHEN_SAFE,
+    PRECISION_FLAGS,
+    joined,
+    name_of,
+    require,
+    takes,
+)
+from qdqtune.engines.trtexec.usage import Usage
+
+Ranges = Mapping[str, ShapeRange]
+"""What inputs with open dims may look like, by input."""
+
+_DETAILED = "--profilingVerbosity=detailed"
+# Types that Q and DQ convert to, by the option that a weakly typed build needs for them.
+_LOW = {
+    "--int8": frozenset({"int8", "uint8"}),
+    "--fp8": frozenset({"float8_e4m3fn"}),
+    "--int4": frozenset({"int4", "uint4"}),
+}
+_PROFILES = ("--dumpProfile", "--exportProfile")
+
+
+def build_arguments(usage: Usage, low_types: Collection[str], ranges: Ranges) -> list[str]:
+    """What an engine depends on beside the model: all but the names of files.
+
+    Args:
+        usage: How.
+        low_types: Types that Q and DQ of the model convert to.
+        ranges: Of inputs with open dims.
+
+    Raises:
+        ValueError: If this version can't do it.
+    """
+    settings, version = usage.settings, usage.version
+    ours = _precision(usage, low_types)
+    if settings.level is not None:
+        require(version, "--builderOptimizationLevel", "level")
+        ours.append(f"--builderOptimizationLevel={settings.level}")
+    if settings.workspace_mib is not None:
+        pools = takes(version, "--memPoolSize")
+        name = "--memPoolSize=workspace:" if pools else "--workspace="
+        ours.append(f"{name}{settings.workspace_mib}")
+    for name, field in (("min", "least"), ("opt", "usual"), ("max", "most")):
+        if ranges:
+            shapes = {key: getattr(range_, field) for key, range_ in ranges.items()}
+            ours.append(f"--{name}Shapes={shapes_text(shapes)}")
+    return joined([*ours, *_everywhere(usage)], usage.given)
+
+
+def build_command(
+    usage: Usage, model: str, plan: Path, layers: Path, built_from: Sequence[str]
+) -> list[str]:
+    """Builds an engine.
+
+    Args:
+        usage: How.
+        model: The model file.
+        plan: Where the engine goes.
+        layers: Where a list of its layers goes.
+        built_from: As `build_arguments` returns them.
+    """
+    skip = "--skipInference" if takes(usage.version, "--skipInference") else "--buildOnly"
+    ours = [f"--onnx={model}", f"--saveEngine={plan}", skip, *_layer_list(usage, layers)]
+    return joined([*ours, *timing_cache_arguments(usage)], built_from)
+
+
+def timing_cache_arguments(usage: Usage) -> list[str]:
+    """The file that a build takes what is known of kernels from; trtexec locks and merges it."""
+    return [f"--timingCacheFile={usage.timing_cache}"] if usage.timing_cache else []
+
+
+def load_arguments(usage: Usage, plan: Path) -> list[str]:
+    """Runs with an engine that was built before."""
+    return joined([f"--loadEngine={plan}", *_everywhere(usage)], usage.given_to_run)
+
+
+def rebuild_arguments(usage: Usage, model: str, built_from: Sequence[str]) -> list[str]:
+    """Runs with an engine that is built once more, for a program that loads none."""
+    return joined([f"--onnx={model}", *timing_cache_arguments(usage)], built_from)
+
+
+def time_command(
+    usage: Usage,
+    engine: Sequence[str],
+    runs: int,
+    times: Path,
+    inputs: Mapping[str, Path],
+    shapes: Shapes,
+) -> list[str]:
+    """Times runs.
+
+    Args:
+        usage: How.
+        engine: What to run, as `load_arguments` or `rebuild_arguments` return it.
+        runs: How many.
+        times: Where the time of each run goes.
+        inputs: Files by input.
+        shapes: Of inputs with open dims.
+    """
+    said = {name_of(argument) for argument in engine}
+    ours = _runs(runs, usage.warmup_ms)
+    ours += [flag for flag in ("--noDataTransfers", "--useSpinWait") if takes(usage.version, flag)]
+    ours += _cuda_graph(usage)
+    if said.intersection(_PROFILES) and takes(usage.version, "--separateProfileRun"):
+        ours.append("--separateProfileRun")  # else there is no summary
+    ours += [f"--exportTimes={times}", *_feeds(inputs, shapes)]
+    return joined(ours, engine)
+
+
+def profile_command(
+    usage: Usage,
+    engine: Sequence[str],
+    runs: int,
+    profile: Path,
+    layers: Path,
+    inputs: Mapping[str, Path],
+    shapes: Shapes,
+) -> list[str]:
+    """Times layers into `profile`, lists them in `layers`; the rest is as in `time_command`."""
+    ours = _runs(runs, usage.warmup_ms)
+    ours += [f"--exportProfile={profile}", *_layer_list(usage, layers)]
+    ours += ["--separateProfileRun"] if takes(usage.version, "--separateProfileRun") else []
+    return joined([*ours, *_feeds(inputs, shapes)], engine)
+
+
+def output_command(
+    engine: Sequence[str], outputs: Path, inputs: Mapping[str, Path], shapes: Shapes
+) -> list[str]:
+    """Runs once; `outputs` is where the results go, the rest is as in `time_command`."""
+    ours = [*_runs(1, 0), f"--exportOutput={outputs}", *_feeds(inputs, shapes)]
+    return joined(ours, engine)
+
+
+def _precision(usage: Usage, low_types: Collection[str]) -> list[str]:
+    version, given = usage.version, {name_of(argument) for argument in usage.given}
+    if usage.typing == STRONG:
+        return ["--stronglyTyped"] if takes(version, "--stronglyTyped") else []
+    flags = []
+    if not given.intersection(PRECISION_FLAGS) and usage.settings.precision != "fp32":
+        flags.append(f"--{usage.settings.precision}")
+    if "--best" not in given:
+        flags += [flag for flag, types in _LOW.items() if not types.isdisjoint(low_types)]
+    if "--fp8" in flags and "--int8" in flags:  # trtexec takes only one of them
+        flags.remove("--int8")
+    for flag in flags:
+        if flag not in given:
+            what = "the precision" if flag in FLOAT_FLAGS else "Q/DQ of the model"
+            require(version, flag, what)
+    return flags
+
+
+def _layer_list(usage: Usage, layers: Path) -> list[str]:
+    wanted = [_DETAILED, f"--exportLayerInfo={layers}"]
+    forbidden = NOT_WHEN_SAFE if usage.is_safe else frozenset()
+    return [
+        argument
+        for argument in wanted
+        if takes(usage.version, name_of(argument)) and name_of(argument) not in forbidden
+    ]
+
+
+def _everywhere(usage: Usage) -> list[str]:
+    """What a process needs whether it builds or runs."""
+    flag = "--staticPlugins" if takes(usage.version, "--staticPlugins") else "--plugins"
+    plugins = [f"{flag}={path}" for path in usage.settings.plugins]
+    return plugins + ([f"--device={usage.settings.device}"] if usage.settings.device else [])
+
+
+def _runs(runs: int, warmup_ms: int) -> list[str]:
+    """So many runs, and no more: the number is a floor under the duration in seconds."""
+    return [f"--iterations={runs}", "--duration=0", f"--warmUp={warmup_ms}", f"--avgRuns={runs}"]
+
+
+def _cuda_graph(usage: Usage) -> list[str]:
+    wish = usage.settings.cuda_graph
+    flag = {True: "--useCudaGraph", False: "--noCudaGraph", None: ""}[wish]
+    return [flag] if flag and takes(usage.version, flag) else []
+
+
+def _feeds(inputs: Mapping[str, Path], shapes: Shapes) -> list[str]:
+    said = [f"--shapes={shapes_text(shapes)}"] if shapes else []
+    if inputs:
+        files = (f"{quoted(name)}:{path}" for name, path in inputs.items())
+        said.append(f"--loadInputs={','.join(files)}")
+    return said

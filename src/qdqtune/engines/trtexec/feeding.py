@@ -1,0 +1,65 @@
+"""Inputs as files that trtexec loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qdqtune.engines.tensorrt.shapes import ShapeRange, Shapes, ShapeWishes
+from qdqtune.engines.trtexec.version import Version
+
+if TYPE_CHECKING:
+    from qdqtune.engines.interface import Feeds
+
+# The parser makes these of types that TensorRT doesn't have; int64 is one since version 10.
+_NARROWED = {"float64": np.dtype(np.float32)}
+_NARROWED_BEFORE_10 = {**_NARROWED, "int64": np.dtype(np.int32)}
+_FIRST_WITH_INT64 = Version(10)
+
+
+def write_feeds(feeds: Feeds, folder: Path, name: str, version: Version) -> dict[str, Path]:
+    """Writes the bytes of each input to a file of its own.
+
+    Args:
+        feeds: The inputs.
+        folder: Where the files go.
+        name: What their names begin with.
+        version: Of TensorRT.
+
+    Returns:
+        Files by input.
+    """
+    narrowed = _NARROWED if version >= _FIRST_WITH_INT64 else _NARROWED_BEFORE_10
+    files = {}
+    for number, (key, array) in enumerate(feeds.items()):
+        path = folder / f"{name}{number}.bin"
+        dtype = narrowed.get(array.dtype.name, array.dtype)
+        path.write_bytes(array.astype(dtype).tobytes())
+        files[key] = path
+    return files
+
+
+def widened(
+    wishes: ShapeWishes, shapes: Shapes, earlier: Mapping[str, ShapeRange]
+) -> dict[str, ShapeRange]:
+    """What inputs may look like so that a run fits, and all for which there was an engine.
+
+    Args:
+        wishes: What the user says.
+        shapes: Of the run.
+        earlier: Ranges of the engine that there was.
+
+    Raises:
+        ValueError: If the user's limits leave the run out.
+    """
+    ranges = {}
+    for name, shape in shapes.items():
+        wanted = wishes.range_of(name, shape) or ShapeRange(shape, shape, shape)
+        if name in earlier:
+            both = earlier[name].with_usual(wanted.least).with_usual(wanted.most)
+            wanted = both.with_usual(wanted.usual)
+        ranges[name] = wanted
+    return ranges

@@ -1,0 +1,140 @@
+"""How trtexec is to be used: options of the engine, and what the user says to trtexec itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.shape_arguments import ShapeArguments
+from qdqtune.engines.tensorrt.settings import STRONG, WEAK, Settings, settings_of
+from qdqtune.engines.tensorrt.shapes import ShapeWishes, parse_shapes
+from qdqtune.engines.trtexec.flags import PRECISION_FLAGS, name_of, require, takes
+from qdqtune.engines.trtexec.version import Version
+
+OWN_OPTIONS = ("path", "args", "warmup_ms")
+"""Beside those that every form of TensorRT has."""
+
+_OURS = frozenset(
+    {
+        "--onnx",
+        "--saveEngine",
+        "--loadEngine",
+        "--skipInference",
+        "--buildOnly",
+        "--exportTimes",
+        "--exportOutput",
+        "--exportProfile",
+        "--exportLayerInfo",
+        "--loadInputs",
+        "--help",
+        "-h",
+    }
+)
+_REMOTE, _SAFE = "--remoteAutoTuningConfig", "--safe"
+_WARMUP_MS = 200
+_FIRST_STRONG = Version(10)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How trtexec is called.
+
+    Attributes:
+        version: The version of its TensorRT.
+        settings: How models are opened.
+        typing: Whether types are those of the model, or the builder's choice.
+        given: Arguments that the user wants to be said.
+        warmup_ms: How long runs go on before the timed ones.
+        timing_cache: File with what is known of kernels; empty for none.
+    """
+
+    version: Version
+    settings: Settings
+    typing: str
+    given: tuple[str, ...] = ()
+    warmup_ms: int = _WARMUP_MS
+    timing_cache: str = ""
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether engines are built for the safety runtime, which tells nothing of layers."""
+        return _SAFE in self.given
+
+    @property
+    def info_options(self) -> Mapping[str, str]:
+        """What a record says about it."""
+        return {**self.settings.given, "typing": self.typing}
+
+    @property
+    def given_to_run(self) -> tuple[str, ...]:
+        """The user's arguments without those that only a build can obey."""
+        return tuple(argument for argument in self.given if name_of(argument) != _REMOTE)
+
+
+def path_option(options: SessionOptions) -> str:
+    """Where the user says that the program is; empty if nowhere."""
+    return options.engine_options.get("path", "")
+
+
+def usage_of(options: SessionOptions, version: Version) -> Usage:
+    """Reads the options of the engine.
+
+    Raises:
+        ValueError: If one can't be, or this version can't do it.
+    """
+    settings = settings_of(options, OWN_OPTIONS)
+    shapes = ShapeArguments.found_in(_split(settings.given.get("args", "")))
+    given = tuple(shapes.others)
+    for name in map(name_of, given):
+        if name in _OURS:
+            raise ValueError(f"args has {name}, which qdqtune says to trtexec itself: leave it out")
+    names = {name_of(argument) for argument in given}
+    if _REMOTE in names:
+        require(version, _REMOTE, "remote autotuning")
+        given += () if _SAFE in names else (_SAFE,)
+    return Usage(
+        version=version,
+        settings=dataclasses.replace(settings, shapes=_with_shapes(settings.shapes, shapes)),
+        typing=_typing(version, settings.typing, names),
+        given=given,
+        warmup_ms=_warmup(settings.given),
+    )
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"args can't be read: {error}") from None
+
+
+def _with_shapes(wishes: ShapeWishes, said: ShapeArguments) -> ShapeWishes:
+    """Shapes are ours to say, because a model without open dims may not be given any."""
+    return ShapeWishes(
+        {**parse_shapes(",".join(said.least)), **wishes.least},
+        {**parse_shapes(",".join(said.usual)), **wishes.usual},
+        {**parse_shapes(",".join(said.most)), **wishes.most},
+    )
+
+
+def _typing(version: Version, wish: str, names: set[str]) -> str:
+    if wish == WEAK:
+        require(version, "--fp16", "weak typing")
+    if wish == STRONG and version < _FIRST_STRONG:
+        require(version, "--stronglyTyped", "strong typing")
+    said = STRONG if "--stronglyTyped" in names else ""
+    if not said and names.intersection(PRECISION_FLAGS) and takes(version, "--fp16"):
+        said = WEAK
+    if wish and said and wish != said:
+        raise ValueError(f"typing is '{wish}', but args ask for {said} typing")
+    return wish or said or (STRONG if version >= _FIRST_STRONG else WEAK)
+
+
+def _warmup(given: Mapping[str, str]) -> int:
+    text = given.get("warmup_ms", str(_WARMUP_MS))
+    if not text.isdecimal():
+        raise ValueError(f"warmup_ms is '{text}'; it is a number of milliseconds")
+    return int(text)
