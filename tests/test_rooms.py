@@ -38,7 +38,7 @@ def test_it_is_a_part_of_linting() -> None:
     [
         ('name = "onnxruntime"', "onnxruntime"),
         ("import openvino", "openvino"),
-        ("from qdqtune.engines.tensorrt.rtx_builds import accepts", "tensorrt_rtx"),
+        ("from qdqtune.engines.tensorrt.rtx_builds import accepts", "tensorrt"),
         ("from qdqtune.qdq.dialects import OPENVINO_NO_VNNI", "OPENVINO_NO_VNNI"),
         ("is_tensorrt = True", "is_tensorrt"),
         ("# ONNX Runtime has no such kernel", "ONNX Runtime"),

@@ -126,6 +126,22 @@ def test_bench_of_a_model_that_the_engine_refuses(
     assert "Strange" in out
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--timing_cache", "t.cache"], "has no timing cache"),
+        (["--trtexec-benchmark-args", "--fp16 --best"], "no arguments of trtexec: --fp16 --best"),
+        (["--plugins", "missing.so"], "missing.so does not exist"),
+        (["--max_shapes", "x:1"], "not told ranges of shapes"),
+    ],
+)
+def test_bench_refuses_what_its_engine_has_no_use_for(
+    flags: list[str], words: str, small_resnet: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", str(small_resnet), "--engine", "simulated", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--format", "json"]) == 0
     health = json.loads(capsys.readouterr().out)
@@ -133,6 +149,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert engines["onnxruntime"]["usable"]
     assert engines["onnxruntime"]["dialect"].startswith("onnxruntime")
     assert all(engine["usable"] or engine["reason"] for engine in engines.values())
+    assert health["gpu"]["gpus"] or health["gpu"]["reason"]
     assert main(["doctor"]) == 0
     assert health["isa"] in capsys.readouterr().out
 

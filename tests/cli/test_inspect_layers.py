@@ -10,6 +10,8 @@ import pytest
 
 from qdqtune import zoo
 from qdqtune.cli.main import main
+from qdqtune.engines import registry
+from qdqtune.records.health import GpuHealth
 
 Capture = pytest.CaptureFixture[str]
 
@@ -45,6 +47,8 @@ def test_a_table_or_json(model: str, capsys: Capture) -> None:
         (["--sort", "time"], "--sort goes with --layers or --groups only"),
         (["--threads", "1"], "--threads goes with --layers or --groups only"),
         (["--layers", "--engine", "nope"], "Unknown engine 'nope'"),
+        (["--min_shapes", "1x3x32x32"], "--min_shapes goes with --layers or --groups only"),
+        (["--layers", "--engine", "simulated", "--max_shapes", "1"], "not told ranges of shapes"),
         (["--layers", "--engine", "simulated", "--dim", "N=3"], "N"),
     ],
 )
@@ -65,3 +69,31 @@ def test_a_model_that_the_engine_refuses(tmp_path: Path, capsys: Capture) -> Non
     told = capsys.readouterr().err
     assert told.startswith("error: onnxruntime does not tell the layers of")
     assert "Traceback" not in told
+
+
+@pytest.mark.skipif(
+    not registry.available("tensorrt_rtx").lists_layers, reason="TensorRT-RTX is not installed"
+)
+def test_layers_and_groups_without_times(
+    model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no GPU answers, models are built; what would time them says so."""
+    no_gpu = GpuHealth(reason="none")
+    monkeypatch.setattr(registry, "find_gpus", lambda: no_gpu)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    arguments = ["inspect", model, "--engine", "tensorrt_rtx"]
+    assert main([*arguments, "--layers", "--max_items", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "not timed" in text
+    assert "there are no times" in text
+    assert "layers by precision: " in text
+    assert "share" not in text
+    assert main([*arguments, "--groups", "--format", "json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["total_ms"] is None
+    assert all(group["ms"] is None for group in value["groups"])
+    assert value["covered"] > 0.9
+    for command in (["tune", model, "-o", "nowhere"], ["bench", model]):
+        assert main([*command, "--engine", "tensorrt_rtx"]) == 1
+        assert "TensorRT-RTX can't time models here: no NVIDIA GPU" in capsys.readouterr().err
+    assert not Path("nowhere").exists()

@@ -158,7 +158,7 @@ def test_the_autotuners_command(model: Path, tmp_path: Path, capsys: Capture) ->
         (["--no-incremental-validation"], "--no_incremental_validation is of subgraph mode"),
         (["--incremental_validation", "--dry_run"], "leave --incremental_validation out"),
         (["--workflow", "pieces"], "invalid choice"),
-        (["--max_shapes", "1x3x32x32"], "--max_shapes is of subgraph mode"),
+        (["--max_shapes", "1x3x32x32"], "(--max_shapes) is of subgraph mode"),
         (["--mode", "subgraph", "--min_shapes", "2x3x32x32"], "2x3x32x32"),
         (["--mode", "subgraph", "--min_shapes", "2x3x32x32", "--dry_run"], "2x3x32x32"),
         (["--mode", "subgraph", "--graph_json", "missing.json"], "missing.json"),

@@ -9,6 +9,7 @@ from qdqtune.engines import registry
 from qdqtune.engines.isa import Cpu
 from qdqtune.engines.native import native_dialect
 from qdqtune.records.errors import EngineError, UsageError
+from qdqtune.records.health import Gpu, GpuHealth
 
 VARIABLES = ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"]
 
@@ -60,13 +61,81 @@ def test_auto_with_nothing_installed_says_what_to_install():
     assert "qdqtune[onnxruntime]" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["tensorrt", "trtexec", "tensorrt_rtx"])
-def test_engines_this_version_cannot_measure_with(name):
-    with pytest.raises(EngineError, match=f"does not measure with {name}") as caught:
-        registry.worker_class(name)
-    assert "onnxruntime, openvino" in caught.value.hint
-    assert not registry.available(name).usable
-    assert registry.available(name).reason
+NO_GPU = GpuHealth(reason="no NVIDIA driver")
+ONE_GPU = GpuHealth("570.1", "12.8", (Gpu("NVIDIA H100", "9.0"),))
+
+
+@pytest.fixture(params=[NO_GPU, ONE_GPU], ids=["no GPU", "a GPU"])
+def gpus(request, monkeypatch):
+    monkeypatch.setattr(registry, "find_gpus", lambda: request.param)
+    return request.param.gpus
+
+
+@pytest.fixture
+def all_installed(monkeypatch):
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: object())
+
+
+@pytest.mark.usefixtures("all_installed")
+@pytest.mark.parametrize("name", ["tensorrt", "tensorrt_rtx"])
+def test_without_a_gpu_nothing_is_timed(name, gpus):
+    status = registry.available(name)
+    assert status.usable == bool(gpus)
+    assert status.lists_layers == (bool(gpus) or name == "tensorrt_rtx")
+    assert registry.worker_class(name)
+    if gpus:
+        assert registry.resolve(name) == name
+        return
+    assert status.reason == "no NVIDIA GPU answers (no NVIDIA driver)"
+    with pytest.raises(EngineError, match="can't time models here: no NVIDIA GPU answers") as told:
+        registry.resolve(name)
+    assert ("inspect --layers --engine tensorrt_rtx" in told.value.hint) == status.lists_layers
+
+
+@pytest.mark.usefixtures("all_installed")
+def test_layers_are_listed_without_a_gpu(gpus):
+    assert registry.resolve("tensorrt_rtx", only_layers=True) == "tensorrt_rtx"
+    if not gpus:
+        with pytest.raises(EngineError, match="TensorRT can't time models"):
+            registry.resolve("tensorrt", only_layers=True)
+
+
+@pytest.mark.usefixtures("all_installed")
+def test_auto_takes_the_gpu_if_there_is_one(gpus):
+    assert registry.resolve("auto") == ("tensorrt" if gpus else "onnxruntime")
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"), [("onnxruntime", "onnxruntime"), ("openvino", "openvino")]
+)
+def test_auto_goes_by_its_order(name, chosen, monkeypatch):
+    found = {name: object(), "tensorrt_rtx": object()}
+    monkeypatch.setattr(registry.importlib.util, "find_spec", found.get)
+    assert registry.resolve("auto") == chosen
+
+
+def test_a_program_is_found_where_it_is_said_to_be(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    program = tmp_path / "trtexec-10"
+    program.write_text(
+        f"#!{sys.executable}\nprint('&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # trtexec')\n"
+    )
+    program.chmod(0o755)
+    options = {"path": str(program)}
+    with pytest.raises(EngineError, match="not installed"):
+        registry.resolve("trtexec")
+    assert registry.resolve("trtexec", options) == "trtexec"
+    assert registry.available("trtexec", options).program == str(program)
+    assert registry.available("trtexec", options).version == "8.6.1"
+    assert native_dialect("trtexec", options=options).name == "tensorrt-8"
+
+
+def test_a_program_that_says_nothing_has_no_version(tmp_path):
+    program = tmp_path / "trtexec"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    status = registry.available("trtexec", {"path": str(program)})
+    assert (status.usable, status.version) == (True, "")
 
 
 def test_looking_around_imports_no_engine():

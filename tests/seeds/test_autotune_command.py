@@ -162,7 +162,7 @@ def test_what_is_asked_for(
         ("-m {model} --mode subgraph --graph_json missing.json", ["missing.json"]),
         ("-m {model} --mode subgraph --use_trtexec", ["Leave --use_trtexec out", "--graph_json"]),
         ("-m {model} --qdq_baseline missing.onnx", ["baseline missing.onnx does not exist"]),
-        ("-m {model} --use_trtexec", ["does not measure with trtexec"]),
+        ("-m {model} --use_trtexec", ["trtexec is not installed", "put it on PATH"]),
         ("-m {model} --use_trtexec --engine onnxruntime", ["contradicts"]),
         ("-m {model} --plugins missing.so", ["plugin library missing.so does not exist"]),
         ("-m {model} --node_filter_list missing.txt", ["missing.txt can't be read"]),

@@ -113,6 +113,25 @@ def test_the_engine_without_faults_passes(faulty_bench, monkeypatch, test, argum
     call(faulty_bench, test, arguments)
 
 
+def test_an_engine_that_cannot_run_still_has_to_open(faulty_bench, monkeypatch) -> None:
+    """What is promised no more is skipped, but not before the model was opened."""
+    monkeypatch.setattr(faulty_bench, "engine", replace(faulty_bench.engine, runs=False))
+    with pytest.raises(pytest.skip.Exception, match="can't run them here"):
+        call(faulty_bench, "test_odd_models_run", {"oddity": "open dims"})
+    with pytest.raises(pytest.skip.Exception, match="can't run them here"):
+        call(faulty_bench, "test_more_work_takes_longer", {})
+    with pytest.raises(WorkerFailure, match="weights"):
+        call(faulty_bench, "test_external_data_is_found", {}, "copies the model")
+
+
+def test_of_a_program_that_is_started_for_each_request(faulty_bench, monkeypatch) -> None:
+    """Its runs may be a small part of a request, but never more than all of it."""
+    monkeypatch.setattr(faulty_bench, "engine", replace(faulty_bench.engine, program=True))
+    call(faulty_bench, "test_samples_are_milliseconds", {}, "times in seconds")
+    with pytest.raises(AssertionError, match="microseconds"):
+        call(faulty_bench, "test_samples_are_milliseconds", {}, "times in microseconds")
+
+
 def test_the_engine_in_the_docs_passes(shown: Path, pytester: pytest.Pytester) -> None:
     """All of the kit but most zoo models: the engine is the reference that they are judged by."""
     os.chdir(shown)

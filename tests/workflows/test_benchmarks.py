@@ -98,9 +98,16 @@ def test_bytes_without_their_weights(
 
 
 @pytest.mark.parametrize("kind", [TensorRTPyBenchmark, TrtExecBenchmark])
-def test_engines_that_can_not_measure_yet(kind: type[EngineBenchmark]) -> None:
-    with pytest.raises(EngineError, match=r"does not measure with|not installed"):
-        kind(timing_cache_file="t.cache", warmup_runs=1, timing_runs=2, plugin_libraries=["p.so"])
+def test_engines_that_can_not_measure_here(
+    kind: type[EngineBenchmark], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    plugin = tmp_path / "p.so"
+    plugin.touch()
+    with pytest.raises(EngineError, match=r"not installed|no NVIDIA GPU"):
+        kind("t.cache", warmup_runs=1, timing_runs=2, plugin_libraries=[str(plugin)])
+    with pytest.raises(UsageError, match=r"missing\.so does not exist"):
+        kind(plugin_libraries=["missing.so"])
 
 
 def test_a_missing_tensorrt_is_an_import_error_too() -> None:
@@ -124,7 +131,7 @@ def test_a_failed_one_measures_nothing(path: Path, caplog: pytest.LogCaptureFixt
     """It must not be another engine that measures in its place."""
     assert init_benchmark_instance(use_trtexec=True) is None
     assert benchmark_onnx_model(path) == math.inf
-    assert "does not measure with trtexec" in caplog.text
+    assert "trtexec is not installed" in caplog.text
 
 
 @pytest.mark.parametrize(

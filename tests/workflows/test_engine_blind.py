@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ import pytest
 from qdqtune.cli.main import main
 from qdqtune.engines import registry
 from qdqtune.engines.isa import Cpu
-from qdqtune.records.health import BrokenEngine, EngineHealth, Health, IsaLimit
-from qdqtune.report.health import health_text
+from qdqtune.records.health import BrokenEngine, EngineHealth, Gpu, GpuHealth, Health, IsaLimit
+from qdqtune.report.health import health_record, health_text
 from qdqtune.workflows import health
 from qdqtune.workflows.judging import has_own_kernels
 from tests.conftest import matmul_file
@@ -76,6 +77,29 @@ def healthy(**changes: object) -> Health:
     settings: dict[str, object] = {"isa": "amx_int8", **changes}
     engine = EngineHealth("e", True, "1", "a CPU", "d", "", **settings)  # type: ignore[arg-type]
     return Health("3.11", "a CPU", "amx_int8", False, (engine,))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words"),
+    [
+        (GpuHealth(reason="no NVIDIA driver"), "No NVIDIA GPU answers: no NVIDIA driver."),
+        (GpuHealth("570.1", reason="no device"), "no device (driver 570.1)."),
+        (
+            GpuHealth("570.1", "12.8", (Gpu("H100", "9.0"), Gpu("L4", "8.9"))),
+            "NVIDIA driver 570.1, CUDA 12.8: H100 (compute capability 9.0), L4 (compute",
+        ),
+    ],
+)
+def test_gpus_are_told(gpu: GpuHealth, words: str) -> None:
+    assert words in health_text(replace(healthy(), gpu=gpu))
+    assert health_record(replace(healthy(), gpu=gpu))["gpu"]["driver"] == gpu.driver
+
+
+def test_what_an_engine_can_do_without_a_gpu_is_told() -> None:
+    engine = EngineHealth("e", False, "1", "", "d", "no GPU", program="/bin/e", lists_layers=True)
+    text = health_text(replace(healthy(), engines=(engine,)))
+    assert "for layers" in text
+    assert "no GPU; /bin/e" in text
 
 
 def test_an_engine_that_uses_the_cpu_whole_needs_no_line() -> None:

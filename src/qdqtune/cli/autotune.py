@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +17,10 @@ from qdqtune.autotune.presets import (
     get_node_filter_list,
 )
 from qdqtune.cli.autotune_flags import get_parser
-from qdqtune.cli.flags import input_request
+from qdqtune.cli.engine_words import take_engine_words
+from qdqtune.cli.flags import input_request, shape_request
 from qdqtune.cli.running import FAILED, INTERRUPTED, OK, USAGE, run_safely, set_up_logging
-from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH, shape_request
-from qdqtune.cli.trtexec_shapes import TrtexecShapes
+from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH
 from qdqtune.records.errors import EngineError, QdqtuneError, UsageError
 from qdqtune.records.ranges import RangeMethod
 
@@ -100,15 +99,15 @@ def _run(options: argparse.Namespace) -> int:
     from qdqtune.workflows.tune import tune
 
     workflow = _workflow(options)
-    others = _take_shapes(options)
-    engine = _checked_engine(options, others)
+    engine, engine_options = _checked_engine(options)
+    has_ranges = workflow == SUBGRAPH or _takes_ranges(options, engine)
     log_benchmark_config(options)
     method = options.calibration_method
     with tune_progress(quiet=False) as watch:
         result = tune(
             options.onnx_path,
             engine=engine,
-            engine_options=dict(options.engine_option),
+            engine_options=engine_options,
             threads=options.threads,
             preset=options.mode,
             seed=options.seed,
@@ -128,8 +127,8 @@ def _run(options: argparse.Namespace) -> int:
             graph_json=options.graph_json if workflow == SUBGRAPH else None,
             incremental_validation=workflow != SUBGRAPH
             or options.incremental_validation is not False,
-            min_shapes=shape_request(options.min_shapes) if workflow == SUBGRAPH else None,
-            max_shapes=shape_request(options.max_shapes) if workflow == SUBGRAPH else None,
+            min_shapes=shape_request(options.min_shapes) if has_ranges else None,
+            max_shapes=shape_request(options.max_shapes) if has_ranges else None,
             output_dir=options.output_dir,
             resume=options.resume,
             restart=options.restart,
@@ -159,43 +158,37 @@ def _engine(options: argparse.Namespace) -> str:
     return "trtexec" if options.use_trtexec else str(options.engine)
 
 
-def _take_shapes(options: argparse.Namespace) -> list[str]:
-    """Let shapes that trtexec is told hold for every engine; returns its other arguments."""
-    told = TrtexecShapes.found_in(_words(options.trtexec_benchmark_args or ""))
-    options.shapes = options.shapes or told.usual
-    options.min_shapes = options.min_shapes or told.least
-    options.max_shapes = options.max_shapes or told.most
-    return told.others
-
-
-def _checked_engine(options: argparse.Namespace, trtexec_args: Sequence[str]) -> str:
-    """The engine, after a look at what was said for it alone."""
+def _takes_ranges(options: argparse.Namespace, engine: str) -> bool:
+    """Whether smallest and largest shapes mean something in region mode."""
     from qdqtune.engines import registry
-    from qdqtune.workflows.benchmark_instance import check_plugins
 
-    if options.use_trtexec and options.engine not in (registry.AUTO, "trtexec"):
+    if registry.entry(engine).takes_shape_ranges:
+        return True
+    for name in ("min_shapes", "max_shapes"):
+        if getattr(options, name):
+            _logger.warning("--%s belongs to subgraph mode: it is not used", name)
+    return False
+
+
+def _checked_engine(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
+    """The engine and its options, after a look at what was said for some engines only."""
+    from qdqtune.engines import registry
+
+    program = registry.GUIDES_PROGRAM
+    if options.use_trtexec and options.engine not in (registry.AUTO, program):
         raise UsageError(
             f"--use_trtexec contradicts --engine {options.engine}.", "Leave one of them out."
         )
+    timing_cache = options.timing_cache if options._explicit_timing_cache else None
+    words = take_engine_words(options, timing_cache)
+    given = dict(options.engine_option)
     try:
-        engine = registry.resolve(_engine(options))
+        engine = registry.resolve(_engine(options), given)
     except EngineError as error:
         if not options.use_trtexec:
             raise
-        raise EngineError(error.what, f"{error.hint} {_WITHOUT_TRTEXEC}") from None
-    check_plugins(options.plugin_libraries, engine)
-    if trtexec_args and engine != "trtexec":
-        _logger.warning("%s takes no arguments of trtexec: %s", engine, shlex.join(trtexec_args))
-    return engine
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UsageError(
-            f"--trtexec_benchmark_args can't be read: {error}.", "Close every quote in it."
-        ) from None
+        raise EngineError(error.what, f"{error.hint}. {_WITHOUT_TRTEXEC}") from None
+    return engine, words.options_of(engine, given)
 
 
 def _print(result: TuneResult, form: str) -> None:

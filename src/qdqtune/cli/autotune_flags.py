@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,21 +11,20 @@ from typing import Any
 
 from qdqtune.autotune.config import DQ_DTYPES
 from qdqtune.autotune.presets import MODE_PRESETS, WORKFLOWS, StoreWithExplicitFlag
+from qdqtune.cli.engine_words import add_plugins, add_trtexec_arguments
 from qdqtune.cli.flags import (
     add_calibration,
     add_engine_option,
     add_format,
     add_inputs,
     add_resume,
+    add_shape_ranges,
     natural,
     normalize,
     positive,
     seconds,
 )
 from qdqtune.cli.subgraph_flags import add_subgraph
-
-# Their value is a command line of its own, and may begin with dashes.
-_WHOLE_LINES = ("--trtexec_benchmark_args", "--trtexec_args")
 
 _DEFAULTS = MODE_PRESETS["default"]
 
@@ -38,7 +36,7 @@ class _Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
         given = sys.argv[1:] if args is None else args
-        return super().parse_known_args(_spelled_alike(given), namespace)
+        return super().parse_known_args(normalize(given), namespace)
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -145,9 +143,11 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--use_trtexec", action="store_true", help="the same as --engine trtexec")
     group.add_argument(
         "--timing_cache",
+        action=StoreWithExplicitFlag,
+        explicit_attr="_explicit_timing_cache",
         default=os.path.join(tempfile.gettempdir(), "trtexec_timing.cache"),
         metavar="FILE",
-        help="TensorRT's timing cache; engines that have none don't touch the file",
+        help="TensorRT's timing cache; without it, one of qdqtune's for each GPU and version",
     )
     for name, what in (
         ("warmup_runs", "runs before those that count; ours are part of every block of timed runs"),
@@ -162,22 +162,14 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=what,
         )
-    group.add_argument(
-        "--plugin_libraries",
-        "--plugins",
-        nargs="+",
-        metavar="FILE",
-        help="TensorRT plugins to load",
-    )
-    group.add_argument(
-        "--trtexec_benchmark_args",
-        "--trtexec_args",
-        type=_command_line,
-        metavar="'ARGS'",
-        help="more arguments for trtexec, in one string",
-    )
+    add_plugins(group)
+    add_trtexec_arguments(group)
+    add_shape_ranges(group)
     parser.set_defaults(
-        _explicit_num_schemes=False, _explicit_warmup_runs=False, _explicit_timing_runs=False
+        _explicit_num_schemes=False,
+        _explicit_warmup_runs=False,
+        _explicit_timing_runs=False,
+        _explicit_timing_cache=False,
     )
 
 
@@ -196,25 +188,3 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
         help="end the search after this time; the best found so far is finished and written",
     )
     add_resume(group)
-
-
-def _spelled_alike(arguments: Sequence[str]) -> list[str]:
-    """The arguments with underscores in long flags, and command lines tied to their flags."""
-    joined: list[str] = []
-    waiting = iter(arguments)
-    for argument in waiting:
-        if argument.replace("-", "_").replace("__", "--", 1) in _WHOLE_LINES:
-            following = next(waiting, None)
-            joined.append(argument if following is None else f"{argument}={following}")
-        else:
-            joined.append(argument)
-    return normalize(joined)
-
-
-def _command_line(text: str) -> str:
-    """Check that a string can be taken apart into arguments."""
-    try:
-        shlex.split(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no command line: {error}") from None
-    return text

@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from qdqtune.cli.engine_words import add_engine_words, chosen_engine
 from qdqtune.cli.flags import (
     add_engine_option,
     add_format,
@@ -14,6 +15,7 @@ from qdqtune.cli.flags import (
     common,
     input_request,
     positive,
+    shape_request,
 )
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ def add_parser(commands: Commands) -> None:
     )
     add_runs(parser)
     add_inputs(parser)
+    add_engine_words(parser)
     add_format(parser)
     parser.set_defaults(run=_run)
 
@@ -46,14 +49,17 @@ def _run(options: argparse.Namespace) -> int:
     from qdqtune.report.progress import progress_bar
     from qdqtune.workflows.comparison import bench
 
+    engine, engine_options = chosen_engine(options)
     with progress_bar("timing", quiet=options.quiet) as progress:
         record = bench(
             options.models,
-            engine=options.engine,
-            engine_options=dict(options.engine_option),
+            engine=engine,
+            engine_options=engine_options,
             threads=options.threads,
             runs=options.runs,
             inputs=input_request(options),
+            min_shapes=shape_request(options.min_shapes),
+            max_shapes=shape_request(options.max_shapes),
             progress=progress,
         )
     if options.format == "json":

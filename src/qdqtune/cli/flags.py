@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.ranges import RangeMethod
 
+#: Their value is a command line of its own, and may begin with dashes.
+WHOLE_LINES = ("--trtexec_benchmark_args", "--trtexec_args")
+
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -108,13 +111,7 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 def add_inputs(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say what a model is fed with; `input_request` reads them."""
     group = parser.add_argument_group("inputs (what is not said is made up; see docs/shapes.md)")
-    group.add_argument(
-        "--shapes",
-        action="append",
-        default=[],
-        metavar="NAME:1x3x224x224",
-        help="shapes of inputs; ? is a dim as the model has it",
-    )
+    add_shapes(group, "shapes of inputs; ? is a dim as the model has it")
     add_dim(group)
     group.add_argument(
         "--input_range",
@@ -124,6 +121,43 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
         help="values of an input, both ends included",
     )
     group.add_argument("--seed", type=natural, default=0, help="for random inputs")
+
+
+def add_shapes(group: argparse._ActionsContainer, what: str) -> None:
+    """Add `--shapes` and its other name.
+
+    Args:
+        group: Where it goes.
+        what: Its help.
+    """
+    group.add_argument(
+        "--shapes",
+        "--opt_shapes",
+        action="append",
+        default=[],
+        metavar="NAME:1x3x224x224",
+        help=what,
+    )
+
+
+def add_shape_ranges(group: argparse._ActionsContainer) -> None:
+    """Add `--min_shapes` and `--max_shapes`; `shape_request` reads them."""
+    for name, which in (("min_shapes", "smallest"), ("max_shapes", "largest")):
+        group.add_argument(
+            f"--{name}",
+            action="append",
+            metavar="NAME:1x3x224x224",
+            help=f"the {which} shapes of inputs that the model will get; --shapes are timed",
+        )
+
+
+def shape_request(texts: Sequence[str] | None) -> InputRequest | None:
+    """What `--min_shapes` or `--max_shapes` says; None if it wasn't given.
+
+    Raises:
+        UsageError: If it can't be read.
+    """
+    return InputRequest.from_text(texts) if texts else None
 
 
 def add_dim(group: argparse._ActionsContainer) -> None:
@@ -183,13 +217,20 @@ def natural(text: str) -> int:
 
 
 def normalize(arguments: Sequence[str]) -> list[str]:
-    """Let long flags be spelled with dashes: `--quant-type` is `--quant_type`."""
+    """Let long flags be spelled with dashes: `--quant-type` is `--quant_type`.
+
+    A command line that is the value of a flag is tied to it.
+    """
     normal: list[str] = []
-    for position, argument in enumerate(arguments):
+    waiting = iter(enumerate(arguments))
+    for position, argument in waiting:
         if argument == "--":
             return [*normal, *arguments[position:]]
         if argument.startswith("--"):
             name, equals, value = argument[2:].partition("=")
             argument = "--" + name.replace("-", "_") + equals + value
+            if argument in WHOLE_LINES:
+                _, following = next(waiting, (0, None))
+                argument = argument if following is None else f"{argument}={following}"
         normal.append(argument)
     return normal

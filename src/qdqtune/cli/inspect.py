@@ -10,9 +10,12 @@ from qdqtune.cli.flags import (
     add_dim,
     add_engine_option,
     add_format,
+    add_shape_ranges,
+    add_shapes,
     common,
     natural,
     positive,
+    shape_request,
 )
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
@@ -75,10 +78,9 @@ def add_parser(commands: Commands) -> None:
     )
     _add_layers(parser)
     sizes = parser.add_argument_group("sizes of open dims (see docs/shapes.md)")
-    sizes.add_argument(
-        "--shapes", action="append", default=[], metavar="NAME:1x3x224x224", help="whole shapes"
-    )
+    add_shapes(sizes, "whole shapes")
     add_dim(sizes)
+    add_shape_ranges(sizes)
     add_format(parser)
     parser.set_defaults(run=_run)
 
@@ -137,7 +139,14 @@ def _run_groups(options: argparse.Namespace) -> int:
     )
     if options.graph_json is not None:
         _refuse(
-            options, "goes without --graph_json only", "sort", "threads", "runs", "engine_option"
+            options,
+            "goes without --graph_json only",
+            "sort",
+            "threads",
+            "runs",
+            "engine_option",
+            "min_shapes",
+            "max_shapes",
         )
     record = groups_of(
         options.model,
@@ -148,6 +157,8 @@ def _run_groups(options: argparse.Namespace) -> int:
         inputs=InputRequest.from_text(options.shapes, options.dim),
         quant_type=options.quant_type,
         graph_json=options.graph_json,
+        min_shapes=shape_request(options.min_shapes),
+        max_shapes=shape_request(options.max_shapes),
     )
     by_time = options.sort == "time"
     text = groups_text(record, by_time=by_time, max_items=options.max_items)
@@ -166,6 +177,8 @@ def _run_layers(options: argparse.Namespace) -> int:
         threads=options.threads,
         runs=options.runs or DEFAULT_RUNS,
         inputs=InputRequest.from_text(options.shapes, options.dim),
+        min_shapes=shape_request(options.min_shapes),
+        max_shapes=shape_request(options.max_shapes),
     )
     by_time = options.sort == "time"
     text = layers_text(record, by_time=by_time, max_items=options.max_items)
@@ -194,6 +207,8 @@ def _run_regions(options: argparse.Namespace) -> int:
         "threads",
         "runs",
         "engine_option",
+        "min_shapes",
+        "max_shapes",
     )
     record = inspect_model(
         options.model,

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
-from qdqtune.records.inputs import InputRequest
-
 #: Where the flags are kept that mean nothing in region mode; None if they were not given.
-ONLY_SUBGRAPH = ("graph_json", "incremental_validation", "min_shapes", "max_shapes")
+ONLY_SUBGRAPH = ("graph_json", "incremental_validation")
 
 
 class SaidOnce(argparse.Action):
@@ -51,19 +48,3 @@ def add_subgraph(parser: argparse.ArgumentParser) -> None:
         const=False,
         help="only check that what the pieces advise is faster than the float model",
     )
-    for name, which in (("min_shapes", "smallest"), ("max_shapes", "largest")):
-        group.add_argument(
-            f"--{name}",
-            action="append",
-            metavar="NAME:1x3x224x224",
-            help=f"the {which} shapes of inputs that the model will get; --shapes are timed",
-        )
-
-
-def shape_request(texts: Sequence[str] | None) -> InputRequest | None:
-    """What `--min_shapes` or `--max_shapes` says; None if it wasn't given.
-
-    Raises:
-        UsageError: If it can't be read.
-    """
-    return InputRequest.from_text(texts) if texts else None

@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from qdqtune.autotune.presets import REGION, SUBGRAPH, WORKFLOWS
+from qdqtune.cli.engine_words import add_engine_words, chosen_engine
 from qdqtune.cli.flags import (
     add_calibration,
     add_engine_option,
@@ -19,9 +20,10 @@ from qdqtune.cli.flags import (
     input_request,
     positive,
     seconds,
+    shape_request,
 )
 from qdqtune.cli.numbers import decibels, not_negative, ratio
-from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH, SaidOnce, add_subgraph, shape_request
+from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH, SaidOnce, add_subgraph
 from qdqtune.records.errors import UsageError
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import (
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from qdqtune.records.tuning import TuneResult
 
 _OK, _INTERRUPTED = 0, 130
+
+PRECISIONS = ("auto", "float32", "float16", "bfloat16")
 
 
 def add_parser(commands: Commands) -> None:
@@ -66,8 +70,16 @@ def add_parser(commands: Commands) -> None:
         "--threads", type=positive, help="threads per run (default: the engine's own)"
     )
     parser.add_argument("--quant_type", default="int8", help="int8, uint8 or fp8")
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default=PRECISIONS[0],
+        help="the float type to tune it in; auto is float16 for engines that take types as they "
+        "are written, and the model's own for all others (default: %(default)s)",
+    )
     _add_search(parser)
     add_subgraph(parser)
+    add_engine_words(parser)
     _add_accuracy(parser)
     add_calibration(parser)
     add_inputs(parser)
@@ -168,12 +180,13 @@ def _run(options: argparse.Namespace) -> int:
     from qdqtune.report.tune_progress import tune_progress
     from qdqtune.workflows.tune import tune
 
+    engine, engine_options = chosen_engine(options)
     method = options.calibration_method
     with tune_progress(quiet=options.quiet) as watch:
         result = tune(
             options.model,
-            engine=options.engine,
-            engine_options=dict(options.engine_option),
+            engine=engine,
+            engine_options=engine_options,
             threads=options.threads,
             preset=options.preset,
             seed=options.seed,
@@ -197,6 +210,7 @@ def _run(options: argparse.Namespace) -> int:
             incremental_validation=options.incremental_validation is not False,
             min_shapes=shape_request(options.min_shapes),
             max_shapes=shape_request(options.max_shapes),
+            precision=options.precision,
             output_dir=options.output_dir,
             resume=options.resume,
             restart=options.restart,
@@ -225,10 +239,11 @@ def _plan(options: argparse.Namespace) -> int:
     from qdqtune.report.tuning import plan_text
     from qdqtune.workflows.tune import plan_tune
 
+    engine, engine_options = chosen_engine(options)
     plan = plan_tune(
         options.model,
-        engine=options.engine,
-        engine_options=dict(options.engine_option),
+        engine=engine,
+        engine_options=engine_options,
         preset=options.preset,
         max_benchmarks=options.max_benchmarks,
         quant_type=options.quant_type,

@@ -37,7 +37,7 @@ def native_dialect(
     if entry.dialect_function:
         return dialect_named(_asked(entry, options))
     saturating = saturates_u8s8(_isa(entry, cpu or read_cpu(), options))
-    number = re.match(r"\d+", version or registry.available(engine).version)
+    number = re.match(r"\d+", version or registry.available(engine, options).version)
     major = int(number.group()) if number is not None else None
     for spoken in entry.dialects or registry.entry(registry.REFERENCE).dialects:
         if spoken.fits(saturating, major):

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
+import logging
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qdqtune.engines.entry import EngineEntry, SpokenDialect
+from qdqtune.engines.gpu import find_gpus
+from qdqtune.engines.ours import OURS
 from qdqtune.engines.plugins import Plugins, find_plugins
 from qdqtune.records.errors import EngineError, UsageError
+
+_logger = logging.getLogger(__name__)
 
 __all__ = [
     "AUTO",
@@ -46,79 +53,24 @@ class EngineStatus:
     """Whether an engine can measure here.
 
     Attributes:
-        usable: Installed, and this version of qdqtune measures with it.
+        usable: Installed, this version of qdqtune measures with it, and what it runs on is here.
         version: Installed version; empty when not installed or unknown.
         reason: Why it is not usable, with what to do; empty when it is.
+        lists_layers: Whether it can list the layers of a model, even if it can't time it.
+        program: Where its program is; empty if it is a module, or not there.
     """
 
     usable: bool
     version: str
     reason: str
+    lists_layers: bool = False
+    program: str = ""
 
 
-_TENSORRT_DIALECTS = (SpokenDialect("tensorrt-8", before_version=10), SpokenDialect("tensorrt"))
-_ENTRIES = (
-    EngineEntry(
-        "onnxruntime",
-        "pip install 'qdqtune[onnxruntime]'",
-        title="ONNX Runtime",
-        module="onnxruntime",
-        distributions=("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino"),
-        worker_class="qdqtune.engines.onnxruntime:OnnxRuntimeEngine",
-        dialects=(SpokenDialect("onnxruntime-novnni", True), SpokenDialect("onnxruntime")),
-    ),
-    EngineEntry(
-        "openvino",
-        "pip install 'qdqtune[openvino]'",
-        title="OpenVINO",
-        module="openvino",
-        distributions=("openvino",),
-        worker_class="qdqtune.engines.openvino:OpenVinoEngine",
-        dialects=(SpokenDialect("openvino-novnni", True), SpokenDialect("openvino")),
-        isa_option="max_cpu_isa",
-        isa_variables=("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
-        runs_bfloat16=True,
-    ),
-    EngineEntry(
-        "tensorrt",
-        "pip install tensorrt",
-        title="TensorRT",
-        module="tensorrt",
-        distributions=("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
-        dialects=_TENSORRT_DIALECTS,
-        takes_plugins=True,
-        has_timing_cache=True,
-    ),
-    EngineEntry(
-        "trtexec",
-        "trtexec comes with TensorRT; put it on PATH",
-        program="trtexec",
-        dialects=_TENSORRT_DIALECTS,
-        takes_plugins=True,
-        has_timing_cache=True,
-    ),
-    EngineEntry(
-        "tensorrt_rtx",
-        "pip install 'qdqtune[tensorrt-rtx]'",
-        title="TensorRT-RTX",
-        module="tensorrt_rtx",
-        distributions=("tensorrt-rtx-cu13", "tensorrt-rtx"),
-        dialects=(SpokenDialect("tensorrt"),),
-        takes_plugins=True,
-        has_timing_cache=True,
-    ),
-    EngineEntry(
-        "simulated",
-        "it is part of qdqtune",
-        title="The simulated engine",
-        module="qdqtune",
-        worker_class="qdqtune.engines.simulated:SimulatedEngine",
-        measures=False,
-        dialect_function="qdqtune.engines.simulated.spoken:dialect_of",
-    ),
-)
-ENGINES: dict[str, EngineEntry] = {entry.name: entry for entry in _ENTRIES}
+ENGINES: dict[str, EngineEntry] = {entry.name: entry for entry in OURS}
 """Those that are part of qdqtune; `engines` has the others, too."""
+
+_AUTO_ORDER = (GUIDES_MODULE, REFERENCE, "openvino")
 
 
 @functools.cache
@@ -169,19 +121,31 @@ def title(name: str) -> str:
     return entry(name).title or name
 
 
-def available(name: str) -> EngineStatus:
-    """Says whether an engine is installed and can measure with this version of qdqtune."""
-    engine = entry(name)
-    if not _is_installed(engine):
+def available(name: str, options: Mapping[str, str] | None = None) -> EngineStatus:
+    """Says whether an engine can measure here, with this version of qdqtune.
+
+    Args:
+        name: The engine.
+        options: Its own options, as far as they say where it is.
+    """
+    engine, options = entry(name), options or {}
+    program = _program(engine, options)
+    if not _is_installed(engine, options):
         return EngineStatus(False, "", f"not installed ({engine.install})")
-    version = _version(engine)
+    version = _version(engine, program)
     if not engine.worker_class:
-        return EngineStatus(False, version, "this version of qdqtune does not measure with it")
-    return EngineStatus(True, version, "")
+        reason = "this version of qdqtune does not measure with it"
+        return EngineStatus(False, version, reason, program=program)
+    missing = _missing_gpu(engine)
+    lists_layers = not missing or engine.lists_layers_anywhere
+    return EngineStatus(not missing, version, missing, lists_layers, program)
 
 
 def worker_class(name: str) -> str:
-    """Returns the ``module:Class`` that measures with an engine.
+    """Returns the ``module:Class`` that opens models with an engine.
+
+    Whether it can time them here, too, is what `resolve` says. An engine that is a program says by
+    itself if it isn't there.
 
     Raises:
         UsageError: No engine has that name.
@@ -194,41 +158,95 @@ def worker_class(name: str) -> str:
             f"This version of qdqtune does not measure with {name}.",
             f"It measures with: {others}.",
         )
-    if not available(name).usable:
-        raise EngineError(f"The engine {name} is not installed.", f"Install it: {engine.install}")
+    if engine.module and not _is_installed(engine, {}):
+        raise _not_installed(engine)
     return engine.worker_class
 
 
-def resolve(name: str) -> str:
+def resolve(
+    name: str, options: Mapping[str, str] | None = None, *, only_layers: bool = False
+) -> str:
     """Returns the engine a name stands for; ``auto`` is the first that can measure here.
+
+    Args:
+        name: An engine, or ``auto``.
+        options: Its own options, as far as they say where it is.
+        only_layers: Whether it need not time models, only list their layers.
 
     Raises:
         UsageError: No engine has that name.
-        EngineError: The engine cannot measure here, or none can.
+        EngineError: The engine cannot do that here, or none can.
     """
-    if name != AUTO:
-        worker_class(name)
-        return name
-    for engine in _ENTRIES:
-        if engine.measures and available(engine.name).usable:
-            return engine.name
-    installs = [e.install for e in _ENTRIES if e.worker_class and e.measures]
-    raise EngineError("No engine that could measure is installed.", f"Install one: {installs[0]}")
+    if name == AUTO:
+        return _first_usable()
+    worker_class(name)
+    engine = entry(name)
+    if not _is_installed(engine, options or {}):
+        raise _not_installed(engine)
+    missing = _missing_gpu(engine)
+    if missing and not (only_layers and engine.lists_layers_anywhere):
+        can = f"It can list layers: qdqtune inspect --layers --engine {name}. "
+        raise EngineError(
+            f"{title(name)} can't time models here: {missing}.",
+            f"{can if engine.lists_layers_anywhere else ''}`qdqtune doctor` says what can.",
+        )
+    return name
 
 
-def _is_installed(engine: EngineEntry) -> bool:
+def _first_usable() -> str:
+    for name in _AUTO_ORDER:
+        if available(name).usable:
+            _logger.info("the engine is %s", title(name))
+            return name
+    raise EngineError(
+        "No engine that could measure is installed.", f"Install one: {entry(REFERENCE).install}"
+    )
+
+
+def _missing_gpu(engine: EngineEntry) -> str:
+    """Why an engine has nothing to run on; empty if it has."""
+    if not engine.needs_gpu or find_gpus().gpus:
+        return ""
+    return f"no NVIDIA GPU answers ({find_gpus().reason})"
+
+
+def _not_installed(engine: EngineEntry) -> EngineError:
+    return EngineError(
+        f"The engine {engine.name} is not installed.", f"Install it: {engine.install}"
+    )
+
+
+def _program(engine: EngineEntry, options: Mapping[str, str]) -> str:
+    """Where an engine's program is; empty if it isn't there, or is none."""
+    if not engine.program:
+        return ""
+    return shutil.which(options.get(engine.path_option) or engine.program) or ""
+
+
+def _is_installed(engine: EngineEntry, options: Mapping[str, str]) -> bool:
     if engine.program:
-        return shutil.which(engine.program) is not None
+        return bool(_program(engine, options))
     try:
         return importlib.util.find_spec(engine.module) is not None
     except (ImportError, ValueError):  # a part of a package that isn't there, or is broken
         return False
 
 
-def _version(engine: EngineEntry) -> str:
+def _version(engine: EngineEntry, program: str) -> str:
+    if engine.version_function:
+        return _asked_version(engine, program)
     for distribution in engine.distributions:
         try:
             return importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
             continue
     return ""
+
+
+def _asked_version(engine: EngineEntry, program: str) -> str:
+    module, _, function = engine.version_function.partition(":")
+    try:
+        return str(getattr(importlib.import_module(module), function)(program))
+    except Exception as error:  # a program that can't be asked, or another package's function
+        _logger.debug("the version of %s can't be told: %s", engine.name, error)
+        return ""

@@ -35,6 +35,8 @@ class EngineHealth:
         isa: The instruction set that its integer kernels use; empty if it didn't answer.
         saturates_u8s8: Whether 8-bit weights would give wrong results in them.
         limited: Why that is less than the CPU has; None if it isn't.
+        program: Where its program is; empty if it is none.
+        lists_layers: Whether it can't measure, but lists the layers of a model.
     """
 
     name: str
@@ -47,6 +49,8 @@ class EngineHealth:
     isa: str = ""
     saturates_u8s8: bool = False
     limited: IsaLimit | None = None
+    program: str = ""
+    lists_layers: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,36 @@ class BrokenEngine:
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """A GPU that answers.
+
+    Attributes:
+        name: What its maker calls it.
+        compute_capability: Such as ``9.0``.
+    """
+
+    name: str
+    compute_capability: str
+
+
+@dataclass(frozen=True)
+class GpuHealth:
+    """NVIDIA GPUs and their driver.
+
+    Attributes:
+        driver: Version of the driver; empty if unknown.
+        cuda: The newest version of CUDA that it runs; empty if it doesn't answer.
+        gpus: Those that answer.
+        reason: Why there are none; empty if there are.
+    """
+
+    driver: str = ""
+    cuda: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Health:
     """The machine and its engines.
 
@@ -75,6 +109,7 @@ class Health:
         saturates_u8s8: Whether 8-bit weights would give wrong results in u8*s8 kernels.
         engines: Every engine that qdqtune knows.
         broken: Those of other packages that can't be used.
+        gpu: The NVIDIA GPUs, which some engines need.
     """
 
     python: str
@@ -83,3 +118,4 @@ class Health:
     saturates_u8s8: bool
     engines: tuple[EngineHealth, ...]
     broken: tuple[BrokenEngine, ...] = ()
+    gpu: GpuHealth = GpuHealth()

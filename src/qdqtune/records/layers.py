@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -62,6 +63,7 @@ class LayersRecord:
         nodes: Number of nodes in the model.
         layers: In order of execution.
         unexecuted: Names of the nodes that no layer executes: they were folded away.
+        is_timed: Whether the model was run; else the layers are known, but not their times.
     """
 
     model: str
@@ -70,6 +72,7 @@ class LayersRecord:
     nodes: int
     layers: tuple[MappedLayer, ...]
     unexecuted: tuple[str, ...]
+    is_timed: bool = True
 
     @property
     def total_ms(self) -> float:
@@ -90,6 +93,12 @@ class LayersRecord:
         return dict(sorted(spent.items(), key=lambda item: -item[1]))
 
     @property
+    def layers_by_precision(self) -> dict[str, int]:
+        """How many layers compute in each type, the most first."""
+        counts = Counter(layer.precision for layer in self.layers)
+        return dict(counts.most_common())
+
+    @property
     def conversions(self) -> tuple[MappedLayer, ...]:
         """The layers that only change the type of values."""
         return tuple(layer for layer in self.layers if layer.converts)
@@ -106,6 +115,7 @@ class LayersRecord:
             "model": self.model,
             "engine": self.engine.to_dict(),
             "runs": self.runs,
+            "is_timed": self.is_timed,
             "nodes": self.nodes,
             "total_ms": self.total_ms,
             "mapped_share": self.mapped_share,

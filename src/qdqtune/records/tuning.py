@@ -19,6 +19,9 @@ DEFAULT_MIN_SQNR_DB = 10.0
 DEFAULT_MAX_DROP = 0.01
 DEFAULT_THRESHOLD = 1.02
 
+AS_GIVEN = "as given"
+"""The float type of a model that was not converted."""
+
 
 @dataclass(frozen=True)
 class TuneEvent:
@@ -125,6 +128,10 @@ class Summary:
             the engine told (``structural``), distinct pieces (``all_pieces``), those of them that
             were profiled (``pieces``), and groups of these that could be quantized (``units``).
         batches: In subgraph mode: what was tried on the whole model, and what was expected of it.
+        precision: The float type that the model was converted to before it was tuned, such as
+            ``float16``: the baseline and what is handed back are that; or ``as given``.
+        precision_sqnr_db: How far the worst output of that is from the model as given, in dB; None
+            if unknown, or not converted.
     """
 
     model: str
@@ -167,6 +174,8 @@ class Summary:
     subgraph_failed: int = 0
     subgraphs: Mapping[str, int] = field(default_factory=dict)
     batches: tuple[Batch, ...] = ()
+    precision: str = AS_GIVEN
+    precision_sqnr_db: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

@@ -42,9 +42,8 @@ def engine_lines(engine: EngineInfo) -> list[str]:
 def engine_line(engine: EngineInfo) -> str:
     """Which engine measured, on what."""
     threads = "its default threads" if engine.threads is None else f"{engine.threads} thread(s)"
-    return printable(
-        f"{engine.name} {engine.version}, {threads}, on {engine.device} ({engine.isa})"
-    )
+    isa = f" ({engine.isa})" if engine.isa else ""
+    return printable(f"{engine.name} {engine.version}, {threads}, on {engine.device}{isa}")
 
 
 def _lines(text: str) -> str:

@@ -43,6 +43,8 @@ def groups_text(record: GroupsRecord, *, by_time: bool, max_items: int) -> str:
 def _head(record: GroupsRecord) -> list[str]:
     lines = engine_lines(record.engine) if record.engine is not None else []
     took = f", {record.total_ms:.3f} ms per run" if record.total_ms is not None else ""
+    if record.engine is not None and record.total_ms is None:
+        took = ", built but not timed"
     groups, nodes = _count(len(record.groups), "group"), _count(record.nodes, "node")
     told = f" by {record.source}" if record.engine is None else ""
     return [*lines, printable(f"{record.model}: {nodes} in {groups}{told}{took}")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from qdqtune.records.health import EngineHealth, Health
+from qdqtune.records.health import EngineHealth, GpuHealth, Health
 from qdqtune.report.tables import printable, text_table
 
 
@@ -19,11 +19,11 @@ def health_text(health: Health) -> str:
     rows = [
         [
             engine.name,
-            "yes" if engine.usable else "no",
+            _usable(engine),
             engine.version or "-",
             engine.dialect or "-",
             engine.isa or "-",
-            engine.device if engine.usable else engine.reason,
+            _where(engine),
         ]
         for engine in health.engines
     ]
@@ -36,8 +36,35 @@ def health_text(health: Health) -> str:
         f"{broken.reason}"
         for broken in health.broken
     ]
-    parts = [machine, text_table(columns, rows), *map(printable, notes)]
+    parts = [
+        f"{machine}\n{printable(_gpus(health.gpu))}",
+        text_table(columns, rows),
+        *map(printable, notes),
+    ]
     return "\n\n".join(parts)
+
+
+def _usable(engine: EngineHealth) -> str:
+    if engine.usable:
+        return "yes"
+    return "for layers" if engine.lists_layers else "no"
+
+
+def _where(engine: EngineHealth) -> str:
+    """What it runs on, or why it doesn't."""
+    told = engine.device if engine.usable else engine.reason
+    return f"{told}; {engine.program}" if engine.program else told
+
+
+def _gpus(gpu: GpuHealth) -> str:
+    driver = f"driver {gpu.driver}" if gpu.driver else "driver"
+    if not gpu.gpus:
+        told = f" ({driver})" if gpu.driver else ""
+        return f"No NVIDIA GPU answers: {gpu.reason}{told}."
+    names = ", ".join(
+        f"{each.name} (compute capability {each.compute_capability})" for each in gpu.gpus
+    )
+    return f"NVIDIA {driver}, CUDA {gpu.cuda}: {names}."
 
 
 def _arithmetic(saturates: bool) -> str:

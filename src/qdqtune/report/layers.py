@@ -16,6 +16,8 @@ _TOO_SHORT = (
     "Give open dims larger sizes (--dim, --shapes), or look at --format json.",
 )
 _HEADER = ("layer", "kind", "precision", "ms", "share", "nodes of the model")
+_TIMES = (3, 4)
+_NOT_TIMED = "The model was built, not run: there are no times."
 
 
 def layers_text(record: LayersRecord, *, by_time: bool, max_items: int) -> str:
@@ -26,18 +28,41 @@ def layers_text(record: LayersRecord, *, by_time: bool, max_items: int) -> str:
         by_time: Whether the longest comes first; else they are in order of execution.
         max_items: Show at most so many of the layers that take time; 0 is all layers.
     """
+    if not record.is_timed:
+        return _without_times(record, max_items)
     kept = [layer for layer in record.layers if layer.ms or not max_items]
     if by_time:
         kept.sort(key=lambda layer: -layer.ms)
     shown = kept[: max_items or None]
     if not record.total_ms:
         return "\n".join([*_head(record), "", *_TOO_SHORT])
-    table = text_table(_HEADER, [_row(layer, record) for layer in shown], right=(3, 4))
+    table = text_table(_HEADER, [_row(layer, record) for layer in shown], right=_TIMES)
     return "\n".join([*_head(record), "", table, *_left_out(record, shown), "", *_summary(record)])
+
+
+def _without_times(record: LayersRecord, max_items: int) -> str:
+    shown = record.layers[: max_items or None]
+    columns = [column for column in range(len(_HEADER)) if column not in _TIMES]
+    rows = [_row(layer, record) for layer in shown]
+    table = text_table(
+        [_HEADER[column] for column in columns],
+        [[row[column] for column in columns] for row in rows],
+    )
+    more = len(record.layers) - len(shown)
+    left_out = [f"and {_count(more, 'more layer')}: --max_items 0 shows all"] if more else []
+    counts = (f"{name or 'unknown'} {n}" for name, n in record.layers_by_precision.items())
+    summary = [
+        printable(f"layers by precision: {', '.join(counts)}"),
+        f"{_count(len(record.conversions), 'conversion')} between types",
+        *_folded(record),
+        _NOT_TIMED,
+    ]
+    return "\n".join([*_head(record), "", table, *left_out, "", *summary])
 
 
 def _head(record: LayersRecord) -> list[str]:
     took = f"{record.total_ms:.3f} ms per run, from {_count(record.runs, 'run')}"
+    took = took if record.is_timed else "not timed"
     nodes, layers = _count(record.nodes, "node"), _count(len(record.layers), "layer")
     return [
         *engine_lines(record.engine),
@@ -90,10 +115,14 @@ def _summary(record: LayersRecord) -> list[str]:
     conversions = record.conversions
     count = _count(len(conversions), "conversion")
     lines.append(f"{count} between types, {100 * record.share(conversions):.1f} % of the time")
-    if record.unexecuted:
-        count = _count(len(record.unexecuted), "node")
-        lines.append(f"{count} folded away, run by no layer: {_names(record.unexecuted)}")
-    return [printable(line) for line in lines]
+    return [*map(printable, lines), *_folded(record)]
+
+
+def _folded(record: LayersRecord) -> list[str]:
+    if not record.unexecuted:
+        return []
+    count = _count(len(record.unexecuted), "node")
+    return [printable(f"{count} folded away, run by no layer: {_names(record.unexecuted)}")]
 
 
 def _count(count: int, what: str) -> str:

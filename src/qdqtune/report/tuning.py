@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qdqtune.records.ranges import CalibrationSource
+from qdqtune.records.tuning import AS_GIVEN as UNCHANGED
 from qdqtune.records.tuning import Summary, TunePlan, TuneResult
 from qdqtune.report.bench import engine_lines
 from qdqtune.report.durations import duration
@@ -39,7 +40,9 @@ def is_calibrated_on_random(summary: Summary) -> bool:
 
 def _table(summary: Summary) -> str:
     is_quantized = AS_GIVEN in summary.seeds
-    rows = [[AS_GIVEN if is_quantized else "float", f"{summary.baseline_ms:.3f}", "", ""]]
+    rows = [
+        [AS_GIVEN if is_quantized else _float_name(summary), f"{summary.baseline_ms:.3f}", "", ""]
+    ]
     if summary.seeds and not summary.batches:
         name, speedup = max(summary.seeds.items(), key=lambda seed: seed[1])
         seen = "over the float model inside" if is_quantized else "seen while searching"
@@ -56,13 +59,32 @@ def _table(summary: Summary) -> str:
 def _verdict(summary: Summary) -> list[str]:
     if summary.kept_float:
         reason = summary.reason.rstrip(".") or "nothing that was tried is faster"
+        if summary.precision != UNCHANGED:
+            return [f"The {summary.precision} model is kept: {reason}.", *_converted(summary)]
         kept = "model is kept as given" if AS_GIVEN in summary.seeds else "float model is kept"
         return [f"The {kept}, byte for byte: {reason}."]
     level = f"{100 * summary.confidence:g} %"
+    over = "as given" if summary.precision == UNCHANGED else f"in {summary.precision}"
     return [
-        f"Speedup is over the model as given, with its {level} interval, timed once more at the "
-        "end.",
+        f"Speedup is over the model {over}, with its {level} interval, timed once more at the end.",
+        *_converted(summary),
         f"{summary.qdq_pairs} tensors are {summary.quant_type}, in the {summary.dialect} dialect.",
+    ]
+
+
+def _float_name(summary: Summary) -> str:
+    return "float" if summary.precision == UNCHANGED else summary.precision
+
+
+def _converted(summary: Summary) -> list[str]:
+    """What was done to the model before it was tuned."""
+    if summary.precision == UNCHANGED:
+        return []
+    error = summary.precision_sqnr_db
+    far = f", {error:.1f} dB from the model as given" if error is not None else ""
+    return [
+        f"The model was converted to {summary.precision} first{far}: the engine takes types as "
+        "they are written. --precision float32 leaves it as it is."
     ]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx
+import pytest
 
 from qdqtune import zoo
 from qdqtune.engines.interface import SessionOptions
@@ -34,6 +35,10 @@ class EngineUnderTest:
             takes no number of threads is tried without.
         dialect: The dialect in which it wants Q/DQ written.
         quant_types: Those of the dialect's quant types that it runs; none named are all.
+        runs: Whether models can be run here; False if they can only be opened, as where there is
+            no GPU. What needs runs is skipped then, after models were opened and fed.
+        program: Whether it starts a program for every request: most of the time that a request
+            takes is no run then.
         measures: Whether its times are measured; False if it makes them up.
         layers: Whether `layer_times` tells the layers.
         integer_layers: Whether a quantized op shows as a layer that computes in integers.
@@ -50,6 +55,8 @@ class EngineUnderTest:
     options: SessionOptions = _ONE_THREAD
     dialect: str = "onnxruntime"
     quant_types: tuple[str, ...] = ()
+    runs: bool = True
+    program: bool = False
     measures: bool = True
     layers: bool = True
     integer_layers: bool = True
@@ -84,6 +91,11 @@ class Bench:
         self.worker = Worker(
             engine.name, engine.options, timeout_s=_TIMEOUT_S, environment=engine.environment
         )
+
+    def needs_runs(self) -> None:
+        """Skips the test if models can't be run here."""
+        if not self.engine.runs:
+            pytest.skip(f"{self.engine.name} opens models, but can't run them here")
 
     def close(self) -> None:
         """Ends the engine's process."""

@@ -73,6 +73,7 @@ class Autotuned:
             performance_threshold=request.threshold or DEFAULT_THRESHOLD,
             filters=request.filters,
             optimize=request.optimize,
+            precision="float32",
             output_dir=self._folder,
         )
         layout = request.dialect.format_of(request.quant_type)

@@ -11,10 +11,9 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from qdqtune.engines import registry
-from qdqtune.records.errors import UsageError
+from qdqtune.engines.words import EngineWords
 from qdqtune.workflows.benchmarks import (
     DEFAULT_TIMING_RUNS,
     DEFAULT_WARMUP_RUNS,
@@ -99,7 +98,8 @@ def benchmark_onnx_model(
     Args:
         model_path: The file, or what would be in it.
         log_file: Where to add what happened.
-        flush_timing_cache: Engines without a timing cache have nothing to flush.
+        flush_timing_cache: Engines write their timing cache after every build: nothing is left to
+            be flushed.
 
     Returns:
         The median in milliseconds; infinite if it can't be measured. Nothing is raised.
@@ -122,19 +122,6 @@ def current_benchmark() -> EngineBenchmark | None:
     return _CURRENT.benchmark
 
 
-def check_plugins(plugin_libraries: Sequence[str] | None, engine: str) -> None:
-    """Make sure that plugin libraries are there, and warn if the engine has no use for them.
-
-    Raises:
-        UsageError: If one is missing.
-    """
-    for library in plugin_libraries or ():
-        if not Path(library).is_file():
-            raise UsageError(f"The plugin library {library} does not exist.", "Check the path.")
-    if plugin_libraries and not registry.entry(engine).takes_plugins:
-        _logger.warning("%s takes no plugin libraries: they are not used", engine)
-
-
 def _make(
     use_trtexec: bool,
     plugin_libraries: Sequence[str] | None,
@@ -146,7 +133,6 @@ def _make(
     threads: int | None,
 ) -> EngineBenchmark:
     if use_trtexec:
-        check_plugins(plugin_libraries, registry.GUIDES_PROGRAM)
         return TrtExecBenchmark(
             timing_cache_file,
             warmup_runs,
@@ -154,12 +140,15 @@ def _make(
             plugin_libraries,
             trtexec_args=trtexec_args,
         )
-    benchmark = EngineBenchmark(
-        engine, threads=threads, warmup_runs=warmup_runs, timing_runs=timing_runs
-    )
-    check_plugins(plugin_libraries, benchmark.engine)
-    if timing_cache_file is not None and not registry.entry(benchmark.engine).has_timing_cache:
-        _logger.info("%s has no timing cache: %s is not used", benchmark.engine, timing_cache_file)
+    name = registry.resolve(engine)
+    cache = "" if timing_cache_file is None else os.fspath(timing_cache_file)
+    words = EngineWords(cache, tuple(map(os.fspath, plugin_libraries or ())))
     if trtexec_args:
         _logger.warning("trtexec_args are not used without use_trtexec")
-    return benchmark
+    return EngineBenchmark(
+        name,
+        threads=threads,
+        engine_options=words.options_of(name, {}),
+        warmup_runs=warmup_runs,
+        timing_runs=timing_runs,
+    )

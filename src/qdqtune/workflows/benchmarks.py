@@ -21,6 +21,8 @@ from qdqtune.calibration.inputs import Feeds, random_inputs
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
+from qdqtune.engines.shape_arguments import ShapeArguments
+from qdqtune.engines.words import EngineWords
 from qdqtune.graph.external import external_files
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
@@ -121,7 +123,7 @@ class EngineBenchmark(Benchmark):
                 f"{timing_runs} timed runs after {warmup_runs} others can't be made.",
                 "timing_runs is a number from 1 up, warmup_runs one from 0 up.",
             )
-        self.engine = registry.resolve(engine)
+        self.engine = registry.resolve(engine, engine_options)
         self.threads = threads
         self.engine_options = dict(engine_options or {})
         self.warmup_runs = warmup_runs
@@ -215,9 +217,13 @@ class TensorRTPyBenchmark(EngineBenchmark):
         timing_runs: int = DEFAULT_TIMING_RUNS,
         plugin_libraries: Sequence[str] | None = None,
     ) -> None:
+        words = _words(timing_cache_file, plugin_libraries)
         try:
             super().__init__(
-                registry.GUIDES_MODULE, warmup_runs=warmup_runs, timing_runs=timing_runs
+                registry.GUIDES_MODULE,
+                engine_options=words.options_of(registry.GUIDES_MODULE, {}),
+                warmup_runs=warmup_runs,
+                timing_runs=timing_runs,
             )
         except EngineError as error:
             raise EngineImportError(error.what, error.hint) from None
@@ -234,7 +240,7 @@ class TrtExecBenchmark(EngineBenchmark):
         timing_runs: Runs that count.
         plugin_libraries: Libraries with custom ops to load.
         trtexec_path: The program.
-        trtexec_args: Arguments of its own.
+        trtexec_args: Arguments of its own; those about shapes say what models are run at.
 
     Raises:
         EngineError: If the program can't measure here.
@@ -249,11 +255,30 @@ class TrtExecBenchmark(EngineBenchmark):
         trtexec_path: str = registry.GUIDES_PROGRAM,
         trtexec_args: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(registry.GUIDES_PROGRAM, warmup_runs=warmup_runs, timing_runs=timing_runs)
+        told = ShapeArguments.found_in(trtexec_args or ())
+        words = replace(
+            _words(timing_cache_file, plugin_libraries),
+            arguments=tuple(told.others),
+            program="" if trtexec_path == registry.GUIDES_PROGRAM else os.fspath(trtexec_path),
+        )
+        super().__init__(
+            registry.GUIDES_PROGRAM,
+            engine_options=words.options_of(registry.GUIDES_PROGRAM, told.as_options()),
+            warmup_runs=warmup_runs,
+            timing_runs=timing_runs,
+            inputs=InputRequest.from_text(told.usual),
+        )
         self.timing_cache_file = timing_cache_file
         self.plugin_libraries = list(plugin_libraries or ())
         self.trtexec_path = trtexec_path
         self.trtexec_args = list(trtexec_args or ())
+
+
+def _words(
+    timing_cache_file: str | os.PathLike[str] | None, plugin_libraries: Sequence[str] | None
+) -> EngineWords:
+    cache = "" if timing_cache_file is None else os.fspath(timing_cache_file)
+    return EngineWords(cache, tuple(map(os.fspath, plugin_libraries or ())))
 
 
 @contextmanager

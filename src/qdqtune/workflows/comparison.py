@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,9 +23,17 @@ from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.workflows.same_inputs import common_request, signature
+from qdqtune.workflows.tuning.shape_ranges import (
+    Asked,
+    check_takes_ranges,
+    options_with_ranges,
+    request_of,
+)
 
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Outputs
+
+_logger = logging.getLogger(__name__)
 
 _NOTHING_SAID = InputRequest()
 
@@ -37,6 +46,8 @@ def bench(
     threads: int | None = None,
     runs: int | None = None,
     inputs: InputRequest = _NOTHING_SAID,
+    min_shapes: Asked | None = None,
+    max_shapes: Asked | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> BenchRecord:
     """Time every model against the first, in alternating blocks of one run.
@@ -50,6 +61,9 @@ def bench(
             where the answer is clear.
         inputs: Shapes, ranges and seed of the random inputs. A dim that one model fixes and
             another leaves open has the fixed size.
+        min_shapes: The smallest inputs that an engine is to be prepared for, as a request or as
+            sizes by input; only for engines that are told such.
+        max_shapes: The largest ones.
         progress: Called with the rounds done and planned.
 
     Raises:
@@ -59,15 +73,22 @@ def bench(
     paths = [os.fspath(model) for model in models]
     if not paths:
         raise UsageError("There is no model to time.", "Name at least one file.")
-    name = registry.resolve(engine)
+    name = registry.resolve(engine, engine_options)
+    check_takes_ranges(name, min_shapes, max_shapes)
     feeds = _feeds(paths, inputs)
-    options = SessionOptions(threads=threads, engine_options=engine_options or {})
+    fed_shapes = {each: tuple(array.shape) for each, array in feeds.items()}
+    all_options = options_with_ranges(
+        engine_options or {}, name, load_model(paths[0]), fed_shapes, request_of(min_shapes),
+        request_of(max_shapes),
+    )  # fmt: skip
+    options = SessionOptions(threads=threads, engine_options=all_options)
     with Worker(name, options) as worker:
         info = engine_info(worker, name)
         outputs = _Outputs()
+        compares = registry.entry(name).measures and _tells_outputs(worker, name, paths[0], feeds)
         measured, compared = compare_files(
             worker, paths, feeds, runs=runs, progress=progress,
-            take_outputs=outputs.take if registry.entry(name).measures else None,
+            take_outputs=outputs.take if compares else None,
         )  # fmt: skip
     contestants = tuple(
         Contestant(path, measured[number], comparison, outputs.sqnr_db.get(number, {}))
@@ -87,6 +108,20 @@ def engine_info(worker: Worker, name: str) -> EngineInfo:
         return worker.info()
     except WorkerFailure as failure:
         raise EngineError(f"{name} does not start: {failure}", "See `qdqtune doctor`.") from None
+
+
+def _tells_outputs(worker: Worker, engine: str, path: str, feeds: Feeds) -> bool:
+    """Whether an engine says what a model computes: a program may lack the option for it."""
+    if not registry.entry(engine).program:
+        return True
+    try:
+        model = worker.open(path)
+        worker.run(model, feeds)
+        worker.release(model)
+    except WorkerFailure as failure:
+        _logger.info("outputs are not compared: %s", failure)
+        return False
+    return True
 
 
 class _Outputs:

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import onnx_ir as ir
-
 from qdqtune.autotune.subgraphs.content import content_of
 from qdqtune.autotune.subgraphs.fusion_groups import fusion_groups
 from qdqtune.engines import registry
@@ -24,10 +22,11 @@ from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError
 from qdqtune.records.fusion import GroupRecord, GroupsRecord
 from qdqtune.records.inputs import InputRequest
-from qdqtune.records.layers import LayersRecord, MappedLayer
+from qdqtune.records.layers import MappedLayer
 from qdqtune.workflows.layers import DEFAULT_RUNS, layers_of
 from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tuning.layer_groups import check_mentions, spent_by_group
+from qdqtune.workflows.tuning.shape_ranges import Asked
 
 _NOTHING_SAID = InputRequest()
 _SHORT_KEY = 10
@@ -43,6 +42,8 @@ def groups_of(
     inputs: InputRequest = _NOTHING_SAID,
     quant_type: str = "int8",
     graph_json: str | Path | None = None,
+    min_shapes: Asked | None = None,
+    max_shapes: Asked | None = None,
 ) -> GroupsRecord:
     """Divide a model into the pieces that an engine runs as one.
 
@@ -57,6 +58,9 @@ def groups_of(
         inputs: Shapes, ranges and seed of the inputs.
         quant_type: One of the dialect's quant types.
         graph_json: A file with the layers of a build of this model; nothing is run then.
+        min_shapes: The smallest inputs that an engine is to be prepared for, as a request or as
+            sizes by input; only for engines that are told such.
+        max_shapes: The largest ones.
 
     Raises:
         QdqtuneError: Whatever the user can act on.
@@ -64,13 +68,27 @@ def groups_of(
     path = os.fspath(model)
     if graph_json is not None:
         return _groups_of_file(path, engine, inputs, quant_type, os.fspath(graph_json))
-    name = registry.resolve(engine)
+    name = registry.resolve(engine, engine_options, only_layers=True)
     spoken = native_dialect(name, options=engine_options)
     source = open_source(path, spoken.format_of(quant_type).least_opset)
-    ran = _run(source.model, path, name, engine_options, threads, runs, inputs)
+    with TemporaryDirectory() as folder:
+        written = str(save_model(source.model, Path(folder) / "model.onnx"))
+        try:
+            ran = layers_of(
+                written,
+                engine=name,
+                engine_options=engine_options,
+                threads=threads,
+                runs=runs,
+                inputs=inputs,
+                min_shapes=min_shapes,
+                max_shapes=max_shapes,
+            )
+        except EngineError as error:
+            raise EngineError(error.what.replace(written, path), error.hint) from None
     with at_shapes(source.model, resolve_shapes(source.model, inputs)):
         index = GraphIndex(source.model)
-        groups = _records(index, spoken, quant_type, ran.layers, has_times=True)
+        groups = _records(index, spoken, quant_type, ran.layers, has_times=ran.is_timed)
     unmentioned = _unmentioned(index, ran.layers)
     return GroupsRecord(path, ran.engine, name, spoken.name, ran.nodes, unmentioned, groups)
 
@@ -90,30 +108,6 @@ def _groups_of_file(
         groups = _records(index, spoken, quant_type, layers, has_times=False)
     nodes, unmentioned = len(index.nodes), _unmentioned(index, layers)
     return GroupsRecord(path, None, graph_json, spoken.name, nodes, unmentioned, groups)
-
-
-def _run(
-    model: ir.Model,
-    path: str,
-    engine: str,
-    engine_options: Mapping[str, str] | None,
-    threads: int | None,
-    runs: int,
-    inputs: InputRequest,
-) -> LayersRecord:
-    with TemporaryDirectory() as folder:
-        written = str(save_model(model, Path(folder) / "model.onnx"))
-        try:
-            return layers_of(
-                written,
-                engine=engine,
-                engine_options=engine_options,
-                threads=threads,
-                runs=runs,
-                inputs=inputs,
-            )
-        except EngineError as error:
-            raise EngineError(error.what.replace(written, path), error.hint) from None
 
 
 def _records(

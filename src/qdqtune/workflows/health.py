@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 
 from qdqtune.engines import registry
+from qdqtune.engines.gpu import find_gpus
 from qdqtune.engines.isa import inherited_limit, read_cpu, saturates_u8s8
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.native import native_dialect
@@ -21,18 +22,22 @@ def examine() -> Health:
     engines = tuple(map(_examine_engine, registry.engines()))
     broken = registry.plugins().broken
     return Health(
-        platform.python_version(), cpu.device, cpu.isa, cpu.saturates_u8s8, engines, broken
-    )
+        platform.python_version(), cpu.device, cpu.isa, cpu.saturates_u8s8, engines, broken,
+        find_gpus(),
+    )  # fmt: skip
 
 
 def _examine_engine(name: str) -> EngineHealth:
     status = registry.available(name)
     measures = registry.entry(name).measures
-    dialect = ""
+    dialect, reason = "", status.reason
     try:
         dialect = native_dialect(name).name
         if not status.usable:
-            return EngineHealth(name, False, status.version, "", dialect, status.reason, measures)
+            return EngineHealth(
+                name, False, status.version, "", dialect, reason, measures,
+                program=status.program, lists_layers=status.lists_layers,
+            )  # fmt: skip
         with Worker(name, timeout_s=_ANSWER_TIMEOUT_S) as worker:
             info = worker.info()
     except WorkerFailure as failure:
@@ -42,9 +47,11 @@ def _examine_engine(name: str) -> EngineHealth:
     else:
         return EngineHealth(
             name, True, info.version, info.device, dialect, "", measures,
-            info.isa, saturates_u8s8(info.isa), _limit(name, info),
+            info.isa, saturates_u8s8(info.isa), _limit(name, info), status.program,
         )  # fmt: skip
-    return EngineHealth(name, False, status.version, "", dialect, reason, measures)
+    return EngineHealth(
+        name, False, status.version, "", dialect, reason, measures, program=status.program
+    )
 
 
 def _limit(name: str, info: EngineInfo) -> IsaLimit | None:

@@ -70,9 +70,9 @@ class Kernels:
     options: SessionOptions
 
 
-def has_own_kernels(engine: str) -> bool:
+def has_own_kernels(engine: str, options: Mapping[str, str] | None = None) -> bool:
     """Whether an engine can tell here what its kernels compute; one that makes up times can't."""
-    return registry.entry(engine).measures and registry.available(engine).usable
+    return registry.entry(engine).measures and registry.available(engine, options).usable
 
 
 def engine_of_dialect(
@@ -87,8 +87,9 @@ def engine_of_dialect(
     """
     asked = [] if engine == registry.AUTO else [engine]
     for name in (*asked, registry.REFERENCE):
-        own = native_dialect(name, options=options if name == engine else None)
-        if own.name == dialect.name and has_own_kernels(name):
+        its = options if name == engine else None
+        own = native_dialect(name, options=its)
+        if own.name == dialect.name and has_own_kernels(name, its):
             return name
     return None
 
@@ -118,6 +119,9 @@ class Judge:
         kernels: Whose arithmetic counts: that of the engine whose dialect the candidates are in.
             None if it can't run here; then they are run as they are written.
         roughly: How many of the samples are enough for `roughly_db`; None is all of them.
+
+    Attributes:
+        kernels: As given; None once it turned out that they don't tell outputs.
     """
 
     def __init__(
@@ -131,9 +135,9 @@ class Judge:
         roughly: int | None = None,
     ) -> None:
         self._has_reading = source.reading is not None
-        self._kernels = kernels
+        self.kernels = kernels
         options = _options(kernels, runner, base)
-        self._rough = self._exact = _Bench(source, base, runner, samples, options)
+        self._written = self._rough = self._exact = _Bench(source, base, runner, samples, options)
         if roughly is not None:
             self._rough = _Bench(
                 source, base, runner, lambda: itertools.islice(samples(), roughly), options
@@ -153,12 +157,13 @@ class Judge:
         Raises:
             EngineError: If the engine does not run a model in its own dialect.
         """
+        self._check_kernels()
         try:
             against_float, scores = self._exact.against_float(candidate)
             against_given = self._exact.against_given(candidate) if self._has_reading else {}
         except WorkerFailure as failure:
-            if self._kernels is not None:
-                title = registry.title(self._kernels.engine)
+            if self.kernels is not None:
+                title = registry.title(self.kernels.engine)
                 raise EngineError(
                     f"{title} does not run the quantized model: {failure}",
                     "Nothing was written. Leave out the op that it names, and report this.",
@@ -166,6 +171,17 @@ class Judge:
             _logger.warning("the output error could not be measured here: %s", failure)
             return Quality()
         return Quality(against_float, against_given, scores)
+
+    def _check_kernels(self) -> None:
+        """Do without the engine's own kernels if it can't tell what the float model computes."""
+        if self.kernels is None or self._exact is self._written:
+            return
+        why = self._exact.why_not()
+        if why:
+            title = registry.title(self.kernels.engine)
+            _logger.info("%s does not tell outputs, models are run as written: %s", title, why)
+            self._exact.close()
+            self._exact, self.kernels = self._written, None
 
     def roughly_db(self, candidate: Path) -> float:
         """The worst output's distance from the float model, without the engine's own kernels.
@@ -180,8 +196,8 @@ class Judge:
 
     def close(self) -> None:
         """Forget the outputs of the models that were run."""
-        self._rough.close()
-        self._exact.close()
+        for bench in (self._written, self._rough, self._exact):
+            bench.close()
 
 
 class _Bench:
@@ -225,14 +241,27 @@ class _Bench:
             candidate: A file in the base's folder.
             options: How to open it, if not like the float model.
         """
+        reference = self._reference()
+        shown, decided = add_scores(self._runnable(candidate, self._needs_twin))
+        found = reference.sqnr_db(shown, options)
+        scores = {decided[name]: db for name, db in found.items() if name in decided}
+        return {name: db for name, db in found.items() if name not in decided}, scores
+
+    def why_not(self) -> str:
+        """Why the float model can't be run; empty if it can."""
+        try:
+            self._reference()
+        except WorkerFailure as failure:
+            return str(failure)
+        return ""
+
+    def _reference(self) -> Reference:
+        """What the float model computes."""
         if self._float is None:
             path = self._base.write(self._base.whole(), "reference")
             shown, _ = add_scores(self._runnable(path, self._needs_twin))
             self._float = self._run(shown)
-        shown, decided = add_scores(self._runnable(candidate, self._needs_twin))
-        found = self._float.sqnr_db(shown, options)
-        scores = {decided[name]: db for name, db in found.items() if name in decided}
-        return {name: db for name, db in found.items() if name not in decided}, scores
+        return self._float
 
     def against_given(self, candidate: Path) -> dict[str, float]:
         """Decibels of a candidate beside the file that was given."""

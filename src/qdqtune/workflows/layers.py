@@ -20,6 +20,12 @@ from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.layers import LayersRecord
 from qdqtune.workflows.comparison import engine_info
+from qdqtune.workflows.tuning.shape_ranges import (
+    Asked,
+    check_takes_ranges,
+    options_with_ranges,
+    request_of,
+)
 
 DEFAULT_RUNS = 20
 
@@ -34,8 +40,12 @@ def layers_of(
     threads: int | None = None,
     runs: int = DEFAULT_RUNS,
     inputs: InputRequest = _NOTHING_SAID,
+    min_shapes: Asked | None = None,
+    max_shapes: Asked | None = None,
 ) -> LayersRecord:
     """Run a model on random inputs, and say which of its nodes each layer executes.
+
+    An engine that can't run models here may still build them: then there are no times.
 
     Args:
         model: A model file, float or with Q/DQ; it is run as it is.
@@ -44,20 +54,28 @@ def layers_of(
         threads: Threads per run; None is the engine's default.
         runs: Runs to take the times from.
         inputs: Shapes, ranges and seed of the inputs.
+        min_shapes: The smallest inputs that an engine is to be prepared for, as a request or as
+            sizes by input; only for engines that are told such.
+        max_shapes: The largest ones.
 
     Raises:
         QdqtuneError: Whatever the user can act on.
     """
     if runs < 1:
         raise UsageError(f"{runs} runs can't be made.", "runs is a number from 1 up.")
-    name = registry.resolve(engine)
+    name = registry.resolve(engine, engine_options, only_layers=True)
+    is_timed = registry.available(name, engine_options).usable
     path = os.fspath(model)
     source = load_model(path)
     infer_shapes(source)
     index = GraphIndex(source)
-    request = replace(inputs, shapes=resolve_shapes(source, inputs), dims={})
-    feeds = next(random_inputs(index, 1, request))
-    with Worker(name, SessionOptions(threads, engine_options or {})) as worker:
+    shapes = resolve_shapes(source, inputs)
+    check_takes_ranges(name, min_shapes, max_shapes)
+    options = options_with_ranges(
+        engine_options or {}, name, source, shapes, request_of(min_shapes), request_of(max_shapes)
+    )
+    feeds = next(random_inputs(index, 1, replace(inputs, shapes=shapes, dims={})))
+    with Worker(name, SessionOptions(threads, options)) as worker:
         info = engine_info(worker, name)
         try:
             opened = worker.open(path)
@@ -71,4 +89,4 @@ def layers_of(
     mapped = tuple(nodes_of_layers(index, layers))
     executed = {node for layer in mapped if layer.executes for node in layer.nodes}
     unexecuted = tuple(node.name or "" for node in index.nodes if node.name not in executed)
-    return LayersRecord(path, info, runs, len(index.nodes), mapped, unexecuted)
+    return LayersRecord(path, info, runs, len(index.nodes), mapped, unexecuted, is_timed)

@@ -200,7 +200,7 @@ class OneShot:
                 guarded = guard.guard(scaled)
         report = self._report(guarded.draft, feeding, guarded.placement)
         tried = {way.value: each.quality.worst_db for way, each in scaled.items()}
-        return guarded, _with_quality(report, guarded, tried, kernels)
+        return guarded, _with_quality(report, guarded, tried, judge.kernels)
 
     def _rules(self, base: PreparedModel, worker: Worker, feeding: Feeding) -> _Rules:
         """What the rules are asked about: the model at the shapes that it will run at."""
@@ -258,7 +258,7 @@ class OneShot:
             return replace(report, not_timed="it was not asked for")
         if (
             not registry.entry(request.engine).worker_class
-            or not registry.available(request.engine).usable
+            or not registry.available(request.engine, request.options.engine_options).usable
         ):
             title = registry.title(request.engine)
             return replace(report, not_timed=f"{title} does not run models here")

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import onnx_ir as ir
@@ -79,7 +79,11 @@ def convert_model(
     with tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=target.parent) as folder:
         staged = save_model(loaded, Path(folder) / target.name)
         check_result(staged, source)
-        sqnr_db, overflow = _judge(source, staged, request)
+        sqnr_db, overflow = judge_conversion(
+            source,
+            staged,
+            lambda model: random_inputs(GraphIndex(model), _JUDGED_SAMPLES, request),
+        )
         for file in sorted(Path(folder).iterdir(), reverse=True):
             check_writable(target.with_name(file.name), force=force)
             os.replace(file, target.with_name(file.name))
@@ -92,11 +96,18 @@ def _check_ops(model: ir.Model, ops: Collection[str]) -> None:
         raise UsageError(f"The model has no {', '.join(missing)}.", "Ops are spelled as in ONNX.")
 
 
-def _judge(source: Path, staged: Path, request: InputRequest) -> tuple[dict[str, float], str]:
+def judge_conversion(
+    source: Path, staged: Path, samples: Callable[[ir.Model], Iterable[Feeds]]
+) -> tuple[dict[str, float], str]:
     """Decibels per output and the first node that overflows; nothing if it can't be known here.
 
+    Args:
+        source: The model as it was.
+        staged: The same in another float type.
+        samples: Makes inputs for the model as it was, in a form that CPUs run.
+
     Raises:
-        UsageError: If the request does not fit the model.
+        UsageError: If no inputs can be made.
     """
     if not has_reference():
         title = registry.title(registry.REFERENCE)
@@ -106,15 +117,12 @@ def _judge(source: Path, staged: Path, request: InputRequest) -> tuple[dict[str,
         folder = Path(name)
         before, reference, _ = _runnable(source, folder / "before.onnx")
         after, candidate, rounded = _runnable(staged, folder / "after.onnx")
-
-        def samples() -> Iterator[Feeds]:
-            return random_inputs(GraphIndex(before), _JUDGED_SAMPLES, request)
-
         try:
-            sqnr_db = output_sqnr(worker, reference, candidate, samples(), options=AS_WRITTEN)
+            sqnr_db = output_sqnr(worker, reference, candidate, samples(before), options=AS_WRITTEN)
             overflow = ""
             if any(db == -math.inf for db in sqnr_db.values()):
-                overflow = first_overflow(after, rounded, worker, next(samples()), folder)
+                first = next(iter(samples(before)))
+                overflow = first_overflow(after, rounded, worker, first, folder)
         except (WorkerFailure, EngineError) as failure:
             _logger.warning("what it costs could not be measured here: %s", failure)
             return {}, ""

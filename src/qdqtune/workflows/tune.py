@@ -33,6 +33,7 @@ from qdqtune.records.tuning import (
 from qdqtune.workflows.calibrating import feeding_of
 from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.source import open_source
+from qdqtune.workflows.tuning import float_type
 from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.folder import AUTO, SUBGRAPHS, RunFolder
 from qdqtune.workflows.tuning.layer_groups import check_layer_file
@@ -40,7 +41,12 @@ from qdqtune.workflows.tuning.request import REGION, SUBGRAPH, WORKFLOWS, Callba
 from qdqtune.workflows.tuning.run import TuneRun
 from qdqtune.workflows.tuning.scouting import AS_GIVEN, find_choices, seeds_of
 from qdqtune.workflows.tuning.settings import preset_named
-from qdqtune.workflows.tuning.shape_ranges import Asked, check_ranges, request_of
+from qdqtune.workflows.tuning.shape_ranges import (
+    Asked,
+    check_ranges,
+    options_with_ranges,
+    request_of,
+)
 from qdqtune.workflows.tuning.subgraph_mode import NOT_TRIED
 
 _NOTHING_SAID = InputRequest()
@@ -78,6 +84,7 @@ def tune(
     incremental_validation: bool = True,
     min_shapes: Asked | None = None,
     max_shapes: Asked | None = None,
+    precision: str = float_type.AUTO,
     output_dir: str | Path = DEFAULT_OUTPUT_DIR,
     state_file: str | Path | None = None,
     resume: str = AUTO,
@@ -124,10 +131,14 @@ def tune(
             tells the pieces instead of the engine.
         incremental_validation: In subgraph mode, whether the assembly is compared with others on
             the whole model, and improved group by group.
-        min_shapes: In subgraph mode, the smallest inputs that the model will get, as a request or
-            as sizes by input; pieces are measured at `inputs`, and described with the range of
-            shapes that follows.
+        min_shapes: The smallest inputs that the model will get, as a request or as sizes by input:
+            for engines that are told ranges of shapes, and in subgraph mode, where pieces are
+            measured at `inputs`, and described with the range of shapes that follows.
         max_shapes: The largest ones.
+        precision: The float type to tune the model in: ``float32``, ``float16`` or ``bfloat16``.
+            ``auto`` converts a float32 model to float16 if the engine takes types as they are
+            written, and if it is accurate enough; else it is tuned as it is. What is converted is
+            the baseline, and what is handed back.
         output_dir: Where everything is written. One run at a time can use it.
         state_file: Where the readable state goes, with the pattern cache beside it; None is into
             the output folder.
@@ -140,10 +151,11 @@ def tune(
         QdqtuneError: Whatever the user can act on.
     """
     reporter = Reporter(callbacks, budget_s)
-    name = registry.resolve(engine)
+    name = registry.resolve(engine, engine_options)
     require_reference()
     _check_numbers(seed=seed, max_drop=max_drop, performance_threshold=performance_threshold)
-    _check_workflow(workflow, graph_json, min_shapes, max_shapes, incremental_validation)
+    _check_workflow(workflow, name, graph_json, min_shapes, max_shapes, incremental_validation)
+    float_type.check_precision(precision)
     chosen = preset_named(preset)
     request = TuneRequest(
         model=Path(model),
@@ -174,12 +186,17 @@ def tune(
         incremental_validation=incremental_validation,
         min_shapes=request_of(min_shapes),
         max_shapes=request_of(max_shapes),
+        precision=precision,
         callbacks=tuple(callbacks),
     )
     layout = request.dialect.format_of(quant_type)
     source = open_source(model, layout.least_opset, optimize=optimize)
     feeding = feeding_of(source, replace(inputs, seed=seed), calibration_data, calibration_samples)
-    check_ranges(source.model, feeding.shapes, request.min_shapes, request.max_shapes)
+    all_options = options_with_ranges(
+        request.options.engine_options, name, source.model, feeding.shapes, request.min_shapes,
+        request.max_shapes,
+    )  # fmt: skip
+    request = replace(request, options=replace(request.options, engine_options=all_options))
     if graph_json is not None:
         check_layer_file(GraphIndex(source.model), graph_json)
     others = [each for each in (request.qdq_baseline, request.graph_json) if each is not None]
@@ -236,8 +253,8 @@ def plan_tune(
     Raises:
         QdqtuneError: Whatever the user can act on.
     """
-    name = registry.resolve(engine)
-    _check_workflow(workflow, graph_json, min_shapes, max_shapes)
+    name = registry.resolve(engine, engine_options)
+    _check_workflow(workflow, name, graph_json, min_shapes, max_shapes)
     dialect = native_dialect(name, options=engine_options)
     chosen = preset_named(preset)
     source = open_source(model, dialect.format_of(quant_type).least_opset, optimize=optimize)
@@ -277,6 +294,7 @@ def plan_tune(
 
 def _check_workflow(
     workflow: str,
+    engine: str,
     graph_json: str | Path | None,
     min_shapes: Asked | None,
     max_shapes: Asked | None,
@@ -288,10 +306,11 @@ def _check_workflow(
         raise UsageError(
             f"incremental_validation is {incremental_validation!r}.", "It is True or False."
         )
+    takes_ranges = registry.entry(engine).takes_shape_ranges
     said = {
         "graph_json": graph_json is not None,
-        "min_shapes": min_shapes is not None,
-        "max_shapes": max_shapes is not None,
+        "min_shapes": min_shapes is not None and not takes_ranges,
+        "max_shapes": max_shapes is not None and not takes_ranges,
         "no_incremental_validation": not incremental_validation,
     }
     for name in (name for name in said if said[name] and workflow != SUBGRAPH):

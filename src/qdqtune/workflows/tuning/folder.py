@@ -31,6 +31,8 @@ REGION_MODELS = "region_{}_level_{}.onnx"
 SUBGRAPHS = "subgraphs"
 SUBGRAPH_CACHE = "autotune_cache.json"
 DAMAGED_CACHE = "autotune_cache.damaged.json"
+LAYER_FILE = "{}.{}.graph.json"
+BUILD_LOG = "{}.{}.build.log"
 LOGS = "logs"
 ASIDE = "earlier"
 
@@ -118,7 +120,8 @@ class RunFolder:
             return
         copies = [self._copy_of(file, model) for file in external_files(model)]
         folders = (self.path / CANDIDATES, *(self.path / name for name in self._more))
-        for file in (*self._written(), *folders, *copies):
+        layers = [self.path / name for name in self._layer_files() if SUBGRAPHS in self._more]
+        for file in (*self._written(), *folders, *copies, *layers):
             if file.exists() and file.resolve() not in self._read:
                 raise _in_the_way(file, JOURNAL)
 
@@ -204,6 +207,19 @@ class RunFolder:
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
+
+    def layer_file(self, model: Path, float_type: str) -> Path:
+        """For the layers that the engine builds the float model to."""
+        return self.path / LAYER_FILE.format(model.stem, float_type)
+
+    def build_log(self, model: Path, float_type: str) -> Path:
+        """For what the engine says while it does."""
+        return self.path / BUILD_LOG.format(model.stem, float_type)
+
+    def _layer_files(self) -> list[str]:
+        """Names of such files that are there."""
+        patterns = (LAYER_FILE.format("*", "*"), BUILD_LOG.format("*", "*"))
+        return sorted(file.name for each in patterns for file in self.path.glob(each))
 
     @property
     def replaces_a_run(self) -> bool:
@@ -297,6 +313,9 @@ class RunFolder:
         for name in _OURS:
             for file in (self.path / name, self.path / f"{name}.data"):
                 file.unlink(missing_ok=True)
+        for file in (self.path / name for name in self._layer_files()):
+            if file.resolve() not in self._read:
+                file.unlink()
         shutil.rmtree(self.path / CANDIDATES, ignore_errors=True)
         remove_pieces(self.path / SUBGRAPHS)
 
@@ -304,7 +323,8 @@ class RunFolder:
         """Move an earlier run, all of it, into a folder of its own; the journal goes last."""
         names = [name for ours in _OURS for name in (ours, f"{ours}.data") if ours != JOURNAL]
         pieces = [SUBGRAPHS] if self._had_pieces else []
-        files = [LOGS, CANDIDATES, *pieces, *self._weights_beside(), *names, JOURNAL]
+        layers = self._layer_files()
+        files = [LOGS, CANDIDATES, *pieces, *layers, *self._weights_beside(), *names, JOURNAL]
         self._move_aside(files, _PARTIAL_RUN)
 
     def _move_aside(self, files: Sequence[str], while_moving: str) -> None:

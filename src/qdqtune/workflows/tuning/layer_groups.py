@@ -14,6 +14,7 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import QDQ_OPS
 from qdqtune.records.errors import UsageError
 from qdqtune.records.layers import MappedLayer
+from qdqtune.workflows.tuning.layer_file import layers_in_file
 from qdqtune.workflows.tuning.scouting import layers_told
 
 _logger = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ def find_groups(
     plain: Path,
     feeds: StoredFeeds,
     graph_json: Path | None = None,
+    own_json: Path | None = None,
 ) -> tuple[tuple[FusionGroup, ...], list[float]]:
     """The fusion groups of a model.
 
@@ -38,6 +40,7 @@ def find_groups(
         plain: The model as a file.
         feeds: What it is run on.
         graph_json: A file with the layers of a build of it, instead of those that the engine tells.
+        own_json: A file with the layers that the engine wrote; the times are still told by itself.
 
     Returns:
         The groups, and the milliseconds of each; 0 where they are not known.
@@ -48,7 +51,7 @@ def find_groups(
     if graph_json is not None:
         layers: Sequence[MappedLayer] = map_layers(index, read_layer_info(graph_json))
     else:
-        layers = _layers_of(index, worker, plain, feeds)
+        layers = _layers_of(index, worker, plain, feeds, own_json)
     groups = fusion_groups(index, layers)
     return groups, spent_by_group(groups, layers)
 
@@ -120,9 +123,12 @@ def _computing(index: GraphIndex) -> set[str]:
 
 
 def _layers_of(
-    index: GraphIndex, worker: Worker, plain: Path, feeds: StoredFeeds
+    index: GraphIndex, worker: Worker, plain: Path, feeds: StoredFeeds, own_json: Path | None
 ) -> list[MappedLayer]:
     layers = layers_told(worker, plain, feeds, _PROFILE_RUNS)
+    written = layers_in_file(index, own_json, layers) if own_json is not None else None
+    if written is not None:
+        return written
     if not layers:
         _logger.warning("the engine does not tell its layers: ops are grouped by structure")
     return nodes_of_layers(index, layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from qdqtune.autotune.subgraphs.pieces import Piece
@@ -39,6 +39,7 @@ class PiecePhase:
         index: The model, with the size of every tensor.
         dims: Shapes as the model has them, open where it is.
         ranges: Smallest and largest shapes of tensors, if they were given.
+        is_told_ranges: Whether the engine is told them.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class PiecePhase:
         index: GraphIndex,
         dims: Mapping[str, Dims | None],
         ranges: Mapping[str, Shapes],
+        *,
+        is_told_ranges: bool,
     ) -> None:
         self._profiler = profiler
         self._cache = cache
@@ -64,6 +67,7 @@ class PiecePhase:
         self._index = index
         self._dims = dims
         self._ranges = ranges
+        self._is_told_ranges = is_told_ranges
 
     def run(self, pieces: Sequence[Piece], *, measure_float: bool) -> None:
         """Time every piece that is not known yet, those with the largest share first.
@@ -87,7 +91,9 @@ class PiecePhase:
                     return
                 float_ms = self._share_ms(piece) / len(piece.groups)
                 alone = measure_float or not float_ms
-                times = self._profiler.profile(piece, values, None if alone else float_ms)
+                times = self._profiler.profile(
+                    piece, values, None if alone else float_ms, self._told_ranges(piece)
+                )
                 cache.keep_piece(times)
                 done += 1
                 reporter.tell(
@@ -131,10 +137,7 @@ class PiecePhase:
     def _details(self, piece: Piece) -> dict[str, Any]:
         """What people may want to know of a piece."""
         inputs = piece.content.inputs
-        shapes = {
-            label: {t: self._ranges.get(label, {}).get(t, self._size(t)) for t in inputs}
-            for label in (MIN, OPT, MAX)
-        }
+        shapes = self._shapes(inputs)
         is_open = any(_is_open(self._dims.get(tensor)) for tensor in inputs)
         return {
             "groups": list(piece.groups),
@@ -143,6 +146,19 @@ class PiecePhase:
             "arguments": shape_arguments(shapes) if is_open else [],
             "skipped": dict(piece.skipped),
         }
+
+    def _shapes(self, inputs: Iterable[str]) -> dict[str, Shapes]:
+        return {
+            label: {t: self._ranges.get(label, {}).get(t, self._size(t)) for t in inputs}
+            for label in (MIN, OPT, MAX)
+        }
+
+    def _told_ranges(self, piece: Piece) -> dict[str, Shapes]:
+        """Shapes of the piece's open inputs, if there is an engine that is told them."""
+        if not self._is_told_ranges or not self._ranges:
+            return {}
+        is_open = (t for t in piece.content.inputs if _is_open(self._dims.get(t)))
+        return self._shapes(list(is_open))
 
     def _told(self, piece: Piece, times: PieceTimes) -> str:
         ordered = sorted(piece.content.nodes, key=self._index.position.__getitem__)

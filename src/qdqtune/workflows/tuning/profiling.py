@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from qdqtune.autotune.subgraphs.content import Content
 from qdqtune.autotune.subgraphs.pieces import NONE, Piece, placement_inside
 from qdqtune.engines.arrays import write_arrays
 from qdqtune.engines.contest import compare_files
+from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.engines.layer_borders import Borders, split_at_borders
+from qdqtune.engines.shape_options import Shapes, range_options, without_ranges
 from qdqtune.graph.extraction import Dims, extract
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE
@@ -88,7 +91,11 @@ class PieceProfiler:
         )
 
     def profile(
-        self, piece: Piece, values: Mapping[str, Array], float_ms: float | None = None
+        self,
+        piece: Piece,
+        values: Mapping[str, Array],
+        float_ms: float | None = None,
+        ranges: Mapping[str, Shapes] | None = None,
     ) -> PieceTimes:
         """Time a piece as float and with each of its schemes.
 
@@ -96,6 +103,7 @@ class PieceProfiler:
             piece: The piece.
             values: What its inputs are in a run of the model.
             float_ms: What it costs as float, if that need not be measured.
+            ranges: What shapes its inputs may have, for an engine that is told such.
         """
         name = f"subgraph_{piece.groups[0]:04d}"
         content = piece.content
@@ -122,7 +130,7 @@ class PieceProfiler:
                 errors[scheme.name] = error.what
         feeds = self._feeds(name, {tensor: values[tensor] for tensor in content.inputs})
         layers: dict[int, list[LayerTime]] = {}
-        measured = self._time(files, feeds, layers.__setitem__)
+        measured = self._time(files, feeds, layers.__setitem__, ranges)
         feeds.path.unlink(missing_ok=True)
         has_layers = all(layers.get(n) for n, each in enumerate(measured) if each.ok)
         times = []
@@ -169,6 +177,7 @@ class PieceProfiler:
         files: list[Path],
         feeds: StoredFeeds,
         take_layers: Callable[[int, list[LayerTime]], None] | None = None,
+        ranges: Mapping[str, Shapes] | None = None,
     ) -> list[Measurement]:
         rounds, seconds = self._preset.rounds[Effort.SCREEN], self._preset.seconds[Effort.SCREEN]
         measured, _ = compare_files(
@@ -177,11 +186,18 @@ class PieceProfiler:
             feeds,
             rounds=max(_FEWEST_ROUNDS, rounds // 2),
             budget_s=seconds * _PART_OF_EFFORT,
+            options=self._options(ranges or {}),
             take_layers=take_layers,
         )
         self.benchmarks += len(files)
         self.failed += sum(not each.ok for each in measured)
         return measured
+
+    def _options(self, ranges: Mapping[str, Shapes]) -> SessionOptions:
+        """How a piece is opened: with shapes of its own, not with those of the whole model."""
+        options = self._worker.options
+        own = {**without_ranges(options.engine_options), **range_options(ranges)}
+        return replace(options, engine_options=own)
 
     def _from_total(self, measured: Measurement, model: GraphIndex, content: Content) -> Borders:
         """Without layers, what conversions cost alone is taken off the whole."""

@@ -25,7 +25,11 @@ Callback = Callable[[TuneEvent], None]
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """A call of `qdqtune.tune`, looked over; see there for what the fields mean."""
+    """A call of `qdqtune.tune`, looked over; see there for what the fields mean.
+
+    Attributes:
+        converted: The model in another float type, which is tuned instead; None if it is as given.
+    """
 
     model: Path
     engine: str
@@ -55,6 +59,8 @@ class TuneRequest:
     incremental_validation: bool = True
     min_shapes: InputRequest | None = None
     max_shapes: InputRequest | None = None
+    precision: str = "auto"
+    converted: Path | None = None
     callbacks: tuple[Callback, ...] = ()
 
     def conditions(self, model_sha256: str, calibration: str) -> dict[str, Any]:
@@ -77,9 +83,16 @@ class TuneRequest:
         # Results of versions that always folded and had no filters have no such entries.
         if not self.optimize:
             conditions["optimize"] = False
+        if self.converted is not None:
+            conditions["precision"] = self.precision
         if self.filters:
             conditions["filters"] = {name: list(each) for name, each in vars(self.filters).items()}
         return conditions
+
+    @property
+    def file(self) -> Path:
+        """The model that is tuned, and handed back if nothing is faster."""
+        return self.converted or self.model
 
     def most(self, patterns: int) -> int | None:
         """Candidates that the user allows in a model with so many patterns; None if not said."""

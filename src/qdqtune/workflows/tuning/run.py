@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +20,7 @@ from qdqtune.autotune.search.placement_search import PlacementSearch
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.autotune.search.trial import SEEDS, Score, Trial
 from qdqtune.engines import registry
+from qdqtune.engines.float_types import float_type_in_effect
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.engines.reference import reference_worker
 from qdqtune.graph.files import write_text
@@ -42,6 +44,7 @@ from qdqtune.workflows.tuning import story as stops
 from qdqtune.workflows.tuning.arena import Arena
 from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.earlier import earlier_result, sha256_of, sha256_of_model
+from qdqtune.workflows.tuning.float_type import convert_to, wanted_type, written_type
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.patience import patient
@@ -127,12 +130,16 @@ class TuneRun:
         self._check_first()
         self._folder.begin()
         info = self._info = engine_info(self._engine, request.engine)
+        tell("engine", f"{registry.title(request.engine)} {info.version} on {info.device}")
+        feeds = self._engine.store(next(iter(self._feeding.judged())))
+        self._choose_float_type(info, feeds)
+        request = self._request
         given = given_cache(request.pattern_cache)
         journal = self._open_files(self._header(info), given)
-        self._folder.copy_model(request.model, self._folder / names.BASELINE)
+        if request.converted is None:
+            self._folder.copy_model(request.model, self._folder / names.BASELINE)
         base = PreparedModel(self._source.model, self._folder / names.CANDIDATES, is_kept=True)
         plain = base.write(base.whole(), "float")
-        feeds = self._engine.store(next(iter(self._feeding.judged())))
         given_s = check_runs(self._engine, self._folder / names.BASELINE, feeds)
         story.noise, story.baseline_ms, build_s = check_noise(
             self._engine, plain, feeds, request.preset
@@ -157,6 +164,30 @@ class TuneRun:
             journal.keep_shares(latency_shares(self._engine, plain, feeds, base.index, shapes))
         self._search_and_finish(base, plain, completion, journal, feeds)
         return self._hand_over(info, journal)
+
+    def _choose_float_type(self, info: EngineInfo, feeds: StoredFeeds) -> None:
+        """Convert the model if the engine takes types as they are written; from then on that is it.
+
+        The same model is converted to the same file again, so that a run can be gone on with.
+        """
+        request = self._request
+        precision = wanted_type(request.precision, info, self._source)
+        if precision is None:
+            return
+        target = self._folder / names.BASELINE
+        converted = convert_to(
+            precision, self._source, target, self._feeding.judged, self._engine, feeds,
+            request.min_sqnr_db,
+        )  # fmt: skip
+        if converted is None:
+            return
+        layout = request.dialect.format_of(request.quant_type)
+        self._request = replace(request, converted=target, precision=converted.name)
+        self._source = open_source(target, layout.least_opset, optimize=request.optimize)
+        self._fingerprint = fingerprint(self._source.model)
+        self._story.precision, self._story.precision_sqnr_db = converted.name, converted.sqnr_db
+        error = f", {converted.sqnr_db:.1f} dB from it" if converted.sqnr_db is not None else ""
+        self._reporter.tell("precision", f"the model is tuned in {converted.name}{error}")
 
     def _check_first(self) -> None:
         """Find out what can be wrong with the request before anything in the folder changes."""
@@ -230,7 +261,7 @@ class TuneRun:
             mode = SubgraphMode(
                 request, self._folder, self._reporter, story, self._engine, self._runner,
                 self._feeding, feeds, next(iter(inserters.values())), completion,
-                self._header(self._info),
+                self._header(self._info), self._float_type,
             )  # fmt: skip
         searching = self._begin_search(mode, plain, completion, journal)
         space = searching.space
@@ -379,7 +410,7 @@ class TuneRun:
     def _kernels(self) -> Kernels | None:
         """What ships is judged by the kernels that it is tuned for, wherever they can be run."""
         request = self._request
-        if not has_own_kernels(request.engine):
+        if not has_own_kernels(request.engine, request.options.engine_options):
             return None
         worker = self._runner if request.engine == registry.REFERENCE else self._engine
         return Kernels(request.engine, worker, request.options)
@@ -406,7 +437,7 @@ class TuneRun:
         if not story.is_shipped:
             story.placement = Placement()
             story.final_ms = story.baseline_ms
-            folder.copy_model(request.model, folder.staging() / names.FINAL)
+            folder.copy_model(request.file, folder.staging() / names.FINAL)
             folder.remove_region_models()
         staged = folder.staged
         story.final_sha256 = sha256_of_model(staged / names.FINAL)
@@ -445,6 +476,10 @@ class TuneRun:
             benchmarks=self._story.benchmarks,
             speedup=summary.speedup,
         )
+
+    @property
+    def _float_type(self) -> str:
+        return float_type_in_effect(self._info, written_type(self._source.model)).value
 
     def _header(self, info: EngineInfo) -> dict[str, object]:
         """What measurements depend on."""

@@ -9,19 +9,33 @@ import onnx_ir as ir
 
 from qdqtune.calibration.inputs import random_inputs
 from qdqtune.calibration.observed import observe_shapes, unknown_tensors
+from qdqtune.engines import registry
 from qdqtune.engines.isolated import Worker
-from qdqtune.graph.input_shapes import resolve_shapes
+from qdqtune.engines.shape_options import MAX, MIN, OPT, Shapes, range_options, shapes_text
+from qdqtune.graph.input_shapes import input_dims, resolve_shapes
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import at_shapes
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest, shape_text
 
+__all__ = [
+    "MAX",
+    "MIN",
+    "OPT",
+    "Asked",
+    "Shapes",
+    "check_range",
+    "check_ranges",
+    "check_takes_ranges",
+    "options_with_ranges",
+    "request_of",
+    "shape_arguments",
+    "shapes_inside",
+]
+
 Shape = tuple[int, ...]
-Shapes = Mapping[str, Shape]
 Asked = InputRequest | Mapping[str, Sequence[int | None]]
 """What a user says of shapes: as everywhere, or only sizes by input."""
-
-MIN, OPT, MAX = "min", "opt", "max"
 
 
 def request_of(asked: Asked | None) -> InputRequest | None:
@@ -110,15 +124,59 @@ def shape_arguments(shapes: Mapping[str, Shapes]) -> list[str]:
     Args:
         shapes: By `MIN`, `OPT` and `MAX`: shapes by input.
     """
-    return [
-        f"--{label}Shapes=" + ",".join(f"{_name(t)}:{_dims(s)}" for t, s in found.items())
+    return [f"--{label}Shapes={shapes_text(found)}" for label, found in shapes.items()]
+
+
+def options_with_ranges(
+    options: Mapping[str, str],
+    engine: str,
+    model: ir.Model,
+    usual: Shapes,
+    least: InputRequest | None,
+    most: InputRequest | None,
+) -> dict[str, str]:
+    """An engine's options with the shapes that a model's inputs may have, if it is told such.
+
+    Args:
+        options: Those that were given, which go first.
+        engine: The engine's name.
+        model: The model.
+        usual: The shapes that it is run at.
+        least: The smallest ones; None if nothing was said.
+        most: The largest ones.
+
+    Raises:
+        UsageError: If the shapes don't fit the model, or themselves.
+    """
+    check_ranges(model, usual, least, most)
+    if (least is None and most is None) or not registry.entry(engine).takes_shape_ranges:
+        return dict(options)
+    is_open = {
+        name: any(not isinstance(dim, int) for dim in dims or (None,))
+        for name, dims in input_dims(model).items()
+    }
+    shapes = {
+        MIN: usual if least is None else resolve_shapes(model, least),
+        OPT: usual,
+        MAX: usual if most is None else resolve_shapes(model, most),
+    }
+    of_open = {
+        label: {name: shape for name, shape in found.items() if is_open.get(name)}
         for label, found in shapes.items()
-    ]
+    }
+    return {**range_options(of_open), **options}
 
 
-def _name(tensor: str) -> str:
-    return f"'{tensor}'" if ":" in tensor or "," in tensor else tensor
+def check_takes_ranges(engine: str, least: Asked | None, most: Asked | None) -> None:
+    """Make sure that an engine has a use for ranges of shapes, if there are some.
 
-
-def _dims(shape: Shape) -> str:
-    return "x".join(map(str, shape)) or "scalar"
+    Raises:
+        UsageError: If it hasn't.
+    """
+    for name, asked in (("min_shapes", least), ("max_shapes", most)):
+        if asked is not None and not registry.entry(engine).takes_shape_ranges:
+            raise UsageError(
+                f"{registry.title(engine)} is not told ranges of shapes: {name} means nothing to "
+                "it.",
+                f"Leave --{name} out: it takes any shape; --shapes are those that it is timed at.",
+            )

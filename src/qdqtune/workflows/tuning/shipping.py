@@ -130,7 +130,7 @@ class Shipping:
             _logger.warning(
                 "how accurate it is can't be told: no output could be compared; use --evaluate"
             )
-        write_final(inserter, placement, self._folder, request.model)
+        write_final(inserter, placement, self._folder, request.file)
         self._ship_if_faster(placement)
         if story.reason and story.lost_to_accuracy:
             story.reason += f"; {story.lost_to_accuracy}"

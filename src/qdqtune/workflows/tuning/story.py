@@ -10,7 +10,7 @@ from qdqtune.records.measurement import Comparison, EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.subgraphs import Batch
-from qdqtune.records.tuning import Noise, Seconds, Summary
+from qdqtune.records.tuning import AS_GIVEN, Noise, Seconds, Summary
 from qdqtune.workflows.tuning.request import TuneRequest
 
 FINISHED = "finished"
@@ -54,6 +54,9 @@ class Story:
     subgraph_failed: int = 0
     batches: list[Batch] = field(default_factory=list)
     conditions: dict[str, Any] = field(default_factory=dict)
+    precision: str = AS_GIVEN
+    precision_sqnr_db: float | None = None
+    layer_files: dict[str, str] = field(default_factory=dict)
 
     def summary(
         self,
@@ -103,7 +106,7 @@ class Story:
             groups=len(self.grouping.groups),
             qdq_pairs=len(self.placement.tensors),
             seconds=seconds,
-            files=files,
+            files={**files, **self.layer_files},
             runs=self.runs,
             total_benchmarks=self.earlier_benchmarks + self.benchmarks,
             total_seconds=self.earlier_s + seconds.total,
@@ -114,4 +117,6 @@ class Story:
             subgraph_failed=self.subgraph_failed,
             subgraphs=self.subgraphs,
             batches=tuple(self.batches),
+            precision=self.precision,
+            precision_sqnr_db=self.precision_sqnr_db,
         )

@@ -18,6 +18,7 @@ from qdqtune.autotune.subgraphs.pieces import Piece, find_pieces
 from qdqtune.autotune.subgraphs.seen import look_at
 from qdqtune.autotune.subgraphs.units import Choices, Unit, make_choices, make_units
 from qdqtune.autotune.subgraphs.validation import SubgraphSearch
+from qdqtune.engines import registry
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.graph.dims import dims_of
 from qdqtune.graph.extraction import Dims
@@ -31,6 +32,7 @@ from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.earlier import sha256_of
 from qdqtune.workflows.tuning.folder import RunFolder
+from qdqtune.workflows.tuning.layer_file import copy_log, write_layer_file
 from qdqtune.workflows.tuning.layer_groups import find_groups
 from qdqtune.workflows.tuning.piece_phase import PiecePhase
 from qdqtune.workflows.tuning.profiling import PieceProfiler
@@ -66,6 +68,7 @@ class SubgraphMode:
         inserter: Writes candidates.
         completion: What can be quantized.
         header: What measurements depend on.
+        float_type: What the engine computes floats in, for the names of files.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class SubgraphMode:
         inserter: Inserter,
         completion: Completion,
         header: Mapping[str, Any],
+        float_type: str,
     ) -> None:
         self._request = request
         self._folder = folder
@@ -92,6 +96,7 @@ class SubgraphMode:
         self._feeds = feeds
         self._inserter = inserter
         self._completion = completion
+        self._float_type = float_type
         told_by = sha256_of(request.graph_json) if request.graph_json is not None else ""
         self._cache = SubgraphCache(folder / names.SUBGRAPH_CACHE, header, told_by)
         self._groups: tuple[FusionGroup, ...] = ()
@@ -126,6 +131,7 @@ class SubgraphMode:
             phase = PiecePhase(
                 profiler, self._cache, self._reporter, story, base, self._runner, self._feeding,
                 index, dims, ranges,
+                is_told_ranges=registry.entry(self._request.engine).takes_shape_ranges,
             )  # fmt: skip
             phase.run(pieces, measure_float=not is_slow)
             self._units = make_units(pieces, self._cache.pieces, self._completion)
@@ -204,17 +210,42 @@ class SubgraphMode:
         cache, index = self._cache, self._completion.index
         if cache.groups is None or not self._is_whole(cache.groups):
             graph_json = self._request.graph_json
-            groups, times = find_groups(index, self._engine, plain, self._feeds, graph_json)
+            own = self._write_layers(plain) if graph_json is None else None
+            groups, times = find_groups(index, self._engine, plain, self._feeds, graph_json, own)
             structural = sum(group.is_structural for group in groups)
             found = [(group.nodes, times[group.number]) for group in groups]
             cache.keep_groups(found, structural)
         assert cache.groups is not None
+        self._note_layer_files()
         self._reporter.tell(
             "groups",
             f"{len(index.nodes)} ops in {len(cache.groups)} fusion groups, "
             f"{cache.structural} of them by structure",
         )
         return tuple(FusionGroup(n, nodes, ()) for n, (nodes, _) in enumerate(cache.groups))
+
+    def _write_layers(self, plain: Path) -> Path | None:
+        """The file with the engine's layers of the float model; None if it writes none."""
+        request, folder = self._request, self._folder
+        if not registry.entry(request.engine).writes_layers:
+            return None
+        layers = folder.layer_file(request.model, self._float_type)
+        if not write_layer_file(self._engine, plain, self._feeds, layers):
+            return None
+        log = folder / names.LOGS / request.engine / f"{plain.stem}.log"
+        copy_log(log, folder.build_log(request.model, self._float_type))
+        return layers
+
+    def _note_layer_files(self) -> None:
+        """Tell of files with layers that this run, or an earlier one, has written."""
+        model, folder = self._request.model, self._folder
+        if self._request.graph_json is None:
+            for name, file in (
+                ("graph_json", folder.layer_file(model, self._float_type)),
+                ("build_log", folder.build_log(model, self._float_type)),
+            ):
+                if file.is_file():
+                    self._story.layer_files[name] = file.name
 
     def _is_whole(self, groups: Sequence[tuple[tuple[str, ...], float]]) -> bool:
         """Whether groups have every node of the model, once."""
@@ -285,4 +316,4 @@ class SubgraphMode:
             base = self._inserter.base
             save_model(base.load(base.whole()), target, force=True)
         else:
-            self._folder.copy_model(self._request.model, target)
+            self._folder.copy_model(self._request.file, target)

@@ -1,4 +1,4 @@
-"""Shapes of inputs among the arguments that are meant for trtexec."""
+"""Shapes of inputs among the arguments that are meant for an engine's program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SHAPES = re.compile(r"--(min|opt|max|)[sS]hapes=(.+)")
 
 
 @dataclass
-class TrtexecShapes:
+class ShapeArguments:
     """What some arguments say.
 
     Attributes:
@@ -26,7 +26,7 @@ class TrtexecShapes:
     others: list[str] = field(default_factory=list)
 
     @classmethod
-    def found_in(cls, arguments: Iterable[str]) -> TrtexecShapes:
+    def found_in(cls, arguments: Iterable[str]) -> ShapeArguments:
         """Read a command line that was taken apart."""
         shapes = cls()
         places = {"min": shapes.least, "opt": shapes.usual, "": shapes.usual, "max": shapes.most}
@@ -37,3 +37,10 @@ class TrtexecShapes:
             else:
                 places[match[1]].append(match[2])
         return shapes
+
+    def as_options(self) -> dict[str, str]:
+        """The same for an engine that is told ranges; nothing if only one shape is said."""
+        if not self.least and not self.most:
+            return {}
+        said = {"min_shapes": self.least, "opt_shapes": self.usual, "max_shapes": self.most}
+        return {name: ",".join(texts) for name, texts in said.items() if texts}

@@ -1,0 +1,87 @@
+"""The engines that are part of qdqtune, as data."""
+
+from __future__ import annotations
+
+from qdqtune.engines.entry import EngineEntry, SpokenDialect
+
+# Builds of large models were seen to take many minutes.
+_BUILD_LIMIT_S = 3600.0
+_TENSORRT_DIALECTS = (SpokenDialect("tensorrt-8", before_version=10), SpokenDialect("tensorrt"))
+OURS = (
+    EngineEntry(
+        "onnxruntime",
+        "pip install 'qdqtune[onnxruntime]'",
+        title="ONNX Runtime",
+        module="onnxruntime",
+        distributions=("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino"),
+        worker_class="qdqtune.engines.onnxruntime:OnnxRuntimeEngine",
+        dialects=(SpokenDialect("onnxruntime-novnni", True), SpokenDialect("onnxruntime")),
+    ),
+    EngineEntry(
+        "openvino",
+        "pip install 'qdqtune[openvino]'",
+        title="OpenVINO",
+        module="openvino",
+        distributions=("openvino",),
+        worker_class="qdqtune.engines.openvino:OpenVinoEngine",
+        dialects=(SpokenDialect("openvino-novnni", True), SpokenDialect("openvino")),
+        isa_option="max_cpu_isa",
+        isa_variables=("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
+        runs_bfloat16=True,
+    ),
+    EngineEntry(
+        "tensorrt",
+        "pip install 'qdqtune[tensorrt]'",
+        title="TensorRT",
+        module="tensorrt",
+        distributions=("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
+        worker_class="qdqtune.engines.tensorrt.engine:TensorRtEngine",
+        dialects=_TENSORRT_DIALECTS,
+        takes_plugins=True,
+        has_timing_cache=True,
+        takes_shape_ranges=True,
+        writes_layers=True,
+        needs_gpu=True,
+        open_limit_s=_BUILD_LIMIT_S,
+    ),
+    EngineEntry(
+        "trtexec",
+        "trtexec comes with TensorRT; put it on PATH",
+        program="trtexec",
+        path_option="path",
+        arguments_option="args",
+        version_function="qdqtune.engines.trtexec.version:version_of",
+        worker_class="qdqtune.engines.trtexec.engine:TrtexecEngine",
+        dialects=_TENSORRT_DIALECTS,
+        takes_plugins=True,
+        has_timing_cache=True,
+        takes_shape_ranges=True,
+        writes_layers=True,
+        open_limit_s=_BUILD_LIMIT_S,
+    ),
+    EngineEntry(
+        "tensorrt_rtx",
+        "pip install 'qdqtune[tensorrt-rtx]'",
+        title="TensorRT-RTX",
+        module="tensorrt_rtx",
+        distributions=("tensorrt-rtx-cu13", "tensorrt-rtx"),
+        worker_class="qdqtune.engines.tensorrt.engine:TensorRtRtxEngine",
+        dialects=(SpokenDialect("tensorrt"),),
+        takes_plugins=True,
+        takes_shape_ranges=True,
+        writes_layers=True,
+        needs_gpu=True,
+        lists_layers_anywhere=True,
+        open_limit_s=_BUILD_LIMIT_S,
+    ),
+    EngineEntry(
+        "simulated",
+        "it is part of qdqtune",
+        title="The simulated engine",
+        module="qdqtune",
+        worker_class="qdqtune.engines.simulated:SimulatedEngine",
+        measures=False,
+        dialect_function="qdqtune.engines.simulated.spoken:dialect_of",
+    ),
+)
+"""In the order in which they are shown."""

@@ -1,0 +1,80 @@
+"""The layers that an engine builds the float model to, in a file that can be read again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
+from qdqtune.engines.layer_files import map_layers, read_layer_info
+from qdqtune.graph.index import GraphIndex
+from qdqtune.records.errors import QdqtuneError
+from qdqtune.records.layers import MappedLayer
+from qdqtune.records.measurement import LayerTime
+
+_logger = logging.getLogger(__name__)
+
+
+def write_layer_file(worker: Worker, plain: Path, feeds: StoredFeeds, target: Path) -> bool:
+    """Let an engine write the layers of a model; one that is there already stays.
+
+    Args:
+        worker: The engine.
+        plain: The model.
+        feeds: What it is run on: some build only when they know the shapes.
+        target: Where to write.
+
+    Returns:
+        Whether there is such a file.
+    """
+    if target.is_file():
+        return True
+    staged = worker.scratch / target.name
+    options = replace(worker.options, optimized_model_path=str(staged))
+    try:
+        model = worker.open(plain, options)
+        worker.feed(model, feeds)
+        worker.release(model)
+        shutil.copyfile(staged, target)
+    except (WorkerFailure, OSError) as failure:
+        _logger.info("the engine does not write its layers: %s", failure)
+        return False
+    finally:
+        staged.unlink(missing_ok=True)
+    return True
+
+
+def copy_log(log: Path, target: Path) -> None:
+    """Keep what an engine said while it built a model, if it said something."""
+    with contextlib.suppress(OSError):
+        shutil.copyfile(log, target)
+
+
+def layers_in_file(
+    index: GraphIndex, file: Path, times: Sequence[LayerTime]
+) -> list[MappedLayer] | None:
+    """The layers in a file, with the times that an engine told of them.
+
+    Args:
+        index: The model.
+        file: The file.
+        times: By layer; those that are not among them take none.
+
+    Returns:
+        None if the file can't be read, or is not of this model.
+    """
+    try:
+        layers = map_layers(index, read_layer_info(file))
+    except QdqtuneError as error:
+        _logger.warning("%s", error.what)
+        return None
+    if not any(layer.nodes for layer in layers):
+        return None
+    spent: dict[str, float] = {}
+    for each in times:
+        spent[each.name] = spent.get(each.name, 0.0) + each.ms
+    return [replace(layer, ms=spent.get(layer.name, 0.0)) for layer in layers]
