@@ -34,7 +34,10 @@ REASONS = {
     "execute_false": "illegal memory access",
 }
 """What a measurement says, by what goes wrong."""
-OTHERS = {"build_fails_with_cache", "crash", "hang", "set_output_allocator_false", "capture_fails"}
+OTHERS = {
+    "build_fails_with_cache", "crash", "hang", "set_output_allocator_false", "capture_fails",
+    "report_false",
+}  # fmt: skip
 """Those with tests of their own, here or with the caches."""
 # What is only made once is made anew with other options, or for another GPU.
 ANEW = {"builder_none": {"level": "2"}, "no_device": {"device": "1"}}
@@ -124,6 +127,19 @@ def test_what_cannot_be_captured_is_launched_by_itself(
     workers.set_fault("")
     worker.feed(opened, FEEDS)
     assert len(worker.time(opened, 3)) == 3
+    worker.release(opened)
+
+
+def test_layers_that_are_not_told_spoil_no_timing(workers: StandInWorkers) -> None:
+    worker = workers.worker("8.6.1")
+    opened = worker.open(model(workers.folder, "untold"))
+    worker.feed(opened, FEEDS)
+    workers.set_fault("report_false")
+    with pytest.raises(WorkerFailure, match="reportToProfiler"):
+        worker.layers(opened, 2)
+    assert len(worker.time(opened, 3)) == 3
+    workers.set_fault("")
+    assert sum(layer.ms for layer in worker.layers(opened, 2)) > 0
     worker.release(opened)
 
 

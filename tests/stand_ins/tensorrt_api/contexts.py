@@ -41,7 +41,7 @@ class ExecutionContext:
 
     __slots__ = (
         "__weakref__", "_addresses", "_allocators", "_engine", "_last", "_random", "_shapes",
-        "_sizes", "_told", "profiler",
+        "_sizes", "_told", "_unreported", "enqueue_emits_profile", "profiler",
     )  # fmt: skip
 
     def __init__(self, engine: LoadedEngine) -> None:
@@ -54,6 +54,8 @@ class ExecutionContext:
         self._last: _Run | None = None
         self._sizes: dict[str, int] = {}
         self.profiler: Any = None
+        self.enqueue_emits_profile = True
+        self._unreported = False
 
     def set_input_shape(self, name: str, shape: Sequence[int]) -> bool:
         """Sets the shape of an input; False if it is outside of the profile."""
@@ -120,9 +122,19 @@ class ExecutionContext:
             run.compute_into(self._allocators, stream_handle)
         stream.put(run)
         if self.profiler is not None and stream.capturing is None:
-            stream.wait()
-            for layer, ms in zip(self._told["layers"], run.layers_ms, strict=True):
-                self.profiler.report_layer_time(layer["name"], ms)
+            self._unreported = True
+            if self.enqueue_emits_profile:
+                stream.wait()
+                self.report_to_profiler()
+        return True
+
+    def report_to_profiler(self) -> bool:
+        """Tells the times of the last run's layers; False if they were told, or there was none."""
+        if self._last is None or not self._unreported or self._strikes("report_false"):
+            return self._fail("IExecutionContext::reportToProfiler: Error Code 3: API Usage Error")
+        self._unreported = False
+        for layer, ms in zip(self._told["layers"], self._last.layers_ms, strict=True):
+            self.profiler.report_layer_time(layer["name"], ms)
         return True
 
     def _next_run(self) -> _Run:

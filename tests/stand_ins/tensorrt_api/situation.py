@@ -20,7 +20,7 @@ FAULTS = (
     "no_device", "cuda_malloc_fails", "builder_none", "network_none", "parse_fails",
     "profile_rejected", "build_none", "build_fails", "build_fails_with_cache", "crash", "hang",
     "deserialize_none", "context_none", "set_input_shape_false", "set_tensor_address_false",
-    "set_output_allocator_false", "execute_false", "capture_fails",
+    "set_output_allocator_false", "execute_false", "report_false", "capture_fails",
 )  # fmt: skip
 """All that can go wrong, by the call that says so."""
 _FILE = "file:"

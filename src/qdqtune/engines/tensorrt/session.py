@@ -238,12 +238,14 @@ class TensorRtSession:
     def _profile(self, runs: int) -> list[tuple[str, float]]:
         if self._shop.cuda is None or self._feeds is None:
             return []
+        if self._timed is None:
+            self._timed = self._ready(self._feeds)
         profiler = make_profiler(self._shop.library.api)
         execution = self._new_execution(self._feeds, profiler)
         try:
-            execution.time(_PROFILE_WARMUP_RUNS)
+            execution.profile(_PROFILE_WARMUP_RUNS, self._timed)
             profiler.told.clear()
-            execution.time(runs)
+            execution.profile(runs, self._timed)
         finally:
             execution.close()
         medians: list[tuple[str, float]] = profiler.medians(runs)
