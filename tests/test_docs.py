@@ -1,4 +1,7 @@
-"""Every command and every piece of Python in the README and the docs is run."""
+"""Every command and every piece of Python in the README and the docs is run.
+
+There, `trtexec` is a stand-in for NVIDIA's (tests/stand_ins/trtexec.py): its times are made up.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from qdqtune.records.placement import Placement
 from qdqtune.workflows import one_shot
 from qdqtune.workflows.tuning.settings import PRESETS
 from qdqtune.zoo.__main__ import main as make_model
+from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -29,6 +33,15 @@ def blocks(page: Path, language: str) -> list[str]:
 def commands(page: Path) -> list[list[str]]:
     lines = "\n".join(blocks(page, "sh")).splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+@pytest.fixture(autouse=True)
+def stand_in_trtexec(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_stand_in_trtexec(tmp_path_factory.mktemp("stand-in"))
+    for name, value in stand_in_environment(folder, "10.16.1").items():
+        monkeypatch.setenv(name, value)
 
 
 def run(words: list[str], folder: Path) -> None:

@@ -30,6 +30,7 @@ QUANTIZED_MODELS = ("manually_quantized", "quantized_baseline")
 # Blocks that one user runs in one folder, one after the other; Python ones share their names.
 QUICK_START = ("01_quick_start.sh", "17_faster.sh", "18_verbose.sh", "19_logs.sh")
 LOW_LEVEL = ("07_low_level.py", "08_state.py", "09_pattern_cache.py", "10_import_baseline.py")
+ELSEWHERE = ("13_trtexec.sh",)  # test_trtexec deploys a tuned model with it
 
 # What a command of a block says when it can't do what it is asked here; all others end well.
 NO_FP8 = "dialect has no quant type 'fp8'"
@@ -47,7 +48,8 @@ def groups() -> list[tuple[str, ...]]:
     """Every block, in groups that share a folder."""
     found = sorted(path.name.removesuffix(".txt") for path in BLOCKS.glob("*.txt"))
     assert len(found) == 26
-    alone = [(name,) for name in found if name not in (*QUICK_START, *LOW_LEVEL)]
+    together = (*QUICK_START, *LOW_LEVEL, *ELSEWHERE)
+    alone = [(name,) for name in found if name not in together]
     return [*alone, QUICK_START, LOW_LEVEL]
 
 

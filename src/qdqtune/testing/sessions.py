@@ -58,6 +58,17 @@ class KeepsSessionsApart:
             f"{_FEW_ROWS} rows only {after:.4g}: `run` has replaced the feeds of timed runs"
         )
 
+    def test_a_fed_model_runs_as_well(self, bench: Bench) -> None:
+        """A model that is timed also runs and tells its layers, on the same shapes as before."""
+        bench.needs_runs()
+        feeds = tower_feeds(_FEW_ROWS)
+        with bench.opened(_open_tower(bench), feeds=feeds) as model:
+            bench.worker.time(model, 1)
+            assert bench.worker.run(model, feeds)["y"].shape[0] == _FEW_ROWS
+            if bench.engine.layers:
+                assert bench.worker.layers(model, 1), "`layer_times` returned nothing"
+            assert len(bench.worker.time(model, 2)) == 2
+
     def test_feeds_are_kept(self, bench: Bench) -> None:
         """What was fed is the session's own: the caller's arrays may change or go."""
         bench.needs_runs()

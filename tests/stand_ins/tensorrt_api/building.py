@@ -15,6 +15,7 @@ from tests.stand_ins.tensorrt_api.bindings import NULL_POINTER, HostMemory
 from tests.stand_ins.tensorrt_api.enums import (
     BuilderFlag,
     NetworkDefinitionCreationFlag,
+    PreviewFeature,
     ProfilingVerbosity,
     Severity,
 )
@@ -60,7 +61,7 @@ class BuilderConfig:
 
     __slots__ = (
         "_cache", "_flags", "_log", "builder_optimization_level", "profiling_verbosity",
-        "stand_in_profiles", "stand_in_tactics", "stand_in_workspace",
+        "stand_in_previews", "stand_in_profiles", "stand_in_tactics", "stand_in_workspace",
     )  # fmt: skip
 
     def __init__(self, log: Any) -> None:
@@ -69,6 +70,7 @@ class BuilderConfig:
         self._cache: TimingCache | None = None
         self.builder_optimization_level = 3
         self.profiling_verbosity = ProfilingVerbosity.LAYER_NAMES_ONLY
+        self.stand_in_previews: set[str] = set()
         self.stand_in_profiles: list[OptimizationProfile] = []
         self.stand_in_tactics: int | None = None
         self.stand_in_workspace: int | None = None
@@ -77,6 +79,11 @@ class BuilderConfig:
         """Allows something."""
         _check_type(flag, BuilderFlag)
         self._flags.add(flag)
+
+    def set_preview_feature(self, feature: Any, enable: bool) -> None:
+        """Turns something on or off that later versions have always, or never."""
+        _check_type(feature, PreviewFeature)
+        (self.stand_in_previews.add if enable else self.stand_in_previews.discard)(feature.name)
 
     def get_flag(self, flag: Any) -> bool:
         """Whether it is allowed."""
@@ -187,7 +194,9 @@ class Builder:
             cache.stand_in_entries |= {f"{name}: {each['name']}" for each in built["layers"]}
         profiles = config.stand_in_profiles
         values = profiles[0].stand_in_values if profiles else {}
-        header = json.dumps({**built, "values": values}).encode()
+        sharing = VERSION >= (10,) or "PROFILE_SHARING_0806" in config.stand_in_previews
+        told = {**built, "values": values, "contexts": "many" if sharing or not profiles else "one"}
+        header = json.dumps(told).encode()
         return HostMemory(header + b"\n" + onnx.load(parsed.path).SerializeToString())
 
     def _fail(self, text: str) -> None:

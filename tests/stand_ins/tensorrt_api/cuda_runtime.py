@@ -172,7 +172,7 @@ def cudaStreamEndCapture(stream: Any) -> Result:  # noqa: N802
     return _OK, _kept(captured)
 
 
-def cudaGraphInstantiate(graph: _Handle, _flags: int) -> Result:  # noqa: N802
+def cudaGraphInstantiateWithFlags(graph: _Handle, _flags: int) -> Result:  # noqa: N802
     if int(graph) not in device.graphs:
         return _failed(cudaError_t.cudaErrorInvalidResourceHandle, None)
     return _OK, _kept(device.Graph(list(device.graphs[int(graph)].works)))

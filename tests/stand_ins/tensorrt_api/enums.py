@@ -39,12 +39,19 @@ _TACTICS = {
     10: "CUBLAS CUBLAS_LT CUDNN EDGE_MASK_CONVOLUTIONS JIT_CONVOLUTIONS",
     11: "EDGE_MASK_CONVOLUTIONS JIT_CONVOLUTIONS",
 }
+_PREVIEWS = {
+    8: "FASTER_DYNAMIC_SHAPES_0805 DISABLE_EXTERNAL_TACTIC_SOURCES_FOR_CORE_0805 "
+    "PROFILE_SHARING_0806",
+    10: "PROFILE_SHARING_0806 ALIASED_PLUGIN_IO_10_03",
+    11: "ALIASED_PLUGIN_IO_10_03 RUNTIME_ACTIVATION_RESIZE_10_10",
+}
 _MAJOR = VERSION[0]
 
 BuilderFlag = make_enum("BuilderFlag", _numbered(_BUILDER_FLAGS[_MAJOR]))
 NetworkDefinitionCreationFlag = make_enum(
     "NetworkDefinitionCreationFlag", _numbered(_NETWORK_FLAGS[_MAJOR])
 )
+PreviewFeature = make_enum("PreviewFeature", _numbered(_PREVIEWS[_MAJOR]))
 DataType = make_enum("DataType", _numbered(_TYPES[_MAJOR]))
 TacticSource = make_enum("TacticSource", _numbered(_TACTICS[_MAJOR]))
 TensorIOMode = make_enum("TensorIOMode", _numbered("NONE INPUT OUTPUT"))

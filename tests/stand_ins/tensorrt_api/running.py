@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from typing import Any
 
 from tests.stand_ins.tensorrt_api.bindings import Dims
@@ -49,12 +50,15 @@ class Runtime:
 class CudaEngine:
     """A loaded engine; what begins with `stand_in` is for the stand-in alone."""
 
-    __slots__ = ("__weakref__", "stand_in_computation", "stand_in_log", "stand_in_told")
+    __slots__ = (
+        "__weakref__", "_contexts", "stand_in_computation", "stand_in_log", "stand_in_told",
+    )  # fmt: skip
 
     def __init__(self, told: dict[str, Any], model: bytes, log: Any) -> None:
         self.stand_in_told = told
         self.stand_in_log = log
         self.stand_in_computation = Computation(model)
+        self._contexts: weakref.WeakSet[ExecutionContext] = weakref.WeakSet()
 
     @property
     def _tensors(self) -> dict[str, dict[str, Any]]:
@@ -93,7 +97,13 @@ class CudaEngine:
             text = "Error Code 2: OutOfMemory (Requested size was 34359738368 bytes.)"
             self.stand_in_log.log(Severity.ERROR, f"IExecutionContext::IExecutionContext: {text}")
             return None
-        return ExecutionContext(self)
+        if self.stand_in_told["contexts"] == "one" and len(self._contexts):
+            text = "Profile 0 has been chosen by another IExecutionContext."
+            self.stand_in_log.log(Severity.ERROR, f"Error Code 3: API Usage Error ({text})")
+            return None
+        context = ExecutionContext(self)
+        self._contexts.add(context)
+        return context
 
     def create_engine_inspector(self) -> EngineInspector:
         """Something that tells its layers."""

@@ -99,13 +99,13 @@ class PlanBuilder:
             ShapesMissing: If an input has neither.
         """
         content = self._attempt(model)
-        if content is None and self._cache is not None and self._cache.is_used:
+        if content is None and self._cache is not None and self._cache.is_doubtful:
             # Seen with 8.6: what an earlier process had found out made a later build fail.
             reasons, self._library.log.errors = self._library.log.errors, []
             self._cache.forget()
             content = self._attempt(model)
             if content is None:
-                self._cache.remember()
+                self._cache.trust()
             self._library.log.errors = self._library.log.errors or reasons
         if content is None:
             raise BuildError(telling(self._library.log.errors) or "TensorRT gave no reason")
@@ -134,6 +134,8 @@ class PlanBuilder:
         api, settings = self._library.api, self._settings
         config = self._builder.create_builder_config()
         config.profiling_verbosity = api.ProfilingVerbosity.DETAILED  # else no layer is told
+        if (sharing := _profile_sharing(api)) is not None:
+            config.set_preview_feature(sharing, True)
         if settings.level is not None and hasattr(config, "builder_optimization_level"):
             config.builder_optimization_level = settings.level
         if settings.workspace_mib is not None:
@@ -174,6 +176,11 @@ class PlanBuilder:
             raise BuildError(
                 telling(self._library.log.errors) or f"TensorRT refuses the shapes {dict(shapes)}"
             )
+
+
+def _profile_sharing(api: Any) -> Any:
+    """What lets several contexts use one range of shapes, where that has to be asked for."""
+    return getattr(getattr(api, "PreviewFeature", None), "PROFILE_SHARING_0806", None)
 
 
 def _weak_flags(api: Any, precision: str, low_types: Collection[str]) -> list[str]:

@@ -110,7 +110,8 @@ class Cuda:
         """The graph of what was put on the stream, ready to be launched."""
         captured = self.call("cudaStreamEndCapture", self.stream)
         try:
-            return self.call("cudaGraphInstantiate", captured, 0)
+            # The other one takes other arguments before CUDA 12.
+            return self.call("cudaGraphInstantiateWithFlags", captured, 0)
         finally:
             self.call("cudaGraphDestroy", captured)
 

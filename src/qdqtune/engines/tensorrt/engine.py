@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from qdqtune.engines.gpu import find_gpus
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.places import scratch_folder
 from qdqtune.engines.tensorrt.building import PlanBuilder
@@ -47,7 +48,7 @@ class TensorRtEngine:
         self._cuda: dict[int, Cuda] = {}
         self._why_no_gpu = ""
         self._runtime: Any = None
-        self._shops: dict[tuple[tuple[str, str], ...], Workshop] = {}
+        self._builders: dict[tuple[str, ...], PlanBuilder] = {}
 
     def info(self, options: SessionOptions) -> EngineInfo:
         """Says which version runs on which GPU, with the options that are in effect."""
@@ -75,25 +76,24 @@ class TensorRtEngine:
         return settings_of(options, self.own_options)
 
     def _workshop(self, settings: Settings) -> Workshop:
-        key = tuple(sorted(settings.given.items()))
-        if key not in self._shops:
-            self._shops[key] = self._new_workshop(settings)
-        return self._shops[key]
-
-    def _new_workshop(self, settings: Settings) -> Workshop:
         cuda = self._cuda_of(settings.device)
         device = cuda.device_name if cuda is not None else settings.compute_capability
-        cache = self._timing_cache(settings, device)
         given = {k: v for k, v in sorted(settings.given.items()) if k not in _NOT_BUILT_IN}
+        libraries = (f"{path} {_state_of(path)}" for path in settings.plugins)
+        built_with = (*(f"{name}={value}" for name, value in given.items()), *libraries)
+        key = (*built_with, settings.timing_cache)
+        if key not in self._builders:
+            cache = self._timing_cache(settings, device)
+            self._builders[key] = PlanBuilder(self._library, settings, cache)
         return Workshop(
             self.name,
             self._library,
             cuda,
             self._started_runtime() if cuda is not None else None,
-            PlanBuilder(self._library, settings, cache),
+            self._builders[key],
             PlanCache(Path(settings.plan_cache or scratch_folder() / "plans")),
             settings,
-            (self.name, self._library.version, device, *(f"{k}={v}" for k, v in given.items())),
+            (self.name, self._library.version, device, *built_with),
             f"models can't be run here: {self._why_no_gpu}" if self._why_no_gpu else "",
         )
 
@@ -107,12 +107,15 @@ class TensorRtEngine:
     def _cuda_of(self, device: int) -> Cuda | None:
         """CUDA on a GPU; None if none answers and models can be built without."""
         if device not in self._cuda and not self._why_no_gpu:
+            if self.builds_without_gpu and not find_gpus().gpus:
+                self._why_no_gpu = f"no NVIDIA GPU answers ({find_gpus().reason})"
+                return None
             try:
                 self._cuda[device] = Cuda(device)
             except (CudaError, ImportError) as error:
                 if not self.builds_without_gpu:
                     raise
-                self._why_no_gpu = f"no NVIDIA GPU answers ({error})"
+                self._why_no_gpu = str(error)
         return self._cuda.get(device)
 
     def _started_runtime(self) -> Any:
@@ -121,6 +124,15 @@ class TensorRtEngine:
             if self._runtime is None:
                 raise RuntimeError(telling(self._library.log.errors) or "there is no runtime")
         return self._runtime
+
+
+def _state_of(path: str) -> str:
+    """What tells a library from one that was built anew; empty if it lies elsewhere."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ""
+    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 class TensorRtRtxEngine(TensorRtEngine):

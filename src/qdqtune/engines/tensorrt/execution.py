@@ -87,6 +87,9 @@ class Execution:
             shape = tuple(self._context.get_tensor_shape(name))
             if min(shape, default=0) < 0:
                 self._leave_room_to(name)
+            elif self._engine.is_shape_inference_io(name):
+                self._host[name] = np.empty(shape, self._dtype(name))
+                self._set_address(name, self._host[name].ctypes.data)
             else:
                 size = math.prod(shape) * self._dtype(name).itemsize
                 self._set_address(name, self._memory[name].reserve(size))
@@ -159,8 +162,9 @@ class Execution:
             shape = tuple(self._context.get_tensor_shape(name))
             if name in self._allocators:
                 shape = self._allocators[name].shape
-            array = np.empty(shape, self._dtype(name))
-            self._memory[name].take(array)
+            array = self._host.get(name, np.empty(shape, self._dtype(name)))
+            if name not in self._host:
+                self._memory[name].take(array)
             # Integers of 64 bits are computed with 32 in versions before 10.
             found[name] = array if array.dtype.name == wanted else array.astype(wanted)
         return found

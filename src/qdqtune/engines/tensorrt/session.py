@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -157,16 +158,24 @@ class TensorRtSession:
         fits &= all(self._values[name].has(value) for name, value in values.items())
         if self._is_built and fits:
             return
-        wishes = self._shop.settings.shapes
-        for name, shape in wanted.items():
-            known = self._shapes.get(name)
-            said = wishes.range_of(name, shape)
-            assert said is not None
-            self._shapes[name] = said if known is None else known.with_usual(shape)
-            if self._feeds is not None:  # what is timed decides which kernels are chosen
-                timed = tuple(self._feeds[name].shape)
-                self._shapes[name] = self._shapes[name].with_usual(timed)
+        before = self._shapes, self._values
+        self._shapes = {name: self._range_with(name, shape) for name, shape in wanted.items()}
         self._values = {name: _grown(self._values[name], value) for name, value in values.items()}
+        try:
+            self._build_for(feeds)
+        except BaseException:
+            self._shapes, self._values = before
+            raise
+
+    def _range_with(self, name: str, shape: tuple[int, ...]) -> ShapeRange:
+        said = self._shop.settings.shapes.range_of(name, shape)
+        assert said is not None
+        range_ = self._shapes[name].with_usual(shape) if name in self._shapes else said
+        if self._feeds is None:
+            return range_
+        return range_.with_usual(tuple(self._feeds[name].shape))  # kernels are chosen for it
+
+    def _build_for(self, feeds: Feeds) -> None:
         try:
             self._build()
         except ShapesMissing as missing:
@@ -188,7 +197,8 @@ class TensorRtSession:
                 if kept is None or not self._take_kept(kept):
                     plan = shop.builder.build(self._to_build)
                     if shop.runtime is not None:
-                        shop.plans.keep(key, plan.content)
+                        with contextlib.suppress(OSError):  # it may be built again, then
+                            shop.plans.keep(key, plan.content)
                     self._take(plan)
         except BuildError as error:
             raise BuildError(f"{os.path.basename(self._path)}: {error}") from None

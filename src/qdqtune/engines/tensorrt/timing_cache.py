@@ -43,6 +43,7 @@ class TimingCacheFile:
             f"{self.path.stem}.{_key(engine, version, device)}{self.path.suffix}"
         )
         self._is_spoiled = False
+        self._is_trusted = False
 
     def attach(self, config: Any) -> Any:
         """Gives a build what the file knows; the result has to live as long as the build.
@@ -63,14 +64,14 @@ class TimingCacheFile:
         """Begins anew: with what the file knows, a model could not be built."""
         self._is_spoiled = True
 
-    def remember(self) -> None:
-        """Takes that back: without the file it can't be built either."""
-        self._is_spoiled = False
+    def trust(self) -> None:
+        """Takes that back for good: without the file, a model could not be built either."""
+        self._is_spoiled, self._is_trusted = False, True
 
     @property
-    def is_used(self) -> bool:
-        """Whether a build gets something from the file."""
-        return not self._is_spoiled and bool(_read(self.path))
+    def is_doubtful(self) -> bool:
+        """Whether a build got something from the file that may be why it failed."""
+        return not (self._is_spoiled or self._is_trusted) and bool(_read(self.path))
 
     def save(self, config: Any) -> None:
         """Adds what a build found out; a file that can't be written spoils no build."""
