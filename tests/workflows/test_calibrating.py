@@ -23,7 +23,7 @@ from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.ranges import RangeMethod, Ranges
 from qdqtune.workflows.calibrating import feeding_of, ranges_in_every_way
-from qdqtune.workflows.source import open_source
+from qdqtune.workflows.source import open_source, ranges_behind_casts
 from tests.conftest import model_from_text
 
 DATA = np.random.default_rng(0).normal(size=(12, 3, 8, 8)).astype(np.float32)
@@ -263,3 +263,13 @@ def test_a_method_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert "invalid choice: 'median'" in capsys.readouterr().err
     with pytest.raises(ValueError, match="median"):
         RangeMethod("median")
+
+
+def test_ranges_hold_on_both_sides_of_a_cast(tmp_path: Path) -> None:
+    """A model converted to half precision has Casts at its inputs and at its outputs."""
+    text = "g (float[4] x) => (float[4] y) { a = Cast<to=10>(x) b = Relu(a) y = Cast<to=1>(b) }"
+    onnx.save(model_from_text(text), tmp_path / "m.onnx")
+    source = open_source(tmp_path / "m.onnx")
+    index = PreparedModel(source.model, tmp_path).index
+    found = ranges_behind_casts(Ranges({"x": (-1.0, 2.0), "y": (0.0, 2.0)}), index)
+    assert found.by_tensor == {"x": (-1.0, 2.0), "a": (-1.0, 2.0), "b": (0.0, 2.0), "y": (0.0, 2.0)}

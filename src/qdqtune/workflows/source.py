@@ -98,11 +98,14 @@ def has_types(model: ir.Model, dtypes: Collection[ir.DataType]) -> bool:
 
 
 def ranges_behind_casts(ranges: Ranges, index: GraphIndex) -> Ranges:
-    """The ranges with those of Cast results added: a Cast changes the type, not the values."""
+    """The ranges with those on the other side of Casts added: only the type differs there."""
     known = dict(ranges.by_tensor)
-    for node in index.nodes:
-        if is_op(node, "Cast") and node.inputs[0] is not None:
-            source, result = node.inputs[0].name or "", node.outputs[0].name or ""
-            if source in known:
-                known.setdefault(result, known[source])
+    ends = [
+        (node.inputs[0].name or "", node.outputs[0].name or "")
+        for node in index.nodes
+        if is_op(node, "Cast") and node.inputs[0] is not None
+    ]
+    for source, result in (*ends, *((result, source) for source, result in reversed(ends))):
+        if source in known and index.is_float(result):
+            known.setdefault(result, known[source])
     return Ranges(known, ranges.source, ranges.samples)
