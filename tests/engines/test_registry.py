@@ -4,8 +4,10 @@ import subprocess
 import sys
 
 import pytest
+from tests.stand_ins.tensorrt_api.fixtures import api_environment
 
 from qdqtune.engines import registry
+from qdqtune.engines.answering import answer_of
 from qdqtune.engines.isa import Cpu
 from qdqtune.engines.native import native_dialect
 from qdqtune.records.errors import EngineError, UsageError
@@ -100,9 +102,34 @@ def test_layers_are_listed_without_a_gpu(gpus):
             registry.resolve("tensorrt", only_layers=True)
 
 
+@pytest.fixture(params=["8.6.1", "11.1.0", ""])
+def tensorrt(request, tmp_path, monkeypatch):
+    """TensorRT in some version, which its package doesn't tell; or one that does not load."""
+    if request.param:
+        for name, value in api_environment(request.param, tmp_path).items():
+            monkeypatch.setenv(name, value)
+    answer_of.cache_clear()
+    yield request.param
+    answer_of.cache_clear()
+
+
 @pytest.mark.usefixtures("all_installed")
-def test_auto_takes_the_gpu_if_there_is_one(gpus):
-    assert registry.resolve("auto") == ("tensorrt" if gpus else "onnxruntime")
+def test_auto_takes_the_gpu_if_something_starts_on_it(tensorrt, monkeypatch, caplog):
+    monkeypatch.setattr(registry, "find_gpus", lambda: ONE_GPU)
+    assert registry.resolve("auto") == ("tensorrt" if tensorrt else "onnxruntime")
+    told = "TensorRT is installed, but does not start: ModuleNotFoundError"
+    assert (told in caplog.text) == (not tensorrt)
+    dialect = native_dialect("tensorrt").name
+    assert dialect == ("tensorrt-8" if tensorrt.startswith("8") else "tensorrt")
+
+
+@pytest.mark.usefixtures("all_installed")
+def test_where_there_is_no_gpu_nothing_is_asked(monkeypatch):
+    monkeypatch.setattr(registry, "find_gpus", lambda: NO_GPU)
+    answer_of.cache_clear()
+    assert registry.resolve("auto") == "onnxruntime"
+    assert native_dialect("tensorrt").name == "tensorrt"
+    assert not answer_of.cache_info().currsize
 
 
 @pytest.mark.parametrize(

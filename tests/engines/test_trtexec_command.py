@@ -90,8 +90,8 @@ class TestBuild:
             ("10.16.1", {"args": "--fp16"}, ["--int8", "--fp16"]),
             ("10.16.1", {"args": "--bf16 --int8"}, ["--bf16", "--int8"]),
             ("10.16.1", {"args": "--best"}, ["--best"]),
-            ("11.1.0", {"args": "--fp16"}, ["--fp16"]),
-            ("8.6.1", {"args": "--stronglyTyped"}, ["--stronglyTyped"]),
+            ("11.1.0", {"args": "--fp16"}, []),
+            ("11.1.0", {"args": "--stronglyTyped"}, ["--stronglyTyped"]),
         ],
     )
     def test_types_that_the_user_wants(
@@ -110,6 +110,8 @@ class TestBuild:
             ("10.3.0", {"args": "--stronglyTyped", "typing": "weak"}, "args ask for strong"),
             ("10.3.0", {"args": "--saveEngine=x"}, "args has --saveEngine"),
             ("10.3.0", {"args": "'"}, "args can't be read"),
+            ("10.3.0", {"args": "--fp8"}, "args has --fp8, but the model needs --int8"),
+            ("10.3.0", {"args": "--device=1", "device": "0"}, "args has --device=1"),
             ("10.3.0", {"warmup_ms": "-1"}, "warmup_ms is '-1'"),
             ("10.3.0", {"tactics": "all"}, "no option 'tactics'"),
         ],
@@ -118,7 +120,7 @@ class TestBuild:
         self, version: str, options: dict[str, str], message: str
     ) -> None:
         with pytest.raises(ValueError, match=message):
-            built(version, **options)
+            built(version, ["int8"], **options)
 
     @pytest.mark.parametrize(
         ("version", "expected"),
@@ -131,6 +133,22 @@ class TestBuild:
         options = {"workspace_mib": "99", "plugins": "a.so:b.so", "device": "2"}
         found = built(version, **options)[-4:]
         assert found == ["--memPoolSize=workspace:99", *expected, "--device=2"]
+
+    @pytest.mark.parametrize(
+        ("version", "args", "expected", "notes"),
+        [
+            ("8.6.1", "--workspace=4", ["--workspace=4"], 1),
+            ("10.3.0", "--workspace=4", ["--memPoolSize=workspace:4"], 2),
+            ("10.3.0", "--memPoolSize=workspace:4M", ["--memPoolSize=workspace:4M"], 1),
+            ("10.3.0", "--memPoolSize=dlaSRAM:1", ["--memPoolSize=dlaSRAM:1,workspace:99"], 0),
+        ],
+    )
+    def test_the_workspace_is_said_once(
+        self, version: str, args: str, expected: list[str], notes: int
+    ) -> None:
+        asked = usage(version, workspace_mib="99", precision="fp32", typing="weak", args=args)
+        assert build_arguments(asked, [], {}) == expected
+        assert len(asked.notes) == notes
 
     def test_level(self) -> None:
         assert built("11.1.0", level="5") == ["--builderOptimizationLevel=5"]
@@ -147,6 +165,8 @@ class TestBuild:
         assert asked.given == ()
         assert asked.settings.shapes.usual == {"x": (4, 3), "y": (2,)}
         assert asked.settings.shapes.most == {"x": (8, 3)}
+        run = usage("11.1.0", args="--shapes=x:8x3 --optShapes=x:4x3")
+        assert run.settings.shapes.usual == {"x": (4, 3)}
 
     def test_remote_autotuning_is_safe_and_tells_no_layers(self) -> None:
         asked = usage("10.16.1", args="--remoteAutoTuningConfig=ssh://host")
@@ -196,6 +216,22 @@ class TestRuns:
     def test_cuda_graph(self, version: str, wish: str, expected: set[str]) -> None:
         command = timed(version, cuda_graph=wish)
         assert {argument for argument in command if "CudaGraph" in argument} == expected
+
+    @pytest.mark.parametrize(
+        ("version", "wish", "args", "expected"),
+        [
+            ("10.16.1", "1", "--noCudaGraph", []),
+            ("10.16.1", "0", "--useCudaGraph", ["--useCudaGraph"]),
+            ("11.1.0", "0", "--useCudaGraph", []),
+            ("11.1.0", "1", "--noCudaGraph", ["--noCudaGraph"]),
+        ],
+    )
+    def test_arguments_say_how_runs_are_launched(
+        self, version: str, wish: str, args: str, expected: list[str]
+    ) -> None:
+        asked = usage(version, cuda_graph=wish, args=args)
+        command = time_command(asked, load_arguments(asked, PLAN), 12, FILE, {}, {})
+        assert [argument for argument in command if "CudaGraph" in argument] == expected
 
     def test_the_user_has_the_last_word(self) -> None:
         command = timed("10.3.0", ["--loadEngine=p", "--iterations=99", "--useSpinWait"])

@@ -20,6 +20,7 @@ from qdqtune.engines.places import LOGS, SCRATCH
 from qdqtune.engines.tensorrt.layer_info import read_layer_info
 from qdqtune.engines.trtexec.engine import TrtexecEngine
 from qdqtune.engines.trtexec.program import TrtexecError
+from qdqtune.engines.trtexec.usage import notes_on
 from qdqtune.records.health import Gpu, GpuHealth
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt" / "rtx171"
@@ -47,6 +48,15 @@ class StandIn:
             self._patch.setenv(name, value)
         return TrtexecEngine()
 
+    def behind(self, script: str) -> str:
+        """A program that runs a script, and then the stand-in."""
+        path = self.folder / "before" / "trtexec"
+        path.parent.mkdir()
+        program = self.folder / "10.16.1" / "trtexec"
+        path.write_text(f'#!/bin/sh\n{script}\nexec {program} "$@"\n')
+        path.chmod(0o755)
+        return str(path)
+
     @property
     def calls(self) -> list[list[str]]:
         lines = self._calls.read_text().splitlines()
@@ -73,6 +83,12 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 def options(**given: str) -> SessionOptions:
     return SessionOptions(engine_options=given)
+
+
+def fails_with(option: str, error: str) -> str:
+    """A script that ends with an error if an option was said."""
+    message = f"[01/01/2026-00:00:00] [E] {error}"
+    return f'case "$*" in *{option}*) echo "{message}" >&2; exit 1;; esac'
 
 
 def rows(number: int) -> dict[str, np.ndarray]:
@@ -106,6 +122,38 @@ class TestInfo:
         engine.open(INT8, options(device="1", timing_cache="none"))
         assert len(stand_in.said("--timingCacheFile")) == 1
 
+    def test_arguments_say_the_gpu(
+        self, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gpus = GpuHealth("550.54", "12.4", (Gpu("NVIDIA A", "8.6"), Gpu("NVIDIA B", "9.0")), "")
+        monkeypatch.setattr("qdqtune.engines.trtexec.engine.find_gpus", lambda: gpus)
+        engine = stand_in.engine()
+        for said in (options(args="--device=1"), options(device="1")):
+            assert engine.info(said).device == "NVIDIA B"
+            engine.open(FLOAT, said)
+        engine.open(FLOAT, options(args="--device=0"))
+        assert stand_in.said("--device") == ["1"]  # one build for both ways to say it
+        caches = stand_in.said("--timingCacheFile")
+        assert [cache[-8:] for cache in caches] == ["-B.cache", "-A.cache"]
+
+    @pytest.mark.parametrize(("version", "notes"), [("8.6.1", 0), ("10.16.1", 1), ("11.1.0", 2)])
+    def test_the_guides_arguments_hold_for_every_version(
+        self, stand_in: StandIn, caplog: pytest.LogCaptureFixture, version: str, notes: int
+    ) -> None:
+        engine = stand_in.engine(version)
+        said = options(args="--fp16 --workspace=4096 --verbose")
+        engine.info(said)
+        assert len(caplog.records) == notes
+        assert notes_on(said.engine_options) == tuple(caplog.messages)
+        session = engine.open(FLOAT, said)
+        session.set_feeds(FLOAT_FEEDS)
+        assert len(session.time_runs(2)) == 2
+
+    def test_what_a_version_lacks_is_told_before_a_build(self, stand_in: StandIn) -> None:
+        engine = stand_in.engine("8.6.1")
+        with pytest.raises(ValueError, match=r"came with 9\.0"):
+            engine.info(options(args="--stronglyTyped"))
+
     def test_takes_no_threads(self, stand_in: StandIn) -> None:
         with pytest.raises(ValueError, match="threads"):
             stand_in.engine().info(SessionOptions(threads=1))
@@ -134,6 +182,19 @@ class TestBuilds:
         assert len(stand_in.calls) == 1
         engine.open(FLOAT, options(level="5"))
         assert len(stand_in.calls) == 2
+
+    @pytest.mark.parametrize("flag", ["plugins", "dynamicPlugins", "setPluginsToSerialize"])
+    def test_a_library_that_changed_is_another(
+        self, stand_in: StandIn, tmp_path: Path, flag: str
+    ) -> None:
+        library = tmp_path / "ops.so"
+        engine = stand_in.engine()
+        said = options(args=f"--{flag}={library} --{flag}=on.the.loaders.path.so")
+        for content, builds in (("old", 1), ("old", 1), ("newer", 2)):
+            if not library.exists() or library.read_text() != content:
+                library.write_text(content)
+            engine.open(FLOAT, said)
+            assert len(stand_in.calls) == builds
 
     def test_what_was_built_outlives_the_engine(self, stand_in: StandIn, tmp_path: Path) -> None:
         kept = options(plan_cache=str(tmp_path / "plans"))
@@ -289,6 +350,29 @@ class TestUnknownOptions:
             engine.open(FLOAT, options(args=args))
         assert len(stand_in.calls) == 1
 
+    def test_may_be_told_one_at_a_time(self, stand_in: StandIn, tmp_path: Path) -> None:
+        engine = stand_in.engine()
+        missing = ["exportLayerInfo", "profilingVerbosity", "exportTimes", "loadInputs"]
+        script = "\n".join(
+            fails_with(f"--{name}", f"Unknown option: --{name} ") for name in missing
+        )
+        said = options(path=stand_in.behind(script))
+        for calls in (6, 2):  # each of them is tried once
+            session = engine.open(FLOAT if calls == 6 else INT8, said)
+            session.set_feeds(FLOAT_FEEDS if calls == 6 else INT8_FEEDS)
+            assert len(session.time_runs(2)) == 2
+            log = tmp_path / "logs" / "trtexec" / ("fp32.log" if calls == 6 else "r_q_skip.log")
+            assert log.read_text().count("\n(exit code ") == calls
+
+    def test_one_at_a_time_of_the_user_is_the_reason(self, stand_in: StandIn) -> None:
+        engine = stand_in.engine()
+        missing = ["exportLayerInfo", "profilingVerbosity", "noTF32"]
+        script = "\n".join(
+            fails_with(f"--{name}", f"Unknown option: --{name} ") for name in missing
+        )
+        with pytest.raises(TrtexecError, match="doesn't know the option --noTF32"):
+            engine.open(FLOAT, options(path=stand_in.behind(script), args="--noTF32"))
+
     def test_that_it_can_not_do_without_are_the_reason(self, stand_in: StandIn) -> None:
         with pytest.raises(TrtexecError, match="doesn't know the option --saveEngine"):
             stand_in.engine(without="saveEngine").open(FLOAT, options())
@@ -300,6 +384,25 @@ class TestUnknownOptions:
             assert len(session.time_runs(2)) == 2
         loaded = ["--loadEngine" in stand_in.names(call) for call in range(4)]
         assert loaded == [False, True, False, False]
+
+    @pytest.mark.parametrize("error", ["Model missing or format not recognized", "Whatever"])
+    def test_no_engine_is_loaded_whatever_it_says(self, stand_in: StandIn, error: str) -> None:
+        engine = stand_in.engine()
+        said = options(path=stand_in.behind(fails_with("--loadEngine", error)))
+        session = engine.open(FLOAT, said)
+        session.set_feeds(FLOAT_FEEDS)
+        for _ in range(2):
+            assert len(session.time_runs(2)) == 2
+        assert ["--onnx" in stand_in.names(call) for call in range(3)] == [True] * 3
+
+    def test_a_run_that_fails_either_way_has_the_first_reason(self, stand_in: StandIn) -> None:
+        engine = stand_in.engine(fault="inference_fails")
+        said = options(path=stand_in.behind(fails_with("--loadEngine", "First words")))
+        session = engine.open(FLOAT, said)
+        session.set_feeds(FLOAT_FEEDS)
+        with pytest.raises(TrtexecError, match="First words"):
+            session.time_runs(2)
+        assert len(stand_in.calls) == 2
 
 
 class TestRemoteAutotuning:
@@ -315,24 +418,13 @@ class TestRemoteAutotuning:
 
 
 class TestTimingCache:
-    # Fails like a build that a spoilt timing cache leaves without kernels.
-    PROGRAM = """#!/bin/sh
-case "$*" in
-  *--timingCacheFile*)
-    echo "[01/01/2026-00:00:00] [E] Could not find any implementation for node c." >&2; exit 1;;
-esac
-exec {program} "$@"
-"""
-
     def test_that_is_spoilt_is_not_used_again(self, stand_in: StandIn, tmp_path: Path) -> None:
         engine = stand_in.engine()
-        path = tmp_path / "spoilt" / "trtexec"
-        path.parent.mkdir()
-        path.write_text(self.PROGRAM.format(program=tmp_path / "10.16.1" / "trtexec"))
-        path.chmod(0o755)
+        why = "Could not find any implementation for node c."
+        path = stand_in.behind(fails_with("--timingCacheFile", why))
         cache = tmp_path / "timing.cache"
         cache.write_bytes(b"of another time")
-        said = options(path=str(path), timing_cache=str(cache))
+        said = options(path=path, timing_cache=str(cache))
         for model in (FLOAT, INT8):
             engine.open(model, said)
         assert len(stand_in.calls) == 2
@@ -382,6 +474,25 @@ def test_trtexec_ends_with_its_parent(tmp_path: Path) -> None:
         assert os.getpgid(child) == os.getpgid(parent.pid)
         os.kill(parent.pid, signal.SIGKILL)
     _wait_for(lambda: not _is_alive(child))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_a_script_starts_ends_with_the_worker(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    program = tmp_path / "trtexec"
+    program.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {told}\nwait\n")
+    program.chmod(0o755)
+    script = (
+        "import sys\n"
+        "from qdqtune.engines.trtexec.running import run_command\n"
+        "run_command(['/bin/true'])\n"
+        "run_command([sys.argv[1]])"
+    )
+    command = [sys.executable, "-c", script, str(program)]
+    with subprocess.Popen(command, start_new_session=True) as worker:
+        _wait_for(lambda: told.exists() and told.read_text().strip())
+        os.kill(worker.pid, signal.SIGKILL)
+    _wait_for(lambda: not _is_alive(int(told.read_text())))
 
 
 def _is_alive(pid: int) -> bool:

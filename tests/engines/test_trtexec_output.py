@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from qdqtune.engines.trtexec.output import (
-    cannot_load,
     gpu_median_ms,
     has_passed,
     reason_of,
@@ -146,10 +145,6 @@ class TestReasons:
 
     def test_long_ones_are_cut(self) -> None:
         assert len(reason_of(errors("x" * 10_000), 1)) < 1000
-
-    def test_engine_that_can_not_be_loaded(self) -> None:
-        assert cannot_load(errors("Engine deserialization failed", *TAIL))
-        assert not cannot_load(errors("Error occurred during inference"))
 
 
 class TestFiles:

@@ -70,3 +70,19 @@ def test_shapes_among_arguments() -> None:
     assert told.others == ["--fp16"]
     assert told.as_options() == {"opt_shapes": "x:4", "max_shapes": "x:8,y:1"}
     assert ShapeArguments.found_in(["--shapes=x:4"]).as_options() == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "run", "built_for"),
+    [
+        ("--optShapes=x:2", "x:2", "x:2"),
+        ("--shapes=x:4", "x:4", "x:4"),
+        ("--shapes=x:4 --optShapes=x:2", "x:4", "x:2"),
+    ],
+)
+def test_shapes_that_are_run_need_not_be_those_that_are_built_for(
+    said: str, run: str, built_for: str
+) -> None:
+    told = ShapeArguments.found_in([*said.split(), "--maxShapes=x:8"])
+    assert told.usual == [run]
+    assert told.as_options() == {"opt_shapes": built_for, "max_shapes": "x:8"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ def asked(line: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(tuning, "tune", ask)
     with pytest.raises(Asked):
-        autotune._run(get_parser().parse_args(line.split()))
+        autotune._run(get_parser().parse_args(shlex.split(line)))
     return seen
 
 
@@ -134,6 +135,8 @@ def asked(line: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         ("--mode subgraph --trtexec-args=--maxShapes=x:9x8x8x8 --min-shapes x:1x8x8x8",
          {"min_shapes": InputRequest({"x": (1, 8, 8, 8)}),
           "max_shapes": InputRequest({"x": (9, 8, 8, 8)})}),
+        ("--mode subgraph --trtexec-args '--shapes=x:2x8x8x8 --optShapes=x:1x8x8x8'",
+         {"inputs": InputRequest({"x": (2, 8, 8, 8)}), "engine_options": {}}),
         ("--mode region --trtexec-args=--maxShapes=x:9x8x8x8 --shapes x:1x8x8x8",
          {"inputs": InputRequest({"x": (1, 8, 8, 8)}), "max_shapes": None}),
         ("--mode subgraph --graph-json g.json --no-incremental-validation",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
 import shlex
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,8 @@ from qdqtune.records.errors import UsageError
 
 if TYPE_CHECKING:
     from qdqtune.engines.words import EngineWords
+
+_logger = logging.getLogger(__name__)
 
 
 def add_engine_words(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +57,8 @@ def take_engine_words(options: argparse.Namespace, timing_cache: str | None) -> 
     """What was said for some engines; shapes among it go to our own flags for them.
 
     Args:
-        options: What was parsed; its shapes are filled in.
+        options: What was parsed; its shapes are filled in, and `built_for`, the shapes that
+            kernels are chosen for if others are run.
         timing_cache: The file, if one was asked for.
 
     Raises:
@@ -66,6 +71,8 @@ def take_engine_words(options: argparse.Namespace, timing_cache: str | None) -> 
     options.shapes = options.shapes or told.usual
     options.min_shapes = options.min_shapes or told.least
     options.max_shapes = options.max_shapes or told.most
+    is_range = bool(options.min_shapes or options.max_shapes)
+    options.built_for = ",".join(told.best) if is_range and told.best != options.shapes else ""
     return EngineWords(
         timing_cache or "", tuple(options.plugin_libraries or ()), tuple(told.others)
     )
@@ -80,9 +87,35 @@ def chosen_engine(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
     from qdqtune.engines import registry
 
     words = take_engine_words(options, options.timing_cache)
-    given = dict(options.engine_option)
-    engine = registry.resolve(options.engine, given)
-    return engine, words.options_of(engine, given, is_strict=True)
+    engine = registry.resolve(options.engine, dict(options.engine_option))
+    return engine, options_for_engine(options, engine, words, is_strict=True)
+
+
+def options_for_engine(
+    options: argparse.Namespace, engine: str, words: EngineWords, *, is_strict: bool = False
+) -> dict[str, str]:
+    """All options of an engine; warns of arguments that its program is not told as they are.
+
+    Args:
+        options: What was parsed, and filled in by `take_engine_words`.
+        engine: The engine.
+        words: What was said for some engines.
+        is_strict: Whether words that the engine has no use for are refused, not warned of.
+
+    Raises:
+        UsageError: If a word is refused.
+    """
+    from qdqtune.engines import registry
+    from qdqtune.engines.trtexec.usage import notes_on
+
+    found = words.options_of(engine, dict(options.engine_option), is_strict=is_strict)
+    if options.built_for and registry.entry(engine).takes_shape_ranges:
+        found = {"opt_shapes": options.built_for, **found}
+    if engine == registry.GUIDES_PROGRAM:
+        with contextlib.suppress(ValueError):  # the engine itself says what is wrong
+            for note in notes_on(found):
+                _logger.warning("%s", note)
+    return found
 
 
 def _words(text: str) -> list[str]:

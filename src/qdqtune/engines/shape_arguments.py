@@ -15,21 +15,23 @@ class ShapeArguments:
 
     Attributes:
         least: Of `--minShapes`, as our own flags take it.
-        usual: Of `--optShapes` or `--shapes`.
+        best: Of `--optShapes`.
         most: Of `--maxShapes`.
+        run: Of `--shapes`.
         others: Arguments that are about something else.
     """
 
     least: list[str] = field(default_factory=list)
-    usual: list[str] = field(default_factory=list)
+    best: list[str] = field(default_factory=list)
     most: list[str] = field(default_factory=list)
+    run: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
 
     @classmethod
     def found_in(cls, arguments: Iterable[str]) -> ShapeArguments:
         """Read a command line that was taken apart."""
         shapes = cls()
-        places = {"min": shapes.least, "opt": shapes.usual, "": shapes.usual, "max": shapes.most}
+        places = {"min": shapes.least, "opt": shapes.best, "max": shapes.most, "": shapes.run}
         for argument in arguments:
             match = _SHAPES.fullmatch(argument)
             if match is None:
@@ -38,9 +40,19 @@ class ShapeArguments:
                 places[match[1]].append(match[2])
         return shapes
 
+    @property
+    def usual(self) -> list[str]:
+        """What models are run at."""
+        return self.run or self.best
+
+    @property
+    def built_for(self) -> list[str]:
+        """What kernels are chosen for."""
+        return self.best or self.run
+
     def as_options(self) -> dict[str, str]:
         """The same for an engine that is told ranges; nothing if only one shape is said."""
         if not self.least and not self.most:
             return {}
-        said = {"min_shapes": self.least, "opt_shapes": self.usual, "max_shapes": self.most}
+        said = {"min_shapes": self.least, "opt_shapes": self.built_for, "max_shapes": self.most}
         return {name: ",".join(texts) for name, texts in said.items() if texts}

@@ -153,6 +153,11 @@ def _precision(usage: Usage, low_types: Collection[str]) -> list[str]:
         flags += [flag for flag, types in _LOW.items() if not types.isdisjoint(low_types)]
     if "--fp8" in flags and "--int8" in flags:  # trtexec takes only one of them
         flags.remove("--int8")
+    for said, other in (("--int8", "--fp8"), ("--fp8", "--int8")):
+        if said in given and other in flags:
+            raise ValueError(
+                f"args has {said}, but the model needs {other}, and trtexec takes only one of them"
+            )
     for flag in flags:
         if flag not in given:
             what = "the precision" if flag in FLOAT_FLAGS else "Q/DQ of the model"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import shutil
 import tempfile
@@ -22,6 +23,8 @@ from qdqtune.engines.trtexec.usage import Usage, path_option, usage_of
 from qdqtune.engines.trtexec.version import PROGRAM, find_program, version_of
 from qdqtune.records.measurement import EngineInfo
 
+_logger = logging.getLogger(__name__)
+
 UNKNOWN_GPU, UNKNOWN_ISA = "unknown GPU", "unknown"
 # In arguments that list files, these stand between the files.
 _SEPARATORS = frozenset(",:'")
@@ -38,6 +41,8 @@ class TrtexecEngine:
         """Says which version runs on which GPU."""
         program = self._program(options)
         usage = usage_of(options, program.version)
+        for note in usage.notes:
+            _logger.warning("%s", note)
         device, isa = device_of(usage.settings.device)
         return EngineInfo(
             name=PROGRAM,

@@ -27,9 +27,6 @@ _CONSEQUENCES = re.compile(
     r"In node \d+ with name|Error occurred during inference$|Inference set up failed"
 )
 _NO_KERNEL = re.compile(r"Could not find any implementation for node")
-_NOT_LOADED = re.compile(
-    r"[Dd]eseriali[sz]|Failed to create engine from model|Unknown option: --loadEngine"
-)
 _LONGEST = 400
 
 
@@ -47,11 +44,6 @@ def has_passed(text: str) -> bool:
 def unknown_options(text: str) -> set[str]:
     """Options that it doesn't know."""
     return set(_UNKNOWN_OPTION.findall(text))
-
-
-def cannot_load(text: str) -> bool:
-    """Whether it failed because it could not load a built engine."""
-    return _NOT_LOADED.search(text) is not None
 
 
 def finds_no_kernel(text: str) -> bool:

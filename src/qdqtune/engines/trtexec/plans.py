@@ -17,7 +17,7 @@ from qdqtune.engines.trtexec.command import (
     build_command,
     timing_cache_arguments,
 )
-from qdqtune.engines.trtexec.flags import name_of
+from qdqtune.engines.trtexec.flags import PLUGIN_FLAGS, name_of
 from qdqtune.engines.trtexec.output import finds_no_kernel
 from qdqtune.engines.trtexec.program import Program, TrtexecError
 from qdqtune.engines.trtexec.usage import Usage
@@ -164,11 +164,17 @@ class PlanBuilder:
 
     def _parts(self, built_from: Sequence[str]) -> list[str]:
         usage = self._model.usage
-        plugins = []
-        for library in usage.settings.plugins:
-            seen = os.stat(library)
-            plugins.append(f"{library} {seen.st_size} {seen.st_mtime_ns}")
+        plugins = [_seen(library) for library in usage.settings.plugins]
+        for argument in usage.given:
+            name, _, library = argument.partition("=")
+            if name in PLUGIN_FLAGS:  # what isn't here may be on the loader's path
+                plugins += [_seen(library)] if os.path.exists(library) else []
         return ["trtexec", str(usage.version), self._model.device, *built_from, *plugins]
+
+
+def _seen(library: str) -> str:
+    seen = os.stat(library)
+    return f"{library} {seen.st_size} {seen.st_mtime_ns}"
 
 
 def _is_filled(path: Path) -> bool:

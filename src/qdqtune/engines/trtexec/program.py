@@ -63,16 +63,23 @@ class Program:
             OSError: If it can't be started.
         """
         ours = DISPENSABLE - {name_of(argument) for argument in given}
-        finished = self._run(arguments, ours, log)
-        unknown = unknown_options(finished.text)
-        if unknown and unknown <= ours:
-            self.refused |= unknown
-            finished = self._run(arguments, ours, log)
+        finished = self._run(arguments, self.refused & ours, log)
+        if self._refuses(finished, ours):
+            finished = self._run(arguments, self.refused & ours, log)
+            if self._refuses(finished, ours):  # it names one at a time
+                finished = self._run(arguments, ours, log)
         if finished.code != 0 or not has_passed(finished.text):
             raise TrtexecError(reason_of(finished.text, finished.code), finished.text)
         return finished.text
 
-    def _run(self, arguments: Sequence[str], ours: Set[str], log: Path | None) -> Finished:
-        left_out = self.refused & ours
+    def _refuses(self, finished: Finished, ours: Set[str]) -> bool:
+        """Whether all that it doesn't know is ours, and can be left out; remembers it."""
+        unknown = unknown_options(finished.text)
+        if not unknown or not unknown <= ours:
+            return False
+        self.refused |= unknown
+        return True
+
+    def _run(self, arguments: Sequence[str], left_out: Set[str], log: Path | None) -> Finished:
         kept = [argument for argument in arguments if name_of(argument) not in left_out]
         return run_command([self.path, *kept], log)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from qdqtune.engines.trtexec.guard import guard_group
+
 _LOG_BYTES = 4 << 20
 _LONGEST_LINE = 8000
 _HEAD_LINES, _TAIL_LINES = 4000, 1000
@@ -55,6 +57,7 @@ def run_command(command: Sequence[str], log: Path | None = None) -> Finished:
     Raises:
         OSError: If it can't be started.
     """
+    guard_group()
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -20,7 +20,7 @@ from qdqtune.engines.trtexec.command import (
     time_command,
 )
 from qdqtune.engines.trtexec.feeding import widened, write_feeds
-from qdqtune.engines.trtexec.output import cannot_load, gpu_median_ms
+from qdqtune.engines.trtexec.output import gpu_median_ms
 from qdqtune.engines.trtexec.plans import ModelFile, Plan, PlanBuilder
 from qdqtune.engines.trtexec.program import TrtexecError
 from qdqtune.engines.trtexec.results import last_times_ms, parse_outputs
@@ -145,7 +145,10 @@ class TrtexecSession:
         return self._timed, self._fed
 
     def _call(self, what: str, plan: Plan, command: Callable[[Sequence[str]], list[str]]) -> str:
-        """Runs an engine: the built one or, if trtexec loads none, one that it builds anew."""
+        """Runs an engine: the built one or, if trtexec loads none, one that it builds anew.
+
+        As long as it has loaded none, any failure may mean that it can't.
+        """
         model, program, usage = self._model, self._program, self._usage
         anew = command(rebuild_arguments(usage, model.path, plan.built_from))
         if program.loads is False:
@@ -153,7 +156,7 @@ class TrtexecSession:
         try:
             text = model.call(what, command(load_arguments(usage, plan.path)))
         except TrtexecError as error:
-            if program.loads or not cannot_load(error.text):
+            if program.loads:
                 raise
             try:
                 text = model.call(what, anew)

@@ -11,28 +11,13 @@ from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.shape_arguments import ShapeArguments
 from qdqtune.engines.tensorrt.settings import STRONG, WEAK, Settings, settings_of
 from qdqtune.engines.tensorrt.shapes import ShapeWishes, parse_shapes
+from qdqtune.engines.trtexec.arguments import Asked, asked_by, with_workspace, workspace_in
 from qdqtune.engines.trtexec.flags import PRECISION_FLAGS, name_of, require, takes
-from qdqtune.engines.trtexec.version import Version
+from qdqtune.engines.trtexec.version import Version, find_program, version_of
 
 OWN_OPTIONS = ("path", "args", "warmup_ms")
 """Beside those that every form of TensorRT has."""
 
-_OURS = frozenset(
-    {
-        "--onnx",
-        "--saveEngine",
-        "--loadEngine",
-        "--skipInference",
-        "--buildOnly",
-        "--exportTimes",
-        "--exportOutput",
-        "--exportProfile",
-        "--exportLayerInfo",
-        "--loadInputs",
-        "--help",
-        "-h",
-    }
-)
 _REMOTE, _SAFE = "--remoteAutoTuningConfig", "--safe"
 _WARMUP_MS = 200
 _FIRST_STRONG = Version(10)
@@ -49,6 +34,7 @@ class Usage:
         given: Arguments that the user wants to be said.
         warmup_ms: How long runs go on before the timed ones.
         timing_cache: File with what is known of kernels; empty for none.
+        notes: What of the user's arguments is said in another way, or not at all, and why.
     """
 
     version: Version
@@ -57,6 +43,7 @@ class Usage:
     given: tuple[str, ...] = ()
     warmup_ms: int = _WARMUP_MS
     timing_cache: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def is_safe(self) -> bool:
@@ -87,21 +74,35 @@ def usage_of(options: SessionOptions, version: Version) -> Usage:
     """
     settings = settings_of(options, OWN_OPTIONS)
     shapes = ShapeArguments.found_in(_split(settings.given.get("args", "")))
-    given = tuple(shapes.others)
-    for name in map(name_of, given):
-        if name in _OURS:
-            raise ValueError(f"args has {name}, which qdqtune says to trtexec itself: leave it out")
+    asked = asked_by(shapes.others, version)
+    given, notes = asked.arguments, asked.notes
     names = {name_of(argument) for argument in given}
-    if _REMOTE in names:
-        require(version, _REMOTE, "remote autotuning")
-        given += () if _SAFE in names else (_SAFE,)
+    if _REMOTE in names and _SAFE not in names:
+        given += (_SAFE,)
+    settings = _with_arguments(settings, asked)
+    if settings.workspace_mib is not None and workspace_in(given):
+        notes += (f"args has {workspace_in(given)}: workspace_mib is not used",)
+        settings = dataclasses.replace(settings, workspace_mib=None)
+    elif settings.workspace_mib is not None and "--memPoolSize" in names:
+        given = tuple(with_workspace(given, str(settings.workspace_mib)))
     return Usage(
         version=version,
         settings=dataclasses.replace(settings, shapes=_with_shapes(settings.shapes, shapes)),
         typing=_typing(version, settings.typing, names),
         given=given,
         warmup_ms=_warmup(settings.given),
+        notes=notes,
     )
+
+
+def notes_on(options: Mapping[str, str]) -> tuple[str, ...]:
+    """What a user should know about the engine's options before it runs.
+
+    Raises:
+        ValueError: If they can't be read, or the program isn't there.
+    """
+    asked = SessionOptions(engine_options=options)
+    return usage_of(asked, version_of(find_program(path_option(asked)))).notes
 
 
 def _split(text: str) -> list[str]:
@@ -111,11 +112,20 @@ def _split(text: str) -> list[str]:
         raise ValueError(f"args can't be read: {error}") from None
 
 
+def _with_arguments(settings: Settings, asked: Asked) -> Settings:
+    """What arguments say goes first, but there is one GPU to measure on."""
+    device = settings.device if asked.device is None else asked.device
+    if "device" in settings.given and device != settings.device:
+        raise ValueError(f"device is '{settings.device}', but args has --device={device}")
+    graph = settings.cuda_graph if asked.cuda_graph is None else asked.cuda_graph
+    return dataclasses.replace(settings, device=device, cuda_graph=graph)
+
+
 def _with_shapes(wishes: ShapeWishes, said: ShapeArguments) -> ShapeWishes:
     """Shapes are ours to say, because a model without open dims may not be given any."""
     return ShapeWishes(
         {**parse_shapes(",".join(said.least)), **wishes.least},
-        {**parse_shapes(",".join(said.usual)), **wishes.usual},
+        {**parse_shapes(",".join(said.built_for)), **wishes.usual},
         {**parse_shapes(",".join(said.most)), **wishes.most},
     )
 
