@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto
 
 from qdqtune.engines.float_types import float_type_in_effect, preferred_float_type
+from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.engines.simulated import QUIET
-from qdqtune.records.errors import UsageError
+from qdqtune.graph.precision import convert_precision
+from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.precision import Precision
 from qdqtune.records.tuning import TuneResult
@@ -20,7 +24,9 @@ from qdqtune.report.tuning import tune_text
 from qdqtune.workflows.insertion import Choice, insert_qdq
 from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning.float_type import wanted_type
+from qdqtune.workflows.tuning import float_type
+from qdqtune.workflows.tuning.float_type import convert_to, told_options, wanted_type
+from qdqtune.workflows.tuning.journal import Journal
 from tests.conftest import model_from_text
 
 TEXT = """g (float[1,64,16,16] x) => (float[1,64,16,16] y) {
@@ -79,7 +85,9 @@ def test_the_type_in_effect(
         ("auto", "strong", Precision.FP16),
         ("auto", "weak", None),
         ("float32", "strong", None),
-        ("bfloat16", "weak", Precision.BF16),
+        ("float16", "", Precision.FP16),
+        ("bfloat16", "strong", Precision.BF16),
+        ("bfloat16", "weak", None),
     ],
 )
 def test_what_a_float_model_is_converted_to(
@@ -102,39 +110,142 @@ def test_what_is_half_or_quantized_stays_as_it_is(
         caplog.clear()
 
 
-def test_a_model_is_tuned_in_half_precision_and_gone_on_with(model: Path, tmp_path: Path) -> None:
-    first = tuned(model, tmp_path / "run", precision="float16", max_benchmarks=2)
-    baseline = onnx.load(tmp_path / "run/baseline.onnx")
+@pytest.fixture(scope="module")
+def run_in_half(tmp_path_factory: pytest.TempPathFactory) -> tuple[TuneResult, dict[str, Any]]:
+    """A run, and what it takes to go on with it."""
+    folder = tmp_path_factory.mktemp("half")
+    onnx.save(conv_net(), folder / "model.onnx")
+    call = {
+        "model": folder / "model.onnx",
+        "folder": folder / "run",
+        "max_benchmarks": 2,
+        "state_file": folder / "state.yaml",
+    }
+    return tuned(**call, precision="float16"), call
+
+
+def test_a_model_is_tuned_in_half_precision(
+    run_in_half: tuple[TuneResult, dict[str, Any]],
+) -> None:
+    result, call = run_in_half
+    baseline = onnx.load(call["folder"] / "baseline.onnx")
     types = {weight.data_type for weight in baseline.graph.initializer}
     assert types == {TensorProto.FLOAT16}
     for value in (*baseline.graph.input, *baseline.graph.output):
         assert value.type.tensor_type.elem_type == TensorProto.FLOAT
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    summary = json.loads((call["folder"] / "summary.json").read_text())
     assert summary["precision"] == "float16"
     assert summary["precision_sqnr_db"] > 40
-    assert summary["model"] == str(model)
-    assert "converted to float16 first" in tune_text(first)
-    if first.summary.kept_float:
-        assert first.model.read_bytes() == (tmp_path / "run/baseline.onnx").read_bytes()
-    else:
-        final = onnx.load(first.model)
-        kinds = {weight.name: weight.data_type for weight in final.graph.initializer}
-        scales = {kinds[n.input[1]] for n in final.graph.node if n.op_type == "QuantizeLinear"}
-        assert scales == {TensorProto.FLOAT16}
-    again = tuned(model, tmp_path / "run", precision="float16", max_benchmarks=2)
+    assert summary["model"] == str(call["model"])
+    assert "converted to float16 first" in tune_text(result)
+    assert not result.summary.kept_float
+    final = onnx.load(result.model)
+    kinds = {weight.name: weight.data_type for weight in final.graph.initializer}
+    scales = {kinds[n.input[1]] for n in final.graph.node if n.op_type == "QuantizeLinear"}
+    assert scales == {TensorProto.FLOAT16}
+
+
+def test_it_is_gone_on_with_in_half_precision_only(
+    run_in_half: tuple[TuneResult, dict[str, Any]], tmp_path: Path
+) -> None:
+    result, call = run_in_half
+    before = (call["folder"] / "baseline.onnx").read_bytes()
+    again = tuned(**call, precision="float16")
     assert again.summary.benchmarks == 0
     assert again.summary.memo_hits > 0
-    assert again.summary.final_sha256 == first.summary.final_sha256
+    assert again.summary.final_sha256 == result.summary.final_sha256
+    for other in ({"state_file": None}, {"folder": tmp_path / "other"}):
+        with pytest.raises(UsageError, match="another precision: 'float16', not 'as given'"):
+            tuned(**{**call, **other}, precision="float32")
+    assert (call["folder"] / "baseline.onnx").read_bytes() == before
+
+
+def test_what_was_measured_as_given_is_not_of_a_converted_model(tmp_path: Path) -> None:
+    header = {"model": "a", "engine": {"name": "e"}}
+    first = Journal(tmp_path / "j.jsonl", header)
+    first.keep_shares({})
+    first.close()
+    with pytest.raises(UsageError, match="another precision: 'as given', not 'float16'"):
+        Journal(tmp_path / "j.jsonl", {"precision": "float16", **header, "model": "b"})
 
 
 def test_what_overflows_is_tuned_as_given(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = tmp_path / "large.onnx"
     onnx.save(conv_net(scale=50.0), model)
-    result = tuned(model, tmp_path / "run", precision="float16", max_benchmarks=1)
-    assert result.summary.precision == "as given"
-    assert result.summary.precision_sqnr_db is None
-    assert "not accurate enough, it is tuned as given" in caplog.text
+    result = tuned(model, tmp_path / "run", precision="float16", max_benchmarks=1, min_sqnr_db=None)
+    summary = result.summary
+    assert summary.precision == "as given"
+    assert summary.precision_sqnr_db is None
+    assert summary.precision_reason.startswith("in float16 it is not accurate enough: ")
+    assert "is no longer finite" in caplog.text
+    assert f"tuned as given: {summary.precision_reason}." in tune_text(result)
     assert (tmp_path / "run/baseline.onnx").read_bytes() == model.read_bytes()
+    written = json.loads((tmp_path / "run/summary.json").read_text())
+    assert written["precision_reason"] == summary.precision_reason
+
+
+def test_what_ships_is_judged_against_the_model_as_given(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversion that spoils the model counts, however near to it the quantized form is."""
+
+    def spoil(proto: ir.Model, precision: Precision) -> object:
+        for value in proto.graph.initializers.values():
+            value.const_value = ir.tensor(value.const_value.numpy() * 1.5, name=value.name)
+        return convert_precision(proto, precision)
+
+    monkeypatch.setattr(float_type, "convert_precision", spoil)
+    result = tuned(model, tmp_path / "run", precision="float16", max_benchmarks=2, min_sqnr_db=None)
+    summary = result.summary
+    assert not summary.kept_float
+    assert summary.precision_sqnr_db == pytest.approx(-1.9, abs=0.1)
+    assert summary.output_sqnr_db == pytest.approx(summary.precision_sqnr_db, abs=0.5)
+    assert "dB against the model as given" in tune_text(result)
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [
+        ("nothing", ""),
+        ("half", "in float16 the engine does not run it: no kernel in half.onnx"),
+        (".onnx", None),
+    ],
+)
+def test_what_the_engine_refuses_is_tuned_as_given_or_not_at_all(
+    refused: str,
+    reason: str | None,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def check(worker: Worker, path: Path, feeds: StoredFeeds) -> float:
+        if refused in path.name:
+            raise EngineError(f"no kernel in {path.name}.\nSomething else.")
+        return 0.0
+
+    monkeypatch.setattr(float_type, "check_runs", check)
+    monkeypatch.setattr(float_type, "judge_conversion", lambda *_: ({}, ""))
+    target = model.with_name("half.onnx")
+    with Worker("simulated") as worker:
+        arguments = (Precision.FP16, open_source(model), target, list, worker, StoredFeeds(model))
+        if reason is None:
+            with pytest.raises(EngineError, match=r"no kernel in model\.onnx"):
+                convert_to(*arguments, 10.0)
+            assert not caplog.records
+            return
+        form = convert_to(*arguments, 10.0)
+    assert form.reason == reason
+    assert form.model == (None if reason else target)
+
+
+def test_an_engine_that_chooses_types_is_told_which() -> None:
+    weak, given = info(typing="weak"), {"level": "2"}
+    assert told_options("auto", weak, given) == given
+    assert told_options("bfloat16", weak, given) == {"level": "2", "precision": "bf16"}
+    assert told_options("float16", info(typing="strong"), given) == given
+    assert told_options("float16", weak, {"precision": "fp16"}) == {"precision": "fp16"}
+    with pytest.raises(UsageError, match="option precision is fp16"):
+        told_options("float32", weak, {"precision": "fp16"})
 
 
 def test_there_are_no_other_types(model: Path, tmp_path: Path) -> None:

@@ -11,20 +11,29 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 
 from qdqtune.autotune.search.trial import Effort
+from qdqtune.engines.isolated import Worker
 from qdqtune.engines.layer_files import read_layer_info
+from qdqtune.engines.reference import reference_worker
+from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
+from qdqtune.records.precision import Precision
 from qdqtune.records.tuning import TuneResult
+from qdqtune.report.tuning import tune_text
 from qdqtune.workflows.benchmarks import TrtExecBenchmark
 from qdqtune.workflows.comparison import bench
+from qdqtune.workflows.judging import Judge, Kernels
+from qdqtune.workflows.precision import convert_model
+from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.settings import PRESETS
 from tests.conftest import model_from_text
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 
-TEXT = """g (float[N,32,16,16] x) => (float[N,32,16,16] y) {
+TEXT = """g (float[N,C,H,W] x) => (float[N,C,H,W] y) {
     a = Conv<pads=[1,1,1,1]>(x, w1)
     b = Relu(a)
     c = Conv<pads=[1,1,1,1]>(b, w2)
@@ -48,6 +57,13 @@ def brief() -> Iterator[str]:
 
 
 @pytest.fixture
+def sure(brief: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same, with a last comparison that is long enough to be certain of something."""
+    monkeypatch.setitem(PRESETS, "sure", replace(PRESETS[brief], final_s=30.0))
+    return "sure"
+
+
+@pytest.fixture
 def calls(tmp_path: Path) -> Path:
     return tmp_path / "calls.jsonl"
 
@@ -59,23 +75,35 @@ def stand_in(tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(name, value)
 
 
+def write_net(folder: Path, channels: int, size: int) -> Path:
+    rng = np.random.default_rng(0)
+    weights = {f"w{n}": rng.normal(size=(channels, channels, 3, 3)) * 0.05 for n in (1, 2)}
+    text = TEXT.replace("C,H,W", f"{channels},{size},{size}")
+    proto = model_from_text(text, **{name: w.astype(np.float32) for name, w in weights.items()})
+    onnx.save(proto, folder / "net.onnx")
+    return folder / "net.onnx"
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-    weights = {f"w{n}": rng.normal(size=(32, 32, 3, 3)) * 0.05 for n in (1, 2)}
-    proto = model_from_text(TEXT, **{name: w.astype(np.float32) for name, w in weights.items()})
-    onnx.save(proto, tmp_path / "net.onnx")
-    return tmp_path / "net.onnx"
+    return write_net(tmp_path, 32, 16)
 
 
-def shapes(batch: int) -> dict[str, tuple[int, ...]]:
-    return {"x": (batch, 32, 16, 16)}
+@pytest.fixture
+def large_model(tmp_path: Path) -> Path:
+    """One that is faster in int8, in the stand-in's times as well."""
+    return write_net(tmp_path, 64, 32)
 
 
-def tuned(model: Path, folder: Path, preset: str, **options: Any) -> TuneResult:
+def shapes(batch: int, channels: int = 32, size: int = 16) -> dict[str, tuple[int, ...]]:
+    return {"x": (batch, channels, size, size)}
+
+
+def tuned(model: Path, folder: Path, preset: str, *sizes: int, **options: Any) -> TuneResult:
     return tune(
-        model, engine="trtexec", preset=preset, output_dir=folder, inputs=InputRequest(shapes(2)),
-        min_shapes=shapes(1), max_shapes=shapes(4), max_benchmarks=1, **options,
+        model, engine="trtexec", preset=preset, output_dir=folder,
+        inputs=InputRequest(shapes(2, *sizes)), min_shapes=shapes(1, *sizes),
+        max_shapes=shapes(4, *sizes), max_benchmarks=1, **options,
     )  # fmt: skip
 
 
@@ -120,18 +148,62 @@ def test_subgraph_mode_writes_the_layers_and_goes_on_with_them(
 
 @pytest.mark.usefixtures("stand_in")
 def test_region_mode_on_a_weakly_typed_version(
-    model: Path, tmp_path: Path, calls: Path, brief: str, monkeypatch: pytest.MonkeyPatch
+    large_model: Path, tmp_path: Path, calls: Path, sure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It chooses types by itself; and it can't tell outputs: the reference engine does."""
+    """It is told which types to choose; and it can't tell outputs: the reference engine does."""
     monkeypatch.setenv("STAND_IN_TRT_VERSION", "8.6.1")
     monkeypatch.setenv("STAND_IN_TRT_WITHOUT", "--exportOutput")
-    result = tuned(model, tmp_path / "run", brief)
-    assert result.summary.precision == "as given"
-    assert result.summary.dialect == "tensorrt-8"
-    assert result.summary.engine.options["typing"] == "weak"
-    assert "--minShapes=x:1x32x16x16" in builds(calls)["baseline"]
-    if not result.summary.kept_float:
-        assert (result.summary.output_sqnr_db or 0) > 20
+    result = tuned(large_model, tmp_path / "run", sure, 64, 32, precision="float32")
+    summary = result.summary
+    assert summary.precision == "as given"
+    assert summary.dialect == "tensorrt-8"
+    assert summary.engine.options["typing"] == "weak"
+    assert summary.engine.options["precision"] == "fp32"
+    assert "--fp16" not in calls.read_text()
+    assert "--minShapes=x:1x64x32x32" in builds(calls)["baseline"]
+    assert not summary.kept_float
+    assert summary.speedup > 1.2
+    assert (summary.output_sqnr_db or 0) > 20
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_region_mode_on_a_strongly_typed_version(
+    large_model: Path, tmp_path: Path, calls: Path, sure: str
+) -> None:
+    """The model is half, and int8 where that pays; its own kernels say how accurate it is."""
+    result = tuned(large_model, tmp_path / "run", sure, 64, 32)
+    summary = result.summary
+    assert (summary.precision, summary.dialect) == ("float16", "tensorrt")
+    assert not summary.kept_float
+    assert summary.speedup > 1.2
+    assert 20 < (summary.output_sqnr_db or 0) < (summary.precision_sqnr_db or 0)
+    assert any("as_given" in name for name in builds(calls))
+    types = {weight.data_type for weight in onnx.load(result.model).graph.initializer}
+    assert {TensorProto.INT8, TensorProto.FLOAT16} <= types
+    assert "threads" not in tune_text(result)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_does_not_run_in_bfloat16_is_judged_by_the_reference_engine(
+    tmp_path: Path,
+) -> None:
+    """The model as given runs, but the stand-in computes nothing in the converted one's type."""
+    given, folder = tmp_path / "as_given.onnx", tmp_path / "base"
+    text = "g (float[2,8] x) => (float[2,8] y) { t = MatMul(x, w) y = Softmax(t) }"
+    weights = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+    onnx.save(model_from_text(text, w=weights), given)
+    convert_model(given, Precision.BF16, tmp_path / "converted.onnx")
+    folder.mkdir()
+    source = open_source(tmp_path / "converted.onnx")
+    feeds = {"x": weights[:2]}
+    with reference_worker() as runner, Worker("trtexec") as worker:
+        base = PreparedModel(source.model, folder)
+        kernels = Kernels("trtexec", worker, worker.options)
+        judge = Judge(source, base, runner, lambda: [feeds], kernels=kernels, reference=given)
+        candidate = base.write(base.whole(), "candidate")
+        assert judge.quality(candidate).against_float["y"] > 30
+        assert judge.kernels is None
+        judge.close()
 
 
 @pytest.mark.usefixtures("stand_in")

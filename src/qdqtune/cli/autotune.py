@@ -17,7 +17,7 @@ from qdqtune.autotune.presets import (
     get_node_filter_list,
 )
 from qdqtune.cli.autotune_flags import get_parser
-from qdqtune.cli.engine_words import take_engine_words
+from qdqtune.cli.engine_words import options_for_engine, take_engine_words
 from qdqtune.cli.flags import input_request, shape_request
 from qdqtune.cli.running import FAILED, INTERRUPTED, OK, USAGE, run_safely, set_up_logging
 from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH
@@ -70,7 +70,8 @@ def log_benchmark_config(args: argparse.Namespace) -> None:
     Args:
         args: What was parsed.
     """
-    _logger.info("engine: %s, threads: %s", _engine(args), args.threads or "its own default")
+    threads = f", threads: {args.threads}" if args.threads else ""  # not all engines take some
+    _logger.info("engine: %s%s", _engine(args), threads)
     _logger.info(
         "mode %s: %s schemes per region, %s timed runs",
         args.mode,
@@ -188,7 +189,7 @@ def _checked_engine(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
         if not options.use_trtexec:
             raise
         raise EngineError(error.what, f"{error.hint}. {_WITHOUT_TRTEXEC}") from None
-    return engine, words.options_of(engine, given)
+    return engine, options_for_engine(options, engine, words)
 
 
 def _print(result: TuneResult, form: str) -> None:

@@ -25,6 +25,7 @@ from qdqtune.cli.flags import (
 from qdqtune.cli.numbers import decibels, not_negative, ratio
 from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH, SaidOnce, add_subgraph
 from qdqtune.records.errors import UsageError
+from qdqtune.records.precision import AUTO, CHOICES
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import (
     DEFAULT_MAX_DROP,
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from qdqtune.records.tuning import TuneResult
 
 _OK, _INTERRUPTED = 0, 130
-
-PRECISIONS = ("auto", "float32", "float16", "bfloat16")
 
 
 def add_parser(commands: Commands) -> None:
@@ -72,8 +71,8 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--quant_type", default="int8", help="int8, uint8 or fp8")
     parser.add_argument(
         "--precision",
-        choices=PRECISIONS,
-        default=PRECISIONS[0],
+        choices=CHOICES,
+        default=AUTO,
         help="the float type to tune it in; auto is float16 for engines that take types as they "
         "are written, and the model's own for all others (default: %(default)s)",
     )

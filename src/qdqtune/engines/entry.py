@@ -49,7 +49,8 @@ class EngineEntry:
             of a dialect, instead of `dialects`.
         isa_option: Option that keeps its kernels from newer instructions, in oneDNN's words.
         isa_variables: Environment variables that do the same; the first that is set counts.
-        runs_bfloat16: Whether it runs models in bfloat16 on any CPU.
+        runs_bfloat16: Whether it runs models in bfloat16, at least in some versions; where it
+            turns out that it doesn't, models are judged by the reference engine.
         takes_plugins: Whether it loads libraries with custom ops: those in its option `plugins`.
         has_timing_cache: Whether it keeps what it learned about kernels in a file: the one in its
             option `timing_cache`.
@@ -88,3 +89,8 @@ class EngineEntry:
     arguments_option: str = ""
     version_function: str = ""
     open_limit_s: float = 300.0
+
+    @property
+    def takes_threads(self) -> bool:
+        """Whether it runs models on a number of threads that can be chosen."""
+        return not (self.needs_gpu or self.program)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from qdqtune.records.errors import UsageError
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.precision import Precision
 
@@ -18,6 +21,31 @@ def preferred_float_type(info: EngineInfo) -> Precision:
     return Precision.FP16 if info.options.get(_TYPING) == _STRONG else Precision.FP32
 
 
+def chooses_float_types(info: EngineInfo) -> bool:
+    """Whether an engine chooses among float types by itself, and can be told which."""
+    return info.options.get(_TYPING) == _WEAK
+
+
+def float_type_options(precision: Precision, options: Mapping[str, str]) -> dict[str, str]:
+    """The options with which an engine that chooses float types computes in one of them.
+
+    Args:
+        precision: Which.
+        options: Its options as the user gave them.
+
+    Raises:
+        UsageError: If those say something else.
+    """
+    said = options.get(_PRECISION, precision.value)
+    if said != precision.value:
+        raise UsageError(
+            f"The precision is to be {precision.value}, but the engine's own option "
+            f"{_PRECISION} is {said}.",
+            f"Leave out --precision, or --engine_option {_PRECISION}={said}.",
+        )
+    return {**options, _PRECISION: precision.value}
+
+
 def float_type_in_effect(info: EngineInfo, written: Precision) -> Precision:
     """The float type that an engine computes in.
 
@@ -25,6 +53,6 @@ def float_type_in_effect(info: EngineInfo, written: Precision) -> Precision:
         info: The engine.
         written: The smallest float type of the model.
     """
-    if info.options.get(_TYPING) != _WEAK:
+    if not chooses_float_types(info):
         return written
     return Precision(info.options.get(_PRECISION, Precision.FP16.value))

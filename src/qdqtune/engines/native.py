@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from qdqtune.engines import registry
+from qdqtune.engines.answering import answer_of
 from qdqtune.engines.entry import EngineEntry
 from qdqtune.engines.isa import Cpu, inherited_limit, limited_isa, read_cpu, saturates_u8s8
 from qdqtune.qdq.dialect import Dialect
@@ -24,7 +25,8 @@ def native_dialect(
 
     Args:
         engine: An engine's name.
-        version: Its version; by default the installed one, or else the newest.
+        version: Its version; by default the installed one, or else the newest. An engine whose
+            package doesn't tell is asked, if it can measure here.
         cpu: The CPU that will run the model; by default this machine's.
         options: The engine's own options, as far as they decide it.
 
@@ -37,7 +39,7 @@ def native_dialect(
     if entry.dialect_function:
         return dialect_named(_asked(entry, options))
     saturating = saturates_u8s8(_isa(entry, cpu or read_cpu(), options))
-    number = re.match(r"\d+", version or registry.available(engine, options).version)
+    number = re.match(r"\d+", version or _installed_version(entry, options))
     major = int(number.group()) if number is not None else None
     for spoken in entry.dialects or registry.entry(registry.REFERENCE).dialects:
         if spoken.fits(saturating, major):
@@ -46,6 +48,15 @@ def native_dialect(
         f"The engine {engine} speaks no dialect on this CPU, in version {version or 'unknown'}.",
         "Its entry needs a dialect without conditions, as the last one.",
     )
+
+
+def _installed_version(entry: EngineEntry, options: Mapping[str, str]) -> str:
+    status = registry.available(entry.name, options)
+    matters = any(spoken.before_version is not None for spoken in entry.dialects)
+    if status.version or not matters or entry.program or not status.usable:
+        return status.version
+    info = answer_of(entry.name).info
+    return info.version if info is not None else ""
 
 
 def _isa(entry: EngineEntry, cpu: Cpu, options: Mapping[str, str]) -> str:

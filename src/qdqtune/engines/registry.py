@@ -195,12 +195,24 @@ def resolve(
 
 def _first_usable() -> str:
     for name in _AUTO_ORDER:
-        if available(name).usable:
+        if available(name).usable and _starts(name):
             _logger.info("the engine is %s", title(name))
             return name
     raise EngineError(
         "No engine that could measure is installed.", f"Install one: {entry(REFERENCE).install}"
     )
+
+
+def _starts(name: str) -> bool:
+    """Whether an engine answers. Where it runs on a GPU, a module that is there may not load."""
+    if not entry(name).needs_gpu:
+        return True
+    from qdqtune.engines.answering import answer_of  # workers look engines up here
+
+    reason = answer_of(name).reason
+    if reason:
+        _logger.warning("%s is installed, but does not start: %s", title(name), reason)
+    return not reason
 
 
 def _missing_gpu(engine: EngineEntry) -> str:

@@ -181,6 +181,7 @@ class EngineInfo:
         isa: Instruction set that matters for integer kernels, for example ``avx512_vnni``.
         threads: Threads per run; None is the engine's default.
         options: Options given to the engine beside the threads.
+        takes_threads: Whether there is a number of threads at all.
     """
 
     name: str
@@ -189,10 +190,11 @@ class EngineInfo:
     isa: str
     threads: int | None = None
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
+    takes_threads: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form, as it stands in ``summary.json``."""
-        return {
+        value = {
             "name": self.name,
             "version": self.version,
             "device": self.device,
@@ -200,6 +202,8 @@ class EngineInfo:
             "threads": self.threads,
             "options": dict(sorted(self.options.items())),
         }
+        # Earlier versions knew only engines that do; what they wrote must stay the same.
+        return value if self.takes_threads else {**value, "takes_threads": False}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> EngineInfo:

@@ -16,6 +16,18 @@ class Precision(Enum):
     BF16 = "bf16"
 
 
+AUTO = "auto"
+"""What leaves the choice of a float type to the engine and the model."""
+FLOAT_TYPES = {
+    "float32": Precision.FP32,
+    "float16": Precision.FP16,
+    "bfloat16": Precision.BF16,
+}
+"""What users call them."""
+CHOICES = (AUTO, *FLOAT_TYPES)
+"""What users may ask for."""
+
+
 @dataclass(frozen=True)
 class PrecisionReport:
     """What a conversion did to a model.

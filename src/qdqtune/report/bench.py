@@ -42,8 +42,9 @@ def engine_lines(engine: EngineInfo) -> list[str]:
 def engine_line(engine: EngineInfo) -> str:
     """Which engine measured, on what."""
     threads = "its default threads" if engine.threads is None else f"{engine.threads} thread(s)"
+    shown = f", {threads}," if engine.takes_threads else ""
     isa = f" ({engine.isa})" if engine.isa else ""
-    return printable(f"{engine.name} {engine.version}, {threads}, on {engine.device}{isa}")
+    return printable(f"{engine.name} {engine.version}{shown} on {engine.device}{isa}")
 
 
 def _lines(text: str) -> str:

@@ -62,7 +62,7 @@ def _verdict(summary: Summary) -> list[str]:
         if summary.precision != UNCHANGED:
             return [f"The {summary.precision} model is kept: {reason}.", *_converted(summary)]
         kept = "model is kept as given" if AS_GIVEN in summary.seeds else "float model is kept"
-        return [f"The {kept}, byte for byte: {reason}."]
+        return [f"The {kept}, byte for byte: {reason}.", *_converted(summary)]
     level = f"{100 * summary.confidence:g} %"
     over = "as given" if summary.precision == UNCHANGED else f"in {summary.precision}"
     return [
@@ -76,10 +76,15 @@ def _float_name(summary: Summary) -> str:
     return "float" if summary.precision == UNCHANGED else summary.precision
 
 
+def _judged_against(summary: Summary) -> str:
+    return "float" if summary.precision == UNCHANGED else "the model as given"
+
+
 def _converted(summary: Summary) -> list[str]:
     """What was done to the model before it was tuned."""
     if summary.precision == UNCHANGED:
-        return []
+        why = summary.precision_reason
+        return [f"The model was tuned as given: {why}."] if why else []
     error = summary.precision_sqnr_db
     far = f", {error:.1f} dB from the model as given" if error is not None else ""
     return [
@@ -91,7 +96,9 @@ def _converted(summary: Summary) -> list[str]:
 def _accuracy(summary: Summary) -> list[str]:
     lines = []
     if summary.output_sqnr_db is not None and not summary.kept_float:
-        lines.append(f"Output SQNR {summary.output_sqnr_db:.1f} dB against float.")
+        lines.append(
+            f"Output SQNR {summary.output_sqnr_db:.1f} dB against {_judged_against(summary)}."
+        )
     if summary.metric is not None:
         values = ", ".join(f"{name} {value:.6g}" for name, value in summary.metric.items())
         lines.append(f"Your metric: {values}.")

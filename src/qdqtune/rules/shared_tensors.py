@@ -20,8 +20,8 @@ def _apply(draft: Draft) -> None:
                     draft.add(edge, _NAME, [name])
 
 
-# Seen with TensorRT 8.6 on a ConvNeXt: where the residual branch reads floats instead of the integers
-# that the Conv reads, the model is slower than in float16.
+# Seen with TensorRT 8.6 on a ConvNeXt: where the residual branch reads floats, not the integers of
+# the Conv, the model is slower than in float16.
 rule = Rule(
     _NAME,
     "Otherwise the tensor is written twice, as integers and as floats, and both have to live "

@@ -14,6 +14,7 @@ from qdqtune.engines import registry
 from qdqtune.engines.contest import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.engines.opened import opened
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import bind_dims, resolve_shapes
@@ -105,9 +106,10 @@ def engine_info(worker: Worker, name: str) -> EngineInfo:
         EngineError: If none does.
     """
     try:
-        return worker.info()
+        info = worker.info()
     except WorkerFailure as failure:
         raise EngineError(f"{name} does not start: {failure}", "See `qdqtune doctor`.") from None
+    return info if registry.entry(name).takes_threads else replace(info, takes_threads=False)
 
 
 def _tells_outputs(worker: Worker, engine: str, path: str, feeds: Feeds) -> bool:
@@ -115,9 +117,8 @@ def _tells_outputs(worker: Worker, engine: str, path: str, feeds: Feeds) -> bool
     if not registry.entry(engine).program:
         return True
     try:
-        model = worker.open(path)
-        worker.run(model, feeds)
-        worker.release(model)
+        with opened(worker, path) as model:
+            worker.run(model, feeds)
     except WorkerFailure as failure:
         _logger.info("outputs are not compared: %s", failure)
         return False

@@ -119,6 +119,8 @@ class Judge:
         kernels: Whose arithmetic counts: that of the engine whose dialect the candidates are in.
             None if it can't run here; then they are run as they are written.
         roughly: How many of the samples are enough for `roughly_db`; None is all of them.
+        reference: The model that `base` was converted from, to be compared with instead; in a
+            folder where files may be written beside it.
 
     Attributes:
         kernels: As given; None once it turned out that they don't tell outputs.
@@ -133,20 +135,26 @@ class Judge:
         *,
         kernels: Kernels | None,
         roughly: int | None = None,
+        reference: Path | None = None,
     ) -> None:
         self._has_reading = source.reading is not None
         self.kernels = kernels
         options = _options(kernels, runner, base)
-        self._written = self._rough = self._exact = _Bench(source, base, runner, samples, options)
+        self._written = self._rough = self._exact = _Bench(
+            source, base, runner, samples, options, reference=reference
+        )
         if roughly is not None:
             self._rough = _Bench(
-                source, base, runner, lambda: itertools.islice(samples(), roughly), options
-            )
+                source, base, runner, lambda: itertools.islice(samples(), roughly), options,
+                reference=reference,
+            )  # fmt: skip
         if kernels is not None and kernels.worker is not runner:
             twins = not registry.entry(kernels.engine).runs_bfloat16
             self._exact = _Bench(
-                source, base, kernels.worker, samples, kernels.options, twins=twins
-            )
+                source, base, kernels.worker, samples, kernels.options, twins=twins,
+                reference=reference,
+            )  # fmt: skip
+        self._is_checked = False
 
     def quality(self, candidate: Path) -> Quality:
         """How far a candidate is from the float model, and from the file as it was given.
@@ -174,8 +182,9 @@ class Judge:
 
     def _check_kernels(self) -> None:
         """Do without the engine's own kernels if it can't tell what the float model computes."""
-        if self.kernels is None or self._exact is self._written:
+        if self._is_checked or self.kernels is None or self._exact is self._written:
             return
+        self._is_checked = True
         why = self._exact.why_not()
         if why:
             title = registry.title(self.kernels.engine)
@@ -210,6 +219,7 @@ class _Bench:
         samples: Makes the inputs.
         options: How models are opened.
         twins: Whether models in bfloat16 run as their float32 twins.
+        reference: The float32 model that `base` was converted from; None if it wasn't.
     """
 
     def __init__(
@@ -221,6 +231,7 @@ class _Bench:
         options: SessionOptions | None,
         *,
         twins: bool = True,
+        reference: Path | None = None,
     ) -> None:
         self._source = source
         self._base = base
@@ -228,6 +239,7 @@ class _Bench:
         self._samples = samples
         self._options = options
         self._needs_twin = twins and has_types(source.model, {ir.DataType.BFLOAT16})
+        self._original = reference
         self._given_needs_twin = twins and source.has_bfloat16
         self._float: Reference | None = None
         self._given: Reference | None = None
@@ -248,9 +260,11 @@ class _Bench:
         return {name: db for name, db in found.items() if name not in decided}, scores
 
     def why_not(self) -> str:
-        """Why the float model can't be run; empty if it can."""
+        """Why float models can't be run, as given or converted; empty if they can."""
         try:
             self._reference()
+            if self._original is not None:
+                self.against_float(self._float_model())
         except WorkerFailure as failure:
             return str(failure)
         return ""
@@ -258,10 +272,13 @@ class _Bench:
     def _reference(self) -> Reference:
         """What the float model computes."""
         if self._float is None:
-            path = self._base.write(self._base.whole(), "reference")
-            shown, _ = add_scores(self._runnable(path, self._needs_twin))
+            path = self._original or self._runnable(self._float_model(), self._needs_twin)
+            shown, _ = add_scores(path)
             self._float = self._run(shown)
         return self._float
+
+    def _float_model(self) -> Path:
+        return self._base.write(self._base.whole(), "reference")
 
     def against_given(self, candidate: Path) -> dict[str, float]:
         """Decibels of a candidate beside the file that was given."""

@@ -21,6 +21,7 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
+from qdqtune.records.precision import AUTO as ANY_PRECISION
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import (
     DEFAULT_MAX_DROP,
@@ -33,8 +34,8 @@ from qdqtune.records.tuning import (
 from qdqtune.workflows.calibrating import feeding_of
 from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.source import open_source
-from qdqtune.workflows.tuning import float_type
 from qdqtune.workflows.tuning.clock import Reporter
+from qdqtune.workflows.tuning.float_type import check_precision
 from qdqtune.workflows.tuning.folder import AUTO, SUBGRAPHS, RunFolder
 from qdqtune.workflows.tuning.layer_groups import check_layer_file
 from qdqtune.workflows.tuning.request import REGION, SUBGRAPH, WORKFLOWS, Callback, TuneRequest
@@ -84,7 +85,7 @@ def tune(
     incremental_validation: bool = True,
     min_shapes: Asked | None = None,
     max_shapes: Asked | None = None,
-    precision: str = float_type.AUTO,
+    precision: str = ANY_PRECISION,
     output_dir: str | Path = DEFAULT_OUTPUT_DIR,
     state_file: str | Path | None = None,
     resume: str = AUTO,
@@ -138,7 +139,8 @@ def tune(
         precision: The float type to tune the model in: ``float32``, ``float16`` or ``bfloat16``.
             ``auto`` converts a float32 model to float16 if the engine takes types as they are
             written, and if it is accurate enough; else it is tuned as it is. What is converted is
-            the baseline, and what is handed back.
+            the baseline, and what is handed back; `min_sqnr_db` is about the model as given. An
+            engine that chooses float types by itself is told which, and nothing is converted.
         output_dir: Where everything is written. One run at a time can use it.
         state_file: Where the readable state goes, with the pattern cache beside it; None is into
             the output folder.
@@ -155,7 +157,7 @@ def tune(
     require_reference()
     _check_numbers(seed=seed, max_drop=max_drop, performance_threshold=performance_threshold)
     _check_workflow(workflow, name, graph_json, min_shapes, max_shapes, incremental_validation)
-    float_type.check_precision(precision)
+    check_precision(precision)
     chosen = preset_named(preset)
     request = TuneRequest(
         model=Path(model),

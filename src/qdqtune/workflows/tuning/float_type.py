@@ -4,53 +4,48 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 
 from qdqtune.calibration.inputs import Feeds
-from qdqtune.engines.float_types import preferred_float_type
+from qdqtune.engines.float_types import (
+    chooses_float_types,
+    float_type_options,
+    preferred_float_type,
+)
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.graph.files import check_result, save_model
 from qdqtune.graph.precision import convert_precision
 from qdqtune.graph.precision_types import HALF_TYPES
 from qdqtune.records.errors import EngineError, QdqtuneError, UsageError
 from qdqtune.records.measurement import EngineInfo
-from qdqtune.records.precision import Precision
+from qdqtune.records.precision import AUTO, CHOICES, FLOAT_TYPES, Precision
+from qdqtune.records.tuning import AS_GIVEN
 from qdqtune.workflows.precision import judge_conversion
 from qdqtune.workflows.source import Source, has_types
 from qdqtune.workflows.tuning.scouting import check_runs
 
 _logger = logging.getLogger(__name__)
 
-AUTO = "auto"
-NAMES = {
-    "float32": Precision.FP32,
-    "float16": Precision.FP16,
-    "bfloat16": Precision.BF16,
-}
-"""What users call them."""
-CHOICES = (AUTO, *NAMES)
-
 
 @dataclass(frozen=True)
-class Converted:
-    """A model in another float type.
+class FloatForm:
+    """In which form a model is tuned.
 
     Attributes:
-        precision: Which.
+        model: The converted model; None if it is tuned as given.
+        name: What users call its float type, or `AS_GIVEN`.
         sqnr_db: How far its worst output is from the model as given; None if unknown.
+        reason: Why it was not converted, although that was wanted.
     """
 
-    precision: Precision
-    sqnr_db: float | None
-
-    @property
-    def name(self) -> str:
-        """What users call the type."""
-        return next(name for name, each in NAMES.items() if each is self.precision)
+    model: Path | None = None
+    name: str = AS_GIVEN
+    sqnr_db: float | None = None
+    reason: str = ""
 
 
 def check_precision(precision: str) -> None:
@@ -63,6 +58,22 @@ def check_precision(precision: str) -> None:
         raise UsageError(f"There is no precision {precision!r}.", f"Choices: {', '.join(CHOICES)}.")
 
 
+def told_options(asked: str, info: EngineInfo, options: Mapping[str, str]) -> Mapping[str, str]:
+    """The engine's own options, with the float type in them if it is to choose that itself.
+
+    Args:
+        asked: One of `CHOICES`.
+        info: The engine.
+        options: As the user gave them.
+
+    Raises:
+        UsageError: If they say something else.
+    """
+    if asked == AUTO or not chooses_float_types(info):
+        return options
+    return float_type_options(FLOAT_TYPES[asked], options)
+
+
 def wanted_type(asked: str, info: EngineInfo, source: Source) -> Precision | None:
     """What a model is to be converted to; None if it stays as it is.
 
@@ -71,8 +82,8 @@ def wanted_type(asked: str, info: EngineInfo, source: Source) -> Precision | Non
         info: The engine.
         source: The model.
     """
-    precision = preferred_float_type(info) if asked == AUTO else NAMES[asked]
-    if precision is Precision.FP32:
+    precision = preferred_float_type(info) if asked == AUTO else FLOAT_TYPES[asked]
+    if precision is Precision.FP32 or chooses_float_types(info):
         return None
     if source.reading is not None or has_types(source.model, HALF_TYPES):
         if asked != AUTO:
@@ -90,8 +101,10 @@ def convert_to(
     engine: Worker,
     feeds: StoredFeeds,
     least_db: float | None,
-) -> Converted | None:
+) -> FloatForm:
     """Convert a model and write it, if that is accurate enough and the engine runs it.
+
+    The same model is converted to the same file again, so that a run can be gone on with.
 
     Args:
         precision: To what.
@@ -100,36 +113,39 @@ def convert_to(
         samples: Makes the inputs that it is judged on.
         engine: What is to run it.
         feeds: What it is run on.
-        least_db: How near every output must be to the model as given; None is not asked.
+        least_db: How near every output must be to the model as given; None is not asked. What is
+            no longer finite is never near enough.
 
-    Returns:
-        What came of it; None if the model is better left as it is.
+    Raises:
+        EngineError: If the engine does not run the model as given, either.
     """
-    name = precision.value
+    name = next(name for name, each in FLOAT_TYPES.items() if each is precision)
     try:
         model = source.model.clone()
         convert_precision(model, precision)
         save_model(model, target, force=True)
         check_result(target, source.path)
         found, overflow = judge_conversion(source.path, target, lambda _: samples())
-        worst = min(found.values(), default=None)
-        if least_db is not None and worst is not None and worst < least_db:
-            why = (
-                f"{overflow} is no longer finite" if overflow else f"its outputs are {worst:.1f} dB"
-            )
-            _logger.warning(
-                "in %s the model is not accurate enough, it is tuned as given: %s", name, why
-            )
-            return None
+    except QdqtuneError as error:
+        return _as_given(f"it can't be converted to {name}: {error.what}")
+    worst = min(found.values(), default=None)
+    if overflow:
+        return _as_given(f"in {name} it is not accurate enough: {overflow} is no longer finite")
+    if least_db is not None and worst is not None and worst < least_db:
+        return _as_given(f"in {name} it is not accurate enough: its outputs are {worst:.1f} dB")
+    try:
         check_runs(engine, target, feeds)
     except EngineError as error:
-        _logger.warning("in %s the model does not run, it is tuned as given: %s", name, error.what)
-        return None
-    except QdqtuneError as error:
-        _logger.warning("the model can't be converted to %s: %s", name, error.what)
-        return None
+        check_runs(engine, source.path, feeds)
+        return _as_given(f"in {name} the engine does not run it: {error.what}")
     is_known = worst is not None and math.isfinite(worst)
-    return Converted(precision, worst if is_known else None)
+    return FloatForm(target, name, worst if is_known else None)
+
+
+def _as_given(reason: str) -> FloatForm:
+    first = reason.splitlines()[0].rstrip(".")
+    _logger.warning("the model is tuned as given: %s", first)
+    return FloatForm(reason=first)
 
 
 def written_type(model: ir.Model) -> Precision:

@@ -19,6 +19,7 @@ from qdqtune._version import __version__
 from qdqtune.autotune.search.trial import Score
 from qdqtune.engines.timing import Round
 from qdqtune.records.errors import OutputError, UsageError
+from qdqtune.records.tuning import AS_GIVEN
 from qdqtune.workflows.tuning.lines import Line, encode, quarantine, read_journal
 
 QUARANTINE = "measurements.damaged.jsonl"
@@ -28,6 +29,8 @@ _Race = tuple[str, str, tuple[str, ...]]
 
 # A crash or a hang may be the machine's fault: it is believed when two runs have seen it.
 _BELIEVED = 2
+# What a header means that lacks such an entry; it is looked at before what follows from it.
+_UNSAID = {"precision": AS_GIVEN}
 _NOTHING_MEASURED = frozenset({"run", "session", "end"})
 
 
@@ -246,7 +249,7 @@ class Journal:
             )
 
     def _check(self, header: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-        for field, there, here in _differences(header, wanted):
+        for field, there, here in _differences({**_UNSAID, **header}, {**_UNSAID, **wanted}):
             raise UsageError(
                 f"{self.path.parent} holds a run with another {field}: {there!r}, not {here!r}.",
                 "Choose another --output_dir, or pass --restart to set that run aside.",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
 from qdqtune.engines.layer_files import map_layers, read_layer_info
+from qdqtune.engines.opened import opened
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.errors import QdqtuneError
 from qdqtune.records.layers import MappedLayer
@@ -36,9 +37,8 @@ def write_layer_file(worker: Worker, plain: Path, feeds: StoredFeeds, target: Pa
     staged = worker.scratch / target.name
     options = replace(worker.options, optimized_model_path=str(staged))
     try:
-        model = worker.open(plain, options)
-        worker.feed(model, feeds)
-        worker.release(model)
+        with opened(worker, plain, options) as model:
+            worker.feed(model, feeds)
         shutil.copyfile(staged, target)
     except (WorkerFailure, OSError) as failure:
         _logger.info("the engine does not write its layers: %s", failure)

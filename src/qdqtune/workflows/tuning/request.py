@@ -11,6 +11,7 @@ from qdqtune.calibration.user_code import UserFunction
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.inputs import InputRequest
+from qdqtune.records.precision import AUTO
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import TuneEvent
 from qdqtune.workflows.name_filters import NameFilters
@@ -59,16 +60,17 @@ class TuneRequest:
     incremental_validation: bool = True
     min_shapes: InputRequest | None = None
     max_shapes: InputRequest | None = None
-    precision: str = "auto"
+    precision: str = AUTO
     converted: Path | None = None
     callbacks: tuple[Callback, ...] = ()
 
-    def conditions(self, model_sha256: str, calibration: str) -> dict[str, Any]:
+    def conditions(self, model_sha256: str, calibration: str, precision: str) -> dict[str, Any]:
         """What a result has to satisfy, as `Summary` has it.
 
         Args:
             model_sha256: Of the file that was given.
             calibration: A digest of what the data gave; empty for random inputs.
+            precision: The float type that the model was converted to, if it was.
         """
         conditions: dict[str, Any] = {
             "model_sha256": model_sha256,
@@ -84,7 +86,7 @@ class TuneRequest:
         if not self.optimize:
             conditions["optimize"] = False
         if self.converted is not None:
-            conditions["precision"] = self.precision
+            conditions["precision"] = precision
         if self.filters:
             conditions["filters"] = {name: list(each) for name, each in vars(self.filters).items()}
         return conditions

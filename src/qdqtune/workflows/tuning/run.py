@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import hashlib
 import json
 import logging
@@ -23,34 +22,38 @@ from qdqtune.engines import registry
 from qdqtune.engines.float_types import float_type_in_effect
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.engines.reference import reference_worker
-from qdqtune.graph.files import write_text
-from qdqtune.graph.fingerprint import fingerprint
-from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.files import load_model, save_model, write_text
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.reading import ReadEncoding
-from qdqtune.records.errors import EngineError, UsageError
+from qdqtune.records.errors import EngineError
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import CalibrationSource, RangeMethod, Ranges
 from qdqtune.records.tuning import Summary, TuneResult
 from qdqtune.workflows.calibrating import Feeding, ranges_in_every_way
-from qdqtune.workflows.comparison import engine_info
 from qdqtune.workflows.judging import Judge, Kernels, has_own_kernels
-from qdqtune.workflows.source import Source, open_source
+from qdqtune.workflows.source import Source
 from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning import story as stops
 from qdqtune.workflows.tuning.arena import Arena
+from qdqtune.workflows.tuning.beginning import (
+    Tuned,
+    ask_engine,
+    check_first,
+    given_tensors,
+    in_float_type,
+)
 from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.earlier import earlier_result, sha256_of, sha256_of_model
-from qdqtune.workflows.tuning.float_type import convert_to, wanted_type, written_type
+from qdqtune.workflows.tuning.float_type import written_type
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.patience import patient
 from qdqtune.workflows.tuning.request import SUBGRAPH, TuneRequest
 from qdqtune.workflows.tuning.scouting import (
-    AS_GIVEN,
+    build_limit_s,
     check_noise,
     check_runs,
     find_choices,
@@ -60,7 +63,7 @@ from qdqtune.workflows.tuning.scouting import (
 )
 from qdqtune.workflows.tuning.searching import AskedAndTold, Searching
 from qdqtune.workflows.tuning.shipping import Shipping
-from qdqtune.workflows.tuning.snapshot import Snapshots, check_state_file, given_cache
+from qdqtune.workflows.tuning.snapshot import Snapshots, given_cache
 from qdqtune.workflows.tuning.story import Story
 from qdqtune.workflows.tuning.subgraph_mode import SubgraphMode
 
@@ -105,10 +108,10 @@ class TuneRun:
         self._folder = folder
         self._story = Story()
         self._judging: Judge | None = None
-        self._fingerprint = fingerprint(source.model)
         self._stack = contextlib.ExitStack()
         self._reporter = reporter
         self._snapshot_at_s = 0.0
+        self._build_limit_s: float | None = None
         log = folder / names.LOGS / "runs.log"
         self._runner = self._worker(reference_worker(log_path=log, scratch=folder.scratch))
         self._engine = self._worker(self._new_engine("engine.log"))
@@ -127,17 +130,23 @@ class TuneRun:
     def whole(self) -> TuneResult:
         """Everything, in order."""
         request, story, tell = self._request, self._story, self._reporter.tell
-        self._check_first()
+        self._given_tensors = given_tensors(request, self._source)
+        tuned = check_first(request, self._source, self._folder)
         self._folder.begin()
-        info = self._info = engine_info(self._engine, request.engine)
+        request, info = ask_engine(request, self._engine)
+        self._info = info
         tell("engine", f"{registry.title(request.engine)} {info.version} on {info.device}")
         feeds = self._engine.store(next(iter(self._feeding.judged())))
-        self._choose_float_type(info, feeds)
-        request = self._request
+        tuned = in_float_type(
+            replace(tuned, request=request), info, self._feeding, self._engine, feeds, self._folder
+        )
+        self._take_form(tuned)
         given = given_cache(request.pattern_cache)
-        journal = self._open_files(self._header(info), given)
-        if request.converted is None:
-            self._folder.copy_model(request.model, self._folder / names.BASELINE)
+        self._header = tuned.header(info, self._feeding)
+        journal = self._open_journal()
+        tuned = tuned.place(self._folder)
+        request = self._request = tuned.request
+        self._open_files(given)
         base = PreparedModel(self._source.model, self._folder / names.CANDIDATES, is_kept=True)
         plain = base.write(base.whole(), "float")
         given_s = check_runs(self._engine, self._folder / names.BASELINE, feeds)
@@ -145,6 +154,7 @@ class TuneRun:
             self._engine, plain, feeds, request.preset
         )
         story.build_s = max(given_s, build_s)  # one of them may have been kept from before
+        self._engine.timeout_s = self._build_limit_s = build_limit_s(self._engine, story.build_s)
         story.final_ms = story.baseline_ms
         tell("noise", f"a step can see differences from {100 * story.noise.detectable:.1f} % on")
         completion, story.grouping = find_choices(
@@ -165,51 +175,19 @@ class TuneRun:
         self._search_and_finish(base, plain, completion, journal, feeds)
         return self._hand_over(info, journal)
 
-    def _choose_float_type(self, info: EngineInfo, feeds: StoredFeeds) -> None:
-        """Convert the model if the engine takes types as they are written; from then on that is it.
+    def _take_form(self, tuned: Tuned) -> None:
+        """From here on, the model is the one in its float type."""
+        self._request, self._source, self._tuned = tuned.request, tuned.source, tuned
+        form, story = tuned.form, self._story
+        story.precision, story.precision_sqnr_db = form.name, form.sqnr_db
+        story.precision_reason = form.reason
+        if form.model is not None:
+            error = f", {form.sqnr_db:.1f} dB from it" if form.sqnr_db is not None else ""
+            self._reporter.tell("precision", f"the model is tuned in {form.name}{error}")
 
-        The same model is converted to the same file again, so that a run can be gone on with.
-        """
-        request = self._request
-        precision = wanted_type(request.precision, info, self._source)
-        if precision is None:
-            return
-        target = self._folder / names.BASELINE
-        converted = convert_to(
-            precision, self._source, target, self._feeding.judged, self._engine, feeds,
-            request.min_sqnr_db,
-        )  # fmt: skip
-        if converted is None:
-            return
-        layout = request.dialect.format_of(request.quant_type)
-        self._request = replace(request, converted=target, precision=converted.name)
-        self._source = open_source(target, layout.least_opset, optimize=request.optimize)
-        self._fingerprint = fingerprint(self._source.model)
-        self._story.precision, self._story.precision_sqnr_db = converted.name, converted.sqnr_db
-        error = f", {converted.sqnr_db:.1f} dB from it" if converted.sqnr_db is not None else ""
-        self._reporter.tell("precision", f"the model is tuned in {converted.name}{error}")
-
-    def _check_first(self) -> None:
-        """Find out what can be wrong with the request before anything in the folder changes."""
-        request = self._request
-        self._given_tensors = self._given()
-        nodes = [node.name or "" for node in self._source.model.graph]
-        found = (fnmatch.filter(nodes, each) for each in request.node_filter)
-        if request.node_filter and not any(found):
-            raise UsageError(
-                "No node of the model matches the node filter.",
-                f"Its patterns are: {', '.join(request.node_filter)}.",
-            )
-        if request.state_file is not None:
-            check_state_file(request.state_file, self._fingerprint, request.quant_type)
-        if self._folder.replaces_a_run:  # it must be sure that there will be another one
-            with Worker(request.engine, request.options, scratch=self._folder.scratch) as probe:
-                engine_info(probe, request.engine)
-
-    def _open_files(self, header: Mapping[str, object], given: PatternCache | None) -> Journal:
-        """The journal, and what an earlier run left beside it."""
-        request, folder = self._request, self._folder
-        journal = self._open_journal(header)
+    def _open_files(self, given: PatternCache | None) -> None:
+        """What lies beside the journal, of this run and of an earlier one."""
+        request, folder, header = self._request, self._folder, self._header
         state = request.state_file or folder / names.STATE
         self._snapshots = Snapshots(state, header, request.quant_type, request.threshold, given)
         self._earlier = earlier_result(folder)
@@ -217,10 +195,10 @@ class TuneRun:
             request, self._source, self._feeding, folder, self._reporter, self._story,
             self._judge, self._new_engine, self._earlier,
         )  # fmt: skip
-        return journal
 
-    def _open_journal(self, header: Mapping[str, object]) -> Journal:
-        journal = Journal(self._folder / names.JOURNAL, header, lambda: self._reporter.elapsed_s)
+    def _open_journal(self) -> Journal:
+        path, reporter = self._folder / names.JOURNAL, self._reporter
+        journal = Journal(path, self._header, lambda: reporter.elapsed_s)
         self._stack.callback(journal.close)
         story = self._story
         story.runs = journal.session
@@ -255,13 +233,13 @@ class TuneRun:
         inserters = {way: inserter.with_ranges(ranges) for way, ranges in ways.items()}
         scales = _digest_of_scales(first, given)
         data = scales if first.source is not CalibrationSource.RANDOM else ""
-        story.conditions = request.conditions(sha256_of(request.model), data)
+        story.conditions = request.conditions(sha256_of(request.model), data, story.precision)
         mode: SubgraphMode | None = None
         if request.workflow == SUBGRAPH:
             mode = SubgraphMode(
                 request, self._folder, self._reporter, story, self._engine, self._runner,
                 self._feeding, feeds, next(iter(inserters.values())), completion,
-                self._header(self._info), self._float_type,
+                self._header, self._float_type,
             )  # fmt: skip
         searching = self._begin_search(mode, plain, completion, journal)
         space = searching.space
@@ -363,27 +341,6 @@ class TuneRun:
             if space.key(state) in gains and gains[space.key(state)].failure is None
         )
 
-    def _given(self) -> dict[str, frozenset[str]]:
-        """What is quantized in files that somebody made of the model."""
-        request, found = self._request, {}
-        if self._source.reading is not None:
-            found[AS_GIVEN] = self._source.reading.placement.tensors
-        if request.qdq_baseline is not None:
-            reading = open_source(request.qdq_baseline, optimize=request.optimize).reading
-            if reading is None:
-                raise UsageError(
-                    f"{request.qdq_baseline} has no Q/DQ to begin with.",
-                    "Name a quantized form of the model, or leave --qdq_baseline out.",
-                )
-            found["Q/DQ baseline"] = reading.placement.tensors
-            known = GraphIndex(self._source.model).value
-            if not any(tensor in known for tensor in reading.placement.tensors):
-                raise UsageError(
-                    f"No tensor that is quantized in {request.qdq_baseline} is in the model.",
-                    "It must be a quantized form of the same model, with the same names.",
-                )
-        return found
-
     def _tell_trial(
         self, search: AskedAndTold, trial: Trial, scores: list[Score], arena: Arena
     ) -> None:
@@ -402,10 +359,17 @@ class TuneRun:
     def _judge(self, base: PreparedModel) -> Judge:
         if self._judging is None:
             self._judging = Judge(
-                self._source, base, self._runner, self._feeding.judged, kernels=self._kernels()
-            )
+                self._source, base, self._runner, self._feeding.judged, kernels=self._kernels(),
+                reference=self._reference(),
+            )  # fmt: skip
             self._stack.callback(self._judging.close)
         return self._judging
+
+    def _reference(self) -> Path | None:
+        """The model as given, if it was converted: that is what users compare with."""
+        if self._request.converted is None:
+            return None
+        return save_model(load_model(self._request.model), self._folder.scratch / "as_given.onnx")
 
     def _kernels(self) -> Kernels | None:
         """What ships is judged by the kernels that it is tuned for, wherever they can be run."""
@@ -439,9 +403,9 @@ class TuneRun:
             story.final_ms = story.baseline_ms
             folder.copy_model(request.file, folder.staging() / names.FINAL)
             folder.remove_region_models()
-        staged = folder.staged
+        staged, fingerprint = folder.staged, self._tuned.fingerprint
         story.final_sha256 = sha256_of_model(staged / names.FINAL)
-        write_text(staged / names.PLACEMENT, story.placement.to_json(self._fingerprint), force=True)
+        write_text(staged / names.PLACEMENT, story.placement.to_json(fingerprint), force=True)
         if story.is_shipped and self._shipping.ranges is not None:
             write_text(staged / names.RANGES, self._shipping.ranges.to_json(), force=True)
         written = {
@@ -481,21 +445,14 @@ class TuneRun:
     def _float_type(self) -> str:
         return float_type_in_effect(self._info, written_type(self._source.model)).value
 
-    def _header(self, info: EngineInfo) -> dict[str, object]:
-        """What measurements depend on."""
-        return {
-            "model": self._fingerprint,
-            "engine": info.to_dict(),
-            "dialect": self._request.dialect.name,
-            "quant_type": self._request.quant_type,
-            "shapes": {name: list(shape) for name, shape in self._feeding.shapes.items()},
-        }
-
     def _new_engine(self, log: str) -> Worker:
         request = self._request
         log_path = self._folder / names.LOGS / log
         scratch = self._folder.scratch
-        return Worker(request.engine, request.options, log_path=log_path, scratch=scratch)
+        return Worker(
+            request.engine, request.options, timeout_s=self._build_limit_s, log_path=log_path,
+            scratch=scratch,
+        )  # fmt: skip
 
     def _worker(self, worker: Worker) -> Worker:
         self._stack.callback(worker.close)

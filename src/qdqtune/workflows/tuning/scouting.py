@@ -16,7 +16,9 @@ from qdqtune.autotune.search.space import Group, Space, State
 from qdqtune.autotune.search.trial import Effort
 from qdqtune.calibration.observed import observe_shapes, unknown_tensors
 from qdqtune.engines.contest import compare_files
+from qdqtune.engines.entry import EngineEntry
 from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
+from qdqtune.engines.opened import opened
 from qdqtune.engines.shares import shares_of_latency
 from qdqtune.engines.timing import typical_gain
 from qdqtune.graph.index import GraphIndex
@@ -45,6 +47,8 @@ _EVERYTHING = NameFilters()
 _PROFILE_RUNS = 5
 # How many standard errors a difference must have to be seen.
 _SEEN = 2.0
+# How much longer than the float model another form of it may take to build.
+_TIMES_FLOAT = 20.0
 # Ops between weighted ones that pass eight bits on at little cost.
 _BETWEEN = frozenset({"Add", "AveragePool", "Concat", "GlobalAveragePool"})
 
@@ -180,14 +184,12 @@ def _like(space: Space, quantized: frozenset[Edge]) -> State:
 def layers_told(worker: Worker, path: Path, feeds: StoredFeeds, runs: int) -> list[LayerTime]:
     """The layers that an engine runs a model as; none if it can't tell."""
     try:
-        model = worker.open(path)
-        worker.feed(model, feeds)
-        layers = worker.layers(model, runs)
-        worker.release(model)
+        with opened(worker, path) as model:
+            worker.feed(model, feeds)
+            return worker.layers(model, runs)
     except WorkerFailure as failure:
         _logger.info("the engine does not say where its time goes: %s", failure)
         return []
-    return layers
 
 
 def latency_shares(
@@ -214,18 +216,28 @@ def check_runs(worker: Worker, path: Path, feeds: StoredFeeds) -> float:
     Raises:
         EngineError: If it doesn't.
     """
+    limit_s = min(worker.timeout_s, EngineEntry.open_limit_s)  # it is built by then
     try:
-        model = worker.open(path)
-        worker.feed(model, feeds)
-        worker.time(model, 1)
-        worker.release(model)
-        return model.build_s
+        with opened(worker, path) as model:
+            fed_s = worker.feed(model, feeds)
+            worker.time(model, 1, timeout_s=limit_s)
+        return model.build_s + fed_s
     except WorkerFailure as failure:
         raise EngineError(
             f"The engine does not run the model as it is: {failure}",
             "`qdqtune bench` on it should say the same. If it has open dims, not every size may be "
             "possible: give others by --shapes or --dim.",
         ) from None
+
+
+def build_limit_s(worker: Worker, build_s: float) -> float:
+    """How long any other model may take to be opened before that counts as a hang.
+
+    Args:
+        worker: The engine.
+        build_s: Seconds that the float model took.
+    """
+    return min(worker.timeout_s, max(EngineEntry.open_limit_s, _TIMES_FLOAT * build_s))
 
 
 def check_noise(

@@ -26,6 +26,7 @@ from qdqtune.graph.files import check_writable
 from qdqtune.graph.whole_files import writing
 from qdqtune.records.errors import UsageError
 from qdqtune.records.placement import Edge
+from qdqtune.records.tuning import AS_GIVEN
 
 _logger = logging.getLogger(__name__)
 
@@ -155,16 +156,18 @@ class Snapshots:
                     os.replace(path, moved)
 
 
-def check_state_file(path: Path, model: str, quant_type: str) -> None:
+def check_state_file(path: Path, model: str, quant_type: str, precision: str | None = None) -> None:
     """Make sure that a state file that the user names may be written to.
 
     Args:
         path: The file; there may be none.
         model: Fingerprint of the model.
         quant_type: To what is quantized.
+        precision: The float type that the model was converted to; None if that is not known yet.
+            Then the state of a converted model is not looked at closely.
 
     Raises:
-        UsageError: If it is the state of another model or quant type.
+        UsageError: If it is the state of another model, quant type or float type.
         AutotunerError: If it is no state file.
         OutputError: If it can't be written there.
     """
@@ -173,11 +176,15 @@ def check_state_file(path: Path, model: str, quant_type: str) -> None:
         header = read_state(path).header
     except FileNotFoundError:
         return
-    for field, value in (("model", model), ("quant_type", quant_type)):
-        if header.get(field, value) != value:
+    written = header.get("precision", AS_GIVEN)
+    if precision is None:
+        precision, model = written, model if written == AS_GIVEN else header.get("model", model)
+    wanted = {"precision": precision, "model": model, "quant_type": quant_type}
+    for field, value in wanted.items():
+        there = header.get(field, written if field == "precision" else value)
+        if there != value:
             raise UsageError(
-                f"{path} is the state of a run with another {field}: {header[field]!r}, not "
-                f"{value!r}.",
+                f"{path} is the state of a run with another {field}: {there!r}, not {value!r}.",
                 "Name another state file.",
             )
 

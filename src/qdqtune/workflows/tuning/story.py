@@ -56,6 +56,7 @@ class Story:
     conditions: dict[str, Any] = field(default_factory=dict)
     precision: str = AS_GIVEN
     precision_sqnr_db: float | None = None
+    precision_reason: str = ""
     layer_files: dict[str, str] = field(default_factory=dict)
 
     def summary(
@@ -119,4 +120,5 @@ class Story:
             batches=tuple(self.batches),
             precision=self.precision,
             precision_sqnr_db=self.precision_sqnr_db,
+            precision_reason=self.precision_reason,
         )

@@ -1,0 +1,27 @@
+"""A model that is open in a worker for as long as something is done with it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isolated import OpenModel, Worker, WorkerFailure
+
+
+@contextlib.contextmanager
+def opened(
+    worker: Worker, path: Path | str, options: SessionOptions | None = None
+) -> Iterator[OpenModel]:
+    """The model; it is released however that ends.
+
+    Raises:
+        WorkerFailure: If it can't be opened.
+    """
+    model = worker.open(path, options)
+    try:
+        yield model
+    finally:
+        with contextlib.suppress(WorkerFailure):
+            worker.release(model)

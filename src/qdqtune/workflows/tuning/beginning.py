@@ -1,0 +1,166 @@
+"""How a run begins: what can be wrong is found out, then the model gets its float type.
+
+Until the journal is open, nothing that another run has left in the folder is replaced.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from qdqtune.engines.isolated import StoredFeeds, Worker
+from qdqtune.graph.fingerprint import fingerprint
+from qdqtune.graph.index import GraphIndex
+from qdqtune.records.errors import UsageError
+from qdqtune.records.measurement import EngineInfo
+from qdqtune.records.tuning import AS_GIVEN as UNCHANGED
+from qdqtune.workflows.calibrating import Feeding
+from qdqtune.workflows.comparison import engine_info
+from qdqtune.workflows.source import Source, open_source
+from qdqtune.workflows.tuning.float_type import FloatForm, convert_to, told_options, wanted_type
+from qdqtune.workflows.tuning.folder import BASELINE, RunFolder
+from qdqtune.workflows.tuning.request import TuneRequest
+from qdqtune.workflows.tuning.scouting import AS_GIVEN
+from qdqtune.workflows.tuning.snapshot import check_state_file
+
+_CONVERTED = "converted"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a run tunes.
+
+    Attributes:
+        request: What was asked for.
+        source: The model.
+        fingerprint: Of the model.
+        form: Its float type.
+    """
+
+    request: TuneRequest
+    source: Source
+    fingerprint: str
+    form: FloatForm = field(default_factory=FloatForm)
+
+    def header(self, info: EngineInfo, feeding: Feeding) -> dict[str, object]:
+        """What measurements depend on."""
+        # Runs of versions that did not convert have no such entry.
+        is_given = self.form.name == UNCHANGED
+        precision = {} if is_given else {"precision": self.form.name}
+        return {
+            **precision,
+            "model": self.fingerprint,
+            "engine": info.to_dict(),
+            "dialect": self.request.dialect.name,
+            "quant_type": self.request.quant_type,
+            "shapes": {name: list(shape) for name, shape in feeding.shapes.items()},
+        }
+
+    def place(self, folder: RunFolder) -> Tuned:
+        """Put the model into the folder: as it was given, or converted."""
+        baseline = folder / BASELINE
+        folder.copy_model(self.form.model or self.request.model, baseline)
+        if self.form.model is None:
+            return self
+        return replace(self, request=replace(self.request, converted=baseline))
+
+
+def check_first(request: TuneRequest, source: Source, folder: RunFolder) -> Tuned:
+    """Find out what can be wrong with a request before anything in the folder changes.
+
+    Raises:
+        QdqtuneError: If something is.
+    """
+    nodes = [node.name or "" for node in source.model.graph]
+    found = (fnmatch.filter(nodes, each) for each in request.node_filter)
+    if request.node_filter and not any(found):
+        raise UsageError(
+            "No node of the model matches the node filter.",
+            f"Its patterns are: {', '.join(request.node_filter)}.",
+        )
+    tuned = Tuned(request, source, fingerprint(source.model))
+    if request.state_file is not None:
+        check_state_file(request.state_file, tuned.fingerprint, request.quant_type)
+    if folder.replaces_a_run:  # it must be sure that there will be another one
+        with Worker(request.engine, request.options, scratch=folder.scratch) as probe:
+            engine_info(probe, request.engine)
+    return tuned
+
+
+def given_tensors(request: TuneRequest, source: Source) -> dict[str, frozenset[str]]:
+    """What is quantized in files that somebody made of the model.
+
+    Raises:
+        QdqtuneError: If such a file is not one of that model.
+    """
+    found: dict[str, frozenset[str]] = {}
+    if source.reading is not None:
+        found[AS_GIVEN] = source.reading.placement.tensors
+    if request.qdq_baseline is not None:
+        reading = open_source(request.qdq_baseline, optimize=request.optimize).reading
+        if reading is None:
+            raise UsageError(
+                f"{request.qdq_baseline} has no Q/DQ to begin with.",
+                "Name a quantized form of the model, or leave --qdq_baseline out.",
+            )
+        found["Q/DQ baseline"] = reading.placement.tensors
+        known = GraphIndex(source.model).value
+        if not any(tensor in known for tensor in reading.placement.tensors):
+            raise UsageError(
+                f"No tensor that is quantized in {request.qdq_baseline} is in the model.",
+                "It must be a quantized form of the same model, with the same names.",
+            )
+    return found
+
+
+def ask_engine(request: TuneRequest, engine: Worker) -> tuple[TuneRequest, EngineInfo]:
+    """What measures; one that chooses float types by itself is told which is wanted.
+
+    Returns:
+        The request with the options that are in effect, and the engine.
+
+    Raises:
+        QdqtuneError: If it does not start, or its options say something else.
+    """
+    info = engine_info(engine, request.engine)
+    given: Mapping[str, str] = request.options.engine_options
+    told = told_options(request.precision, info, given)
+    if told == given:
+        return request, info
+    engine.options = replace(request.options, engine_options=dict(told))
+    return replace(request, options=engine.options), engine_info(engine, request.engine)
+
+
+def in_float_type(
+    tuned: Tuned,
+    info: EngineInfo,
+    feeding: Feeding,
+    engine: Worker,
+    feeds: StoredFeeds,
+    folder: RunFolder,
+) -> Tuned:
+    """The model in the float type that it is tuned in; a converted one lies in the scratch folder.
+
+    Raises:
+        EngineError: If the engine does not run it in any.
+        UsageError: If a state file is that of another form of the model.
+    """
+    request, source = tuned.request, tuned.source
+    precision = wanted_type(request.precision, info, source)
+    if precision is not None:
+        staging = folder.scratch / _CONVERTED
+        staging.mkdir(exist_ok=True)
+        # Its weights go by its name, which is to be that in the folder.
+        form = convert_to(
+            precision, source, staging / BASELINE, feeding.judged, engine, feeds,
+            request.min_sqnr_db,
+        )  # fmt: skip
+        tuned = replace(tuned, form=form)
+        if form.model is not None:
+            layout = request.dialect.format_of(request.quant_type)
+            source = open_source(form.model, layout.least_opset, optimize=request.optimize)
+            tuned = replace(tuned, source=source, fingerprint=fingerprint(source.model))
+    if request.state_file is not None:
+        check_state_file(request.state_file, tuned.fingerprint, request.quant_type, tuned.form.name)
+    return tuned
