@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto
 
 from qdqtune.engines.float_types import float_type_in_effect, preferred_float_type
-from qdqtune.engines.isolated import StoredFeeds, Worker
+from qdqtune.engines.isolated import Worker
 from qdqtune.engines.simulated import QUIET
 from qdqtune.graph.precision import convert_precision
 from qdqtune.records.errors import EngineError, UsageError
@@ -25,9 +25,11 @@ from qdqtune.workflows.insertion import Choice, insert_qdq
 from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning import float_type
-from qdqtune.workflows.tuning.float_type import convert_to, told_options, wanted_type
+from qdqtune.workflows.tuning.float_type import FloatForm, convert_to, told_options, wanted_type
 from qdqtune.workflows.tuning.journal import Journal
+from qdqtune.workflows.tuning.settings import PRESETS
 from tests.conftest import model_from_text
+from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 
 TEXT = """g (float[1,64,16,16] x) => (float[1,64,16,16] y) {
     a = Conv<pads=[1,1,1,1]>(x, w1)
@@ -204,38 +206,59 @@ def test_what_ships_is_judged_against_the_model_as_given(
 
 
 @pytest.mark.parametrize(
-    ("refused", "reason"),
+    ("fault", "reason"),
     [
-        ("nothing", ""),
-        ("half", "in float16 the engine does not run it: no kernel in half.onnx"),
-        (".onnx", None),
+        ("", ""),
+        ("build_fails@half", "in float16 the engine does not run it"),
+        ("build_fails@.onnx", None),
     ],
 )
 def test_what_the_engine_refuses_is_tuned_as_given_or_not_at_all(
-    refused: str,
-    reason: str | None,
-    model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    fault: str, reason: str | None, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def check(worker: Worker, path: Path, feeds: StoredFeeds) -> float:
-        if refused in path.name:
-            raise EngineError(f"no kernel in {path.name}.\nSomething else.")
-        return 0.0
-
-    monkeypatch.setattr(float_type, "check_runs", check)
-    monkeypatch.setattr(float_type, "judge_conversion", lambda *_: ({}, ""))
-    target = model.with_name("half.onnx")
-    with Worker("simulated") as worker:
-        arguments = (Precision.FP16, open_source(model), target, list, worker, StoredFeeds(model))
+    """On the stand-in trtexec."""
+    with stand_in_worker(tmp_path, fault) as worker:
         if reason is None:
-            with pytest.raises(EngineError, match=r"no kernel in model\.onnx"):
-                convert_to(*arguments, 10.0)
+            with pytest.raises(EngineError, match=r"does not run the model as it is"):
+                converted(worker, model)
             assert not caplog.records
             return
-        form = convert_to(*arguments, 10.0)
-    assert form.reason == reason
-    assert form.model == (None if reason else target)
+        form = converted(worker, model)
+    assert form.reason.startswith(reason)
+    assert (form.model is None) == bool(reason)
+    assert (form.speedup is None) == bool(reason)
+
+
+def test_what_is_slower_is_tuned_as_given_unless_it_was_asked_for(tmp_path: Path) -> None:
+    """On the stand-in trtexec, for which a Cast is a kernel that a tiny model can't pay."""
+    path = tmp_path / "tiny.onnx"
+    text = "g (float[1,64,16,16] x) => (float[1,4,16,16] y) { y = Conv(x, w) }"
+    onnx.save(model_from_text(text, w=np.ones((4, 64, 1, 1), np.float32)), path)
+    with stand_in_worker(tmp_path, "") as worker:
+        form = converted(worker, path)
+        assert form.model is None
+        assert "in float16 it is slower" in form.reason
+        asked = converted(worker, path, may_be_slower=True)
+    assert asked.name == "float16"
+    assert asked.speedup is not None
+    assert asked.speedup < 1
+
+
+def stand_in_worker(folder: Path, fault: str) -> Worker:
+    program = write_stand_in_trtexec(folder / "bin")
+    environment = stand_in_environment(program, "10.16.1", fault=fault)
+    return Worker("trtexec", environment=environment)
+
+
+def converted(worker: Worker, model: Path, **how: bool) -> FloatForm:
+    x = np.random.default_rng(0).normal(size=(1, 64, 16, 16)).astype(np.float32)
+    feeds = worker.store({"x": x})
+    target = model.with_name("half.onnx")
+    preset = PRESETS["quick"]
+    return convert_to(
+        Precision.FP16, open_source(model), target, lambda: [{"x": x}], worker, feeds, 10.0, preset,
+        **how,
+    )  # fmt: skip
 
 
 def test_an_engine_that_chooses_types_is_told_which() -> None:

@@ -243,14 +243,14 @@ def test_a_piece_that_is_refused_stays_float(model: Path, tmp_path: Path, stand_
     assert "w2" not in result.placement.tensors
 
 
-def test_where_every_piece_is_refused_the_model_is_handed_back(
+def test_where_every_piece_is_refused_whole_models_are_tried_and_the_model_is_handed_back(
     model: Path, tmp_path: Path, stand_ins: None
 ) -> None:
     options = {"seed": "1", "refuses": "*"}
     result = simulated(model, tmp_path / "run", engine="refusing", engine_options=options)
     assert result.summary.kept_float
     assert result.summary.subgraphs["units"] == 0
-    assert result.summary.benchmarks == 0
+    assert 1 <= result.summary.benchmarks == result.summary.failed <= 3
     assert result.model.read_bytes() == model.read_bytes()
     assert (tmp_path / "run/optimized_raw.onnx").read_bytes() == model.read_bytes()
 

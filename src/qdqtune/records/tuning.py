@@ -132,6 +132,7 @@ class Summary:
             ``float16``: the baseline and what is handed back are that; or ``as given``.
         precision_sqnr_db: How far the worst output of that is from the model as given, in dB; None
             if unknown, or not converted.
+        precision_speedup: How much faster that is than the model as given; None if unknown.
         precision_reason: Why it was not converted to the float type that was wanted; empty if it
             was, or if none was wanted.
     """
@@ -178,6 +179,7 @@ class Summary:
     batches: tuple[Batch, ...] = ()
     precision: str = AS_GIVEN
     precision_sqnr_db: float | None = None
+    precision_speedup: float | None = None
     precision_reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:

@@ -87,9 +87,11 @@ def _converted(summary: Summary) -> list[str]:
         return [f"The model was tuned as given: {why}."] if why else []
     error = summary.precision_sqnr_db
     far = f", {error:.1f} dB from the model as given" if error is not None else ""
+    gain = summary.precision_speedup
+    fast = f", {gain:.2f}x as fast as that" if gain is not None else ""
     return [
-        f"The model was converted to {summary.precision} first{far}: the engine takes types as "
-        "they are written. --precision float32 leaves it as it is."
+        f"The model was converted to {summary.precision} first{far}{fast}: the engine takes types "
+        "as they are written. --precision float32 leaves it as it is."
     ]
 
 

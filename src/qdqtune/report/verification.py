@@ -17,7 +17,7 @@ def verify_text(report: VerifyReport) -> str:
         lines += _claim_lines(report, report.claim)
     if report.is_as_given is not None:
         same = "byte for byte" if report.is_as_given else "and it is not that one any more"
-        lines.append(f"The run handed the given model back: {same}.")
+        lines.append(f"The run handed its baseline back: {same}.")
     if report.edges is not None:
         lines += _edge_lines(report.edges)
     known = report.claim is not None or report.edges is not None

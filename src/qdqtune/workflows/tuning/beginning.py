@@ -14,12 +14,14 @@ from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.errors import UsageError
 from qdqtune.records.measurement import EngineInfo
+from qdqtune.records.precision import AUTO
 from qdqtune.records.tuning import AS_GIVEN as UNCHANGED
 from qdqtune.workflows.calibrating import Feeding
 from qdqtune.workflows.comparison import engine_info
 from qdqtune.workflows.source import Source, open_source
 from qdqtune.workflows.tuning.float_type import FloatForm, convert_to, told_options, wanted_type
-from qdqtune.workflows.tuning.folder import BASELINE, RunFolder
+from qdqtune.workflows.tuning.folder import BASELINE, JOURNAL, RunFolder
+from qdqtune.workflows.tuning.journal import precision_of
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.scouting import AS_GIVEN
 from qdqtune.workflows.tuning.snapshot import check_state_file
@@ -148,13 +150,17 @@ def in_float_type(
     """
     request, source = tuned.request, tuned.source
     precision = wanted_type(request.precision, info, source)
+    earlier = precision_of(folder / JOURNAL)
+    if request.precision == AUTO and earlier == UNCHANGED:
+        precision = None  # what was found out stays
     if precision is not None:
         staging = folder.scratch / _CONVERTED
         staging.mkdir(exist_ok=True)
         # Its weights go by its name, which is to be that in the folder.
         form = convert_to(
             precision, source, staging / BASELINE, feeding.judged, engine, feeds,
-            request.min_sqnr_db,
+            request.min_sqnr_db, request.preset,
+            may_be_slower=request.precision != AUTO or earlier is not None,
         )  # fmt: skip
         tuned = replace(tuned, form=form)
         if form.model is not None:

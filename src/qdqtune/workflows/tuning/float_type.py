@@ -10,7 +10,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from qdqtune.autotune.search.trial import Effort
 from qdqtune.calibration.inputs import Feeds
+from qdqtune.engines.contest import compare_files
 from qdqtune.engines.float_types import (
     chooses_float_types,
     float_type_options,
@@ -20,13 +22,14 @@ from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.graph.files import check_result, save_model
 from qdqtune.graph.precision import convert_precision
 from qdqtune.graph.precision_types import HALF_TYPES
-from qdqtune.records.errors import EngineError, QdqtuneError, UsageError
-from qdqtune.records.measurement import EngineInfo
+from qdqtune.records.errors import QdqtuneError, UsageError
+from qdqtune.records.measurement import EngineInfo, Verdict
 from qdqtune.records.precision import AUTO, CHOICES, FLOAT_TYPES, Precision
 from qdqtune.records.tuning import AS_GIVEN
 from qdqtune.workflows.precision import judge_conversion
 from qdqtune.workflows.source import Source, has_types
 from qdqtune.workflows.tuning.scouting import check_runs
+from qdqtune.workflows.tuning.settings import Preset
 
 _logger = logging.getLogger(__name__)
 
@@ -39,12 +42,14 @@ class FloatForm:
         model: The converted model; None if it is tuned as given.
         name: What users call its float type, or `AS_GIVEN`.
         sqnr_db: How far its worst output is from the model as given; None if unknown.
+        speedup: How much faster it is than the model as given; None if unknown.
         reason: Why it was not converted, although that was wanted.
     """
 
     model: Path | None = None
     name: str = AS_GIVEN
     sqnr_db: float | None = None
+    speedup: float | None = None
     reason: str = ""
 
 
@@ -101,8 +106,11 @@ def convert_to(
     engine: Worker,
     feeds: StoredFeeds,
     least_db: float | None,
+    preset: Preset,
+    *,
+    may_be_slower: bool = False,
 ) -> FloatForm:
-    """Convert a model and write it, if that is accurate enough and the engine runs it.
+    """Convert a model and write it, if that is accurate enough, and not slower.
 
     The same model is converted to the same file again, so that a run can be gone on with.
 
@@ -115,6 +123,8 @@ def convert_to(
         feeds: What it is run on.
         least_db: How near every output must be to the model as given; None is not asked. What is
             no longer finite is never near enough.
+        preset: How thoroughly it is compared with the model as given.
+        may_be_slower: Whether it is taken even if that is faster.
 
     Raises:
         EngineError: If the engine does not run the model as given, either.
@@ -133,13 +143,20 @@ def convert_to(
         return _as_given(f"in {name} it is not accurate enough: {overflow} is no longer finite")
     if least_db is not None and worst is not None and worst < least_db:
         return _as_given(f"in {name} it is not accurate enough: its outputs are {worst:.1f} dB")
-    try:
-        check_runs(engine, target, feeds)
-    except EngineError as error:
-        check_runs(engine, source.path, feeds)
-        return _as_given(f"in {name} the engine does not run it: {error.what}")
+    rounds, seconds = preset.rounds[Effort.CONFIRM], preset.seconds[Effort.CONFIRM]
+    (given, converted), (compared,) = compare_files(
+        engine, [source.path, target], feeds, rounds=rounds, budget_s=seconds
+    )
+    if not converted.ok:
+        check_runs(engine, Path(source.path), feeds)
+        return _as_given(f"in {name} the engine does not run it: {converted.error}")
+    if compared is not None and compared.verdict is Verdict.SLOWER and not may_be_slower:
+        return _as_given(f"in {name} it is slower, {compared.ratio:.2f}x as fast")
+    if not given.ok:
+        _logger.info("the engine runs the model in %s only: %s", name, given.error)
     is_known = worst is not None and math.isfinite(worst)
-    return FloatForm(target, name, worst if is_known else None)
+    speedup = compared.ratio if compared is not None else None
+    return FloatForm(target, name, worst if is_known else None, speedup)
 
 
 def _as_given(reason: str) -> FloatForm:

@@ -312,3 +312,12 @@ def _differences(
 def _digest(header: Mapping[str, Any]) -> str:
     text = json.dumps(header, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def precision_of(path: Path) -> str | None:
+    """The float type that an earlier run's model is tuned in; None if nothing was measured."""
+    lines = read_journal(path) if path.exists() else []
+    if all(_kind(line) in _NOTHING_MEASURED for line in lines):
+        return None
+    headers = [line.body["header"] for line in lines if _kind(line) == "run" and line.body]
+    return str(headers[0].get("precision", AS_GIVEN)) if headers else None

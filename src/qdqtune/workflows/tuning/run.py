@@ -149,7 +149,10 @@ class TuneRun:
         self._open_files(given)
         base = PreparedModel(self._source.model, self._folder / names.CANDIDATES, is_kept=True)
         plain = base.write(base.whole(), "float")
-        given_s = check_runs(self._engine, self._folder / names.BASELINE, feeds)
+        given_s = check_runs(
+            self._engine, self._folder / names.BASELINE, feeds,
+            is_quantized=self._source.reading is not None,
+        )  # fmt: skip
         story.noise, story.baseline_ms, build_s = check_noise(
             self._engine, plain, feeds, request.preset
         )
@@ -180,10 +183,11 @@ class TuneRun:
         self._request, self._source, self._tuned = tuned.request, tuned.source, tuned
         form, story = tuned.form, self._story
         story.precision, story.precision_sqnr_db = form.name, form.sqnr_db
-        story.precision_reason = form.reason
+        story.precision_reason, story.precision_speedup = form.reason, form.speedup
         if form.model is not None:
             error = f", {form.sqnr_db:.1f} dB from it" if form.sqnr_db is not None else ""
-            self._reporter.tell("precision", f"the model is tuned in {form.name}{error}")
+            gain = f", {form.speedup:.2f}x as fast" if form.speedup is not None else ""
+            self._reporter.tell("precision", f"the model is tuned in {form.name}{error}{gain}")
 
     def _open_files(self, given: PatternCache | None) -> None:
         """What lies beside the journal, of this run and of an earlier one."""

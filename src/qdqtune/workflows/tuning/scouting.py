@@ -42,6 +42,14 @@ _logger = logging.getLogger(__name__)
 AS_GIVEN = "as given"
 """The seed that a quantized model is for its own tuning."""
 
+_OTHER_SIZES = (
+    "`qdqtune bench` on it should say the same. If it has open dims, not every size may be "
+    "possible: give others by --shapes or --dim."
+)
+_FOREIGN = (
+    "Its Q/DQ may be written for another engine: take them off (`qdqtune strip`) and tune the "
+    "float model; --qdq_baseline with this file tries the same tensors first."
+)
 _NOTHING: State = frozenset()
 _EVERYTHING = NameFilters()
 _PROFILE_RUNS = 5
@@ -205,10 +213,18 @@ def latency_shares(
         return shares_of_latency(index, layers)
 
 
-def check_runs(worker: Worker, path: Path, feeds: StoredFeeds) -> float:
+def check_runs(
+    worker: Worker, path: Path, feeds: StoredFeeds, *, is_quantized: bool = False
+) -> float:
     """Make sure that the engine runs the model as it was given, at these sizes of open dims.
 
     Cleaned up, it may run at sizes at which the file itself does not.
+
+    Args:
+        worker: The engine.
+        path: The model.
+        feeds: What it is run on.
+        is_quantized: Whether it has Q/DQ, which may be those of another engine.
 
     Returns:
         Seconds that the engine took to build it.
@@ -225,8 +241,7 @@ def check_runs(worker: Worker, path: Path, feeds: StoredFeeds) -> float:
     except WorkerFailure as failure:
         raise EngineError(
             f"The engine does not run the model as it is: {failure}",
-            "`qdqtune bench` on it should say the same. If it has open dims, not every size may be "
-            "possible: give others by --shapes or --dim.",
+            _FOREIGN if is_quantized else _OTHER_SIZES,
         ) from None
 
 

@@ -163,7 +163,7 @@ class Shipping:
         It must beat what an earlier run had proven, too.
         """
         story, request, folder = self._story, self._request, self._folder
-        self._reporter.tell("final", "timing the file against the model as it was given")
+        self._reporter.tell("final", "timing the file against the model that was to be beaten")
         staged = folder.staged / names.FINAL
         rival = self._rival()
         rivals = [rival.model] if rival is not None and rival.placement != placement else []

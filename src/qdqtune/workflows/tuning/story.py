@@ -57,6 +57,7 @@ class Story:
     precision: str = AS_GIVEN
     precision_sqnr_db: float | None = None
     precision_reason: str = ""
+    precision_speedup: float | None = None
     layer_files: dict[str, str] = field(default_factory=dict)
 
     def summary(
@@ -121,4 +122,5 @@ class Story:
             precision=self.precision,
             precision_sqnr_db=self.precision_sqnr_db,
             precision_reason=self.precision_reason,
+            precision_speedup=self.precision_speedup,
         )

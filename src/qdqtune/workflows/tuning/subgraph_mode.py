@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from qdqtune.autotune.search.placement_search import PlacementSearch
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.autotune.search.strategy import Limits
 from qdqtune.autotune.search.trial import Trial
@@ -43,6 +45,8 @@ from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, shapes_inside
 from qdqtune.workflows.tuning.sizing import all_sizes
 from qdqtune.workflows.tuning.story import Story
 from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
+
+_logger = logging.getLogger(__name__)
 
 RAW = "raw"
 NOT_TRIED = ("weighted ops", "weighted ops and what is between")
@@ -160,6 +164,8 @@ class SubgraphMode:
         }
         if not self._units and pieces:
             story.why_nothing = self._why_no_unit(pieces)
+            if any(self._cache.pieces.get(piece.key) for piece in pieces):
+                return self._without_pieces(given)
         search, seeds = self._assemble(space, given)
         return Searching(
             space,
@@ -169,6 +175,18 @@ class SubgraphMode:
             lambda trial: self._recall(space, search, trial),
             lambda: self._keep(search),
         )
+
+    def _without_pieces(self, given: Mapping[str, Collection[str]]) -> Searching:
+        """Whole models are tried all the same: the engine may take in them what it can't alone."""
+        request, story = self._request, self._story
+        _logger.warning("%s; whole models are tried without them", story.why_nothing)
+        space = Space(self._completion, story.grouping.groups, {})
+        found = seeds_of(space, given, story.grouping)
+        seeds = {name: state for name, state in found.items() if name not in NOT_TRIED}
+        most = request.max_benchmarks
+        limits = Limits(benchmarks=len(seeds) if most is None else min(most, len(seeds)))
+        self._write_raw(space, frozenset(), is_quantized=AS_GIVEN in given)
+        return Searching(space, PlacementSearch(space, seeds, limits, request.seed), seeds)
 
     def _why_no_unit(self, pieces: Sequence[Piece]) -> str:
         found = (self._cache.pieces.get(piece.key) for piece in pieces)
