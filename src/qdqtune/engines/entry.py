@@ -63,6 +63,8 @@ class EngineEntry:
         arguments_option: Option with more arguments for its program.
         version_function: ``module:function`` that takes the path of its program and returns the
             version of that.
+        build_line_function: ``module:function`` that tells the command which builds a model as it
+            was measured; see `qdqtune.engines.registry.build_line`.
         open_limit_s: How long it may take to open a model before that counts as a hang.
     """
 
@@ -88,6 +90,7 @@ class EngineEntry:
     path_option: str = ""
     arguments_option: str = ""
     version_function: str = ""
+    build_line_function: str = ""
     open_limit_s: float = 300.0
 
     @property

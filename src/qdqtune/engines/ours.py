@@ -6,6 +6,7 @@ from qdqtune.engines.entry import EngineEntry, SpokenDialect
 
 # Builds of large models were seen to take many minutes.
 _BUILD_LIMIT_S = 3600.0
+_BUILD_LINE = "qdqtune.engines.trtexec.deployment:build_line"
 _TENSORRT_DIALECTS = (SpokenDialect("tensorrt-8", before_version=10), SpokenDialect("tensorrt"))
 OURS = (
     EngineEntry(
@@ -44,6 +45,7 @@ OURS = (
         ),
         worker_class="qdqtune.engines.tensorrt.engine:TensorRtEngine",
         dialects=_TENSORRT_DIALECTS,
+        build_line_function=_BUILD_LINE,
         runs_bfloat16=True,
         takes_plugins=True,
         has_timing_cache=True,
@@ -61,6 +63,7 @@ OURS = (
         version_function="qdqtune.engines.trtexec.version:version_of",
         worker_class="qdqtune.engines.trtexec.engine:TrtexecEngine",
         dialects=_TENSORRT_DIALECTS,
+        build_line_function=_BUILD_LINE,
         runs_bfloat16=True,
         takes_plugins=True,
         has_timing_cache=True,

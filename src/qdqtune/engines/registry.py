@@ -11,12 +11,14 @@ import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from qdqtune.engines.entry import EngineEntry, SpokenDialect
 from qdqtune.engines.gpu import find_gpus
 from qdqtune.engines.ours import OURS
 from qdqtune.engines.plugins import Plugins, find_plugins
 from qdqtune.records.errors import EngineError, UsageError
+from qdqtune.records.measurement import EngineInfo
 
 _logger = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ __all__ = [
     "EngineStatus",
     "SpokenDialect",
     "available",
+    "build_line",
     "engines",
     "entry",
     "plugins",
@@ -191,6 +194,27 @@ def resolve(
             f"{can if engine.lists_layers_anywhere else ''}`qdqtune doctor` says what can.",
         )
     return name
+
+
+def build_line(
+    info: EngineInfo, file: Path, shapes: Mapping[str, tuple[int, ...]], name: str
+) -> str:
+    """The command that builds a model as it was measured; empty where nothing has to be built.
+
+    Args:
+        info: What measured it.
+        file: The model.
+        shapes: Those that it was measured at, by input.
+        name: What the file is called in the command.
+    """
+    module, _, function = entry(info.name).build_line_function.partition(":")
+    if not function:
+        return ""
+    try:
+        return str(getattr(importlib.import_module(module), function)(info, file, shapes, name))
+    except (OSError, ValueError) as error:
+        _logger.info("how to build %s can't be told: %s", name, error)
+        return ""
 
 
 def _first_usable() -> str:

@@ -135,6 +135,8 @@ class Summary:
         precision_speedup: How much faster that is than the model as given; None if unknown.
         precision_reason: Why it was not converted to the float type that was wanted; empty if it
             was, or if none was wanted.
+        build_with: The command that builds what was written as it was measured; empty where nothing
+            has to be built.
     """
 
     model: str
@@ -181,6 +183,7 @@ class Summary:
     precision_sqnr_db: float | None = None
     precision_speedup: float | None = None
     precision_reason: str = ""
+    build_with: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

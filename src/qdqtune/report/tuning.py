@@ -143,7 +143,12 @@ def _effort(summary: Summary) -> list[str]:
 
 def _files(result: TuneResult) -> list[str]:
     others = [name for name in result.summary.files.values() if name != result.model.name]
-    return [f"Written: {result.model}", f"Beside it: {', '.join([*others, 'summary.json'])}"]
+    build = result.summary.build_with
+    return [
+        f"Written: {result.model}",
+        f"Beside it: {', '.join([*others, 'summary.json'])}",
+        *([f"Build it with: {build}"] if build else []),
+    ]
 
 
 def plan_text(plan: TunePlan) -> str:

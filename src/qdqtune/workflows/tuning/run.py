@@ -417,6 +417,9 @@ class TuneRun:
             for name in (*_WRITTEN, *(_OF_SUBGRAPHS if request.workflow == SUBGRAPH else ()))
             if (staged / name).exists() or (name not in names.RESULT and (folder / name).exists())
         }
+        story.build_with = registry.build_line(
+            info, staged / names.FINAL, self._feeding.shapes, str(folder / names.FINAL)
+        )
         summary = story.summary(
             request, info, self._feeding.describe(), self._reporter.seconds(), written
         )

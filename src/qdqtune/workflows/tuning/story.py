@@ -58,6 +58,7 @@ class Story:
     precision_sqnr_db: float | None = None
     precision_reason: str = ""
     precision_speedup: float | None = None
+    build_with: str = ""
     layer_files: dict[str, str] = field(default_factory=dict)
 
     def summary(
@@ -123,4 +124,5 @@ class Story:
             precision_sqnr_db=self.precision_sqnr_db,
             precision_reason=self.precision_reason,
             precision_speedup=self.precision_speedup,
+            build_with=self.build_with,
         )
