@@ -261,6 +261,7 @@ REQUESTS: dict[str, tuple[str, int]] = {
     ),
     "Unknown engine": ("bench {model} --engine tensorrrt", 2),
     "is not installed": ("bench {model} --engine trtexec --engine_option path={folder}/no", 1),
+    "does not take these options": ("bench {model} --engine simulated --engine_option foo=1", 2),
     "is not told ranges of shapes": ("bench {model} --engine simulated --max_shapes x:1", 2),
     "has no timing cache": ("bench {model} --engine simulated --timing_cache t.cache", 2),
     "can't time models here": ("bench {model} --engine tensorrt_rtx", 1),

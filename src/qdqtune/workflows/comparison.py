@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _NOTHING_SAID = InputRequest()
+# How an engine's refusal of options arrives.
+_REFUSED = "ValueError: "
 
 
 def bench(
@@ -104,10 +106,17 @@ def engine_info(worker: Worker, name: str) -> EngineInfo:
 
     Raises:
         EngineError: If none does.
+        UsageError: If it refuses the options.
     """
     try:
         info = worker.info()
     except WorkerFailure as failure:
+        refused = str(failure).removeprefix(_REFUSED)
+        if refused != str(failure):
+            raise UsageError(
+                f"{registry.title(name)} does not take these options: {refused}.",
+                f"docs/engines.md lists the options of {name}.",
+            ) from None
         raise EngineError(f"{name} does not start: {failure}", "See `qdqtune doctor`.") from None
     return info if registry.entry(name).takes_threads else replace(info, takes_threads=False)
 

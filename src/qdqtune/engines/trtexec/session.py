@@ -120,7 +120,7 @@ class TrtexecSession:
             refused = "--exportProfile" in self._program.refused
             why = "it doesn't know --exportProfile" if refused else "it wrote no file"
             raise TrtexecError(f"this trtexec can't tell the times of layers: {why}")
-        info = _layer_info(layers) or _layer_info(plan.layers) or LayerInfo(())
+        info = _first_read(layers, plan.layers) or LayerInfo(())
         return layer_times_of(self._model.path, info, parse_profile(_read(profile)))
 
     def close(self) -> None:
@@ -173,13 +173,22 @@ class TrtexecSession:
         return path
 
 
-def _layer_info(path: Path | None) -> LayerInfo | None:
-    if path is None:
-        return None
-    try:
-        return parse_layer_info(_read(path))
-    except (OSError, ValueError):
-        return None
+def _first_read(*paths: Path | None) -> LayerInfo | None:
+    """The first list of layers that can be read; None if there is none.
+
+    Raises:
+        TrtexecError: If there are only broken ones: half a list tells wrong things.
+    """
+    broken = ""
+    for path in paths:
+        if path is not None and path.exists():
+            try:
+                return parse_layer_info(_read(path))
+            except ValueError as error:
+                broken = str(error)
+    if broken:
+        raise TrtexecError(f"what trtexec wrote about layers can't be read: {broken}")
+    return None
 
 
 def _read(path: Path) -> str:
