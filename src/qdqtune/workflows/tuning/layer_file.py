@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +14,16 @@ from pathlib import Path
 from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
 from qdqtune.engines.layer_files import map_layers, read_layer_info
 from qdqtune.engines.opened import opened
+from qdqtune.engines.shares import estimated_shares
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.errors import QdqtuneError
 from qdqtune.records.layers import MappedLayer
 from qdqtune.records.measurement import LayerTime
 
 _logger = logging.getLogger(__name__)
+
+# How the pieces of a layer are numbered.
+_PIECE = re.compile(r"#\d+$")
 
 
 def write_layer_file(worker: Worker, plain: Path, feeds: StoredFeeds, target: Path) -> bool:
@@ -77,4 +83,26 @@ def layers_in_file(
     spent: dict[str, float] = {}
     for each in times:
         spent[each.name] = spent.get(each.name, 0.0) + each.ms
-    return [replace(layer, ms=spent.get(layer.name, 0.0)) for layer in layers]
+    parts = _parts(index, layers)
+    return [
+        replace(layer, ms=spent.get(name, 0.0) * part)
+        for layer, (name, part) in zip(layers, parts, strict=True)
+    ]
+
+
+def _parts(index: GraphIndex, layers: Sequence[MappedLayer]) -> list[tuple[str, float]]:
+    """The engine's name of each layer, and which part of that it is.
+
+    What was compiled as a whole is cut into pieces, whose parts of the time are guessed by work.
+    """
+    shares = estimated_shares(index)
+    names = [_PIECE.sub("", layer.name) for layer in layers]
+    work = [sum(shares.get(node, 0.0) for node in layer.nodes) for layer in layers]
+    whole: dict[str, float] = {}
+    count = Counter(names)
+    for name, each in zip(names, work, strict=True):
+        whole[name] = whole.get(name, 0.0) + each
+    return [
+        (name, each / whole[name] if whole[name] else 1 / count[name])
+        for name, each in zip(names, work, strict=True)
+    ]
