@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from qdqtune.records.fusion import GroupsRecord
     from qdqtune.records.layers import LayersRecord
 
+# Flags that mean nothing where no engine runs the model.
+_OF_RUNS = ("sort", "threads", "runs", "engine_option", "min_shapes", "max_shapes")
+
 
 def add_parser(commands: Commands) -> None:
     """Declare the command."""
@@ -138,16 +141,7 @@ def _run_groups(options: argparse.Namespace) -> int:
         options, "goes without --groups only", "layers", "why", "dialect", "all_regions", "by_shape"
     )
     if options.graph_json is not None:
-        _refuse(
-            options,
-            "goes without --graph_json only",
-            "sort",
-            "threads",
-            "runs",
-            "engine_option",
-            "min_shapes",
-            "max_shapes",
-        )
+        _refuse(options, "goes without --graph_json only", *_OF_RUNS)
     record = groups_of(
         options.model,
         engine=options.engine,
@@ -200,16 +194,7 @@ def _run_regions(options: argparse.Namespace) -> int:
     from qdqtune.report.inspection import inspection_text
     from qdqtune.workflows.inspection import inspect_model
 
-    _refuse(
-        options,
-        "goes with --layers or --groups only",
-        "sort",
-        "threads",
-        "runs",
-        "engine_option",
-        "min_shapes",
-        "max_shapes",
-    )
+    _refuse(options, "goes with --layers or --groups only", *_OF_RUNS)
     record = inspect_model(
         options.model,
         engine=options.engine,

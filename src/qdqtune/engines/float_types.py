@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from qdqtune.engines.tensorrt.settings import STRONG, WEAK
 from qdqtune.records.errors import UsageError
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.precision import Precision
 
-_TYPING, _STRONG, _WEAK = "typing", "strong", "weak"
-_PRECISION = "precision"
+_TYPING, _PRECISION = "typing", "precision"
 
 
 def preferred_float_type(info: EngineInfo) -> Precision:
@@ -18,12 +18,12 @@ def preferred_float_type(info: EngineInfo) -> Precision:
     One that takes types as they are written would compute all of a float32 model in float32; others
     choose by themselves.
     """
-    return Precision.FP16 if info.options.get(_TYPING) == _STRONG else Precision.FP32
+    return Precision.FP16 if info.options.get(_TYPING) == STRONG else Precision.FP32
 
 
 def chooses_float_types(info: EngineInfo) -> bool:
     """Whether an engine chooses among float types by itself, and can be told which."""
-    return info.options.get(_TYPING) == _WEAK
+    return info.options.get(_TYPING) == WEAK
 
 
 def float_type_options(precision: Precision, options: Mapping[str, str]) -> dict[str, str]:

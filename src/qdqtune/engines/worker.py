@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 from qdqtune.engines.arrays import read_arrays, write_arrays
 from qdqtune.engines.interface import SessionOptions, VirtualTime
+from qdqtune.engines.parent_death import end_with_parent
 
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Engine, Session
 
-_PR_SET_PDEATHSIG = 1
 _MAX_MESSAGE = 4000
 _Request = dict[str, Any]
 
@@ -162,8 +162,7 @@ def _read_commands(descriptor: int, lines: queue.SimpleQueue[bytes]) -> None:
 
 
 def _die_with_parent(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     if os.getppid() != parent:  # it died before the line above
         os._exit(0)
 

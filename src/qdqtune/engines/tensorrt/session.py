@@ -25,7 +25,7 @@ from qdqtune.engines.tensorrt.layer_times import layer_times_of, make_profiler
 from qdqtune.engines.tensorrt.library import Library, telling
 from qdqtune.engines.tensorrt.plan_cache import PlanCache, plan_key
 from qdqtune.engines.tensorrt.settings import Settings
-from qdqtune.engines.tensorrt.shapes import ShapeRange
+from qdqtune.engines.tensorrt.shapes import ShapeRange, widened
 from qdqtune.engines.tensorrt.signature import Signature
 from qdqtune.records.measurement import LayerTime
 
@@ -159,21 +159,16 @@ class TensorRtSession:
         if self._is_built and fits:
             return
         before = self._shapes, self._values
-        self._shapes = {name: self._range_with(name, shape) for name, shape in wanted.items()}
+        self._shapes = widened(self._shop.settings.shapes, wanted, self._shapes)
+        if self._feeds is not None:  # kernels are chosen for what is timed
+            timed = {name: tuple(self._feeds[name].shape) for name in wanted}
+            self._shapes = {name: self._shapes[name].with_usual(timed[name]) for name in wanted}
         self._values = {name: _grown(self._values[name], value) for name, value in values.items()}
         try:
             self._build_for(feeds)
         except BaseException:
             self._shapes, self._values = before
             raise
-
-    def _range_with(self, name: str, shape: tuple[int, ...]) -> ShapeRange:
-        said = self._shop.settings.shapes.range_of(name, shape)
-        assert said is not None
-        range_ = self._shapes[name].with_usual(shape) if name in self._shapes else said
-        if self._feeds is None:
-            return range_
-        return range_.with_usual(tuple(self._feeds[name].shape))  # kernels are chosen for it
 
     def _build_for(self, feeds: Feeds) -> None:
         try:

@@ -111,6 +111,29 @@ class ShapeWishes:
         return range_
 
 
+def widened(
+    wishes: ShapeWishes, shapes: Shapes, earlier: Mapping[str, ShapeRange]
+) -> dict[str, ShapeRange]:
+    """What inputs may look like so that a run fits, and all for which there was an engine.
+
+    Args:
+        wishes: What the user says.
+        shapes: Of the run.
+        earlier: Ranges of the engine that there was.
+
+    Raises:
+        ValueError: If the user's limits leave the run out.
+    """
+    ranges = {}
+    for name, shape in shapes.items():
+        wanted = wishes.range_of(name, shape) or ShapeRange(shape, shape, shape)
+        if name in earlier:
+            both = earlier[name].with_usual(wanted.least).with_usual(wanted.most)
+            wanted = both.with_usual(wanted.usual)
+        ranges[name] = wanted
+    return ranges
+
+
 def parse_shapes(text: str) -> dict[str, Shape]:
     """Reads `x:1x3x224x224,y:8` as TensorRT's tools write it; `'a:b':2` has a colon in its name.
 

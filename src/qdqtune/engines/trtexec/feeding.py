@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qdqtune.engines.tensorrt.shapes import ShapeRange, Shapes, ShapeWishes
 from qdqtune.engines.trtexec.version import Version
 
 if TYPE_CHECKING:
@@ -40,26 +38,3 @@ def write_feeds(feeds: Feeds, folder: Path, name: str, version: Version) -> dict
         path.write_bytes(array.astype(dtype).tobytes())
         files[key] = path
     return files
-
-
-def widened(
-    wishes: ShapeWishes, shapes: Shapes, earlier: Mapping[str, ShapeRange]
-) -> dict[str, ShapeRange]:
-    """What inputs may look like so that a run fits, and all for which there was an engine.
-
-    Args:
-        wishes: What the user says.
-        shapes: Of the run.
-        earlier: Ranges of the engine that there was.
-
-    Raises:
-        ValueError: If the user's limits leave the run out.
-    """
-    ranges = {}
-    for name, shape in shapes.items():
-        wanted = wishes.range_of(name, shape) or ShapeRange(shape, shape, shape)
-        if name in earlier:
-            both = earlier[name].with_usual(wanted.least).with_usual(wanted.most)
-            wanted = both.with_usual(wanted.usual)
-        ranges[name] = wanted
-    return ranges

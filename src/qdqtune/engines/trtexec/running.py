@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections import deque
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from qdqtune.engines.parent_death import end_with_parent
 from qdqtune.engines.trtexec.guard import guard_group
 
 _LOG_BYTES = 4 << 20
@@ -28,8 +27,6 @@ _TELLING = ("GPU Compute Time", "[E]", "[F]", "&&&& ", "TensorRT version")
 # Two streams in one pipe: a message may begin, and end, in the middle of another's line.
 _CUT = re.compile(rf"^(.+?)({_STAMP}\[[VIWEF]\] [^\n]*)\n((?!{_STAMP}|&&&& )[^\n]*)$", re.MULTILINE)
 _GLUED = re.compile(rf"(?<=.)(?={_STAMP}\[[VIWEF]\] |&&&& (?:PASSED|FAILED) )")
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ def run_command(command: Sequence[str], log: Path | None = None) -> Finished:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        preexec_fn=_die_with_parent if _LIBC is not None else None,
+        preexec_fn=end_with_parent if sys.platform == "linux" else None,
     )
     kept = _Kept()
     try:
@@ -134,8 +131,3 @@ def _opened(path: Path | None) -> Iterator[_Log]:
             with contextlib.suppress(OSError):
                 file = stack.enter_context(path.open("ab", buffering=0))
         yield _Log(file)
-
-
-def _die_with_parent() -> None:
-    assert _LIBC is not None
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

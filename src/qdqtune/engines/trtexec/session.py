@@ -11,7 +11,7 @@ from qdqtune.engines.interface import InputSpec
 from qdqtune.engines.tensorrt.layer_info import LayerInfo, parse_layer_info
 from qdqtune.engines.tensorrt.layer_times import layer_times_of
 from qdqtune.engines.tensorrt.profile import parse_profile
-from qdqtune.engines.tensorrt.shapes import Shapes
+from qdqtune.engines.tensorrt.shapes import Shapes, widened
 from qdqtune.engines.trtexec.command import (
     load_arguments,
     output_command,
@@ -19,7 +19,7 @@ from qdqtune.engines.trtexec.command import (
     rebuild_arguments,
     time_command,
 )
-from qdqtune.engines.trtexec.feeding import widened, write_feeds
+from qdqtune.engines.trtexec.feeding import write_feeds
 from qdqtune.engines.trtexec.output import gpu_median_ms
 from qdqtune.engines.trtexec.plans import ModelFile, Plan, PlanBuilder
 from qdqtune.engines.trtexec.program import TrtexecError
