@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import onnx_ir as ir
+
 from qdqtune.calibration.inputs import Feeds, random_inputs
 from qdqtune.calibration.quality import SignalToNoise
 from qdqtune.engines import registry
@@ -78,12 +80,16 @@ def bench(
         raise UsageError("There is no model to time.", "Name at least one file.")
     name = registry.resolve(engine, engine_options)
     check_takes_ranges(name, min_shapes, max_shapes)
-    feeds = _feeds(paths, inputs)
+    first, feeds = _feeds(paths, inputs)
     fed_shapes = {each: tuple(array.shape) for each, array in feeds.items()}
     all_options = options_with_ranges(
-        engine_options or {}, name, load_model(paths[0]), fed_shapes, request_of(min_shapes),
+        engine_options or {},
+        name,
+        first,
+        fed_shapes,
+        request_of(min_shapes),
         request_of(max_shapes),
-    )  # fmt: skip
+    )
     options = SessionOptions(threads=threads, engine_options=all_options)
     with Worker(name, options) as worker:
         info = engine_info(worker, name)
@@ -150,8 +156,8 @@ class _Outputs:
         self.sqnr_db[number] = ratio.decibels()
 
 
-def _feeds(paths: Sequence[str], request: InputRequest) -> Feeds:
-    """Inputs that fit all models.
+def _feeds(paths: Sequence[str], request: InputRequest) -> tuple[ir.Model, Feeds]:
+    """The first model, and inputs that fit all of them.
 
     Raises:
         UsageError: If the models don't take the same inputs, or not those that were asked for.
@@ -163,4 +169,5 @@ def _feeds(paths: Sequence[str], request: InputRequest) -> Feeds:
     shapes = resolve_shapes(first, common_request(models, request))
     for model in models[1:]:
         bind_dims(model.dims, InputRequest(shapes))
-    return next(random_inputs(GraphIndex(first), 1, replace(request, shapes=shapes, dims={})))
+    at = replace(request, shapes=shapes, dims={})
+    return first, next(random_inputs(GraphIndex(first), 1, at))
