@@ -22,7 +22,7 @@ from qdqtune.qdq.read import read
 from qdqtune.qdq.units import canonical
 from qdqtune.records.errors import EngineError, OutputError, UsageError
 from qdqtune.records.placement import Placement
-from qdqtune.records.tuning import TuneEvent, TuneResult
+from qdqtune.records.tuning import Summary, TuneEvent, TuneResult
 from qdqtune.workflows.insertion import Choice, insert_qdq
 from qdqtune.workflows.tune import plan_tune, tune
 from qdqtune.workflows.tuning import finish
@@ -67,6 +67,13 @@ def test_a_model_gets_faster_on_the_real_engine(resnet: Path, tmp_path: Path) ->
         assert summary["speedup"] >= 1.02
         assert summary["output_sqnr_db"] >= 15.0
         assert summary["speedup_interval"][0] > 1.0
+
+
+def test_the_summary_tells_what_was_measured(resnet: Path, tmp_path: Path) -> None:
+    result = simulated(resnet, max_benchmarks=1, output_dir=tmp_path / "run")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["shapes"] == {"image": [1, 3, 64, 64]}
+    assert Summary.from_dict(summary).to_dict() == result.summary.to_dict() == summary
 
 
 def test_what_is_handed_over_is_what_was_measured(resnet: Path, tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ class Summary:
             was, or if none was wanted.
         build_with: The command that builds what was written as it was measured; empty where nothing
             has to be built.
+        shapes: Shape of each input that the model was measured at; empty in old summaries.
     """
 
     model: str
@@ -184,6 +185,7 @@ class Summary:
     precision_speedup: float | None = None
     precision_reason: str = ""
     build_with: str = ""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -205,6 +207,7 @@ class Summary:
             "files": dict(self.files),
             "seeds": dict(self.seeds),
             "conditions": dict(self.conditions),
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
         }
 
     @classmethod
@@ -228,6 +231,7 @@ class Summary:
                 "noise": Noise(**value["noise"]),
                 "seconds": Seconds(**value["seconds"]),
                 "batches": tuple(map(Batch.from_dict, value.get("batches", ()))),
+                "shapes": {name: tuple(dims) for name, dims in value.get("shapes", {}).items()},
             }
         )
 

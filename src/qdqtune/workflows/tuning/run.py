@@ -420,9 +420,7 @@ class TuneRun:
         story.build_with = registry.build_line(
             info, staged / names.FINAL, self._feeding.shapes, str(folder / names.FINAL)
         )
-        summary = story.summary(
-            request, info, self._feeding.describe(), self._reporter.seconds(), written
-        )
+        summary = story.summary(request, info, self._feeding, self._reporter.seconds(), written)
         _write_summary(staged / names.SUMMARY, summary)
         folder.hand_over(keep_old=self._is_other_result_lost())
         return summary

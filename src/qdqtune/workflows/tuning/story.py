@@ -11,6 +11,7 @@ from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.subgraphs import Batch
 from qdqtune.records.tuning import AS_GIVEN, Noise, Seconds, Summary
+from qdqtune.workflows.calibrating import Feeding
 from qdqtune.workflows.tuning.request import TuneRequest
 
 FINISHED = "finished"
@@ -65,7 +66,7 @@ class Story:
         self,
         request: TuneRequest,
         info: EngineInfo,
-        calibrated_on: str,
+        feeding: Feeding,
         seconds: Seconds,
         files: dict[str, str],
     ) -> Summary:
@@ -74,7 +75,7 @@ class Story:
         Args:
             request: What was asked for.
             info: What measured.
-            calibrated_on: What the ranges come from, in words.
+            feeding: What the model was run on.
             seconds: Where the time went.
             files: What was written.
         """
@@ -85,7 +86,7 @@ class Story:
             dialect=request.dialect.name,
             quant_type=request.quant_type,
             calibration=self.calibration,
-            calibrated_on=calibrated_on,
+            calibrated_on=feeding.describe(),
             calibration_method=self.method.value,
             seed=request.seed,
             preset=request.preset_name,
@@ -125,4 +126,5 @@ class Story:
             precision_reason=self.precision_reason,
             precision_speedup=self.precision_speedup,
             build_with=self.build_with,
+            shapes=feeding.shapes,
         )
