@@ -113,6 +113,11 @@ def test_a_dry_run_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_looks_the_metric_up(model: Path, capsys: Capture) -> None:
+    assert main(["tune", str(model), "--dry_run", "--evaluate", "no_such_module_here:f"]) == 2
+    assert "no_such_module_here" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

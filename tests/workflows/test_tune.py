@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -222,9 +223,38 @@ def test_a_metric_bounds_what_ships(resnet: Path, tmp_path: Path) -> None:
         assert result.summary.metric["final"] == -len(quantizers)
 
 
-def test_a_metric_that_is_no_number_is_the_users_mistake(resnet: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a number"):
-        simulated(resnet, output_dir=tmp_path / "run", evaluate=lambda path: None)
+def _raise(path: str) -> float:
+    raise KeyError("labels")
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "words"),
+    [
+        (lambda path: None, "not a number"),
+        (lambda path: "good", "not a number"),
+        (lambda path: np.nan, "not a number"),
+        (_raise, "_raise failed: KeyError: 'labels'"),
+    ],
+)
+def test_a_metric_that_fails_ends_the_run_before_anything_is_done(
+    evaluate: Callable[[str], float], words: str, resnet: Path, tmp_path: Path
+) -> None:
+    events: list[TuneEvent] = []
+    with pytest.raises(UsageError, match=words):
+        simulated(resnet, output_dir=tmp_path / "run", evaluate=evaluate, callbacks=[events.append])
+    assert [event.stage for event in events] == ["evaluate"]
+    assert not (tmp_path / "run/measurements.jsonl").exists()
+
+
+def test_the_metric_of_the_float_model_is_known_where_it_is_kept(
+    resnet: Path, tmp_path: Path
+) -> None:
+    options = {**QUIET, "profile": "float-only"}
+    result = simulated(
+        resnet, engine_options=options, output_dir=tmp_path / "run", evaluate=lambda path: 0.75
+    )
+    assert result.summary.kept_float
+    assert result.summary.metric == {"float": 0.75}
 
 
 def test_a_model_without_anything_to_quantize_comes_back(tmp_path: Path) -> None:

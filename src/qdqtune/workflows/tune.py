@@ -117,7 +117,7 @@ def tune(
         calibration_method: How ranges follow from it; None takes the best of all.
         min_sqnr_db: How near to the float model every output must be; None is not asked.
         evaluate: A function, or ``module:function``, that takes a model's path and returns a
-            metric: more is better.
+            metric: more is better. It is called on the model as given before anything else.
         max_drop: How much of the metric may be lost.
         performance_threshold: The speedup below which the model is handed back as it was.
         qdq_baseline: A quantized form of the model, whoever made it, to begin with as well.
@@ -233,6 +233,7 @@ def plan_tune(
     graph_json: str | Path | None = None,
     min_shapes: Asked | None = None,
     max_shapes: Asked | None = None,
+    evaluate: str | Callable[[str], float] | None = None,
 ) -> TunePlan:
     """What `tune` would do, found out without running the model; nothing is written.
 
@@ -251,12 +252,14 @@ def plan_tune(
         graph_json: A file with the layers that the model was built to.
         min_shapes: The smallest inputs that the model will get.
         max_shapes: The largest ones.
+        evaluate: What would tell the metric; it is looked up, and not called.
 
     Raises:
         QdqtuneError: Whatever the user can act on.
     """
     name = registry.resolve(engine, engine_options)
     _check_workflow(workflow, name, graph_json, min_shapes, max_shapes)
+    _evaluator(evaluate)
     dialect = native_dialect(name, options=engine_options)
     chosen = preset_named(preset)
     source = open_source(model, dialect.format_of(quant_type).least_opset, optimize=optimize)

@@ -37,6 +37,7 @@ from qdqtune.workflows.judging import Judge, Kernels, has_own_kernels
 from qdqtune.workflows.source import Source
 from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning import story as stops
+from qdqtune.workflows.tuning.accuracy import checked_metric
 from qdqtune.workflows.tuning.arena import Arena
 from qdqtune.workflows.tuning.beginning import (
     Tuned,
@@ -132,6 +133,7 @@ class TuneRun:
         request, story, tell = self._request, self._story, self._reporter.tell
         self._given_tensors = given_tensors(request, self._source)
         tuned = check_first(request, self._source, self._folder)
+        self._evaluate_float()
         self._folder.begin()
         request, info = ask_engine(request, self._engine)
         self._info = info
@@ -177,6 +179,18 @@ class TuneRun:
             journal.keep_shares(latency_shares(self._engine, plain, feeds, base.index, shapes))
         self._search_and_finish(base, plain, completion, journal, feeds)
         return self._hand_over(info, journal)
+
+    def _evaluate_float(self) -> None:
+        """Ask for the metric of the model as given: a function that fails is to fail at once.
+
+        Raises:
+            UsageError: If the function does not return a number.
+        """
+        evaluate = self._request.evaluate
+        if evaluate is not None:
+            self._reporter.tell("evaluate", f"{evaluate.label} on the model as given")
+            found = checked_metric(evaluate(str(self._request.model)), evaluate.label)
+            self._story.metric = {"float": found}
 
     def _take_form(self, tuned: Tuned) -> None:
         """From here on, the model is the one in its float type."""
