@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+import qdqtune
 from qdqtune.cli.main import main
+from qdqtune.report.quantization import quantize_text
 from tests.conftest import model_from_text
 
 
@@ -40,6 +43,17 @@ def test_the_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in captured.out
     assert f"Written: {model.with_name('m.quant.onnx')}" in lines
     assert lines[-1].startswith("Calibrated on random inputs")
+
+
+def test_a_result_near_its_limit_is_marked(model: Path) -> None:
+    report = qdqtune.quantize(onnx.load(model), engine="tensorrt").report
+    assert report.min_sqnr_db == 15.0
+    assert not report.to_dict()["near_min_sqnr"]
+    assert report.worst_db is not None
+    near = replace(report, min_sqnr_db=report.worst_db - 0.5)
+    assert near.to_dict()["near_min_sqnr"]
+    assert "Only 0.5 dB above the limit of" in quantize_text(near)
+    assert not replace(near, kept_float=True).near_min_sqnr
 
 
 def test_as_json(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -17,8 +18,9 @@ from pathlib import Path
 import onnx
 import pytest
 
+import qdqtune
 from qdqtune import zoo
-from qdqtune.cli.main import main
+from qdqtune.cli.main import get_parser, main
 from qdqtune.graph.files import load_model
 from qdqtune.qdq.read import read
 from qdqtune.records.measurement import EngineInfo
@@ -324,6 +326,32 @@ def test_the_text_says_what_matters() -> None:
         assert words in shown
     assert RANDOM_WARNING not in shown
     assert text(calibration="random")[-1] == RANDOM_WARNING
+
+
+@pytest.mark.parametrize(
+    ("sqnr_db", "limit", "said"),
+    [
+        (15.0, 15.0, "0.0 dB"), (15.94, 15.0, "0.9 dB"), (16.0, 15.0, ""), (31.3, None, ""),
+        (31.3, 31.0, "0.3 dB"), (None, 15.0, ""),
+    ],
+)  # fmt: skip
+def test_a_result_near_its_limit_is_marked(
+    sqnr_db: float | None, limit: float | None, said: str
+) -> None:
+    changes = {"output_sqnr_db": sqnr_db, "conditions": {"min_sqnr_db": limit}}
+    found = [line for line in text(**changes) if "above the limit" in line]
+    assert bool(said) == bool(found) == summary(**changes).to_dict()["near_min_sqnr"]
+    assert not found or f"Only {said} above the limit of {limit:g} dB" in found[0]
+    assert not summary(**changes, kept_float=True).near_min_sqnr
+
+
+def test_every_command_has_the_same_limit() -> None:
+    for call in (qdqtune.tune, qdqtune.quantize):
+        assert inspect.signature(call).parameters["min_sqnr_db"].default >= 15.0
+    defaults = {
+        get_parser().parse_args([command, "m.onnx"]).min_sqnr for command in ("tune", "quantize")
+    }
+    assert defaults == {inspect.signature(qdqtune.tune).parameters["min_sqnr_db"].default}
 
 
 def test_kept_float_is_said_with_its_reason() -> None:

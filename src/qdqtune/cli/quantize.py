@@ -17,8 +17,8 @@ from qdqtune.cli.flags import (
     positive,
 )
 from qdqtune.cli.numbers import decibels, ratio
+from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
 from qdqtune.records.precision import Precision
-from qdqtune.records.quantization import DEFAULT_LEAST_SQNR_DB
 from qdqtune.records.ranges import CalibrationSource
 from qdqtune.records.tuning import DEFAULT_THRESHOLD
 
@@ -87,7 +87,7 @@ def add_parser(commands: Commands) -> None:
     checks.add_argument(
         "--min_sqnr",
         type=decibels,
-        default=DEFAULT_LEAST_SQNR_DB,
+        default=DEFAULT_MIN_SQNR_DB,
         metavar="DB",
         help="ops and outputs farther from float stay float; none asks for nothing "
         "(default: %(default)s)",

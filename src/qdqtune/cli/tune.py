@@ -24,12 +24,12 @@ from qdqtune.cli.flags import (
 )
 from qdqtune.cli.numbers import decibels, not_negative, ratio
 from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH, SaidOnce, add_subgraph
+from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
 from qdqtune.records.errors import UsageError
 from qdqtune.records.precision import AUTO, CHOICES
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import (
     DEFAULT_MAX_DROP,
-    DEFAULT_MIN_SQNR_DB,
     DEFAULT_OUTPUT_DIR,
     DEFAULT_THRESHOLD,
 )

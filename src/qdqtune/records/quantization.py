@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from qdqtune.records.accuracy import finite, is_near_limit
 from qdqtune.records.measurement import Comparison
 from qdqtune.records.placement import Placement
 
 SCHEMA = 1
-
-# Below this, task metrics suffer: a MiniLM's sentences have cosines of 0.97 to float at 10 dB,
-# 0.993 at 15 dB.
-DEFAULT_LEAST_SQNR_DB = 15.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,7 @@ class Decision:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        return {**vars(self), "sqnr_db": _finite(self.sqnr_db)}
+        return {**vars(self), "sqnr_db": finite(self.sqnr_db)}
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,7 @@ class QuantizeReport:
         kept_float: Whether the model was handed back as it was.
         reason: Why, in that case.
         seconds: Wall time by step.
+        min_sqnr_db: How near to float every output had to be; None if that was not asked.
     """
 
     output: Path | None
@@ -96,6 +93,7 @@ class QuantizeReport:
     kept_float: bool = False
     reason: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
+    min_sqnr_db: float | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -108,6 +106,11 @@ class QuantizeReport:
     def worst_db(self) -> float | None:
         """Of the output that is farthest from the float model, or of its scores."""
         return min({**self.sqnr_db, **self.scores_db}.values(), default=None)
+
+    @property
+    def near_min_sqnr(self) -> bool:
+        """Whether what was handed over is less than 1 dB from being rejected."""
+        return not self.kept_float and is_near_limit(self.worst_db, self.min_sqnr_db)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -122,9 +125,11 @@ class QuantizeReport:
             "calibration": self.calibration,
             "calibrated_on": self.calibrated_on,
             "method": self.method,
-            "tried_db": {name: _finite(ratio) for name, ratio in self.tried_db.items()},
-            "sqnr_db": {name: _finite(ratio) for name, ratio in self.sqnr_db.items()},
-            "scores_db": {name: _finite(ratio) for name, ratio in self.scores_db.items()},
+            "tried_db": {name: finite(ratio) for name, ratio in self.tried_db.items()},
+            "sqnr_db": {name: finite(ratio) for name, ratio in self.sqnr_db.items()},
+            "scores_db": {name: finite(ratio) for name, ratio in self.scores_db.items()},
+            "min_sqnr_db": self.min_sqnr_db,
+            "near_min_sqnr": self.near_min_sqnr,
             "judged_with": self.judged_with,
             "qdq_pairs": len(self.placement.tensors),
             "bytes_before": self.bytes_before,
@@ -134,7 +139,7 @@ class QuantizeReport:
             "speedup": self.speedup,
             "speedup_interval": None
             if comparison is None
-            else [comparison.low, _finite(comparison.high)],
+            else [comparison.low, finite(comparison.high)],
             "not_timed": self.not_timed,
             "kept_float": self.kept_float,
             "reason": self.reason,
@@ -172,7 +177,3 @@ class QuantizeResult:
     def speedup(self) -> float | None:
         """Over the model as given; None if it was not measured."""
         return self.report.speedup
-
-
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None

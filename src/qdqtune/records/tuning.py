@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from qdqtune.records.accuracy import finite, is_near_limit
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.subgraphs import Batch
@@ -15,7 +16,6 @@ from qdqtune.records.subgraphs import Batch
 SCHEMA = 1
 
 DEFAULT_OUTPUT_DIR = "autotuner_output"
-DEFAULT_MIN_SQNR_DB = 10.0
 DEFAULT_MAX_DROP = 0.01
 DEFAULT_THRESHOLD = 1.02
 
@@ -187,18 +187,28 @@ class Summary:
     build_with: str = ""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
+    @property
+    def min_sqnr_db(self) -> float | None:
+        """How near to float every output had to be; None if that was not asked."""
+        return self.conditions.get("min_sqnr_db")
+
+    @property
+    def near_min_sqnr(self) -> bool:
+        """Whether what was written is less than 1 dB from being rejected."""
+        return not self.kept_float and is_near_limit(self.output_sqnr_db, self.min_sqnr_db)
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
         value = {name: getattr(self, name) for name in self.__dataclass_fields__}
         low, high = self.speedup_interval
-        sqnr = self.output_sqnr_db
         return {
             "kind": "summary",
             "schema": SCHEMA,
             **value,
             "engine": self.engine.to_dict(),
             "speedup_interval": [low, high if math.isfinite(high) else None],
-            "output_sqnr_db": sqnr if sqnr is not None and math.isfinite(sqnr) else None,
+            "output_sqnr_db": finite(self.output_sqnr_db),
+            "near_min_sqnr": self.near_min_sqnr,
             "metric": dict(self.metric) if self.metric is not None else None,
             "noise": vars(self.noise),
             "subgraphs": dict(self.subgraphs),

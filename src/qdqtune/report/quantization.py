@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from qdqtune.records.quantization import Decision, QuantizeReport
 from qdqtune.records.ranges import CalibrationSource
+from qdqtune.report.accuracy import near_limit_line
 from qdqtune.report.insertion import RANDOM_WARNING
 from qdqtune.report.tables import printable, text_table
 
@@ -90,6 +91,9 @@ def _measured(report: QuantizeReport) -> list[str]:
         if name in report.scores_db:
             found.append(f"scores that it comes from {report.scores_db[name]:.1f} dB")
         lines.append(f"Output {name}: {', '.join(found)}, against float ({report.judged_with}).")
+    worst = report.worst_db
+    if report.near_min_sqnr and worst is not None and report.min_sqnr_db is not None:
+        lines.append(near_limit_line(worst, report.min_sqnr_db))
     if report.calibration == CalibrationSource.DATA.value:
         others = ", ".join(
             f"{method} {db:.1f}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from qdqtune.records.ranges import CalibrationSource
 from qdqtune.records.tuning import AS_GIVEN as UNCHANGED
 from qdqtune.records.tuning import Summary, TunePlan, TuneResult
+from qdqtune.report.accuracy import near_limit_line
 from qdqtune.report.bench import engine_lines
 from qdqtune.report.durations import duration
 from qdqtune.report.insertion import RANDOM_WARNING
@@ -101,6 +102,8 @@ def _accuracy(summary: Summary) -> list[str]:
         lines.append(
             f"Output SQNR {summary.output_sqnr_db:.1f} dB against {_judged_against(summary)}."
         )
+        if summary.near_min_sqnr and summary.min_sqnr_db is not None:
+            lines.append(near_limit_line(summary.output_sqnr_db, summary.min_sqnr_db))
     if summary.metric is not None:
         values = ", ".join(f"{name} {value:.6g}" for name, value in summary.metric.items())
         lines.append(f"Your metric: {values}.")

@@ -113,6 +113,7 @@ class Autotuned:
             kept_float=summary.kept_float,
             reason=summary.reason,
             seconds={"search": summary.seconds.total},
+            min_sqnr_db=request.min_sqnr_db,
         )
 
     def _decisions(self, result: TuneResult, source: Source) -> tuple[Decision, ...]:

@@ -302,6 +302,7 @@ class OneShot:
             bytes_after=0,
             not_timed="nothing of it is quantized",
             seconds=self._seconds,
+            min_sqnr_db=request.min_sqnr_db,
         )
 
     @contextlib.contextmanager

@@ -18,11 +18,12 @@ from qdqtune.graph.external import external_files
 from qdqtune.graph.files import check_targets, load_model, save_model, write_bytes, write_text
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named
+from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.placement import Placement
 from qdqtune.records.precision import Precision
-from qdqtune.records.quantization import DEFAULT_LEAST_SQNR_DB, QuantizeResult
+from qdqtune.records.quantization import QuantizeResult
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import DEFAULT_THRESHOLD
 from qdqtune.report.quantization import quantize_text
@@ -55,7 +56,7 @@ def quantize(
     op_types_to_exclude: Sequence[str] = (),
     per_channel: bool = True,
     high_precision_dtype: Precision | str | None = None,
-    min_sqnr_db: float | None = DEFAULT_LEAST_SQNR_DB,
+    min_sqnr_db: float | None = DEFAULT_MIN_SQNR_DB,
     performance_threshold: float | None = DEFAULT_THRESHOLD,
     optimize: bool = True,
     autotune: str | bool | None = None,

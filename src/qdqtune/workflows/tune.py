@@ -19,13 +19,13 @@ from qdqtune.engines.reference import require_reference
 from qdqtune.engines.shares import estimated_shares
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
+from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.precision import AUTO as ANY_PRECISION
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import (
     DEFAULT_MAX_DROP,
-    DEFAULT_MIN_SQNR_DB,
     DEFAULT_OUTPUT_DIR,
     DEFAULT_THRESHOLD,
     TunePlan,
