@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -88,6 +89,7 @@ def test_json_is_the_summary(model: Path, tmp_path: Path, capsys: Capture) -> No
     record = json.loads(captured.out)
     assert record == json.loads((tmp_path / "summary.json").read_text())
     assert record["seed"] == 3
+    assert record["command"] == shlex.join(["qdqtune", *arguments, "--seed", "3", "-q"])
     assert record["engine"]["name"] == "simulated"
     assert record["calibration"] == "random"
 

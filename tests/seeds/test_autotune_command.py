@@ -207,7 +207,9 @@ def test_what_is_of_no_use_is_warned_of(model: str, capsys: Capture) -> None:
 
 def test_json(model: str, capsys: Capture) -> None:
     assert main(["-m", model, "--engine", "simulated", "--mode=quick", "--format=json"]) == 0
-    assert json.loads(capsys.readouterr().out)["kind"] == "summary"
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["kind"] == "summary"
+    assert summary["command"].startswith(f"python -m qdqtune.autotune -m {model} ")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from qdqtune.qdq.read import read
 from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.records.tuning import TuneEvent, TuneResult
+from qdqtune.report.tuning import tune_text
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.arena import Arena
 from qdqtune.workflows.tuning.export import export_candidate, list_candidates
@@ -307,7 +308,19 @@ def test_a_run_that_finds_less_does_not_cost_it_either(
     again = simulated(model, run, preset="default")
     assert again.placement == whole.placement
     assert again.summary.speedup == whole.summary.speedup
-    assert consistent(run)["final_sha256"] == whole.summary.final_sha256
+    summary = consistent(run)
+    assert summary["final_sha256"] == whole.summary.final_sha256
+    # What it says about the run is about this one, and about both together.
+    assert summary["benchmarks"] == again.summary.benchmarks > 0
+    assert summary["preset"] == "quick"  # of the result
+    assert (summary["result_run"], summary["runs"]) == (1, 2)
+    together = whole.summary.benchmarks + summary["benchmarks"]
+    assert summary["total_benchmarks"] == together
+    assert 0.0 < summary["seconds"]["total"] < summary["total_seconds"]
+    shown = tune_text(again)
+    assert f"This run: {summary['benchmarks']} benchmarks" in shown
+    assert f"All 2 runs in this folder: {together} benchmarks" in shown
+    assert "Nothing better was found in this run: the result is that of run 1." in shown
 
 
 def test_what_was_found_under_other_conditions_is_kept_aside(

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+import qdqtune
 from qdqtune import zoo
 from qdqtune.autotune.search.trial import Score, Trial
 from qdqtune.engines.isolated import Worker
@@ -74,6 +76,13 @@ def test_the_summary_tells_what_was_measured(resnet: Path, tmp_path: Path) -> No
     result = simulated(resnet, max_benchmarks=1, output_dir=tmp_path / "run")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["shapes"] == {"image": [1, 3, 64, 64]}
+    assert summary["version"] == qdqtune.__version__
+    assert summary["command"] == "qdqtune.tune (Python)"
+    age = datetime.now(timezone.utc) - datetime.fromisoformat(summary["date"])
+    assert timedelta(0) <= age < timedelta(minutes=10)
+    assert summary["bytes_before"] == resnet.stat().st_size
+    assert summary["bytes_after"] == result.model.stat().st_size
+    assert summary["calibration_samples"] == 8
     assert Summary.from_dict(summary).to_dict() == result.summary.to_dict() == summary
 
 
@@ -111,6 +120,8 @@ def test_kept_float_keeps_external_data_too(tmp_path: Path) -> None:
     assert result.model.read_bytes() == source.read_bytes()
     weights = (tmp_path / "run/big.weights").read_bytes()
     assert weights == (tmp_path / "model/big.weights").read_bytes()
+    assert result.summary.bytes_before == source.stat().st_size + len(weights)
+    assert result.summary.bytes_after == result.summary.bytes_before
     with Worker() as worker:
         worker.open(result.model)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = get_parser().parse_args(arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else USAGE
+    said = sys.argv[1:] if arguments is None else arguments
+    options.command_line = shlex.join(["python", "-m", "qdqtune.autotune", *said])
     set_up_logging(2 if options.verbose else 0, quiet=False)
     return run_safely(lambda: _without_traceback(options), usage=FAILED)
 
@@ -134,6 +138,7 @@ def _run(options: argparse.Namespace) -> int:
             resume=options.resume,
             restart=options.restart,
             callbacks=[watch],
+            command=options.command_line,
         )
     write_scheme_logs(result, options.state_file and Path(options.state_file))
     _print(result, options.format)

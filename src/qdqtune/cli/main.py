@@ -6,6 +6,7 @@ Exit codes: 0 ok, 1 failed, 2 usage, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         options = get_parser().parse_args(normalize(arguments))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else USAGE
+    options.command_line = shlex.join(["qdqtune", *arguments])
     set_up_logging(options.verbose, options.quiet)
     return run_safely(lambda: int(options.run(options)))
 

@@ -215,6 +215,7 @@ def _run(options: argparse.Namespace) -> int:
             restart=options.restart,
             force=options.force,
             callbacks=[watch],
+            command=options.command_line,
         )
     _print(result, options.format)
     return _INTERRUPTED if result.summary.stopped == "interrupted" else _OK

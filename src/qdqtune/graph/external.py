@@ -68,6 +68,11 @@ def external_files(model_file: Path) -> set[Path]:
     }
 
 
+def model_bytes(model_file: Path) -> int:
+    """The size of a model, with the files that its weights lie in."""
+    return sum(file.stat().st_size for file in {model_file.resolve(), *external_files(model_file)})
+
+
 def _check(tensor: onnx.TensorProto, model_file: Path) -> None:
     entries = _entries(tensor, model_file)
     location = entries.get("location", "")

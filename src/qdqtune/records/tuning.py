@@ -138,6 +138,14 @@ class Summary:
         build_with: The command that builds what was written as it was measured; empty where nothing
             has to be built.
         shapes: Shape of each input that the model was measured at; empty in old summaries.
+        version: Of qdqtune; empty in old summaries, as are the next two.
+        command: The command line, or the Python function that was called.
+        date: When the summary was written: ISO 8601, UTC.
+        bytes_before: Size of the model that was given, with its weights; 0 in old summaries.
+        bytes_after: Size of the model that was written.
+        calibration_samples: Samples that ranges were found on; 0 if none were needed.
+        result_run: The number of the run over the folder that found the result: earlier than `runs`
+            if the runs since found nothing better; 0 in old summaries.
     """
 
     model: str
@@ -186,6 +194,13 @@ class Summary:
     precision_reason: str = ""
     build_with: str = ""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    version: str = ""
+    command: str = ""
+    date: str = ""
+    bytes_before: int = 0
+    bytes_after: int = 0
+    calibration_samples: int = 0
+    result_run: int = 0
 
     @property
     def min_sqnr_db(self) -> float | None:

@@ -126,9 +126,10 @@ def _effort(summary: Summary) -> list[str]:
             f"{summary.groups} choices in {summary.regions} regions ({summary.patterns} patterns)"
         )
         pieces = []
+    this_run = "This run: " if summary.runs > 1 else ""
     lines = [
         *pieces,
-        f"{summary.benchmarks} benchmarks{also} of {what}, {duration(seconds.total)}: "
+        f"{this_run}{summary.benchmarks} benchmarks{also} of {what}, {duration(seconds.total)}: "
         f"building {duration(seconds.building)}, timing {duration(seconds.timing)}, "
         f"own {duration(seconds.own)}.",
         f"Noise: the model against itself {summary.noise.ratio:.3f}x; a screening sees "
@@ -138,6 +139,10 @@ def _effort(summary: Summary) -> list[str]:
         lines.append(
             f"All {summary.runs} runs in this folder: {summary.total_benchmarks} benchmarks, "
             f"{duration(summary.total_seconds)}."
+        )
+    if 0 < summary.result_run < summary.runs:
+        lines.append(
+            f"Nothing better was found in this run: the result is that of run {summary.result_run}."
         )
     if summary.stopped in _STOPPED:
         lines.append(_STOPPED[summary.stopped])

@@ -14,7 +14,7 @@ from typing import Any
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.native import native_dialect
-from qdqtune.graph.external import external_files
+from qdqtune.graph.external import external_files, model_bytes
 from qdqtune.graph.files import check_targets, load_model, save_model, write_bytes, write_text
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named
@@ -130,7 +130,7 @@ def quantize(
     began = time.monotonic()
     with as_file(model) as path, _target_file(model, path, output) as target:
         check_targets(target, save_placement, path, force=force)
-        bytes_before = _size(path)
+        bytes_before = model_bytes(path)
         run_folder = Path(autotune_output_dir or target.with_name(f"{target.stem}_autotune"))
         with tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=target.absolute().parent) as room:
             if autotune:
@@ -151,7 +151,7 @@ def quantize(
             placement=placement,
             output=target if output is not None or result is target else None,
             bytes_before=bytes_before,
-            bytes_after=_size(target),
+            bytes_after=model_bytes(target),
             seconds={**made.report.seconds, "total": time.monotonic() - began},
         )
     return QuantizeResult(result, report, quantize_text(report))
@@ -225,7 +225,3 @@ def _hand_back(path: Path, target: Path, *, force: bool) -> None:
         save_model(load_model(path), target, force=force)
     else:
         write_bytes(target, path.read_bytes(), force=force)
-
-
-def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in {path.resolve(), *external_files(path)})

@@ -51,6 +51,7 @@ from qdqtune.workflows.tuning.shape_ranges import (
 from qdqtune.workflows.tuning.subgraph_mode import NOT_TRIED
 
 _NOTHING_SAID = InputRequest()
+_FROM_PYTHON = "qdqtune.tune (Python)"
 _EVALUATE_EXAMPLE = "(path): return accuracy"
 
 
@@ -92,6 +93,7 @@ def tune(
     restart: bool = False,
     force: bool = False,
     callbacks: Sequence[Callback] = (),
+    command: str = _FROM_PYTHON,
 ) -> TuneResult:
     """Find the fastest correct placement of Q/DQ for a model on an engine, and write it.
 
@@ -148,6 +150,7 @@ def tune(
         restart: Whether to begin anew; a run in that folder is kept aside.
         force: Whether what is in that folder may be replaced, an earlier run included.
         callbacks: Called with every step.
+        command: What the summary says this call came from: the command line, if there was one.
 
     Raises:
         QdqtuneError: Whatever the user can act on.
@@ -190,6 +193,7 @@ def tune(
         max_shapes=request_of(max_shapes),
         precision=precision,
         callbacks=tuple(callbacks),
+        command=command,
     )
     layout = request.dialect.format_of(quant_type)
     source = open_source(model, layout.least_opset, optimize=optimize)

@@ -12,11 +12,26 @@ from qdqtune.records.errors import QdqtuneError
 from qdqtune.records.placement import Placement
 from qdqtune.records.tuning import Summary
 from qdqtune.workflows.tuning.folder import FINAL, PLACEMENT, SUMMARY, RunFolder
-from qdqtune.workflows.tuning.story import Story
 
 _logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20
+# What a summary says about its run, and not about the result.
+_OF_A_RUN = (
+    "version",
+    "command",
+    "date",
+    "stopped",
+    "benchmarks",
+    "memo_hits",
+    "failed",
+    "subgraph_benchmarks",
+    "subgraph_failed",
+    "seconds",
+    "runs",
+    "total_benchmarks",
+    "total_seconds",
+)
 
 
 @dataclass(frozen=True)
@@ -33,15 +48,15 @@ class EarlierResult:
     summary: Summary
     placement: Placement
 
-    def summary_after(self, story: Story, seconds: float) -> Summary:
-        """Its summary, with what was spent since."""
-        return replace(
-            self.summary,
-            stopped=story.stopped,
-            runs=story.runs,
-            total_benchmarks=story.earlier_benchmarks + story.benchmarks,
-            total_seconds=story.earlier_s + seconds,
-        )
+    def summary_after(self, run: Summary) -> Summary:
+        """Its summary, with what the run did that found nothing better.
+
+        Args:
+            run: What that run would have said of itself.
+        """
+        done = {name: getattr(run, name) for name in _OF_A_RUN}
+        found_by = self.summary.result_run or self.summary.runs
+        return replace(self.summary, **done, result_run=found_by)
 
 
 def earlier_result(folder: RunFolder) -> EarlierResult | None:

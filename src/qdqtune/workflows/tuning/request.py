@@ -63,6 +63,7 @@ class TuneRequest:
     precision: str = AUTO
     converted: Path | None = None
     callbacks: tuple[Callback, ...] = ()
+    command: str = ""
 
     def conditions(self, model_sha256: str, calibration: str, precision: str) -> dict[str, Any]:
         """What a result has to satisfy, as `Summary` has it.

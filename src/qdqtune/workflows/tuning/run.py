@@ -22,6 +22,7 @@ from qdqtune.engines import registry
 from qdqtune.engines.float_types import float_type_in_effect
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.engines.reference import reference_worker
+from qdqtune.graph.external import model_bytes
 from qdqtune.graph.files import load_model, save_model, write_text
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.completion import Completion
@@ -247,6 +248,7 @@ class TuneRun:
 
         story.grouping = with_ranges(story.grouping, completion, known)
         story.calibration = first.source.value
+        story.calibration_samples = first.samples
         inserter = Inserter(base, request.dialect, request.quant_type, first, given)
         inserters = {way: inserter.with_ranges(ranges) for way, ranges in ways.items()}
         scales = _digest_of_scales(first, given)
@@ -400,11 +402,10 @@ class TuneRun:
     def _hand_over(self, info: EngineInfo, journal: Journal) -> TuneResult:
         """Write what the run came to."""
         story, folder = self._story, self._folder
-        seconds = self._reporter.seconds()
         if self._shipping.keeps_earlier and self._earlier is not None:
             folder.clear_staging()
             _logger.warning("the result of an earlier run stays: it is at least as good")
-            summary = self._earlier.summary_after(story, seconds.total)
+            summary = self._earlier.summary_after(self._summary(info, {}))
             story.placement = self._earlier.placement
             _write_summary(folder / names.SUMMARY, summary)
         else:
@@ -434,10 +435,16 @@ class TuneRun:
         story.build_with = registry.build_line(
             info, staged / names.FINAL, self._feeding.shapes, str(folder / names.FINAL)
         )
-        summary = story.summary(request, info, self._feeding, self._reporter.seconds(), written)
+        shipped = staged / names.FINAL if story.is_shipped else request.file
+        story.bytes_after = model_bytes(shipped)
+        summary = self._summary(info, written)
         _write_summary(staged / names.SUMMARY, summary)
         folder.hand_over(keep_old=self._is_other_result_lost())
         return summary
+
+    def _summary(self, info: EngineInfo, files: dict[str, str]) -> Summary:
+        seconds = self._reporter.seconds()
+        return self._story.summary(self._request, info, self._feeding, seconds, files)
 
     def _is_other_result_lost(self) -> bool:
         """Whether a proven result would be replaced by one that was not compared with it."""

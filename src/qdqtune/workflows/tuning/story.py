@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
+from qdqtune._version import __version__
 from qdqtune.autotune.search.grouping import Grouping
+from qdqtune.graph.external import model_bytes
 from qdqtune.records.measurement import Comparison, EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod
@@ -19,6 +22,11 @@ BY_BUDGET = "budget"
 BY_COUNT = "max_benchmarks"
 INTERRUPTED = "interrupted"
 ENGINE_FAILED = "engine failed"
+
+
+def utc_now() -> str:
+    """The time as records have it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 @dataclass
@@ -61,6 +69,8 @@ class Story:
     precision_speedup: float | None = None
     build_with: str = ""
     layer_files: dict[str, str] = field(default_factory=dict)
+    bytes_after: int = 0
+    calibration_samples: int = 0
 
     def summary(
         self,
@@ -127,4 +137,11 @@ class Story:
             precision_speedup=self.precision_speedup,
             build_with=self.build_with,
             shapes=feeding.shapes,
+            version=__version__,
+            command=request.command,
+            date=utc_now(),
+            bytes_before=model_bytes(request.model),
+            bytes_after=self.bytes_after,
+            calibration_samples=self.calibration_samples,
+            result_run=self.runs,
         )
