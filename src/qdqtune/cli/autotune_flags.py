@@ -60,6 +60,7 @@ def get_parser() -> argparse.ArgumentParser:
     add_calibration(parser)
     add_inputs(parser)
     add_format(parser)
+    parser.set_defaults(command_line="python -m qdqtune.autotune")
     return parser
 
 
