@@ -19,6 +19,7 @@ from tests.rules.drafting import draft_of_text, drafted, edges_into, ints, norma
 RULE = "norm behind Conv"
 WEIGHTS = {
     "w": normal(16, 16, 3, 3),
+    "depthwise": normal(16, 1, 3, 3),
     "m": normal(16, 16),
     "g": np.ones(16, np.float32),
     "b": np.zeros(16, np.float32),
@@ -75,6 +76,10 @@ BETWEEN = {
     "a SiLU": "s = Sigmoid(c0) t = Mul(c0, s)",
     "a scale and a SiLU": "a = Mul(c0, c) s = Sigmoid(a) t = Mul(a, s)",
     "ten moves": turned(10),
+    "a Gather": "t = Gather<axis=2>(c0, zero)",
+    "a pool": "t = AveragePool<kernel_shape=[1,3], pads=[0,1,0,1]>(c0)",
+    "a global pool": f"p = GlobalAveragePool(c0) t = {LAST}(p)",
+    "a mean over the image": f"r = Relu(c0) p = ReduceMean<axes=[2,3]>(r) t = {LAST}(p)",
 }
 
 
@@ -94,7 +99,9 @@ NOT_FED = {
     "a Softmax": "t = Softmax(c0)",
     "another input": "t = Add(c0, x)",
     "the input": "t = Relu(x)",
-    "a pool": "t = AveragePool<kernel_shape=[1,3], pads=[0,1,0,1]>(c0)",
+    "a pooled input": f"p = GlobalAveragePool(x) t = {LAST}(p)",
+    "a pooled MatMul": f"p = {LAST}(c0) h = MatMul(p, m) t = ReduceMean<axes=[1,2]>(h)",
+    "two pools": f"p = AveragePool<kernel_shape=[1,2]>(c0) q = GlobalAveragePool(p) t = {LAST}(q)",
 }
 
 
@@ -159,6 +166,61 @@ def test_a_residual_add_belongs_to_the_conv_that_it_is_added_in(dialect: str) ->
     assert draft.extra == {Edge("t", "y", 0): RULE}
 
 
+DEPTHWISE = "d = Conv<group=16, pads=[1,1,1,1]>(s, depthwise)"
+MLP = f"p = {LAST}(d) n = LayerNormalization(p, g, b) h = MatMul(n, m) e = Gelu(h) l = MatMul(e, m)"
+BACK = "Transpose<perm=[0,3,1,2]>"
+#: They begin with `s` and end with `a`; `d` is a Conv of theirs.
+BLOCKS = {
+    "of ConvNeXt": f"{DEPTHWISE} {MLP} q = {BACK}(l) a = Add(s, q)",
+    "the residual last": f"{DEPTHWISE} {MLP} q = {BACK}(l) a = Add(q, s)",
+    "a layer scale": f"{DEPTHWISE} {MLP} z = Mul(l, g) q = {BACK}(z) a = Add(s, q)",
+    "Convs side by side": f"{DEPTHWISE} o = Conv<pads=[1,1,1,1]>(s, w) f = Mul(d, o)"
+    " l = Softmax(f) a = Add(s, l)",
+    "Convs one behind the other": f"{DEPTHWISE} o = Conv<pads=[1,1,1,1]>(d, w) l = Softmax(o)"
+    " a = Add(s, l)",
+}
+
+
+@pytest.mark.parametrize("dialect", ["tensorrt", "tensorrt-8"])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_residual_block_of_convs_feeds_a_norm(block: str, dialect: str) -> None:
+    body = f"s = Softmax(c0) {BLOCKS[block]} t = {LAST}(a) {NORM}"
+    draft = draft_behind(body, dialect, opset=20)
+    edge = Edge("t", "y", 0)
+    assert edges_into(draft, "y") == {edge}
+    assert draft.extra[edge] == RULE
+    assert edge in draft.without(["c0"]).edges
+    assert edge not in draft.without(["d"]).edges
+
+
+#: The nearest blocks of other networks.
+OTHER_BLOCKS = {
+    "a normalization first": f"j = LayerNormalization(s, g, b) {DEPTHWISE.replace('(s,', '(j,')}"
+    f" {MLP} q = {BACK}(l) a = Add(s, q)",
+    "MatMuls": f"j = {LAST}(s) h = MatMul(j, m) e = Gelu(h) l = MatMul(e, m) q = {BACK}(l)"
+    " a = Add(s, q)",
+    "a way around the Conv": f"{DEPTHWISE} f = Mul(d, s) l = Softmax(f) a = Add(s, l)",
+    "a Conv beside it": f"{DEPTHWISE} f = Erf(s) a = Add(s, f) v = Softmax(d)",
+    "something else is added": f"{DEPTHWISE} l = Softmax(d) u = Erf(x) a = Add(l, u)",
+    "pooling": "f = AveragePool<kernel_shape=[3,3], pads=[1,1,1,1]>(s) l = Sub(f, s) a = Add(s, l)",
+}
+
+
+@pytest.mark.parametrize("block", OTHER_BLOCKS)
+def test_other_residual_blocks_do_not(block: str) -> None:
+    body = f"s = Softmax(c0) {OTHER_BLOCKS[block]} t = {LAST}(a) {NORM}"
+    outputs = "float[] y, float[] v" if " v = " in body else "float[] y"
+    draft = draft_behind(body, opset=20, outputs=outputs)
+    assert edges_into(draft, "y") == set()
+
+
+@pytest.mark.parametrize("never", ["d", "a"])
+def test_a_block_of_which_something_stays_float(never: str) -> None:
+    body = f"s = Softmax(c0) {BLOCKS['of ConvNeXt']} t = {LAST}(a) {NORM}"
+    draft = draft_behind(body, wishes=Wishes(never=frozenset([never])), opset=20)
+    assert edges_into(draft, "y") == set()
+
+
 def test_scale_and_bias_of_a_norm_are_left_alone() -> None:
     body = f"{CONV.replace('c0', 'd')} p = GlobalAveragePool(d) q = Flatten(p) s = Squeeze(q, zero)"
     draft = draft_behind(f"{body} t = {LAST}(c0) y = LayerNormalization(t, s, b)")
@@ -211,16 +273,23 @@ def test_the_family(norm: str) -> None:
 
 @pytest.mark.parametrize("dialect", ["tensorrt", "tensorrt-8"])
 def test_convnext(dialect: str) -> None:
-    """Stem, depthwise Convs and downsampled stages; the rest is fed by residual streams."""
-    model = zoo.build("convnext", depths=(1, 1), dims=(16, 32), image=32, classes=32)
+    """Every one: of stem, blocks, downsampling and head; a ConvNeXt-tiny has 23."""
+    model = zoo.build("convnext", depths=(3, 3, 9, 3), dims=(16, 16, 16, 32), image=32, classes=32)
     draft = drafted(model, dialect)
     norms = {node.name for node in draft.index.nodes if node.op_type == "LayerNormalization"}
-    fed = {"stem.norm", "stage0.0.norm", "stage1.0.norm"}
-    assert norms - fed
-    assert {edge.node for edge, rule in draft.extra.items() if rule == "norm behind Conv"} == fed
-    assert not {edge.node for edge in draft.extra} & (norms - fed)
-    assert {name for name in norms if edges_into(draft, name or "")} == fed
-    assert all(edge.position == 0 for edge in draft.extra)
+    assert len(norms) == 23
+    assert {edge.node for edge, rule in draft.extra.items() if rule == "norm behind Conv"} == norms
+    for name in norms:
+        (edge,) = edges_into(draft, name or "")
+        assert edge.position == 0
+
+
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_norms_of_transformers(name: str) -> None:
+    draft = drafted(zoo.build(name, layers=2, width=64), "tensorrt")
+    norms = [node for node in draft.index.nodes if node.op_type == "LayerNormalization"]
+    assert len(norms) >= 4
+    assert not any(edges_into(draft, node.name or "") for node in norms)
 
 
 def test_the_file_has_the_pair() -> None:

@@ -10,7 +10,7 @@ from qdqtune.qdq.units import role_rule
 from qdqtune.records.placement import Edge
 from qdqtune.rules.draft import Draft
 from qdqtune.rules.rule import Rule
-from qdqtune.rules.tracing import source_through
+from qdqtune.rules.tracing import readers_through, source_through
 
 _NAME = "norm behind Conv"
 _NORMS = (
@@ -22,28 +22,42 @@ _NORMS = (
     "SkipLayerNormalization",
 )
 _CONVS = ("Conv", "ConvTranspose")
-_PASSING = (COPY_OPS | {"Cast"}) - {"Gather", "GatherElements"}
+_PASSING = COPY_OPS | {"Cast"}
 _POINTWISE = frozenset(
     {
         "Abs", "Add", "BatchNormalization", "Clip", "Div", "Elu", "Erf", "Gelu", "HardSigmoid",
         "HardSwish", "LeakyRelu", "Mul", "PRelu", "Relu", "Sigmoid", "Softplus", "Sub", "Tanh",
     }
 )  # fmt: skip
+_POOLS = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "ReduceMean")
 _DEPTH = 10
+# A block of ConvNeXt V2 has some 40 ops, with its GELU and normalizations in pieces.
+_LARGEST_BRANCH = 100
 
 
 def _apply(draft: Draft) -> None:
     partitions = _partitions(draft)
     for node in draft.index.nodes:
         for edge in _activation_edges(draft.index, node):
-            source = source_through(draft.index, edge.tensor, _PASSING)
+            source = _source(draft.index, edge.tensor)
             convs = partitions.get(source.name or "") if source is not None else None
             if convs:
                 draft.add(edge, _NAME, convs)
 
 
+def _source(index: GraphIndex, tensor: str) -> ir.Node | None:
+    """Who made what is normalized, before it was handed on and perhaps pooled."""
+    source = source_through(index, tensor, _PASSING)
+    if source is None or not is_op(source, *_POOLS):
+        return source
+    pooled = source.inputs[0]
+    if pooled is None or pooled.name not in index.value:
+        return None
+    return source_through(index, pooled.name or "", _PASSING)
+
+
 def _partitions(draft: Draft) -> dict[str, frozenset[str]]:
-    """The quantized Convs, and the ops that fuse into them: each with the Convs behind it."""
+    """What quantized Convs make, alone or in a block: each op with the Convs behind it."""
     found: dict[str, frozenset[str]] = {}
     for node in draft.index.nodes:
         if is_op(node, *_CONVS):
@@ -51,9 +65,53 @@ def _partitions(draft: Draft) -> dict[str, frozenset[str]]:
                 found[node.name or ""] = frozenset([node.name or ""])
         elif is_op(node, *_POINTWISE):
             sources = _fused_sources(draft, node)
-            if sources and all(name in found for name in sources):
+            if sources and all(found.get(name) for name in sources):
                 found[node.name or ""] = frozenset().union(*(found[name] for name in sources))
+            elif is_op(node, "Add") and not draft.is_left(node):
+                found[node.name or ""] = _block_convs(draft, node)
     return found
+
+
+def _block_convs(draft: Draft, add: ir.Node) -> frozenset[str]:
+    """The quantized Convs of the residual block that an Add closes, if it is made of them.
+
+    One of them reads the very tensor that the block's result is added to, which is an integer
+    tensor therefore, and nothing reaches the Add through the block but through Convs. Blocks of
+    transformers begin with a normalization, or consist of MatMuls.
+    """
+    names = [value.name for value in add.inputs if value is not None and value.name]
+    if len(names) != 2 or any(map(draft.index.is_constant, names)):
+        return frozenset()
+    for skipped, branch in (names, reversed(names)):
+        readers = readers_through(draft.index, skipped, _PASSING)
+        first = {node.name or "" for node in readers if is_op(node, *_CONVS)} & draft.chosen
+        last = _last_convs(draft, branch, skipped) if first else frozenset()
+        if last:
+            return last | first
+    return frozenset()
+
+
+def _last_convs(draft: Draft, branch: str, skipped: str) -> frozenset[str]:
+    """The quantized Convs that a tensor comes from; none if there is a way around them."""
+    found: set[str] = set()
+    tensors, seen = [branch], {branch}
+    while tensors:
+        tensor = tensors.pop()
+        node = draft.index.value[tensor].producer()
+        if node is None or tensor == skipped or len(seen) > _LARGEST_BRANCH:
+            return frozenset()
+        if is_op(node, *_CONVS) and draft.is_chosen(node):
+            found.add(node.name or "")
+            continue
+        before = {value.name for value in node.inputs if value is not None and value.name}
+        activations = {
+            name
+            for name in before - seen
+            if draft.index.is_float(name) and not draft.index.is_constant(name)
+        }
+        seen |= activations
+        tensors += activations
+    return frozenset(found)
 
 
 def _fused_sources(draft: Draft, node: ir.Node) -> set[str]:
