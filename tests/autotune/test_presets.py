@@ -84,6 +84,9 @@ def test_node_filter_lists(tmp_path: Path) -> None:
     assert get_node_filter_list(None) is None
     with pytest.raises(UsageError, match=r"none\.txt"):
         get_node_filter_list(tmp_path / "none.txt")
+    file.write_text("# only this\n\n")
+    with pytest.raises(UsageError, match="holds no pattern"):
+        get_node_filter_list(file)
 
 
 @pytest.mark.parametrize("mode", ["region", "subgraph"])

@@ -81,6 +81,9 @@ def test_flags_destinations_and_defaults(flag: str) -> None:
          {"mode": "subgraph", "use_trtexec": True, "incremental_validation": True}),
         ("-m a --no-incremental-validation --graph-json=g.json",
          {"incremental_validation": False, "graph_json": "g.json"}),
+        ("-m a --mode quick --workflow subgraph", {"mode": "quick", "workflow": "subgraph"}),
+        ("-m a --mode subgraph --mode quick", {"mode": "quick", "workflow": "subgraph"}),
+        ("-m a --mode subgraph --workflow subgraph", {"mode": "subgraph", "workflow": "subgraph"}),
         ("-m a --warmup-runs 5 --timing-runs 20",
          {"warmup_runs": 5, "_explicit_warmup_runs": True, "_explicit_num_schemes": False}),
         ("-m a --budget 2m --resume never --seed 3",
@@ -142,10 +145,13 @@ def asked(line: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         ("--mode subgraph --graph-json g.json --no-incremental-validation",
          {"graph_json": "g.json", "incremental_validation": False}),
         ("--mode quick --timing_runs 100", {"preset": "quick", "timing_runs": 100}),
+        ("--mode quick --workflow subgraph", {"preset": "quick", "workflow": "subgraph"}),
+        ("--mode quick --mode subgraph", {"preset": "quick", "workflow": "subgraph"}),
+        ("--workflow subgraph", {"preset": "default", "workflow": "subgraph"}),
         ("--mode extensive -s 50", {"preset": "extensive", "schemes_per_region": 50}),
         ("--state_file s.yaml --seed 7", {"state_file": "s.yaml", "seed": 7}),
         ("--restart --budget 90s", {"restart": True, "resume": "auto", "budget_s": 90.0}),
-        ("--node_filter_list f.txt", {"node_filter": ["conv*", "n1"]}),
+        ("--node_filter_list f.txt", {"region_filter": ["conv*", "n1"], "preset": "default"}),
         ("--engine simulated --threads 1", {"engine": "simulated", "threads": 1}),
         ("--pattern_cache missing.yaml", {"pattern_cache": None}),
     ],
@@ -169,6 +175,7 @@ def test_what_is_asked_for(
         ("-m {model} --use_trtexec --engine onnxruntime", ["contradicts"]),
         ("-m {model} --plugins missing.so", ["plugin library missing.so does not exist"]),
         ("-m {model} --node_filter_list missing.txt", ["missing.txt can't be read"]),
+        ("-m {model} --node_filter_list empty.txt", ["empty.txt holds no pattern", "one wildcard"]),
         ("-m {model} --quant_type fp8 --engine onnxruntime", ["no quant type 'fp8'"]),
         ("-m {model} --engine nope", ["Unknown engine 'nope'"]),
         ("-m {model} -o {model}", ["can't be made"]),
@@ -177,6 +184,7 @@ def test_what_is_asked_for(
 def test_failures_are_told_and_exit_with_1(
     line: str, words: list[str], model: str, capsys: Capture
 ) -> None:
+    Path("empty.txt").write_text("# nothing yet\n\n  # conv1\n")
     assert main(line.format(model=model).split()) == 1
     errors = capsys.readouterr().err
     assert "Traceback" not in errors
@@ -187,7 +195,10 @@ def test_failures_are_told_and_exit_with_1(
 
 def test_what_is_of_no_use_is_warned_of(model: str, capsys: Capture) -> None:
     Path("p.so").touch()
-    line = "--graph_json g.json --no-incremental-validation --plugins p.so --trtexec-args --fp16"
+    line = (
+        "--graph_json g.json --no-incremental-validation --plugins p.so --trtexec-args --fp16 "
+        "--warmup_runs 5 --default_dq_dtype float16"
+    )
     arguments = f"-m {model} --engine simulated --mode quick {line} --pattern_cache missing.yaml"
     assert main(arguments.split()) == 0
     captured = capsys.readouterr()
@@ -197,12 +208,33 @@ def test_what_is_of_no_use_is_warned_of(model: str, capsys: Capture) -> None:
         "simulated takes no plugin libraries",
         "simulated takes no arguments of trtexec: --fp16",
         "there is no pattern cache missing.yaml",
+        "--warmup_runs has no effect: every block of timed runs",
+        "--default_dq_dtype has no effect: the float type of every tensor is known",
     ):
         assert f"WARNING: {words}" in captured.err
+    assert "--schemes_per_region" not in captured.err
     first, second = captured.out.splitlines()[:2]
     assert first.startswith("Baseline: ")
     assert second.startswith("Final: ")
     assert second.endswith("x speedup)")
+
+
+def test_the_schemes_of_subgraphs_are_not_counted(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "qdqtune")
+    asked(f"-m {model} --mode quick -s 30", monkeypatch)
+    assert not caplog.text
+    asked(f"-m {model} --mode quick --workflow subgraph -s 30", monkeypatch)
+    assert "--schemes_per_region has no effect: in subgraph mode" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "line", ["--mode subgraph --workflow region", "--mode quick --mode extensive"]
+)
+def test_modes_that_contradict_each_other(line: str, model: str, capsys: Capture) -> None:
+    assert main(["-m", model, *line.split()]) == 2
+    assert "contradict each other" in capsys.readouterr().err
 
 
 def test_json(model: str, capsys: Capture) -> None:

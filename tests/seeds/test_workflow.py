@@ -98,6 +98,7 @@ def test_a_node_filter(model: onnx.ModelProto) -> None:
     )
     quantized = get_quantized_tensors(onnx.load_from_string(autotuner.export_onnx()))
     assert not any(name.startswith("layer1") for name in quantized)
+    assert len(autotuner.profiled_patterns) == 1
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def test_the_benchmark_says_where_and_how_often(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("given", [["fc", "conv*"], "filter.txt", Path("filter.txt")])
 def test_node_filters(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("filter.txt").write_text("fc\n# not this\nconv*\n")
-    assert asked(monkeypatch, node_filter_list=given)["node_filter"] == ["fc", "conv*"]
+    assert asked(monkeypatch, node_filter_list=given)["region_filter"] == ["fc", "conv*"]
 
 
 def test_a_missing_cache_is_warned_of(

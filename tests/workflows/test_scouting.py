@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+from qdqtune import zoo
+from qdqtune.autotune.search.grouping import Grouping
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import OpenModel, StoredFeeds, Worker
 from qdqtune.engines.simulated import QUIET
-from qdqtune.records.errors import EngineError
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.qdq.dialects import dialect_named
+from qdqtune.records.errors import EngineError, UsageError
+from qdqtune.records.inputs import InputRequest
+from qdqtune.workflows.calibrating import feeding_of
+from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning import run
 from qdqtune.workflows.tuning.layer_file import write_layer_file
-from qdqtune.workflows.tuning.scouting import build_limit_s, check_runs, layers_told
+from qdqtune.workflows.tuning.scouting import (
+    build_limit_s,
+    check_runs,
+    find_choices,
+    layers_told,
+)
 from tests.conftest import model_from_text
 
 ENGINES = Path(__file__).parents[1] / "engines"
@@ -113,3 +127,47 @@ def test_a_run_goes_by_that_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )  # fmt: skip
     assert [worker.timeout_s for worker in engine] == [77.0]
     assert started == [77.0, 77.0]  # that of the last comparison, and that of the search
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("resnet") / "model.onnx"
+    onnx.save(zoo.build("resnet18", width=8, image=32, blocks=(2, 1, 1, 1)), path)
+    return path
+
+
+def choices(model: Path, **filters: Any) -> Grouping:
+    source = open_source(model)
+    feeding = feeding_of(source, InputRequest(), None, None)
+    with tempfile.TemporaryDirectory() as folder:
+        base = PreparedModel(source.model, Path(folder))
+        return find_choices(base, dialect_named("onnxruntime"), "int8", feeding, **filters)[1]
+
+
+@pytest.mark.parametrize(
+    ("wildcards", "blocks", "regions"),
+    [
+        (["layer2.0.relu1"], {"layer2.0", "layer2.0.downsample"}, 1),
+        (["layer1.1.a*", "no such node"], {"layer1.0", "layer1.1"}, 2),
+        (["*.downsample.*"], {f"layer{n}.0{d}" for n in (2, 3, 4) for d in ("", ".downsample")}, 3),
+    ],
+)
+def test_regions_without_a_node_that_matches_are_skipped(
+    wildcards: list[str], blocks: set[str], regions: int, resnet: Path
+) -> None:
+    """What is named may be nothing to quantize; a pattern is tuned in all of its regions."""
+    found = choices(resnet, region_filter=wildcards)
+    nodes = [name for group in found.groups for name in group.nodes]
+    assert {name.rpartition(".")[0] for name in nodes} == blocks
+    assert found.regions == regions
+    assert {view.pattern.signature for view in found.views} == {g.pattern for g in found.groups}
+
+
+def test_a_node_filter_takes_ops_and_not_their_regions(resnet: Path) -> None:
+    groups = choices(resnet, node_filter=["layer2.0.conv1"]).groups
+    assert [group.nodes for group in groups] == [("layer2.0.conv1",)]
+
+
+def test_a_region_filter_must_leave_something(resnet: Path) -> None:
+    with pytest.raises(UsageError, match="No region with a node that matches"):
+        choices(resnet, region_filter=["nothing*"])

@@ -111,7 +111,7 @@ def get_node_filter_list(path: str | os.PathLike[str] | None) -> list[str] | Non
         The patterns; None without a file.
 
     Raises:
-        UsageError: If the file can't be read.
+        UsageError: If the file can't be read, or holds no pattern.
     """
     if path is None:
         return None
@@ -124,4 +124,11 @@ def get_node_filter_list(path: str | os.PathLike[str] | None) -> list[str] | Non
             "It is a text file with one pattern per line.",
         ) from None
     lines = (line.strip() for line in text.splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
+    patterns = [line for line in lines if line and not line.startswith("#")]
+    if not patterns:
+        raise UsageError(
+            f"The node filter list {path} holds no pattern.",
+            "Write one wildcard per line, such as layer1.*, or leave the list out to tune every "
+            "region.",
+        )
+    return patterns

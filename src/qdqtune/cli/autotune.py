@@ -37,6 +37,9 @@ _WITHOUT_TRTEXEC = (
     "Leave --use_trtexec out and name what measures with --engine; in subgraph mode, --graph_json "
     "brings TensorRT's fusion groups without it."
 )
+_OWN_WARMUP = "every block of timed runs begins with warmup runs of its own"
+_TYPES_ARE_KNOWN = "the float type of every tensor is known, and Q/DQ are written in it"
+_FEW = "in subgraph mode each subgraph has few schemes, and all of them are tried"
 _BUG = "This is a bug in qdqtune: please report it with the model."
 
 
@@ -82,8 +85,6 @@ def log_benchmark_config(args: argparse.Namespace) -> None:
         args.num_schemes if args._explicit_num_schemes else "the mode's",
         args.timing_runs if args._explicit_timing_runs else "the mode's",
     )
-    if args._explicit_warmup_runs:
-        _logger.info("%d warmup runs: every block of timed runs has its own", args.warmup_runs)
 
 
 def _without_traceback(options: argparse.Namespace) -> int:
@@ -127,7 +128,7 @@ def _run(options: argparse.Namespace) -> int:
             qdq_baseline=existing_baseline(options.qdq_baseline),
             pattern_cache=existing_cache(options.pattern_cache_file),
             state_file=options.state_file,
-            node_filter=get_node_filter_list(options.node_filter_list) or (),
+            region_filter=get_node_filter_list(options.node_filter_list) or (),
             workflow=workflow,
             graph_json=options.graph_json if workflow == SUBGRAPH else None,
             incremental_validation=workflow != SUBGRAPH
@@ -147,17 +148,27 @@ def _run(options: argparse.Namespace) -> int:
 
 def _workflow(options: argparse.Namespace) -> str:
     """The workflow; from here on the mode is only how thorough it is."""
-    workflow = SUBGRAPH if options.mode == SUBGRAPH else REGION
+    workflow = options.workflow or REGION
     if workflow == REGION:
         for name in ONLY_SUBGRAPH:
             if getattr(options, name) is not None:
                 _logger.warning("--%s belongs to subgraph mode: it is not used", name)
-    elif options._explicit_num_schemes:
-        _logger.info("subgraph mode has few schemes for each piece: all of them are tried")
+    _warn_of_no_effect(options, workflow)
     if options.mode in WORKFLOWS:
         options.mode = "default"
     apply_mode_presets(options)
-    return workflow
+    return str(workflow)
+
+
+def _warn_of_no_effect(options: argparse.Namespace, workflow: str) -> None:
+    """Say which flags were given that change nothing here, and why."""
+    for is_given, flag, why in (
+        (options._explicit_warmup_runs, "warmup_runs", _OWN_WARMUP),
+        (options._explicit_default_dq_dtype, "default_dq_dtype", _TYPES_ARE_KNOWN),
+        (options._explicit_num_schemes and workflow == SUBGRAPH, "schemes_per_region", _FEW),
+    ):
+        if is_given:
+            _logger.warning("--%s has no effect: %s", flag, why)
 
 
 def _engine(options: argparse.Namespace) -> str:

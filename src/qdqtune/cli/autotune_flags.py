@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qdqtune.autotune.config import DQ_DTYPES
-from qdqtune.autotune.presets import MODE_PRESETS, WORKFLOWS, StoreWithExplicitFlag
+from qdqtune.autotune.presets import MODE_PRESETS, REGION, WORKFLOWS, StoreWithExplicitFlag
 from qdqtune.cli.engine_words import add_plugins, add_trtexec_arguments
 from qdqtune.cli.flags import (
     add_calibration,
@@ -24,7 +24,7 @@ from qdqtune.cli.flags import (
     positive,
     seconds,
 )
-from qdqtune.cli.subgraph_flags import add_subgraph
+from qdqtune.cli.subgraph_flags import SaidOnce, add_subgraph
 
 _DEFAULTS = MODE_PRESETS["default"]
 
@@ -37,6 +37,25 @@ class _Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         given = sys.argv[1:] if args is None else args
         return super().parse_known_args(normalize(given), namespace)
+
+
+class _Mode(argparse.Action):
+    """Keeps a preset, a workflow, or one of each; a second one of a kind must say the same."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        """Store the value where its kind goes."""
+        kind = "workflow" if values in WORKFLOWS else "_preset"
+        before = getattr(namespace, kind, None)
+        if before not in (None, values):
+            raise argparse.ArgumentError(self, f"{before} and {values} contradict each other")
+        setattr(namespace, kind, values)
+        namespace.mode = getattr(namespace, "_preset", None) or values
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -84,10 +103,18 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("strategy")
     group.add_argument(
         "--mode",
+        action=_Mode,
         default="default",
         choices=(*MODE_PRESETS, *WORKFLOWS),
-        help="how thorough to be; region is the same as default. subgraph profiles the pieces that "
-        "the engine fuses instead of whole models, as thoroughly as default",
+        help="how thorough to be (default: %(default)s). region and subgraph name the workflow, as "
+        "--workflow does; give --mode twice, or both flags, to choose both",
+    )
+    group.add_argument(
+        "--workflow",
+        action=SaidOnce,
+        choices=WORKFLOWS,
+        help="region tries placements on the whole model; subgraph profiles the subgraphs that the "
+        f"engine fuses and assembles them, with far fewer builds (default: {REGION})",
     )
     group.add_argument(
         "--schemes_per_region",
@@ -99,8 +126,8 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULTS["schemes_per_region"],
         metavar="N",
         help="measure at most N candidates for each pattern of the model, taken together: the "
-        "search spends them where they help most. Without it, as the mode says. subgraph "
-        "tries all of the few schemes of each piece",
+        "search spends them where they help most. Without it, as the mode says. No effect in "
+        "the subgraph workflow, which tries all of the few schemes of each subgraph",
     )
     group.add_argument(
         "--pattern_cache",
@@ -121,8 +148,8 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--node_filter_list",
         metavar="FILE",
-        help="a file of wildcards, one per line: only nodes whose names match one, and what is "
-        "like them, are quantized",
+        help="a file of wildcards for node names, one per line: regions without a matching node "
+        "are skipped, unless they have the pattern of one with a match",
     )
 
 
@@ -133,9 +160,12 @@ def _add_quantization(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--default_dq_dtype",
+        action=StoreWithExplicitFlag,
+        explicit_attr="_explicit_default_dq_dtype",
         default="float32",
         choices=DQ_DTYPES,
-        help="the float type where it can't be deduced; it always can be here",
+        help="the float type where it can't be deduced; it always can be here, so this has no "
+        "effect",
     )
 
 
@@ -151,7 +181,7 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
         help="TensorRT's timing cache; without it, one of qdqtune's for each GPU and version",
     )
     for name, what in (
-        ("warmup_runs", "runs before those that count; ours are part of every block of timed runs"),
+        ("warmup_runs", "no effect: every block of timed runs begins with warmup runs of its own"),
         ("timing_runs", "timed runs per candidate; without it, as many as the mode needs"),
     ):
         group.add_argument(
@@ -171,6 +201,7 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
         _explicit_warmup_runs=False,
         _explicit_timing_runs=False,
         _explicit_timing_cache=False,
+        _explicit_default_dq_dtype=False,
     )
 
 

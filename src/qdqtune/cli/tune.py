@@ -135,7 +135,8 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="A*,B*",
-        help="quantize only nodes whose names match one of these wildcards, and what is like them",
+        help="quantize only ops whose names match one of these wildcards, and what is like them; "
+        "python -m qdqtune.autotune --node_filter_list filters regions",
     )
     group.add_argument(
         "--no_optimize",

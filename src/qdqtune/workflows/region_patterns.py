@@ -64,7 +64,8 @@ def region_pattern_autotuning_workflow(
         quant_type: One of the quant types of the engine's dialect.
         default_dq_dtype: Setting of the autotuner that is returned.
         qdq_baseline_model: The model quantized by somebody else, to begin with as well.
-        node_filter_list: Wildcards of node names, or a file of them, one per line.
+        node_filter_list: Wildcards of node names, or a file of them, one per line: regions
+            without a matching node are skipped, unless they have the pattern of one with a match.
         verbose: Whether to log every step.
         model_path: Another name for `model_or_path`.
         calibration_data: As `qdqtune.tune` takes it; None is random.
@@ -111,7 +112,7 @@ def region_pattern_autotuning_workflow(
             qdq_baseline=existing_baseline(qdq_baseline_model),
             pattern_cache=existing_cache(pattern_cache_file),
             state_file=Path(state_file) if state_file is not None else None,
-            node_filter=_patterns(node_filter_list),
+            region_filter=_patterns(node_filter_list),
             output_dir=folder,
         )
         dialect = native_dialect(benchmark.engine, options=benchmark.engine_options)

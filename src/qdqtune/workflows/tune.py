@@ -79,6 +79,7 @@ def tune(
     qdq_baseline: str | Path | None = None,
     pattern_cache: str | Path | None = None,
     node_filter: Sequence[str] = (),
+    region_filter: Sequence[str] = (),
     filters: NameFilters = NameFilters(),  # noqa: B008 - a frozen value
     optimize: bool = True,
     workflow: str = REGION,
@@ -126,6 +127,8 @@ def tune(
         pattern_cache: A cache that another run wrote; what it would do is tried as well.
         node_filter: Wildcard patterns of node names: only what matches may be quantized, with
             what is like it.
+        region_filter: Wildcard patterns of node names: regions without a matching node are
+            skipped, unless they have the pattern of one with a match.
         filters: The same as regular expressions, as `quantize` has them.
         optimize: Whether constants and BatchNorms are folded first.
         workflow: ``region`` tries placements on the whole model; ``subgraph`` profiles the pieces
@@ -184,6 +187,7 @@ def tune(
         pattern_cache=_path(pattern_cache),
         state_file=_path(state_file),
         node_filter=tuple(node_filter),
+        region_filter=tuple(region_filter),
         filters=filters,
         optimize=optimize,
         workflow=workflow,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqtune.autotune.patterns.insertion_points import (
@@ -31,6 +31,7 @@ class PatternView:
         structure: Without.
         first: The first region that has it.
         regions: How many do.
+        nodes: Names of the nodes of all of them.
         edges: What each point of it comes to in the first of them.
         weighted: Names of ops with weights that read such a place: quantized whole or not at all.
     """
@@ -39,6 +40,7 @@ class PatternView:
     structure: RegionPattern
     first: Region
     regions: int
+    nodes: frozenset[str]
     edges: Mapping[_Point, frozenset[Edge]]
     weighted: frozenset[str]
 
@@ -68,17 +70,15 @@ class PatternView:
         return scheme
 
 
-def view_pattern(
-    first: Region, form: CanonicalRegion, index: GraphIndex, regions: int
-) -> PatternView:
+def view_pattern(first: Region, forms: Sequence[CanonicalRegion], index: GraphIndex) -> PatternView:
     """Look at a pattern through one of its regions.
 
     Args:
         first: The region.
-        form: Its canonical form.
+        forms: Canonical forms of all regions that have the pattern, its own first.
         index: The model, with shapes.
-        regions: How many regions have the pattern.
     """
+    form = forms[0]
     points: list[_Point] = [
         *NodeInputInsertionPoint.collect_in(form, index),
         *ChildRegionInputInsertionPoint.collect_in(form, index),
@@ -93,7 +93,8 @@ def view_pattern(
         RegionPattern(form.signature(shapes=True), len(form.nodes)),
         RegionPattern(form.signature(), len(form.nodes)),
         first,
-        regions,
+        len(forms),
+        frozenset(index.nodes[position].name or "" for each in forms for position in each.nodes),
         {point: frozenset(places) for point, places in edges.items() if places},
         frozenset(name for name in readers if is_op(index.node[name], *WEIGHTED_OPS)),
     )

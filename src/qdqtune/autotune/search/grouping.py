@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -44,6 +45,21 @@ class Grouping:
     def patterns(self) -> int:
         """How many distinct regions there are, with shapes."""
         return len(self.views)
+
+    def of_regions(self, matches: Callable[[str], object]) -> Grouping:
+        """The choices in regions with a matching node, and in those of the same patterns.
+
+        Args:
+            matches: Whether a node's name matches.
+        """
+        views = tuple(view for view in self.views if any(map(matches, view.nodes)))
+        kept = {view.pattern.signature for view in views}
+        return replace(
+            self,
+            groups=tuple(group for group in self.groups if group.pattern in kept),
+            regions=sum(view.regions for view in views),
+            views=views,
+        )
 
 
 def group_ops(
@@ -88,8 +104,7 @@ def group_ops(
         for (number, role), positions in sorted(found.items(), key=lambda item: min(item[1]))
     ]
     views = tuple(
-        view_pattern(first, alike[0], index, len(alike))
-        for first, alike in zip(firsts, forms, strict=True)
+        view_pattern(first, alike, index) for first, alike in zip(firsts, forms, strict=True)
     )
     cached: set[Edge] = set()
     if cache is not None:

@@ -75,12 +75,12 @@ def check_first(request: TuneRequest, source: Source, folder: RunFolder) -> Tune
         QdqtuneError: If something is.
     """
     nodes = [node.name or "" for node in source.model.graph]
-    found = (fnmatch.filter(nodes, each) for each in request.node_filter)
-    if request.node_filter and not any(found):
-        raise UsageError(
-            "No node of the model matches the node filter.",
-            f"Its patterns are: {', '.join(request.node_filter)}.",
-        )
+    for wildcards in (request.node_filter, request.region_filter):
+        if wildcards and not any(fnmatch.filter(nodes, each) for each in wildcards):
+            raise UsageError(
+                "No node of the model matches the node filter.",
+                f"Its patterns are: {', '.join(wildcards)}.",
+            )
     tuned = Tuned(request, source, fingerprint(source.model))
     if request.state_file is not None:
         check_state_file(request.state_file, tuned.fingerprint, request.quant_type)

@@ -53,6 +53,7 @@ class TuneRequest:
     pattern_cache: Path | None = None
     state_file: Path | None = None
     node_filter: tuple[str, ...] = ()
+    region_filter: tuple[str, ...] = ()
     filters: NameFilters = field(default_factory=NameFilters)
     optimize: bool = True
     workflow: str = REGION
@@ -88,6 +89,8 @@ class TuneRequest:
             conditions["optimize"] = False
         if self.converted is not None:
             conditions["precision"] = precision
+        if self.region_filter:
+            conditions["region_filter"] = sorted(self.region_filter)
         if self.filters:
             conditions["filters"] = {name: list(each) for name, each in vars(self.filters).items()}
         return conditions

@@ -165,7 +165,7 @@ class TuneRun:
         tell("noise", f"a step can see differences from {100 * story.noise.detectable:.1f} % on")
         completion, story.grouping = find_choices(
             base, request.dialect, request.quant_type, self._feeding, self._runner,
-            request.node_filter, given, request.filters,
+            request.node_filter, given, request.filters, request.region_filter,
         )  # fmt: skip
         tell(
             "model",

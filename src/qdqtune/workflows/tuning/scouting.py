@@ -70,6 +70,7 @@ def find_choices(
     node_filter: Collection[str] = (),
     cache: PatternCache | None = None,
     filters: NameFilters = _EVERYTHING,
+    region_filter: Collection[str] = (),
 ) -> tuple[Completion, Grouping]:
     """What can be quantized in a model, and which of it belongs together.
 
@@ -83,6 +84,10 @@ def find_choices(
         node_filter: Wildcard patterns of node names: groups without a match are left float.
         cache: What other runs found of patterns.
         filters: What may be quantized at all, by name; groups are taken or left whole.
+        region_filter: Wildcard patterns of node names: regions without a match are skipped.
+
+    Raises:
+        UsageError: If nothing that could be quantized matches.
     """
     with at_shapes(base.index.model, feeding.shapes):
         index = GraphIndex(base.index.model)
@@ -95,15 +100,24 @@ def find_choices(
     if filters:
         grouping = replace(grouping, groups=_wished(grouping.groups, wishes))
     if node_filter:
-        matching = re.compile("|".join(map(fnmatch.translate, node_filter)))
-        chosen = [group for group in grouping.groups if any(map(matching.match, group.nodes))]
-        if not chosen:
-            raise UsageError(
-                "No op that could be quantized matches the node filter.",
-                f"Its patterns are: {', '.join(node_filter)}.",
-            )
+        matches = _matcher(node_filter)
+        chosen = [group for group in grouping.groups if any(map(matches, group.nodes))]
         grouping = replace(grouping, groups=tuple(chosen))
+        _check_left(grouping, "No op that could be quantized matches the node filter.", node_filter)
+    if region_filter:
+        grouping = grouping.of_regions(_matcher(region_filter))
+        nothing = "No region with a node that matches the node filter can be quantized."
+        _check_left(grouping, nothing, region_filter)
     return completion, grouping
+
+
+def _matcher(wildcards: Collection[str]) -> Callable[[str], object]:
+    return re.compile("|".join(map(fnmatch.translate, wildcards))).match
+
+
+def _check_left(grouping: Grouping, what: str, wildcards: Collection[str]) -> None:
+    if not grouping.groups:
+        raise UsageError(what, f"Its patterns are: {', '.join(wildcards)}.")
 
 
 def _wished(groups: Iterable[Group], wishes: Wishes) -> tuple[Group, ...]:
