@@ -85,6 +85,18 @@ def apply_mode_presets(args: argparse.Namespace) -> None:
             setattr(args, destination, value)
 
 
+def preset_for_schemes(schemes: int) -> str:
+    """The most thorough preset with no more schemes per region; the quick one at least.
+
+    Args:
+        schemes: Schemes per region.
+    """
+    fitting = [
+        name for name, numbers in MODE_PRESETS.items() if numbers["schemes_per_region"] <= schemes
+    ]
+    return fitting[-1] if fitting else next(iter(MODE_PRESETS))
+
+
 def validate_file_path(path: str | os.PathLike[str] | None, description: str) -> Path | None:
     """The path, if it is one of a file; otherwise the program ends with exit code 1.
 

@@ -15,7 +15,7 @@ import onnx
 from qdqtune.autotune import QDQAutotuner
 from qdqtune.autotune.config import Config
 from qdqtune.autotune.patterns.state_file import read_state
-from qdqtune.autotune.presets import MODE_PRESETS, get_node_filter_list
+from qdqtune.autotune.presets import get_node_filter_list, preset_for_schemes
 from qdqtune.engines.native import native_dialect
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError, ModelError, UsageError
@@ -102,7 +102,7 @@ def region_pattern_autotuning_workflow(
             engine=benchmark.engine,
             engine_options=benchmark.engine_options,
             threads=benchmark.threads,
-            preset=_preset(num_schemes_per_region),
+            preset=preset_for_schemes(num_schemes_per_region),
             seed=seed,
             budget_s=budget_s,
             schemes_per_region=num_schemes_per_region,
@@ -157,14 +157,6 @@ def _folder(output_dir: _Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
         yield Path(folder) / "run"
-
-
-def _preset(schemes: int) -> str:
-    """The most thorough preset that has no more schemes per region; the quick one at least."""
-    fitting = [
-        name for name, numbers in MODE_PRESETS.items() if numbers["schemes_per_region"] <= schemes
-    ]
-    return fitting[-1] if fitting else next(iter(MODE_PRESETS))
 
 
 def _patterns(node_filter_list: Sequence[str] | _Path | None) -> Sequence[str]:

@@ -284,7 +284,7 @@ def plan_tune(
         reading = source.reading
         given = {AS_GIVEN: reading.placement.tensors} if reading is not None else {}
         seeds = seeds_of(space, given, grouping)
-        most = chosen.limits(len(grouping.groups), max_benchmarks).benchmarks
+        most = chosen.limits(len(grouping.groups), grouping.patterns, max_benchmarks).benchmarks
         if workflow == SUBGRAPH:
             seeds = {label: seeds[label] for label in seeds if label not in NOT_TRIED}
             most = chosen.assemblies if max_benchmarks is None else max_benchmarks

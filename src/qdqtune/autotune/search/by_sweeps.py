@@ -3,12 +3,12 @@
 Whole-model seeds are raced; the best is the incumbent. Then it is cut: networks often gain where
 many channels meet few pixels and lose before that, so that only what comes after some depth is
 quantized, or only what comes before. Then sets of groups are flipped: all ops of one type, whole
-patterns, all like ops, and single groups that are worth it; those with the largest share of the
-latency first. A few flips at a time are screened against the incumbent; what looked
-better is tried together, and in ever smaller parts of it, of which the best is taken. What changed
-makes its neighbours worth another look; when nothing changes any more, the search is over. At the
-end, groups that don't pay are dropped, and what
-came out must still beat the seed that it began with.
+patterns, all like ops, single groups that are worth it, and connected ones together; those with the
+largest share of the latency first. A few flips at a time are screened against the incumbent; what
+looked better is tried together, and in ever smaller parts of it, of which the best is taken. What
+changed makes its neighbours worth another look; when nothing changes any more, the search is over.
+At the end, groups that don't pay are dropped, and what came out must still beat the seed that it
+began with.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _CUTS_BEFORE = (0.12, 0.3, 0.5, 0.75)
 _CUTS_BEHIND = (0.5, 0.85)
 _NEARER = 0.08
 _FIRST = "op types"
+# Sizes of the connected sets that are flipped when everything smaller was tried.
+_NEIGHBOURHOODS = (2, 3, 5, 8)
 # The last steps, and the candidates that they may need.
 _LAST = ("backward", "against the best seed")
 _RESERVED = len(_LAST)
@@ -143,7 +145,24 @@ class SweepSearch(Strategy):
             seen.update(new)
             found[name] = self._by_share(new)
         singles = [one for one in self._singles(self.space.everything) if one not in seen]
-        return {**found, "single ops": singles}
+        return {**found, "single ops": singles, **self._neighbourhoods(seen.union(singles))}
+
+    def _neighbourhoods(self, seen: set[State]) -> dict[str, list[State]]:
+        """Connected groups around each one: where conversions cost, none of them pays alone."""
+        found: dict[str, list[State]] = {}
+        around = {number: frozenset({number}) for number in self.space.everything}
+        for size in _NEIGHBOURHOODS:
+            new: dict[State, None] = {}
+            for number, grown in around.items():
+                while len(grown) < size and (near := sorted(self.space.around(grown) - grown)):
+                    behind = [each for each in near if each > number]
+                    grown |= {(behind or near)[0]}
+                around[number] = grown
+                if len(grown) == size and grown not in seen:
+                    new[grown] = None
+            seen = seen.union(new)
+            found[f"{size} neighbours"] = self._by_share(new)
+        return found
 
     def _singles(self, numbers: Iterable[int]) -> list[State]:
         share = self.space.potential

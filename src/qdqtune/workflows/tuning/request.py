@@ -99,9 +99,3 @@ class TuneRequest:
     def file(self) -> Path:
         """The model that is tuned, and handed back if nothing is faster."""
         return self.converted or self.model
-
-    def most(self, patterns: int) -> int | None:
-        """Candidates that the user allows in a model with so many patterns; None if not said."""
-        if self.max_benchmarks is not None or self.schemes_per_region is None:
-            return self.max_benchmarks
-        return self.schemes_per_region * max(1, patterns)

@@ -286,7 +286,10 @@ class TuneRun:
         if mode is None:
             space = Space(completion, story.grouping.groups, journal.shares or {})
             seeds = seeds_of(space, self._given_tensors, story.grouping)
-            limits = request.preset.limits(len(space.groups), request.most(story.grouping.patterns))
+            limits = request.preset.limits(
+                len(space.groups), story.grouping.patterns,
+                request.max_benchmarks, request.schemes_per_region,
+            )  # fmt: skip
             search = PlacementSearch(space, seeds, limits, request.seed)
             return Searching(space, search, seeds)
         try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from qdqtune.autotune.presets import preset_for_schemes
 from qdqtune.autotune.search.placement_search import Limits
 from qdqtune.autotune.search.trial import Effort
 from qdqtune.records.errors import UsageError
@@ -36,16 +37,27 @@ class Preset:
     final_s: float
     assemblies: int
 
-    def limits(self, groups: int, most: int | None) -> Limits:
-        """The limits for a search among so many groups.
+    def limits(
+        self, groups: int, patterns: int, most: int | None = None, schemes: int | None = None
+    ) -> Limits:
+        """The limits for a search.
+
+        Whoever asks for more schemes than the preset has wants a more patient search, too: without
+        that, it would end where the preset's does.
 
         Args:
-            groups: How many there are.
-            most: What the user allows; None is the preset's own number.
+            groups: How many there are to choose from.
+            patterns: How many patterns they belong to.
+            most: Candidates that the user allows; None is what `schemes` comes to.
+            schemes: Candidates that the user allows for each pattern; None is the preset's number.
         """
         fixed, per_group = self.benchmarks
         allowed = fixed + round(per_group * groups)
-        return Limits(sweeps=self.sweeps, benchmarks=allowed if most is None else most)
+        if schemes is None:
+            return Limits(sweeps=self.sweeps, benchmarks=allowed if most is None else most)
+        patience = max(self.sweeps, PRESETS[preset_for_schemes(schemes)].sweeps)
+        by_schemes = schemes * max(1, patterns)
+        return Limits(sweeps=patience, benchmarks=by_schemes if most is None else most)
 
     def with_runs(self, timing_runs: int) -> Preset:
         """The preset with as many timed runs of each candidate, at least; more where it is close.
