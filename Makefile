@@ -4,7 +4,6 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 DEMO   := work/demo
-,      := ,
 
 .PHONY: install demo test lint bench clean
 
@@ -16,19 +15,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 demo: $(READY)
-	@mkdir -p $(DEMO)
-	$(call tune_and_compare,resnet18,Conv$(,)Gemm$(,)Add$(,)MaxPool$(,)GlobalAveragePool$(,)Flatten)
-	$(call tune_and_compare,efficientnet,Conv$(,)Gemm$(,)Add$(,)Mul$(,)Sigmoid$(,)GlobalAveragePool$(,)Flatten)
-
-# A zoo model, float, blanket and tuned. Blanket is every op (the second argument) that ONNX
-# Runtime's quantize_static would quantize by default.
-define tune_and_compare
-	$(BIN)/python -m qdqtune.zoo $(1) -o $(DEMO)/$(1).onnx --force
-	$(BIN)/qdqtune tune $(DEMO)/$(1).onnx --preset quick --threads 1 --budget 45 -o $(DEMO)/$(1) --force
-	$(BIN)/qdqtune insert $(DEMO)/$(1).onnx --ops $(2) -o $(DEMO)/$(1)_blanket.onnx --force -q
-	$(BIN)/qdqtune bench $(DEMO)/$(1).onnx $(DEMO)/$(1)_blanket.onnx $(DEMO)/$(1)/optimized_final.onnx --threads 1
-
-endef
+	$(BIN)/python -m benchmarks.demo --output_dir $(DEMO)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -49,12 +49,12 @@ def model_file(name: str, folder: Path) -> Path:
     return path
 
 
-def write_folded(path: Path, target: Path) -> Path:
+def write_folded(path: Path, target: Path, *, force: bool = False) -> Path:
     """Write the model as `quantize_static` wants it: that is what its own preprocessing is for."""
     model = load_model(path)
     fold(model)
     infer_shapes(model)
-    return save_model(model, target)
+    return save_model(model, target, force=force)
 
 
 def write_blanket(path: Path, target: Path, blanket: Blanket, samples: Iterator[Feeds]) -> Path:
