@@ -279,6 +279,7 @@ REQUESTS: dict[str, tuple[str, int]] = {
     "has no kernels that could compute": ("compare {model} {alien} --engine simulated", 1),
     "takes other inputs": ("bench {model} {other}", 2),
     "No values can be made up": ("bench {words}", 1),
+    "leaves the sizes of its inputs open": ("bench {open}", 2),
     "lies in the output folder": ("tune {run}/baseline.onnx -o {run}", 1),
     "is there already, without": ("tune {model} -o {bare}", 1),
     "the name of a file that the run": ("tune {beside} -o {folder}/new", 1),
@@ -313,7 +314,7 @@ def unfinished_run(folder: Path) -> Path:
 def test_requests(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {
         name: tmp_path / f"{name}.onnx"
-        for name in ("model", "out", "other", "words", "beside", "alien")
+        for name in ("model", "out", "other", "words", "beside", "alien", "open")
     }
     onnx.save(
         model_from_text(
@@ -325,6 +326,7 @@ def test_requests(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     )
     onnx.save(sound(), files["model"])
     onnx.save(model_from_text("g (float[9] x) => (float[9] y) { y = Relu(x) }"), files["other"])
+    onnx.save(model_from_text("g (float[N,W] x) => (float[N,W] y) { y = Neg(x) }"), files["open"])
     onnx.save(
         model_from_text("g (string[9] x) => (string[9] y) { y = Identity(x) }"), files["words"]
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
 from qdqtune import zoo
+from qdqtune.autotune.__main__ import main as autotune
 from qdqtune.cli.main import main
 from tests.conftest import model_from_text
 
@@ -110,9 +112,93 @@ def test_bench_at_shapes(
     assert "taken as 1" not in captured.err
 
 
-def test_bench_says_what_is_open(models: dict[str, str], capsys: Capture) -> None:
-    assert main(["bench", models["pair"], "--shapes", "a:4x2", "--runs", "10"]) == 0
-    errors = capsys.readouterr().err
-    assert "H (b[1])" in errors
-    assert "--dim H=SIZE" in errors
-    assert "N (" not in errors
+def test_bench_shows_the_shapes(models: dict[str, str], capsys: Capture) -> None:
+    flags = ["--shapes", "a:4x2", "--dim", "H=5", "--engine", "simulated"]
+    assert main(["bench", models["pair"], *flags]) == 0
+    assert "Inputs: a float32[4, 2], b float32[4, 5]\n" in capsys.readouterr().out
+
+
+REFUSED = "error: The model leaves the sizes of its inputs open: 'image' is [N,4,H,8]."
+
+
+@pytest.fixture(scope="module")
+def recognizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose height is open, and the folder of it."""
+    path = tmp_path_factory.mktemp("open") / "recognizer.onnx"
+    model = model_from_text(
+        "g (float[N,4,H,8] image) => (float[N,8,H,8] y)"
+        "{ y = Conv <kernel_shape = [1, 1]> (image, w) }",
+        w=np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4, 1, 1),
+    )
+    onnx.save(model, path)
+    onnx.save(model, path.with_name("baseline.onnx"))
+    return path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tune {model} -o {out}",
+        "tune {model} -o {out} --workflow subgraph",
+        "tune {model} --dry_run",
+        "bench {model}",
+        "bench {model} --dim N=2",
+        "verify {model}",
+        "quantize {model} -o {out}",
+        "quantize {model} -o {out} --autotune quick",
+        "inspect {model} --layers",
+        "inspect {model} --groups",
+        "insert {model} -o {out} --ops Conv",
+    ],
+)
+def test_sizes_that_are_open_are_not_made_up(
+    line: str, recognizer: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    words = [word.format(model=recognizer, out=tmp_path / "out") for word in line.split()]
+    assert main([*words, "--engine", "simulated"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(REFUSED.replace("[N,", "[2," if "N=2" in line else "[N,"))
+    example = "--shapes image:2x4x224x8" if "N=2" in line else "--shapes image:1x4x224x8"
+    assert example in captured.err
+    takes_data = words[0] in ("tune", "quantize", "insert")
+    assert (", or calibration data." in captured.err) == takes_data
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_other_command_line_refuses_as_well(
+    recognizer: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    words = ["--onnx_path", str(recognizer), "--engine", "simulated", "-o", str(tmp_path / "out")]
+    assert autotune(words) == 1
+    assert REFUSED in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tune_shows_the_shapes(recognizer: Path, tmp_path: Path, capsys: Capture) -> None:
+    words = ["tune", str(recognizer), "--engine", "simulated", "--max_benchmarks", "1"]
+    data = tmp_path / "data.npz"
+    np.savez(data, image=np.ones((3, 4, 6, 8), np.float32))
+    for number, (flags, shape) in enumerate(
+        [
+            (["--shapes", "2x4x5x8"], [2, 4, 5, 8]),
+            (["--calibration_data", str(data)], [1, 4, 6, 8]),
+            (["--workflow", "subgraph", "--max_shapes", "2x4x9x8"], [2, 4, 9, 8]),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        assert main([*words, *flags, "-o", str(folder), "-q"]) == 0
+        shown = "x".join(map(str, shape))
+        assert f"\nInputs: image {shown}\n" in capsys.readouterr().out
+        assert json.loads((folder / "summary.json").read_text())["shapes"] == {"image": shape}
+
+
+@pytest.mark.parametrize(
+    "line", ["inspect {model}", "optimize {model} -o {out}", "convert {model} -o {out} --to fp16"]
+)
+def test_what_only_looks_at_a_model_goes_on(
+    line: str, recognizer: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    words = [word.format(model=recognizer, out=tmp_path / "out.onnx") for word in line.split()]
+    assert main(words) == 0
+    assert "open dims are taken as 1" in capsys.readouterr().err or words[0] == "optimize"

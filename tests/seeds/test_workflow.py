@@ -21,6 +21,7 @@ from qdqtune.autotune.workflows import (
 )
 from qdqtune.qdq_utils import get_quantized_tensors
 from qdqtune.records.errors import EngineError, ModelError, QdqtuneError, UsageError
+from qdqtune.records.inputs import InputRequest
 from qdqtune.workflows import region_patterns
 from tests.conftest import model_from_text
 
@@ -79,6 +80,12 @@ def test_a_model_without_anything_to_quantize() -> None:
 def test_open_dims(tmp_path: Path) -> None:
     settings = {"width": 8, "image": 32, "blocks": (1, 1, 1, 1)}
     open_model = zoo.build("resnet18", **settings, dynamic=True)
+    autotuner = region_pattern_autotuning_workflow(model_path=open_model, num_schemes_per_region=1)
+    assert autotuner.profiled_patterns
+    open_model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "H"
+    with pytest.raises(UsageError, match="'image' is"):
+        region_pattern_autotuning_workflow(model_path=open_model, num_schemes_per_region=1)
+    init_benchmark_instance(engine="simulated", inputs=InputRequest(dims={"H": 32}))
     autotuner = region_pattern_autotuning_workflow(model_path=open_model, num_schemes_per_region=1)
     assert autotuner.profiled_patterns
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from qdqtune.records.errors import EngineError, UsageError
+from qdqtune.records.inputs import InputRequest
 from qdqtune.workflows import benchmark_instance
 from qdqtune.workflows.benchmark_instance import benchmark_onnx_model, init_benchmark_instance
 from qdqtune.workflows.benchmarks import (
@@ -65,6 +66,19 @@ def test_open_dims_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         assert benchmark.run(model.SerializeToString()) < math.inf
         assert benchmark.run(model.SerializeToString()) < math.inf
     assert caplog.text.count("taken as 1") == 1
+
+
+def test_sizes_that_are_open_are_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = model_from_text("g (float[N,W] x) => (float[N,W] y) { y = Relu(x) }")
+    log = tmp_path / "one.log"
+    init_benchmark_instance(engine="simulated")
+    assert benchmark_onnx_model(model.SerializeToString(), log) == math.inf
+    assert "'x' is [N,W]" in caplog.text
+    assert "--shapes x:1x224" in log.read_text()
+    init_benchmark_instance(engine="simulated", inputs=InputRequest({"x": (1, 64)}))
+    assert benchmark_onnx_model(model.SerializeToString()) < math.inf
 
 
 @pytest.mark.parametrize("junk", [b"", b"junk", "missing.onnx"])

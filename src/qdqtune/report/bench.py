@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from qdqtune.records.comparison import BenchRecord, Contestant
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.report.tables import printable, text_table
+
+_MOST_INPUTS = 6
 
 
 def bench_text(record: BenchRecord) -> str:
@@ -22,7 +26,7 @@ def bench_text(record: BenchRecord) -> str:
         if not one.measurement.ok
     ]
     levels = {one.against_first.confidence for one in record.contestants if one.against_first}
-    lines = [*engine_lines(record.engine), "", table]
+    lines = [*engine_lines(record.engine), *inputs_lines(record.inputs), "", table]
     if levels:
         least = min(levels)
         lines += ["", f"Speedup is over the first model, with its {100 * least:g} % interval."]
@@ -37,6 +41,19 @@ def engine_lines(engine: EngineInfo) -> list[str]:
         return [engine_line(engine)]
     warning = "These times are simulated: they say nothing about a real machine."
     return [engine_line(engine), warning]
+
+
+def inputs_lines(inputs: Mapping[str, str]) -> list[str]:
+    """What models were measured at.
+
+    Args:
+        inputs: Shape of each input, as text; without any there is no line.
+    """
+    shown = [f"{name} {shape}" for name, shape in inputs.items()]
+    more = len(shown) - _MOST_INPUTS
+    if more > 0:
+        shown = [*shown[:_MOST_INPUTS], f"and {more} more"]
+    return [printable(f"Inputs: {', '.join(shown)}")] if shown else []
 
 
 def engine_line(engine: EngineInfo) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from qdqtune.records.inputs import shape_text
 from qdqtune.records.ranges import CalibrationSource
 from qdqtune.records.tuning import AS_GIVEN as UNCHANGED
 from qdqtune.records.tuning import Summary, TunePlan, TuneResult
 from qdqtune.report.accuracy import near_limit_line
-from qdqtune.report.bench import engine_lines
+from qdqtune.report.bench import engine_lines, inputs_lines
 from qdqtune.report.durations import duration
 from qdqtune.report.insertion import RANDOM_WARNING
 from qdqtune.report.subgraphs import AS_GIVEN, MODE, batches_lines, pieces_lines, plan_lines
@@ -22,7 +23,8 @@ _STOPPED = {
 def tune_text(result: TuneResult) -> str:
     """The text form; the last line says if the scales can't be trusted."""
     summary = result.summary
-    lines = [*engine_lines(summary.engine), "", _table(summary), ""]
+    shapes = {name: shape_text(shape) for name, shape in summary.shapes.items()}
+    lines = [*engine_lines(summary.engine), *inputs_lines(shapes), "", _table(summary), ""]
     if summary.batches:
         lines += [*batches_lines(summary), ""]
     lines += [printable(line) for line in _verdict(summary)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from qdqtune.engines import registry
 from qdqtune.engines.words import EngineWords
+from qdqtune.records.inputs import InputRequest
 from qdqtune.workflows.benchmarks import (
     DEFAULT_TIMING_RUNS,
     DEFAULT_WARMUP_RUNS,
@@ -24,6 +25,8 @@ from qdqtune.workflows.benchmarks import (
 )
 
 _logger = logging.getLogger(__name__)
+
+_NOTHING_SAID = InputRequest()
 
 
 @dataclass
@@ -59,6 +62,7 @@ def init_benchmark_instance(
     *,
     engine: str = registry.AUTO,
     threads: int | None = None,
+    inputs: InputRequest = _NOTHING_SAID,
 ) -> Benchmark | None:
     """Say how `benchmark_onnx_model` and the autotuning workflow measure in this process.
 
@@ -71,6 +75,8 @@ def init_benchmark_instance(
         trtexec_args: More arguments for the program.
         engine: What measures; ``auto`` is the first that can measure here.
         threads: Threads per run; None is the engine's default.
+        inputs: Shapes, ranges and seed of the inputs; a model with open dims is measured only at
+            sizes that are given. Shapes in `trtexec_args` go first.
 
     Returns:
         The benchmark; None if it can't be made, and then the reason is in the log.
@@ -78,7 +84,7 @@ def init_benchmark_instance(
     try:
         benchmark = _make(
             use_trtexec, plugin_libraries, timing_cache_file, warmup_runs, timing_runs,
-            trtexec_args, engine, threads,
+            trtexec_args, engine, threads, inputs,
         )  # fmt: skip
     except Exception as error:  # whatever it is, callers look at what is returned
         _logger.error("there is no benchmark: %s", error)
@@ -131,6 +137,7 @@ def _make(
     trtexec_args: Sequence[str] | None,
     engine: str,
     threads: int | None,
+    inputs: InputRequest,
 ) -> EngineBenchmark:
     if use_trtexec:
         return TrtExecBenchmark(
@@ -139,6 +146,7 @@ def _make(
             timing_runs,
             plugin_libraries,
             trtexec_args=trtexec_args,
+            inputs=inputs,
         )
     name = registry.resolve(engine)
     cache = "" if timing_cache_file is None else os.fspath(timing_cache_file)
@@ -151,4 +159,5 @@ def _make(
         engine_options=words.options_of(name, {}),
         warmup_runs=warmup_runs,
         timing_runs=timing_runs,
+        inputs=inputs,
     )

@@ -26,7 +26,8 @@ from qdqtune.engines.words import EngineWords
 from qdqtune.graph.external import external_files
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.input_shapes import input_dims, resolve_shapes
+from qdqtune.graph.input_shapes import input_dims
+from qdqtune.graph.open_dims import measured_shapes
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.errors import EngineError, ModelError, QdqtuneError, UsageError
 from qdqtune.records.inputs import InputRequest
@@ -102,6 +103,7 @@ class EngineBenchmark(Benchmark):
         engine_options: As given.
         warmup_runs: As given.
         timing_runs: As given.
+        inputs: As given.
 
     Raises:
         EngineError: If the engine can't measure here.
@@ -128,7 +130,7 @@ class EngineBenchmark(Benchmark):
         self.engine_options = dict(engine_options or {})
         self.warmup_runs = warmup_runs
         self.timing_runs = timing_runs
-        self._inputs = inputs
+        self.inputs = inputs
         self._shapes: dict[str, dict[str, tuple[int, ...]]] = {}
         self._worker: Worker | None = None
 
@@ -176,8 +178,8 @@ class EngineBenchmark(Benchmark):
         infer_shapes(model)
         declared = str(input_dims(model))
         if declared not in self._shapes:  # once: it warns of dims that are open
-            self._shapes[declared] = resolve_shapes(model, self._inputs)
-        request = replace(self._inputs, shapes=self._shapes[declared], dims={})
+            self._shapes[declared] = measured_shapes(model, self.inputs)
+        request = replace(self.inputs, shapes=self._shapes[declared], dims={})
         return next(random_inputs(GraphIndex(model), 1, request))
 
     def _log(self, path: Path, model: Model, measured: Measurement) -> None:
@@ -205,6 +207,7 @@ class TensorRTPyBenchmark(EngineBenchmark):
         warmup_runs: Runs before those that count.
         timing_runs: Runs that count.
         plugin_libraries: Libraries with custom ops to load.
+        inputs: Shapes, ranges and seed of the inputs.
 
     Raises:
         EngineImportError: If the engine can't measure here; it is an ImportError, too.
@@ -216,6 +219,7 @@ class TensorRTPyBenchmark(EngineBenchmark):
         warmup_runs: int = DEFAULT_WARMUP_RUNS,
         timing_runs: int = DEFAULT_TIMING_RUNS,
         plugin_libraries: Sequence[str] | None = None,
+        inputs: InputRequest = _NOTHING_SAID,
     ) -> None:
         words = _words(timing_cache_file, plugin_libraries)
         try:
@@ -224,6 +228,7 @@ class TensorRTPyBenchmark(EngineBenchmark):
                 engine_options=words.options_of(registry.GUIDES_MODULE, {}),
                 warmup_runs=warmup_runs,
                 timing_runs=timing_runs,
+                inputs=inputs,
             )
         except EngineError as error:
             raise EngineImportError(error.what, error.hint) from None
@@ -241,6 +246,7 @@ class TrtExecBenchmark(EngineBenchmark):
         plugin_libraries: Libraries with custom ops to load.
         trtexec_path: The program.
         trtexec_args: Arguments of its own; those about shapes say what models are run at.
+        inputs: Shapes, ranges and seed of the inputs, where those arguments say nothing of shapes.
 
     Raises:
         EngineError: If the program can't measure here.
@@ -254,6 +260,7 @@ class TrtExecBenchmark(EngineBenchmark):
         plugin_libraries: Sequence[str] | None = None,
         trtexec_path: str = registry.GUIDES_PROGRAM,
         trtexec_args: Sequence[str] | None = None,
+        inputs: InputRequest = _NOTHING_SAID,
     ) -> None:
         told = ShapeArguments.found_in(trtexec_args or ())
         words = replace(
@@ -266,7 +273,7 @@ class TrtExecBenchmark(EngineBenchmark):
             engine_options=words.options_of(registry.GUIDES_PROGRAM, told.as_options()),
             warmup_runs=warmup_runs,
             timing_runs=timing_runs,
-            inputs=InputRequest.from_text(told.usual),
+            inputs=InputRequest.from_text(told.usual) if told.usual else inputs,
         )
         self.timing_cache_file = timing_cache_file
         self.plugin_libraries = list(plugin_libraries or ())

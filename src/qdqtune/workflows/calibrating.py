@@ -27,7 +27,7 @@ from qdqtune.calibration.range_cache import (
 from qdqtune.calibration.watching import Progress, warn_of, watch, watched_tensors
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.input_shapes import resolve_shapes
+from qdqtune.graph.open_dims import measured_shapes
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.dialect import QuantFormat
 from qdqtune.qdq.encoding import TensorFormat
@@ -83,7 +83,8 @@ def feeding_of(source: Source, request: InputRequest, data: Any, limit: int | No
         limit: Use at most this many samples of the data.
 
     Raises:
-        UsageError: If the data does not fit the model, or a limit is given without data.
+        UsageError: If the data does not fit the model, a limit is given without data, or neither
+            data nor the request tells the sizes that the model leaves open.
     """
     index = GraphIndex(source.model)
     if data is None:
@@ -92,7 +93,7 @@ def feeding_of(source: Source, request: InputRequest, data: Any, limit: int | No
                 "A number of calibration samples was given, but no calibration data.",
                 "Give some: --calibration_data SOURCE.",
             )
-        shapes = resolve_shapes(source.model, request)
+        shapes = measured_shapes(source.model, request, takes_data=True)
         request = replace(request, shapes=shapes, dims={})
         other = replace(request, seed=request.seed + 1)
         return Feeding(

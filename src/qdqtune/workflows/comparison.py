@@ -19,7 +19,8 @@ from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.opened import opened
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.input_shapes import bind_dims, resolve_shapes
+from qdqtune.graph.input_shapes import bind_dims
+from qdqtune.graph.open_dims import measured_shapes
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.comparison import BenchRecord, Contestant
 from qdqtune.records.errors import EngineError, UsageError
@@ -31,6 +32,7 @@ from qdqtune.workflows.tuning.shape_ranges import (
     check_takes_ranges,
     options_with_ranges,
     request_of,
+    timed_request,
 )
 
 if TYPE_CHECKING:
@@ -80,16 +82,10 @@ def bench(
         raise UsageError("There is no model to time.", "Name at least one file.")
     name = registry.resolve(engine, engine_options)
     check_takes_ranges(name, min_shapes, max_shapes)
-    first, feeds = _feeds(paths, inputs)
+    least, most = request_of(min_shapes), request_of(max_shapes)
+    first, feeds = _feeds(paths, inputs, least, most)
     fed_shapes = {each: tuple(array.shape) for each, array in feeds.items()}
-    all_options = options_with_ranges(
-        engine_options or {},
-        name,
-        first,
-        fed_shapes,
-        request_of(min_shapes),
-        request_of(max_shapes),
-    )
+    all_options = options_with_ranges(engine_options or {}, name, first, fed_shapes, least, most)
     options = SessionOptions(threads=threads, engine_options=all_options)
     with Worker(name, options) as worker:
         info = engine_info(worker, name)
@@ -156,7 +152,12 @@ class _Outputs:
         self.sqnr_db[number] = ratio.decibels()
 
 
-def _feeds(paths: Sequence[str], request: InputRequest) -> tuple[ir.Model, Feeds]:
+def _feeds(
+    paths: Sequence[str],
+    request: InputRequest,
+    least: InputRequest | None,
+    most: InputRequest | None,
+) -> tuple[ir.Model, Feeds]:
     """The first model, and inputs that fit all of them.
 
     Raises:
@@ -166,7 +167,8 @@ def _feeds(paths: Sequence[str], request: InputRequest) -> tuple[ir.Model, Feeds
     infer_shapes(first)
     models = [signature(paths[0], first)]
     models += [signature(path, load_model(path)) for path in paths[1:]]
-    shapes = resolve_shapes(first, common_request(models, request))
+    common = timed_request(first, common_request(models, request), least, most)
+    shapes = measured_shapes(first, common)
     for model in models[1:]:
         bind_dims(model.dims, InputRequest(shapes))
     at = replace(request, shapes=shapes, dims={})

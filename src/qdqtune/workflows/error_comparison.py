@@ -26,9 +26,9 @@ from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.reference import AS_WRITTEN, reference_worker
 from qdqtune.graph.files import load_model, model_from_proto, save_model
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.op_classes import DEQUANTIZE, is_op
+from qdqtune.graph.open_dims import measured_shapes
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.error_report import ErrorReport, LayerError
 from qdqtune.records.errors import EngineError, UsageError
@@ -198,7 +198,8 @@ def _feeding(
     if data is None:
         count = limit or _RANDOM_SAMPLES
         index = GraphIndex(model)
-        fixed = replace(request, shapes=resolve_shapes(model, known), dims={})
+        shapes = measured_shapes(model, known, takes_data=True)
+        fixed = replace(request, shapes=shapes, dims={})
         words = f"{count} random sample{'s' * (count != 1)}, seed {request.seed}"
         return _Feeding(
             lambda: random_inputs(index, count, fixed), CalibrationSource.RANDOM, lambda: words

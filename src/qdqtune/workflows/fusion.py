@@ -26,7 +26,7 @@ from qdqtune.records.layers import MappedLayer
 from qdqtune.workflows.layers import DEFAULT_RUNS, layers_of
 from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tuning.layer_groups import check_mentions, spent_by_group
-from qdqtune.workflows.tuning.shape_ranges import Asked
+from qdqtune.workflows.tuning.shape_ranges import Asked, request_of, timed_request
 
 _NOTHING_SAID = InputRequest()
 _SHORT_KEY = 10
@@ -86,7 +86,8 @@ def groups_of(
             )
         except EngineError as error:
             raise EngineError(error.what.replace(written, path), error.hint) from None
-    with at_shapes(source.model, resolve_shapes(source.model, inputs)):
+    timed = timed_request(source.model, inputs, request_of(min_shapes), request_of(max_shapes))
+    with at_shapes(source.model, resolve_shapes(source.model, timed)):
         index = GraphIndex(source.model)
         groups = _records(index, spoken, quant_type, ran.layers, has_times=ran.is_timed)
     unmentioned = _unmentioned(index, ran.layers)

@@ -14,7 +14,7 @@ from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.layer_nodes import nodes_of_layers
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.input_shapes import resolve_shapes
+from qdqtune.graph.open_dims import measured_shapes
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.inputs import InputRequest
@@ -25,6 +25,7 @@ from qdqtune.workflows.tuning.shape_ranges import (
     check_takes_ranges,
     options_with_ranges,
     request_of,
+    timed_request,
 )
 
 DEFAULT_RUNS = 20
@@ -69,11 +70,10 @@ def layers_of(
     source = load_model(path)
     infer_shapes(source)
     index = GraphIndex(source)
-    shapes = resolve_shapes(source, inputs)
     check_takes_ranges(name, min_shapes, max_shapes)
-    options = options_with_ranges(
-        engine_options or {}, name, source, shapes, request_of(min_shapes), request_of(max_shapes)
-    )
+    least, most = request_of(min_shapes), request_of(max_shapes)
+    shapes = measured_shapes(source, timed_request(source, inputs, least, most))
+    options = options_with_ranges(engine_options or {}, name, source, shapes, least, most)
     feeds = next(random_inputs(index, 1, replace(inputs, shapes=shapes, dims={})))
     with Worker(name, SessionOptions(threads, options)) as worker:
         info = engine_info(worker, name)

@@ -108,6 +108,7 @@ def region_pattern_autotuning_workflow(
             schemes_per_region=num_schemes_per_region,
             timing_runs=runs if runs != DEFAULT_TIMING_RUNS else None,
             quant_type=quant_type,
+            inputs=benchmark.inputs,
             calibration_data=calibration_data,
             qdq_baseline=existing_baseline(qdq_baseline_model),
             pattern_cache=existing_cache(pattern_cache_file),

@@ -47,6 +47,7 @@ from qdqtune.workflows.tuning.shape_ranges import (
     check_ranges,
     options_with_ranges,
     request_of,
+    timed_request,
 )
 from qdqtune.workflows.tuning.subgraph_mode import NOT_TRIED
 
@@ -201,7 +202,8 @@ def tune(
     )
     layout = request.dialect.format_of(quant_type)
     source = open_source(model, layout.least_opset, optimize=optimize)
-    feeding = feeding_of(source, replace(inputs, seed=seed), calibration_data, calibration_samples)
+    timed = timed_request(source.model, inputs, request.min_shapes, request.max_shapes)
+    feeding = feeding_of(source, replace(timed, seed=seed), calibration_data, calibration_samples)
     all_options = options_with_ranges(
         request.options.engine_options, name, source.model, feeding.shapes, request.min_shapes,
         request.max_shapes,
@@ -271,8 +273,10 @@ def plan_tune(
     dialect = native_dialect(name, options=engine_options)
     chosen = preset_named(preset)
     source = open_source(model, dialect.format_of(quant_type).least_opset, optimize=optimize)
-    feeding = feeding_of(source, inputs, calibration_data, None)
-    check_ranges(source.model, feeding.shapes, request_of(min_shapes), request_of(max_shapes))
+    smallest, largest = request_of(min_shapes), request_of(max_shapes)
+    timed = timed_request(source.model, inputs, smallest, largest)
+    feeding = feeding_of(source, timed, calibration_data, None)
+    check_ranges(source.model, feeding.shapes, smallest, largest)
     if graph_json is not None:
         check_layer_file(GraphIndex(source.model), graph_json)
     with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:

@@ -13,6 +13,7 @@ from qdqtune.engines import registry
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.shape_options import MAX, MIN, OPT, Shapes, range_options, shapes_text
 from qdqtune.graph.input_shapes import input_dims, resolve_shapes
+from qdqtune.graph.open_dims import with_sizes_from
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import at_shapes
 from qdqtune.records.errors import UsageError
@@ -31,6 +32,7 @@ __all__ = [
     "request_of",
     "shape_arguments",
     "shapes_inside",
+    "timed_request",
 ]
 
 Shape = tuple[int, ...]
@@ -52,6 +54,25 @@ def request_of(asked: Asked | None) -> InputRequest | None:
         raise UsageError(
             f"{asked!r} can't be read as shapes.", "Map the names of inputs to their sizes."
         ) from None
+
+
+def timed_request(
+    model: ir.Model, inputs: InputRequest, least: InputRequest | None, most: InputRequest | None
+) -> InputRequest:
+    """What a model is timed at: sizes that were not given are those of the largest shapes.
+
+    Args:
+        model: The model.
+        inputs: What the user says of the shapes that are timed.
+        least: The smallest shapes; None if nothing was said.
+        most: The largest ones.
+
+    Raises:
+        UsageError: If one of them does not fit the model.
+    """
+    if least is None and most is None:
+        return inputs
+    return with_sizes_from(model, inputs, (most, least))
 
 
 def check_ranges(

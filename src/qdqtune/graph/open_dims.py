@@ -1,0 +1,211 @@
+"""Sizes that a model leaves open and that measurements depend on: refused, with an example."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from qdqtune.graph.dims import Dim, evaluate, symbols_in
+from qdqtune.graph.input_shapes import (
+    Dims,
+    Inputs,
+    bind_dims,
+    input_dims,
+    model_inputs,
+    resolve_shapes,
+    symbols_of,
+)
+from qdqtune.graph.op_classes import is_op
+from qdqtune.records.errors import UsageError
+from qdqtune.records.inputs import InputRequest, shape_text
+
+_CHANNELS, _PIXELS, _FRAMES, _TOKENS = 3, 224, 16, 128
+
+# What dims are called, and a size that such a dim plausibly has.
+_BY_NAME = (
+    (re.compile(r"chan|^c$", re.IGNORECASE), _CHANNELS),
+    (re.compile(r"height|width|^[hw]$|pixel|image|img", re.IGNORECASE), _PIXELS),
+    (re.compile(r"seq|len|token|time|step|^[lst]$", re.IGNORECASE), _TOKENS),
+    (re.compile(r"batch", re.IGNORECASE), 1),
+)
+_BY_RANK = {
+    4: (1, _CHANNELS, _PIXELS, _PIXELS),
+    5: (1, _CHANNELS, _FRAMES, _PIXELS, _PIXELS),
+}
+
+# Ops behind which an input still has its layout, before the first op that has weights.
+_SAME_LAYOUT = (
+    "Add", "BatchNormalization", "Cast", "Clip", "DequantizeLinear", "Div", "Identity", "Mul",
+    "QuantizeLinear", "Sub",
+)  # fmt: skip
+
+
+def measured_shapes(
+    model: ir.Model, request: InputRequest, *, takes_data: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """The shapes to measure a model at; a leading dim that stays open is 1.
+
+    A latency, an error or a range found at a made-up size says nothing about the sizes in use:
+    every other dim must have its size from the model or from the user.
+
+    Args:
+        model: The model; it is not changed.
+        request: What the user says.
+        takes_data: Whether calibration data could tell the sizes as well.
+
+    Raises:
+        UsageError: If a size is missing, or the request does not fit the model.
+        ModelError: If not even the rank of an input is known.
+    """
+    bound = bind_dims(input_dims(model), request)
+    missing = {name: dims for name, dims in bound.items() if dims and _is_open(dims, bound)}
+    if missing:
+        inputs = ", ".join(f"{name!r} is {shape_text(dims)}" for name, dims in missing.items())
+        sizes = f"--shapes {_example(model, request)}"
+        raise UsageError(
+            f"The model leaves the sizes of its inputs open: {inputs}. What is measured at one "
+            "size does not hold for others.",
+            f"Give the sizes that you will use, such as {sizes}"
+            f"{', or calibration data' if takes_data else ''}.",
+        )
+    return resolve_shapes(model, request)
+
+
+def with_sizes_from(
+    model: ir.Model, request: InputRequest, others: Sequence[InputRequest | None]
+) -> InputRequest:
+    """A request whose open dims have the sizes that others give them; the first one goes first.
+
+    Raises:
+        UsageError: If a request does not fit the model.
+    """
+    declared = input_dims(model)
+    bound = bind_dims(declared, request)
+    for other in others:
+        if other is not None:
+            also = bind_dims(declared, other)
+            bound = {name: _filled(dims, also[name]) for name, dims in bound.items()}
+    shapes = {
+        name: tuple(dim if isinstance(dim, int) else None for dim in dims)
+        for name, dims in bound.items()
+        if dims is not None
+    }
+    return replace(request, shapes=shapes)
+
+
+def _filled(dims: Dims | None, sizes: Dims | None) -> Dims | None:
+    if dims is None or sizes is None:
+        return dims or sizes
+    return tuple(
+        dim if isinstance(dim, int) or not isinstance(size, int) else size
+        for dim, size in zip(dims, sizes, strict=True)
+    )
+
+
+def _is_open(dims: Dims, bound: Inputs) -> bool:
+    """Whether a size is missing that the batch does not tell."""
+    batch = {
+        symbol
+        for others in bound.values()
+        if others and isinstance(others[0], str)
+        for symbol in symbols_in(others[0])
+        if "batch" in symbol.lower()
+    }
+    return any(
+        dim is None or (isinstance(dim, str) and not batch.issuperset(symbols_in(dim)))
+        for dim in dims[1:]
+    )
+
+
+def _example(model: ir.Model, request: InputRequest) -> str:
+    """Shapes, as they are typed, that leave nothing open but batches."""
+    declared = input_dims(model)
+    sizes = _symbol_sizes(model, bind_dims(declared, request))
+    shapes = dict(request.shapes)
+    shown = []
+    for value in model_inputs(model):
+        name = value.name or ""
+        bound = bind_dims(declared, replace(request, shapes=shapes))
+        dims = bound[name]
+        if dims and _is_open(dims, bound):
+            shapes.pop("", None)  # it means this input
+            shapes[name] = tuple(
+                _plausible(value, axis, dim, sizes) for axis, dim in enumerate(dims)
+            )
+            shown.append(f"{name}:{shape_text(shapes[name])}")
+    return ",".join(shown)
+
+
+def _symbol_sizes(model: ir.Model, bound: Inputs) -> dict[str, int]:
+    """A size for every symbol: where it is no leading dim, its place tells what it may be."""
+    sizes: dict[str, int] = {}
+    for value in model_inputs(model):
+        for axis, dim in enumerate(bound[value.name or ""] or ()):
+            if axis and isinstance(dim, str) and symbols_in(dim) == (dim,):
+                sizes.setdefault(dim, _plausible(value, axis, dim, {}))
+    return {symbol: sizes.get(symbol) or _by_name(symbol) or 1 for symbol in symbols_of(bound)}
+
+
+def _plausible(value: ir.Value, axis: int, dim: Dim, sizes: Mapping[str, int]) -> int:
+    if isinstance(dim, int):
+        return dim
+    known = evaluate(dim, sizes) if dim is not None else None
+    if known is not None:
+        return known
+    if axis == 0:
+        return 1
+    fixed = _by_weights(value, axis)
+    named = _by_name(dim) if dim is not None else None
+    return fixed or named or _by_place(value, axis)
+
+
+def _by_name(symbol: str) -> int | None:
+    return next((size for pattern, size in _BY_NAME if pattern.search(symbol)), None)
+
+
+def _by_place(value: ir.Value, axis: int) -> int:
+    shape = value.shape
+    rank = len(shape) if shape is not None else 0
+    is_image = rank == 4 and shape is not None and shape[3] in (1, _CHANNELS)
+    if is_image:  # channels last
+        return _PIXELS
+    return _BY_RANK[rank][axis] if rank in _BY_RANK else _TOKENS
+
+
+def _by_weights(value: ir.Value, axis: int) -> int | None:
+    """The size that the first op with weights asks for, if it asks for this axis."""
+    rank = len(value.shape) if value.shape is not None else 0
+    pending, seen = [value], {value}
+    while pending:
+        for user, position in pending.pop().uses():
+            if position != 0:
+                continue
+            asked = _asked_by(user, rank, axis)
+            if asked is not None:
+                return asked
+            if is_op(user, *_SAME_LAYOUT) and user.outputs[0] not in seen:
+                seen.add(user.outputs[0])
+                pending.append(user.outputs[0])
+    return None
+
+
+def _asked_by(node: ir.Node, rank: int, axis: int) -> int | None:
+    weight = node.inputs[1] if len(node.inputs) > 1 else None
+    dims = tuple(weight.shape) if weight is not None and weight.shape is not None else ()
+    size: int | ir.SymbolicDim | None = None
+    if axis == 1 and is_op(node, "Conv") and len(dims) > 1:
+        group = node.attributes.get("group")
+        channels = dims[1]
+        groups = group.as_int() if group is not None else 1
+        size = channels * groups if isinstance(channels, int) else None
+    elif axis == 1 and is_op(node, "ConvTranspose") and dims:
+        size = dims[0]
+    elif axis == rank - 1 and is_op(node, "MatMul") and len(dims) > 1:
+        size = dims[-2]
+    elif axis == rank - 1 and is_op(node, "Gemm") and len(dims) == 2:
+        transposed = node.attributes.get("transB")
+        size = dims[1 if transposed is not None and transposed.as_int() else 0]
+    return size if isinstance(size, int) else None
