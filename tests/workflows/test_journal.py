@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import resource
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from qdqtune.autotune.search.trial import Score
 from qdqtune.engines.timing import Round
 from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
-from qdqtune.workflows.tuning.journal import QUARANTINE, Journal
+from qdqtune.workflows.tuning.journal import QUARANTINE, AccuracyKey, Journal
 from qdqtune.workflows.tuning.lines import SCHEMA, encode, read_journal, whole_lines
 
 HEADER = {
@@ -280,3 +281,18 @@ def test_a_journal_that_is_a_folder_is_an_error_of_ours(tmp_path: Path) -> None:
     (tmp_path / "measurements.jsonl").mkdir()
     with pytest.raises(OutputError, match="can't be written"):
         Journal(tmp_path / "measurements.jsonl", HEADER)
+
+
+@pytest.mark.parametrize("value", [31.25, -3.0, math.inf, -math.inf, None])
+def test_an_accuracy_that_was_written_is_known(tmp_path: Path, value: float | None) -> None:
+    path, key = tmp_path / "measurements.jsonl", AccuracyKey("sqnr_db", "ab01", "cd23")
+    journal = Journal(path, HEADER)
+    journal.keep_accuracy(key, value)
+    assert Journal(path, HEADER).accuracy == {key: value}
+
+
+def test_an_accuracy_in_words_is_damaged(tmp_path: Path) -> None:
+    key = AccuracyKey("sqnr_db", "ab01", "cd23")
+    path = tmp_path / "measurements.jsonl"
+    path.write_text(encode({"kind": "accuracy", **key._asdict(), "value": "good"}))
+    assert [line.body for line in read_journal(path)] == [None]

@@ -39,7 +39,7 @@ from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.journal import Journal
 from tests.conftest import model_from_text
 
-KINDS = ("run", "session", "shares", "candidate", "round", "measurement", "end")
+KINDS = ("run", "session", "shares", "candidate", "round", "measurement", "accuracy", "end")
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import importlib.util
+import inspect
 import logging
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,6 +71,15 @@ class UserFunction:
     label: str
     function: Callable[..., Any]
     folder: Path | None = None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the file that the function is written in; empty if there is none."""
+        try:
+            file = inspect.getsourcefile(inspect.unwrap(self.function))
+            return hashlib.sha256(Path(file or "").read_bytes()).hexdigest()
+        except (TypeError, ValueError, OSError):
+            return ""
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -101,6 +102,13 @@ class Encoder:
         other.ranges = ranges
         other._activations = {}
         return other
+
+    def digest(self) -> str:
+        """A hash of what scales come from: ranges, and encodings that came with the model."""
+        digest = hashlib.blake2b(self.ranges.digest().encode(), digest_size=16)
+        for name in sorted(self.given):
+            digest.update(repr((name, self.given[name])).encode())
+        return digest.hexdigest()
 
     def pairs(self, edges: Iterable[Edge]) -> list[Pair]:
         """Group edges into pairs: readers that can share one encoding share one pair.

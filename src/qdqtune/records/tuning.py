@@ -104,6 +104,8 @@ class Summary:
         reason: Why; empty otherwise.
         output_sqnr_db: The worst output's distance from the float model, in dB; None if unknown.
         metric: The user's metric of what was written and of the float model, if there is one.
+        lost_to_accuracy: Which limit the fastest model failed, by how much, and what of it was left
+            float therefore; empty if it failed none.
         noise: What the check at the start showed.
         benchmarks: Candidates built and timed.
         memo_hits: Comparisons whose outcome was known from an earlier run.
@@ -178,6 +180,7 @@ class Summary:
     seconds: Seconds
     files: Mapping[str, str] = field(default_factory=dict)
     seeds: Mapping[str, float] = field(default_factory=dict)
+    lost_to_accuracy: str = ""
     mode: str = "region"
     runs: int = 1
     total_benchmarks: int = 0

@@ -106,6 +106,8 @@ def _accuracy(summary: Summary) -> list[str]:
         )
         if summary.near_min_sqnr and summary.min_sqnr_db is not None:
             lines.append(near_limit_line(summary.output_sqnr_db, summary.min_sqnr_db))
+    if summary.lost_to_accuracy and not summary.kept_float:
+        lines.append(f"Of the fastest model, {summary.lost_to_accuracy}.")
     if summary.metric is not None:
         values = ", ".join(f"{name} {value:.6g}" for name, value in summary.metric.items())
         lines.append(f"Your metric: {values}.")

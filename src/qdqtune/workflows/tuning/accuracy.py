@@ -2,81 +2,152 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from qdqtune.autotune.search.space import Space, State
-from qdqtune.records.errors import UsageError
-
-_logger = logging.getLogger(__name__)
 
 # With more groups than this, whole patterns are judged instead: every judgement is some runs.
 _MOST_JUDGED = 60
+_MOST_NAMED = 3
 
 
-def correct_part(
-    space: Space,
-    state: State,
-    is_correct: Callable[[State], bool],
-    sqnr_db: Callable[[State], float],
-) -> State:
-    """The choice itself if it is correct, or what is left of it without its worst offenders.
+class Accuracy(Protocol):
+    """How accurate choices are."""
+
+    def shortfall(self, choice: State) -> str:
+        """Which limit a choice fails, and by how much; empty if it may be shipped."""
+        ...
+
+    def approximate_sqnr_db(self, choice: State) -> float:
+        """How near to the float model a choice is, roughly."""
+        ...
+
+    def knows_shortfall(self, choice: State) -> bool:
+        """Whether `shortfall` costs nothing, because an earlier run has found it out."""
+        ...
+
+    def knows_approximate_sqnr_db(self, choice: State) -> bool:
+        """Whether `approximate_sqnr_db` costs nothing."""
+        ...
+
+
+class AccuracyRepair:
+    """Leaves float what a choice must not quantize.
 
     Each part of the choice is quantized alone; those that cost the most accuracy per share of the
-    latency are dropped first, the fewest that it takes.
+    latency are dropped first, the fewest that it takes. If time is short, parts that were not
+    judged count as the worst, and more of them are dropped at once; what is known from an earlier
+    run is used whatever the time.
 
     Args:
         space: What states mean.
-        state: The fastest choice.
-        is_correct: Whether a choice may be shipped.
-        sqnr_db: How near to the float model a choice is, roughly.
+        accuracy: How accurate they are.
+        left_s: Seconds that it may still take.
+        progress: Told what is done, and how many of how many.
+
+    Attributes:
+        is_cut_short: Whether it would have found more with more time.
     """
-    if not state or is_correct(state):
-        return state
-    parts = [frozenset({number}) for number in sorted(state)]
-    if len(parts) > _MOST_JUDGED:
-        parts = [frozenset(numbers) & state for numbers in space.patterns.values()]
-        parts = [part for part in parts if part]
-    _logger.warning("the fastest model is not accurate enough: judging %d parts of it", len(parts))
-    ranked = sorted(parts, key=lambda part: (-_harm(space, part, sqnr_db), sorted(part)))
 
-    def without(count: int) -> State:
-        return state.difference(*ranked[:count])
+    def __init__(
+        self,
+        space: Space,
+        accuracy: Accuracy,
+        left_s: Callable[[], float] = lambda: math.inf,
+        progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    ) -> None:
+        self.is_cut_short = False
+        self._space = space
+        self._accuracy = accuracy
+        self._left_s = left_s
+        self._progress = progress
+        self._check_s = 0.0
 
-    few, many = 0, len(ranked)  # too few to drop, and enough
-    while many - few > 1:
-        middle = (few + many) // 2
-        if is_correct(without(middle)):
-            many = middle
-        else:
-            few = middle
-    _logger.warning("%d of %d parts stay float for accuracy", many, len(ranked))
-    return without(many)
+    def correct_part(self, state: State) -> State:
+        """The choice itself if it is correct, or what is left of it without its worst offenders.
+
+        Args:
+            state: The fastest choice.
+        """
+        if not state or self._is_correct(state):
+            return state
+        parts = self._parts(state)
+        ranked = self._ranked(parts)
+
+        def without(count: int) -> State:
+            return state.difference(*ranked[:count])
+
+        few, many, steps = 0, len(ranked), 0  # too few to drop, and enough
+        while many - few > 1:
+            middle = self._next_count(few, many, without)
+            if middle is None:
+                self.is_cut_short = True
+                break
+            left = math.ceil(math.log2(many - few))
+            self._progress("leaving the worst parts float", steps, steps + left)
+            steps += 1
+            if self._is_correct(without(middle)):
+                many = middle
+            else:
+                few = middle
+        return without(many)
+
+    def _parts(self, state: State) -> list[State]:
+        parts = [frozenset({number}) for number in sorted(state)]
+        if len(parts) > _MOST_JUDGED:
+            parts = [frozenset(numbers) & state for numbers in self._space.patterns.values()]
+        return [part for part in parts if part]
+
+    def _ranked(self, parts: Sequence[State]) -> list[State]:
+        """The parts, the most harmful first; what there was no time to judge before all others."""
+        harm: dict[State, float] = {}
+        for done, part in enumerate(sorted(parts, key=lambda part: -self._share(part)), 1):
+            has_time = self._left_s() > self._check_s * math.ceil(math.log2(len(parts) + 1))
+            if has_time or self._accuracy.knows_approximate_sqnr_db(part):
+                harm[part] = self._harm(part)
+                self._progress("judging parts of the fastest model", done, len(parts))
+        self.is_cut_short = len(harm) < len(parts)
+        return sorted(parts, key=lambda part: (-harm.get(part, math.inf), sorted(part)))
+
+    def _next_count(self, few: int, many: int, without: Callable[[int], State]) -> int | None:
+        """How many parts to drop next: half of those in question, more if time is short."""
+        half, more = (few + many) // 2, few + max(1, 3 * (many - few) // 4)
+        left_s = self._left_s()
+        if left_s > self._check_s * math.ceil(math.log2(many - few)):
+            return half
+        if left_s > self._check_s:
+            return more
+        known = (n for n in (half, more) if self._accuracy.knows_shortfall(without(n)))
+        return next(known, None)
+
+    def _is_correct(self, choice: State) -> bool:
+        began = time.monotonic()
+        is_correct = not choice or not self._accuracy.shortfall(choice)
+        self._check_s = max(self._check_s, time.monotonic() - began)
+        return is_correct
+
+    def _share(self, part: State) -> float:
+        return sum(self._space.potential[number] for number in part)
+
+    def _harm(self, part: State) -> float:
+        """The error that a part brings, for what it may gain."""
+        decibels = self._accuracy.approximate_sqnr_db(part)
+        error = 10.0 ** (-decibels / 10.0) if math.isfinite(decibels) else (decibels < 0) * math.inf
+        # Ops with a small share of their own may still carry what others gain.
+        return error / (self._share(part) + len(part) / len(self._space.groups))
 
 
-def _harm(space: Space, part: State, sqnr_db: Callable[[State], float]) -> float:
-    """The error that a part brings, for what it may gain."""
-    decibels = sqnr_db(part)
-    error = 10.0 ** (-decibels / 10.0) if math.isfinite(decibels) else (decibels < 0) * math.inf
-    share = sum(space.potential[number] for number in part)
-    # Ops with a small share of their own may still carry what others gain.
-    return error / (share + len(part) / len(space.groups))
+def name_groups(space: Space, dropped: State, whole: State) -> str:
+    """What was left float, in words: how many groups of how many, and the first of them.
 
-
-def checked_metric(value: object, name: str) -> float:
-    """What a user's function returned, as a number.
-
-    Raises:
-        UsageError: If it is none.
+    Args:
+        space: What states mean.
+        dropped: The groups in question.
+        whole: All that were to be quantized.
     """
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = math.nan
-    if math.isnan(number):
-        raise UsageError(
-            f"{name} returned {value!r}, which is not a number.",
-            "It takes the path of a model and returns a metric: more is better.",
-        )
-    return number
+    names = [space.groups[number].nodes[0] for number in sorted(dropped)]
+    shown = ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
+    return f"{len(dropped)} of {len(whole)} groups: {shown}"

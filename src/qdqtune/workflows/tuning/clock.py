@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from qdqtune.engines.isolated import Worker
 from qdqtune.records.tuning import Seconds, TuneEvent
 from qdqtune.workflows.tuning.request import Callback
 
 _logger = logging.getLogger(__name__)
+
+_SHOWN_EVERY_S = 2.0
 
 
 class Reporter:
@@ -55,6 +57,7 @@ class Reporter:
         planned: int | None = None,
         speedup: float = 1.0,
         rest_s: float = 0.0,
+        eta_s: float | None = None,
     ) -> None:
         """Tell a step.
 
@@ -66,8 +69,8 @@ class Reporter:
             planned: Candidates that there will be.
             speedup: Of the best so far.
             rest_s: Seconds that what follows the search will take.
+            eta_s: Seconds left of a step that is no part of the search.
         """
-        eta_s = None
         if self._search_start is not None and planned and benchmarks:
             each_s = (time.monotonic() - self._search_start) / benchmarks
             eta_s = max(0, planned - known - benchmarks) * each_s + rest_s
@@ -79,6 +82,32 @@ class Reporter:
         _logger.info("%s: %s", stage, message)
         for callback in self._callbacks:
             callback(event)
+
+    def progress(self, stage: str) -> Callable[[str, int, int | None], None]:
+        """Something to be told how far a long step is; people hear of it every few seconds.
+
+        Args:
+            stage: What the run is at.
+
+        Returns:
+            A function that takes what is being done, how much of it is done, and how much there
+            is, if that is known.
+        """
+        began: dict[str, float] = {}
+        shown = time.monotonic()
+
+        def show(what: str, done: int, total: int | None) -> None:
+            nonlocal shown
+            now = time.monotonic()
+            since = began.setdefault(what, now)
+            if now - shown < _SHOWN_EVERY_S:
+                return
+            shown = now
+            eta_s = (now - since) / done * (total - done) if total and done else None
+            of = f"{done} of {total}" if total else f"{done}"
+            self.tell(stage, f"{what}: {of}", eta_s=eta_s)
+
+        return show
 
     def seconds(self) -> Seconds:
         """Where the time went so far."""

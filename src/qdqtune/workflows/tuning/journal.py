@@ -10,10 +10,11 @@ import contextlib
 import datetime
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qdqtune._version import __version__
 from qdqtune.autotune.search.trial import Score
@@ -34,6 +35,20 @@ _UNSAID = {"precision": AS_GIVEN}
 _NOTHING_MEASURED = frozenset({"run", "session", "end"})
 
 
+class AccuracyKey(NamedTuple):
+    """What an accuracy was measured of.
+
+    Attributes:
+        measure: What was measured.
+        placement: Digest of the placement.
+        conditions: Digest of what else the result depends on.
+    """
+
+    measure: str
+    placement: str
+    conditions: str
+
+
 class Journal:
     """The measurements of one run folder.
 
@@ -45,6 +60,7 @@ class Journal:
     Attributes:
         memo_hits: How often an outcome was known already.
         shares: Where the latency of the float model goes, by node; None if not known yet.
+        accuracy: How accurate placements are; None where that could not be known.
         session: The number of this run over the file, from 1 on.
         earlier_s: Seconds that earlier runs took, as far as it was written down.
         earlier_benchmarks: Candidates that they timed.
@@ -60,6 +76,7 @@ class Journal:
         self.path = path
         self.memo_hits = 0
         self.shares: dict[str, float] | None = None
+        self.accuracy: dict[AccuracyKey, float | None] = {}
         self.session = 1
         self.earlier_s = 0.0
         self.earlier_benchmarks = 0
@@ -181,6 +198,13 @@ class Journal:
         self._append({"kind": "shares", "shares": dict(shares)})
         self.shares = dict(shares)
 
+    def keep_accuracy(self, key: AccuracyKey, value: float | None) -> None:
+        """Write down how accurate a placement is: to find it out takes runs of the model."""
+        is_finite = value is None or math.isfinite(value)
+        written = value if is_finite else str(value)  # JSON has no infinity
+        self._append({"kind": "accuracy", **key._asdict(), "value": written})
+        self.accuracy[key] = value
+
     def end(self, stopped: str) -> None:
         """Write down that this run is over, and how long it took."""
         self._append({"kind": "end", "seconds": self._elapsed_s(), "stopped": stopped})
@@ -265,6 +289,9 @@ class Journal:
             self._names[body["key"]] = body["id"]
         elif kind == "shares":
             self.shares = body["shares"]
+        elif kind == "accuracy":
+            key = AccuracyKey(body["measure"], body["placement"], body["conditions"])
+            self.accuracy[key] = None if body["value"] is None else float(body["value"])
         elif kind == "round":
             race = (body["reference"], body["effort"], tuple(body["candidates"]))
             numbers = tuple(body["latencies_ms"]), tuple(body["log_ratios"])

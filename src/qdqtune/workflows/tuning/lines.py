@@ -35,6 +35,12 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "session": {"number": int},
     "end": {"session": int, "seconds": _NUMBER},
     "shares": {"shares": dict},
+    "accuracy": {
+        "measure": str,
+        "placement": str,
+        "conditions": str,
+        "value": (int, float, str, type(None)),
+    },
     "candidate": {"id": str, "key": str},
     "round": {
         "reference": str,
@@ -55,6 +61,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
         "reference_ms": _MAYBE,
     },
 }
+_INFINITE = ("inf", "-inf")
 _LISTS: dict[str, type | tuple[type, ...]] = {
     "candidates": str,
     "latencies_ms": _NUMBER,
@@ -178,6 +185,8 @@ def _has_fields(body: Mapping[str, Any]) -> bool:
     also = {name: kinds for name, kinds in _COMMON.items() if name in body}
     if not all(name in body and _is(body[name], kinds) for name, kinds in (wanted | also).items()):
         return False
+    if body["kind"] == "accuracy" and isinstance(body["value"], str):
+        return body["value"] in _INFINITE
     if body["kind"] == "shares" and not all(_is(each, _NUMBER) for each in body["shares"].values()):
         return False
     return body["kind"] != "round" or all(

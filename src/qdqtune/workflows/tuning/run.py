@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import math
@@ -27,7 +26,6 @@ from qdqtune.graph.files import load_model, save_model, write_text
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.reading import ReadEncoding
 from qdqtune.records.errors import EngineError
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
@@ -38,7 +36,6 @@ from qdqtune.workflows.judging import Judge, Kernels, has_own_kernels
 from qdqtune.workflows.source import Source
 from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning import story as stops
-from qdqtune.workflows.tuning.accuracy import checked_metric
 from qdqtune.workflows.tuning.arena import Arena
 from qdqtune.workflows.tuning.beginning import (
     Tuned,
@@ -52,6 +49,7 @@ from qdqtune.workflows.tuning.earlier import earlier_result, sha256_of, sha256_o
 from qdqtune.workflows.tuning.float_type import written_type
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.journal import Journal
+from qdqtune.workflows.tuning.measured_accuracy import MeasuredAccuracy, checked_metric
 from qdqtune.workflows.tuning.patience import patient
 from qdqtune.workflows.tuning.request import SUBGRAPH, TuneRequest
 from qdqtune.workflows.tuning.scouting import (
@@ -149,7 +147,7 @@ class TuneRun:
         journal = self._open_journal()
         tuned = tuned.place(self._folder)
         request = self._request = tuned.request
-        self._open_files(given)
+        self._open_files(given, journal)
         base = PreparedModel(self._source.model, self._folder / names.CANDIDATES, is_kept=True)
         plain = base.write(base.whole(), "float")
         given_s = check_runs(
@@ -204,7 +202,7 @@ class TuneRun:
             gain = f", {form.speedup:.2f}x as fast" if form.speedup is not None else ""
             self._reporter.tell("precision", f"the model is tuned in {form.name}{error}{gain}")
 
-    def _open_files(self, given: PatternCache | None) -> None:
+    def _open_files(self, given: PatternCache | None, journal: Journal) -> None:
         """What lies beside the journal, of this run and of an earlier one."""
         request, folder, header = self._request, self._folder, self._header
         state = request.state_file or folder / names.STATE
@@ -212,7 +210,7 @@ class TuneRun:
         self._earlier = earlier_result(folder)
         self._shipping = Shipping(
             request, self._source, self._feeding, folder, self._reporter, self._story,
-            self._judge, self._new_engine, self._earlier,
+            self._accuracy(journal), self._new_engine, self._earlier,
         )  # fmt: skip
 
     def _open_journal(self) -> Journal:
@@ -251,7 +249,7 @@ class TuneRun:
         story.calibration_samples = first.samples
         inserter = Inserter(base, request.dialect, request.quant_type, first, given)
         inserters = {way: inserter.with_ranges(ranges) for way, ranges in ways.items()}
-        scales = _digest_of_scales(first, given)
+        scales = inserter.encoder.digest()
         data = scales if first.source is not CalibrationSource.RANDOM else ""
         story.conditions = request.conditions(sha256_of(request.model), data, story.precision)
         mode: SubgraphMode | None = None
@@ -379,6 +377,14 @@ class TuneRun:
             rest_s=self._request.preset.final_s,
         )
 
+    def _accuracy(self, journal: Journal) -> MeasuredAccuracy:
+        request, metric = self._request, self._story.metric or {}
+        own = has_own_kernels(request.engine, request.options.engine_options)
+        return MeasuredAccuracy(
+            journal, self._judge, self._feeding.judged, request.engine if own else "",
+            request.evaluate, metric.get("float", math.nan),
+        )  # fmt: skip
+
     def _judge(self, base: PreparedModel) -> Judge:
         if self._judging is None:
             self._judging = Judge(
@@ -491,14 +497,6 @@ class TuneRun:
 
 def _write_summary(path: Path, summary: Summary) -> None:
     write_text(path, json.dumps(summary.to_dict(), indent=1, allow_nan=False) + "\n", force=True)
-
-
-def _digest_of_scales(ranges: Ranges, given: Mapping[str, ReadEncoding]) -> str:
-    """What the candidates' scales come from: ranges, and encodings that came with the model."""
-    digest = hashlib.blake2b(ranges.digest().encode(), digest_size=16)
-    for name in sorted(given):
-        digest.update(repr((name, given[name])).encode())
-    return digest.hexdigest()
 
 
 def _nothing_to_do(completion: Completion) -> str:

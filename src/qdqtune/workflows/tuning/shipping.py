@@ -13,18 +13,18 @@ from qdqtune.engines.isolated import Worker
 from qdqtune.graph.files import save_model
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.insert import Inserter
-from qdqtune.records.errors import EngineError
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod, Ranges
 from qdqtune.workflows.calibrating import Feeding
-from qdqtune.workflows.judging import Judge
 from qdqtune.workflows.source import Source
 from qdqtune.workflows.tuning import folder as names
-from qdqtune.workflows.tuning.accuracy import checked_metric, correct_part
+from qdqtune.workflows.tuning.accuracy import AccuracyRepair, name_groups
+from qdqtune.workflows.tuning.accuracy_limits import AccuracyLimits
 from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.earlier import EarlierResult
 from qdqtune.workflows.tuning.finish import Timed, time_final, why_not_shipped, write_final
 from qdqtune.workflows.tuning.folder import RunFolder
+from qdqtune.workflows.tuning.measured_accuracy import MeasuredAccuracy
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.story import FINISHED, INTERRUPTED, Story
 
@@ -41,7 +41,7 @@ class Shipping:
         folder: Where everything goes.
         reporter: Who hears of it.
         story: What has happened, and is told on.
-        judge: Compares outputs; made when it is first needed.
+        accuracy: How accurate placements are.
         new_worker: Starts the engine afresh, with a log of that name.
         earlier: What an earlier run left, if anything.
 
@@ -59,7 +59,7 @@ class Shipping:
         folder: RunFolder,
         reporter: Reporter,
         story: Story,
-        judge: Callable[[PreparedModel], Judge],
+        accuracy: MeasuredAccuracy,
         new_worker: Callable[[str], Worker],
         earlier: EarlierResult | None,
     ) -> None:
@@ -72,7 +72,7 @@ class Shipping:
         self._folder = folder
         self._reporter = reporter
         self._story = story
-        self._judge = judge
+        self._accuracy = accuracy
         self._new_worker = new_worker
         self._earlier = earlier
 
@@ -114,18 +114,16 @@ class Shipping:
             elif self._source.reading is not None:
                 self._ship_float(next(iter(inserters.values())).base)
             return
+        self._reporter.tell("accuracy", "comparing outputs with the float model")
         best = self._best_ranges(space.placement(state), inserters)
         inserter = inserters[best]
-        fastest, state = state, self._correct(space, state, inserter)
+        state = self._correct(space, state, inserter)
         placement = space.placement(state)
-        if len(state) < len(fastest):
-            left = f"{len(fastest) - len(state)} of {len(fastest)} parts of the fastest model"
-            story.lost_to_accuracy = f"{left} stay float for accuracy"
         story.method = best
         if not placement:
-            story.reason = "what is faster is not accurate enough"
+            story.reason = f"what is faster is not accurate enough: {story.lost_to_accuracy}"
             return
-        story.sqnr_db = self._sqnr_db(inserter, placement)
+        story.sqnr_db = self._accuracy.sqnr_db(inserter, placement)
         if story.sqnr_db is None and request.min_sqnr_db is not None and request.evaluate is None:
             _logger.warning(
                 "how accurate it is can't be told: no output could be compared; use --evaluate"
@@ -190,51 +188,29 @@ class Shipping:
         """The ranges with which the choice is nearest to the float model."""
         if len(inserters) == 1:
             return next(iter(inserters))
-        return max(inserters, key=lambda way: self._sqnr_db(inserters[way], placement) or -math.inf)
+        progress = self._reporter.progress("accuracy")
+        found: dict[RangeMethod, float] = {}
+        for way, inserter in inserters.items():
+            decibels = self._accuracy.sqnr_db(inserter, placement)
+            found[way] = -math.inf if decibels is None else decibels
+            progress("comparing ranges", len(found), len(inserters))
+        return max(found, key=found.__getitem__)
 
     def _correct(self, space: Space, state: State, inserter: Inserter) -> State:
-        request, story = self._request, self._story
-        evaluate, least_db = request.evaluate, request.min_sqnr_db
-        least = -math.inf
-        metrics: dict[State, float] = {}
-        if story.metric is not None:
-            least = story.metric["float"] - request.max_drop
-
-        def sqnr_db(choice: State) -> float:
-            found = self._sqnr_db(inserter, space.placement(choice))
-            return math.inf if found is None else found
-
-        def roughly_db(choice: State) -> float:
-            path = inserter.write(space.placement(choice), "judged")
-            return self._judge(inserter.base).roughly_db(path)
-
-        def is_correct(choice: State) -> bool:
-            placement = space.placement(choice)
-            if not placement:
-                return True
-            if least_db is not None and sqnr_db(choice) < least_db:
-                return False
-            if evaluate is None:
-                return True
-            path = inserter.write(placement, "evaluated")
-            metrics[choice] = checked_metric(evaluate(str(path)), evaluate.label)
-            return metrics[choice] >= least
-
-        self._reporter.tell("accuracy", "comparing outputs with the float model")
-        state = correct_part(space, state, is_correct, roughly_db)
-        if story.metric is not None and state in metrics:
-            story.metric["final"] = metrics[state]
-        return state
-
-    def _sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
-        """The worst output's distance from the float model; None if it can't be known here.
-
-        What the engine doesn't run, or dies of, is as far from it as can be.
-        """
-        path = inserter.write(placement, "judged")
-        try:
-            found = self._judge(inserter.base).quality(path).against_float
-        except EngineError as error:
-            _logger.warning("a candidate can't be judged: %s", error.what)
-            return -math.inf
-        return min(found.values(), default=None)
+        """What of the choice may be shipped; what of it may not is told."""
+        request, story, reporter = self._request, self._story, self._reporter
+        before = None if story.metric is None else story.metric["float"]
+        limits = AccuracyLimits(space, inserter, self._accuracy, request, before)
+        shortfall = limits.shortfall(state)
+        if shortfall:
+            reporter.tell("accuracy", f"{shortfall}; looking for what has to stay float")
+        repair = AccuracyRepair(space, limits, progress=reporter.progress("accuracy"))
+        kept = repair.correct_part(state)
+        kept = kept if space.placement(kept) else frozenset()
+        if shortfall:
+            left = f"left float: {name_groups(space, state - kept, state)}"
+            story.lost_to_accuracy = f"{shortfall}; {left}"
+            reporter.tell("accuracy", left)
+        if story.metric is not None and kept:
+            story.metric["final"] = self._accuracy.metric(inserter, space.placement(kept))
+        return kept

@@ -109,6 +109,7 @@ class Story:
             kept_float=not self.is_shipped,
             reason=self.reason,
             output_sqnr_db=self.sqnr_db if found is not None else None,
+            lost_to_accuracy=self.lost_to_accuracy,
             metric=self.metric,
             noise=self.noise,
             seeds=self.seeds,

@@ -1,0 +1,93 @@
+"""How accurate a choice must be to be shipped, and by how much it is not."""
+
+from __future__ import annotations
+
+import math
+
+from qdqtune.autotune.search.space import Space, State
+from qdqtune.qdq.insert import Inserter
+from qdqtune.workflows.tuning.measured_accuracy import (
+    APPROXIMATE_SQNR,
+    METRIC,
+    SQNR,
+    MeasuredAccuracy,
+)
+from qdqtune.workflows.tuning.request import TuneRequest
+
+
+class AccuracyLimits:
+    """Holds choices against what was asked for.
+
+    Args:
+        space: What choices mean.
+        inserter: Writes them, with the ranges that they are judged with.
+        accuracy: How accurate placements are.
+        request: What was asked for.
+        float_metric: The user's metric of the float model; None without a metric.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        inserter: Inserter,
+        accuracy: MeasuredAccuracy,
+        request: TuneRequest,
+        float_metric: float | None = None,
+    ) -> None:
+        self._space = space
+        self._inserter = inserter
+        self._accuracy = accuracy
+        self._request = request
+        self._float_metric = float_metric
+
+    def shortfall(self, choice: State) -> str:
+        """Which limit a choice fails, and by how much; empty if it may be shipped."""
+        placement = self._space.placement(choice)
+        if not placement:
+            return ""
+        return self._sqnr_shortfall(choice) or self._metric_shortfall(choice)
+
+    def approximate_sqnr_db(self, choice: State) -> float:
+        """How near to the float model a choice is, roughly."""
+        placement = self._space.placement(choice)
+        return self._accuracy.approximate_sqnr_db(self._inserter, placement)
+
+    def knows_shortfall(self, choice: State) -> bool:
+        """Whether `shortfall` costs nothing, because an earlier run has found it out."""
+        if not self._space.placement(choice):
+            return True
+        if self._request.min_sqnr_db is not None:
+            if not self._knows(SQNR, choice):
+                return False
+            if self._sqnr_shortfall(choice):
+                return True
+        return self._float_metric is None or self._knows(METRIC, choice)
+
+    def knows_approximate_sqnr_db(self, choice: State) -> bool:
+        """Whether `approximate_sqnr_db` costs nothing."""
+        return self._knows(APPROXIMATE_SQNR, choice)
+
+    def _knows(self, measure: str, choice: State) -> bool:
+        return self._accuracy.knows(measure, self._inserter, self._space.placement(choice))
+
+    def _sqnr_shortfall(self, choice: State) -> str:
+        least_db = self._request.min_sqnr_db
+        if least_db is None:
+            return ""
+        found = self._accuracy.sqnr_db(self._inserter, self._space.placement(choice))
+        if found is None or found >= least_db:
+            return ""
+        below = f"{least_db - found:.1f} dB below" if math.isfinite(found) else "below"
+        return f"SQNR {found:.1f} dB is {below} --min_sqnr {least_db:g}"
+
+    def _metric_shortfall(self, choice: State) -> str:
+        before, evaluate = self._float_metric, self._request.evaluate
+        if before is None or evaluate is None:
+            return ""
+        found = self._accuracy.metric(self._inserter, self._space.placement(choice))
+        if found >= before - self._request.max_drop:
+            return ""
+        return (
+            f"{evaluate.label} {found:.6g} is {before - found:.3g} below {before:.6g} of the float "
+            f"model, more than --max_drop {self._request.max_drop:g}"
+        )

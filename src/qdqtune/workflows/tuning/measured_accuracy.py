@@ -1,0 +1,175 @@
+"""How accurate placements are: known from the journal, or measured and written there."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+
+from qdqtune.calibration.inputs import Feeds
+from qdqtune.calibration.range_cache import SampleDigest
+from qdqtune.calibration.user_code import UserFunction
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.qdq.insert import Inserter
+from qdqtune.records.errors import EngineError, UsageError
+from qdqtune.records.placement import Placement
+from qdqtune.workflows.judging import Judge
+from qdqtune.workflows.tuning.journal import AccuracyKey, Journal
+
+SQNR, APPROXIMATE_SQNR, METRIC = "sqnr_db", "approximate_sqnr_db", "metric"
+"""What is measured of a placement."""
+
+_logger = logging.getLogger(__name__)
+
+
+class MeasuredAccuracy:
+    """Measures how accurate placements are; what an earlier run has measured costs nothing.
+
+    Args:
+        journal: What is known, and where results go.
+        judge: Compares outputs; made when it is first needed.
+        samples: Makes the inputs that outputs are compared on.
+        judged_by: The engine whose arithmetic counts.
+        evaluate: The user's metric, if there is one.
+        float_metric: What it gives for the float model.
+
+    Attributes:
+        seconds: The longest that a measurement of each kind took so far.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        judge: Callable[[PreparedModel], Judge],
+        samples: Callable[[], Iterable[Feeds]],
+        judged_by: str,
+        evaluate: UserFunction | None = None,
+        float_metric: float = math.nan,
+    ) -> None:
+        self.seconds: dict[str, float] = {}
+        self._journal = journal
+        self._judge = judge
+        self._samples = samples
+        self._judged_by = judged_by
+        self._evaluate = evaluate
+        self._float_metric = float_metric
+        self._of_samples = ""
+        self._here: dict[AccuracyKey, float | None] = {}
+
+    def sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
+        """The worst output's distance from the float model; None if it can't be known here.
+
+        What the engine doesn't run, or dies of, is as far from it as can be.
+        """
+        return self._measured(SQNR, inserter, placement, self._find_sqnr_db)
+
+    def approximate_sqnr_db(self, inserter: Inserter, placement: Placement) -> float:
+        """The same without the engine's own kernels: fast, and near enough to rank many."""
+        found = self._measured(APPROXIMATE_SQNR, inserter, placement, self._find_approximate_db)
+        return math.inf if found is None else found
+
+    def metric(self, inserter: Inserter, placement: Placement) -> float:
+        """What the user's function says of it.
+
+        Raises:
+            UsageError: If it fails, or says something that is no number.
+        """
+        found = self._measured(METRIC, inserter, placement, self._find_metric)
+        return math.nan if found is None else found
+
+    def knows(self, measure: str, inserter: Inserter, placement: Placement) -> bool:
+        """Whether it was measured before.
+
+        Args:
+            measure: `SQNR`, `APPROXIMATE_SQNR` or `METRIC`.
+            inserter: With which ranges.
+            placement: Of what.
+        """
+        key = self._key(measure, inserter, placement)
+        return key in self._here or key in self._journal.accuracy
+
+    def _measured(
+        self,
+        measure: str,
+        inserter: Inserter,
+        placement: Placement,
+        find: Callable[[Inserter, Placement], float | None],
+    ) -> float | None:
+        key = self._key(measure, inserter, placement)
+        for known in (self._here, self._journal.accuracy):
+            if key in known:
+                return known[key]
+        began = time.monotonic()
+        try:
+            found = find(inserter, placement)
+        except EngineError as error:  # the machine's fault, perhaps: another run tries again
+            _logger.warning("a candidate can't be judged: %s", error.what)
+            self._here[key] = -math.inf
+            return -math.inf
+        finally:
+            took_s = time.monotonic() - began
+            self.seconds[measure] = max(took_s, self.seconds.get(measure, 0.0))
+        if measure == METRIC and not self._of_evaluate():
+            self._here[key] = found
+        else:
+            self._journal.keep_accuracy(key, found)
+        return found
+
+    def _find_sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
+        path = inserter.write(placement, "judged")
+        found = self._judge(inserter.base).quality(path).against_float
+        return min(found.values(), default=None)
+
+    def _find_approximate_db(self, inserter: Inserter, placement: Placement) -> float:
+        path = inserter.write(placement, "judged")
+        return self._judge(inserter.base).roughly_db(path)
+
+    def _find_metric(self, inserter: Inserter, placement: Placement) -> float:
+        assert self._evaluate is not None
+        path = inserter.write(placement, "evaluated")
+        return checked_metric(self._evaluate(str(path)), self._evaluate.label)
+
+    def _key(self, measure: str, inserter: Inserter, placement: Placement) -> AccuracyKey:
+        of_measure = self._of_evaluate() if measure == METRIC else self._of_outputs()
+        text = repr((inserter.encoder.digest(), of_measure))
+        conditions = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return AccuracyKey(measure, placement.digest(), conditions)
+
+    def _of_outputs(self) -> str:
+        """What outputs depend on beside the placement and its scales."""
+        if not self._of_samples:
+            digest = SampleDigest()
+            for feeds in self._samples():
+                digest.add(feeds)
+            self._of_samples = digest.hexdigest()
+        return f"{self._judged_by} {self._of_samples}"
+
+    def _of_evaluate(self) -> str:
+        """What the metric depends on; empty if another run can't tell that it is the same.
+
+        The metric of the float model stands for the data, which only the function knows.
+        """
+        function = self._evaluate
+        if function is None or not function.fingerprint:
+            return ""
+        return f"{function.label} {function.fingerprint} {self._float_metric!r}"
+
+
+def checked_metric(value: object, name: str) -> float:
+    """What a user's function returned, as a number.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number):
+        raise UsageError(
+            f"{name} returned {value!r}, which is not a number.",
+            "It takes the path of a model and returns a metric: more is better.",
+        )
+    return number
