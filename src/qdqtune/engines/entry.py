@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class EngineEntry:
             of a dialect, instead of `dialects`.
         isa_option: Option that keeps its kernels from newer instructions, in oneDNN's words.
         isa_variables: Environment variables that do the same; the first that is set counts.
+        float32_options: Options with which it computes float32 in float32, if it may choose another
+            type by itself; the first is the one to tell users.
         runs_bfloat16: Whether it runs models in bfloat16, at least in some versions; where it
             turns out that it doesn't, models are judged by the reference engine.
         takes_plugins: Whether it loads libraries with custom ops: those in its option `plugins`.
@@ -80,6 +83,7 @@ class EngineEntry:
     dialect_function: str = ""
     isa_option: str = ""
     isa_variables: tuple[str, ...] = ()
+    float32_options: Mapping[str, str] = field(default_factory=dict, hash=False)
     runs_bfloat16: bool = False
     takes_plugins: bool = False
     has_timing_cache: bool = False

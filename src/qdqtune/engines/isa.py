@@ -43,6 +43,7 @@ _ONEDNN_LIMITS = {
 }
 ONEDNN_LIMITS = tuple(_ONEDNN_LIMITS)
 """What oneDNN can be limited to, oldest instructions first."""
+_FIRST_WITH_BFLOAT16 = "AVX512_CORE_BF16"
 _X86_SATURATING = {"avx512", "avx2", "x86"}
 _SYSCTL_FLAGS = {
     "hw.optional.arm.FEAT_I8MM": "i8mm",
@@ -95,6 +96,21 @@ def limited_isa(isa: str, limit: str) -> str:
     if isa not in order or most not in order:
         return isa
     return order[max(order.index(isa), order.index(most))]
+
+
+def leaves_bfloat16(isa: str, limit: str) -> bool:
+    """Whether kernels are left that are faster in bfloat16 than in float32, if the CPU has any.
+
+    Args:
+        isa: What the CPU has. Where it has tiles, these kernels are those on tiles.
+        limit: One of oneDNN's limits; what is none, such as `ALL`, limits nothing.
+    """
+    name = limit.upper()
+    if name not in ONEDNN_LIMITS:
+        return True
+    if isa.startswith("amx"):
+        return limited_isa(isa, name) == isa
+    return ONEDNN_LIMITS.index(name) >= ONEDNN_LIMITS.index(_FIRST_WITH_BFLOAT16)
 
 
 def inherited_limit(variables: Sequence[str]) -> tuple[str, str]:

@@ -15,6 +15,7 @@ import openvino as ov
 from qdqtune.engines.clock import RunClock
 from qdqtune.engines.interface import InputSpec, SessionOptions
 from qdqtune.engines.openvino_layers import layer_times_of
+from qdqtune.engines.openvino_precision import float_type_in_effect, with_float_kernels
 from qdqtune.engines.openvino_settings import (
     MAX_CPU_ISA,
     Settings,
@@ -56,11 +57,11 @@ class OpenVinoEngine:
     def __init__(self) -> None:
         self._core: Any = None
         self._limit: str | None = None
+        self._float_types: dict[tuple[str, ...], str] = {}
 
     def info(self, options: SessionOptions) -> EngineInfo:
         """Says which version runs on which device, with the options that are in effect."""
-        settings = settings_of(options)
-        core = self._started(settings, options.threads)
+        core, settings = self._started(options)
         return EngineInfo(
             name="openvino",
             version=ov.__version__.partition("-")[0],
@@ -68,15 +69,17 @@ class OpenVinoEngine:
             isa=settings.isa or _property(core, settings.device, "DEVICE_ARCHITECTURE"),
             threads=options.threads,
             options=settings.in_effect,
+            float_type=self._float_type(core, settings),
         )
 
     def open(self, path: str, options: SessionOptions) -> OpenVinoSession:
         """Opens the model file."""
-        settings = settings_of(options)
-        return OpenVinoSession(self._started(settings, options.threads), path, options, settings)
+        core, settings = self._started(options)
+        return OpenVinoSession(core, path, options, settings)
 
-    def _started(self, settings: Settings, threads: int | None) -> Any:
-        """OpenVINO, told once and for all which instructions it may use."""
+    def _started(self, options: SessionOptions) -> tuple[Any, Settings]:
+        """OpenVINO, told once and for all which instructions it may use, and its settings."""
+        settings = settings_of(options)
         if self._core is None:
             if settings.max_cpu_isa:
                 os.environ[MAX_CPU_ISA] = settings.max_cpu_isa
@@ -86,8 +89,14 @@ class OpenVinoEngine:
                 f"max_cpu_isa is '{settings.max_cpu_isa}', but it was '{self._limit}' when "
                 "OpenVINO was started, and can't be changed"
             )
-        check_device(self._core, settings, threads)
-        return self._core
+        check_device(self._core, settings, options.threads)
+        return self._core, with_float_kernels(self._core, settings)
+
+    def _float_type(self, core: Any, settings: Settings) -> str:
+        key = (settings.device, *(f"{k}={v}" for k, v in sorted(settings.properties.items())))
+        if key not in self._float_types:
+            self._float_types[key] = float_type_in_effect(core, settings)
+        return self._float_types[key]
 
 
 class OpenVinoSession:

@@ -7,8 +7,7 @@ from typing import Any
 
 from qdqtune.records.measurement import LayerTime
 
-# What an executed layer computes in, by the words in which OpenVINO writes types.
-_PRECISIONS = {
+PRECISIONS = {
     "bf16": "bfloat16",
     "boolean": "bool",
     "f16": "float16",
@@ -19,6 +18,7 @@ _PRECISIONS = {
     "i64": "int64",
     "u8": "uint8",
 }
+"""Our names of types, by the words in which OpenVINO writes them."""
 _FACTS = (
     "layerType",
     "originalLayersNames",
@@ -82,7 +82,7 @@ def layer_times_of(
                     op_type=kind,
                     ms=spent.get(name, 0.0),
                     provider=facts.get("primitiveType", ""),
-                    precision=_PRECISIONS.get(precision, precision),
+                    precision=PRECISIONS.get(precision, precision),
                     origins=tuple(origin for origin in origins.split(",") if origin),
                     inputs=tuple(tensor for tensor in inputs if tensor not in constants),
                     outputs=outputs,

@@ -14,12 +14,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isa import ONEDNN_LIMITS, inherited_limit, limited_isa, read_cpu
+from qdqtune.engines.isa import (
+    ONEDNN_LIMITS,
+    inherited_limit,
+    leaves_bfloat16,
+    limited_isa,
+    read_cpu,
+)
 from qdqtune.engines.registry import ENGINES
 
 _ISA_VARIABLES = ENGINES["openvino"].isa_variables
 MAX_CPU_ISA = _ISA_VARIABLES[0]
 """The variable by which OpenVINO's kernels are kept from newer instructions."""
+PRECISION_OPTION, PRECISION_HINT = "inference_precision", "INFERENCE_PRECISION_HINT"
+"""The type in which floats are computed, as an option and as OpenVINO's property."""
 # Devices that are made of others.
 _VIRTUAL_DEVICES = frozenset({"AUTO", "BATCH", "HETERO", "MULTI"})
 _THREADS = "INFERENCE_NUM_THREADS"
@@ -28,7 +36,7 @@ _, _INHERITED_LIMIT = inherited_limit(_ISA_VARIABLES)
 # Our words for OpenVINO's properties. Whatever is written in capitals is passed on as it is.
 _PROPERTIES = {
     "execution_mode": "EXECUTION_MODE_HINT",
-    "inference_precision": "INFERENCE_PRECISION_HINT",
+    PRECISION_OPTION: PRECISION_HINT,
     "num_streams": "NUM_STREAMS",
     "performance_hint": "PERFORMANCE_HINT",
 }
@@ -61,6 +69,7 @@ class Settings:
         isa: What that leaves to integer kernels; empty on other devices.
         properties: OpenVINO's properties.
         in_effect: Everything that was asked for or had to be set, in the words of the options.
+        leaves_bfloat16: Whether that limit leaves kernels for which bfloat16 is worth choosing.
     """
 
     device: str
@@ -68,6 +77,7 @@ class Settings:
     isa: str
     properties: Mapping[str, str] = field(hash=False)
     in_effect: Mapping[str, str] = field(hash=False)
+    leaves_bfloat16: bool = True
 
     @property
     def is_cpu(self) -> bool:
@@ -108,8 +118,9 @@ def settings_of(options: SessionOptions) -> Settings:
     properties.setdefault("CACHE_DIR", "")
     if options.threads is not None and on_cpu:
         _set_threads(properties, options.threads)
-    isa = limited_isa(read_cpu().isa, limit) if on_cpu else ""
-    return Settings(device, limit, isa, properties, given)
+    cpu = read_cpu().isa
+    isa = limited_isa(cpu, limit) if on_cpu else ""
+    return Settings(device, limit, isa, properties, given, leaves_bfloat16(cpu, limit))
 
 
 def check_device(core: Any, settings: Settings, threads: int | None) -> None:
@@ -195,15 +206,7 @@ def _mended_cpu(given: Mapping[str, str]) -> dict[str, str]:
     has_tiles = read_cpu().isa.startswith("amx")
     if not limit and has_tiles and not _amx_works():
         limit = _WITHOUT_AMX
-    if not limit:
-        return {}
-    if not has_tiles or limited_isa(read_cpu().isa, limit).startswith("amx"):
-        return {"max_cpu_isa": limit}
-    # Where there is AMX, OpenVINO computes in bfloat16 unless told otherwise, also where its limit
-    # leaves it no such kernel: it is then slower than in floats, or refuses the model.
-    if _PROPERTIES["inference_precision"] in given:
-        return {"max_cpu_isa": limit}
-    return {"max_cpu_isa": limit, "inference_precision": "f32"}
+    return {"max_cpu_isa": limit} if limit else {}
 
 
 @functools.lru_cache(maxsize=1)

@@ -28,6 +28,7 @@ OURS = (
         dialects=(SpokenDialect("openvino-novnni", True), SpokenDialect("openvino")),
         isa_option="max_cpu_isa",
         isa_variables=("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
+        float32_options={"inference_precision": "f32", "INFERENCE_PRECISION_HINT": "f32"},
         runs_bfloat16=True,
     ),
     EngineEntry(

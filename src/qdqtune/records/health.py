@@ -37,6 +37,8 @@ class EngineHealth:
         limited: Why that is less than the CPU has; None if it isn't.
         program: Where its program is; empty if it is none.
         lists_layers: Whether it can't measure, but lists the layers of a model.
+        float_type: What float32 is computed in; empty if unknown.
+        float32_option: The option with which that would be float32, if it isn't and can be.
     """
 
     name: str
@@ -51,6 +53,8 @@ class EngineHealth:
     limited: IsaLimit | None = None
     program: str = ""
     lists_layers: bool = False
+    float_type: str = ""
+    float32_option: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+FLOAT32 = "float32"
+"""What floats are computed in unless an engine says otherwise."""
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -182,6 +185,9 @@ class EngineInfo:
         threads: Threads per run; None is the engine's default.
         options: Options given to the engine beside the threads.
         takes_threads: Whether there is a number of threads at all.
+        float_type: What models in float32 are computed in: `float32`, or what the engine takes for
+            it, such as `bfloat16`, `float16` or `tf32`; empty if unknown, as in records of versions
+            that did not ask.
     """
 
     name: str
@@ -191,10 +197,11 @@ class EngineInfo:
     threads: int | None = None
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
     takes_threads: bool = True
+    float_type: str = FLOAT32
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form, as it stands in ``summary.json``."""
-        value = {
+        value: dict[str, Any] = {
             "name": self.name,
             "version": self.version,
             "device": self.device,
@@ -202,10 +209,14 @@ class EngineInfo:
             "threads": self.threads,
             "options": dict(sorted(self.options.items())),
         }
-        # Earlier versions knew only engines that do; what they wrote must stay the same.
-        return value if self.takes_threads else {**value, "takes_threads": False}
+        # What earlier versions wrote must stay the same: they knew neither of these.
+        if not self.takes_threads:
+            value["takes_threads"] = False
+        if self.float_type:
+            value["float_type"] = self.float_type
+        return value
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> EngineInfo:
         """Reads the JSON form."""
-        return cls(**value)
+        return cls(**{"float_type": "", **value})

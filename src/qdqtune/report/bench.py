@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qdqtune.records.comparison import BenchRecord, Contestant
-from qdqtune.records.measurement import EngineInfo
+from qdqtune.records.measurement import FLOAT32, EngineInfo
 from qdqtune.report.tables import printable, text_table
 
 _MOST_INPUTS = 6
@@ -61,7 +61,10 @@ def engine_line(engine: EngineInfo) -> str:
     threads = "its default threads" if engine.threads is None else f"{engine.threads} thread(s)"
     shown = f", {threads}," if engine.takes_threads else ""
     isa = f" ({engine.isa})" if engine.isa else ""
-    return printable(f"{engine.name} {engine.version}{shown} on {engine.device}{isa}")
+    line = f"{engine.name} {engine.version}{shown} on {engine.device}{isa}"
+    if engine.float_type not in ("", FLOAT32):
+        line += f"; float32 is computed in {engine.float_type}"
+    return printable(line)
 
 
 def _lines(text: str) -> str:

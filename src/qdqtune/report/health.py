@@ -23,14 +23,21 @@ def health_text(health: Health) -> str:
             engine.version or "-",
             engine.dialect or "-",
             engine.isa or "-",
+            engine.float_type or "-",
             _where(engine),
         ]
         for engine in health.engines
     ]
-    columns = ["engine", "usable", "version", "dialect", "isa", "device, or why not"]
+    columns = ["engine", "usable", "version", "dialect", "isa", "float32 in", "device, or why not"]
     arithmetic = _arithmetic(health.saturates_u8s8)
     machine = f"Python {health.python}; CPU {health.cpu}, {health.isa}: {arithmetic}."
     notes = [_limited(engine, health) for engine in health.engines if engine.limited is not None]
+    notes += [
+        f"{engine.name} computes float32 in {engine.float_type} here, which is faster and less "
+        f"exact; --engine_option {engine.float32_option} makes it float32."
+        for engine in health.engines
+        if engine.float32_option
+    ]
     notes += [
         f"warning: the engine {broken.name} of {broken.package or 'some package'} can't be used: "
         f"{broken.reason}"

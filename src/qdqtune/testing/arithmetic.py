@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qdqtune.qdq.dialects import dialect_named
-from qdqtune.testing.bench import Bench, EngineUnderTest
+from qdqtune.testing.bench import Bench
 from qdqtune.testing.models import Array, nearness_db
 from qdqtune.testing.quantized import OPS, QuantizedModel, op_type_of, quantized_op
 
@@ -48,21 +48,23 @@ def _check(bench: Bench, op: str, *, extreme: bool) -> None:
             found = bench.worker.run(model, made.feeds)["y"]
             assert len(bench.worker.time(model, 1)) == 1
         what = f"a quantized {op} ({quant_type} in the dialect {dialect}, file {path})"
-        _check_result(bench.engine, what, made, found)
+        _check_result(bench, what, made, found)
     bench.needs_runs()
 
 
-def _check_result(engine: EngineUnderTest, what: str, made: QuantizedModel, found: Array) -> None:
-    wanted = made.expected["y"]
+def _check_result(bench: Bench, what: str, made: QuantizedModel, found: Array) -> None:
+    wanted, engine = made.expected["y"], bench.engine
     assert found.shape == wanted.shape, f"{what}: {found.shape} instead of {wanted.shape}"
     if made.step is None:
         near_db = nearness_db(wanted, found)
-        assert near_db >= engine.float_db, (
-            f"{what} is {near_db:.1f} dB from ONNX's reference. {_HINT}"
+        assert near_db >= bench.promise.op_db, (
+            f"{what} is {near_db:.1f} dB from ONNX's reference, promised are "
+            f"{bench.promise.op_db:g}. {_HINT}"
         )
         return
     steps = np.abs(found.astype(np.float64) - wanted) / made.step
-    assert steps.max() <= engine.steps + _SLACK, (
+    rounding = bench.promise.epsilon * float(np.abs(wanted).max()) / made.step
+    assert steps.max() <= engine.steps + _SLACK + rounding, (
         f"{what} is off by up to {steps.max():.1f} steps. {_HINT}"
     )
     equal = float((steps <= engine.steps - 0.5).mean())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from qdqtune import zoo
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import FailureKind, OpenModel, Worker, WorkerFailure
 from qdqtune.qdq.dialects import dialect_named
+from qdqtune.records.measurement import FLOAT32
 from qdqtune.testing.models import TOWER_LAYERS, tower
 
 if TYPE_CHECKING:
@@ -23,6 +25,31 @@ if TYPE_CHECKING:
 
 _ONE_THREAD = SessionOptions(threads=1)
 _TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class FloatPromise:
+    """What a float type allows to promise, as signal-to-noise ratios.
+
+    Attributes:
+        models_db: How near the outputs of whole models come to ONNX's reference.
+        op_db: How near those of single ops do.
+        epsilon: The largest relative error of rounding to it.
+    """
+
+    models_db: float
+    op_db: float
+    epsilon: float
+
+
+FLOAT_PROMISES = {
+    FLOAT32: FloatPromise(80.0, 80.0, 2.0**-24),
+    "tf32": FloatPromise(25.0, 50.0, 2.0**-11),
+    "float16": FloatPromise(25.0, 50.0, 2.0**-11),
+    "bfloat16": FloatPromise(15.0, 45.0, 2.0**-9),
+}
+"""By `EngineInfo.float_type`. Seen: zoo models 100 dB and more in float32, 18 and more in bfloat16;
+single ops 130 and 52."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +70,8 @@ class EngineUnderTest:
         layers: Whether `layer_times` tells the layers.
         integer_layers: Whether a quantized op shows as a layer that computes in integers.
         architectures: The zoo models that it runs.
-        float_db: How near its float outputs come to ONNX's reference, as a signal-to-noise ratio.
-            Seen on zoo models: 100 and more in float32, 18 and more in bfloat16.
+        float_db: How near its float outputs come to ONNX's reference, as a signal-to-noise ratio;
+            None is what the type allows in which it says that it computes, see `FLOAT_PROMISES`.
         steps: How many quantization steps a quantized result may be off.
         other_options: Options with which it is another engine to whoever compares times: values
             that are neither defaults nor in `options`.
@@ -61,7 +88,7 @@ class EngineUnderTest:
     layers: bool = True
     integer_layers: bool = True
     architectures: tuple[str, ...] = zoo.ARCHITECTURES
-    float_db: float = 80.0
+    float_db: float | None = None
     steps: int = 1
     other_options: Mapping[str, str] = field(default_factory=dict, hash=False)
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -91,6 +118,16 @@ class Bench:
         self.worker = Worker(
             engine.name, engine.options, timeout_s=_TIMEOUT_S, environment=engine.environment
         )
+
+    @functools.cached_property
+    def promise(self) -> FloatPromise:
+        """How exact floats are, by what was said of the engine, or else by what it says itself."""
+        told = self.worker.info().float_type or FLOAT32
+        assert told in FLOAT_PROMISES, (
+            f"`info().float_type` is {told!r}; it is one of {', '.join(FLOAT_PROMISES)}, or empty"
+        )
+        found, said = FLOAT_PROMISES[told], self.engine.float_db
+        return found if said is None else replace(found, models_db=said, op_db=said)
 
     def needs_runs(self) -> None:
         """Skips the test if models can't be run here."""

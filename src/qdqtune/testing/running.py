@@ -120,7 +120,7 @@ def _check_run(bench: Bench, path: Path, case: Case) -> None:
             assert len(samples) == _RUNS, f"{path.name}: {len(samples)} samples of {_RUNS} runs"
             assert min(samples) > 0, f"{path.name}: a run took {min(samples)} ms"
     for expected, outputs in zip(case.expected, found, strict=True):
-        _check_outputs(path.name, bench.engine.float_db, expected, outputs)
+        _check_outputs(path.name, bench.promise.models_db, expected, outputs)
 
 
 def _check_outputs(what: str, least_db: float, expected: Arrays, outputs: Arrays) -> None:
@@ -137,5 +137,6 @@ def _check_outputs(what: str, least_db: float, expected: Arrays, outputs: Arrays
         assert found_db >= least_db, (
             f"{what}: {name} is {found_db:.1f} dB from ONNX's reference, promised are "
             f"{least_db:g} (`float_db`). Below 10 dB it is something else that was computed: are "
-            "outputs, or inputs, exchanged? Above, it may be a lower precision"
+            "outputs, or inputs, exchanged? Above, it may be a lower precision than the one that "
+            "`info().float_type` tells"
         )

@@ -11,7 +11,7 @@ from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.native import native_dialect
 from qdqtune.records.errors import QdqtuneError
 from qdqtune.records.health import EngineHealth, Health, IsaLimit
-from qdqtune.records.measurement import EngineInfo
+from qdqtune.records.measurement import FLOAT32, EngineInfo
 
 _ANSWER_TIMEOUT_S = 60.0
 
@@ -48,10 +48,19 @@ def _examine_engine(name: str) -> EngineHealth:
         return EngineHealth(
             name, True, info.version, info.device, dialect, "", measures,
             info.isa, saturates_u8s8(info.isa), _limit(name, info), status.program,
+            float_type=info.float_type, float32_option=_float32_option(name, info),
         )  # fmt: skip
     return EngineHealth(
         name, False, status.version, "", dialect, reason, measures, program=status.program
     )
+
+
+def _float32_option(name: str, info: EngineInfo) -> str:
+    """The option with which an engine would compute floats as they are written."""
+    if info.float_type in ("", FLOAT32):
+        return ""
+    options = registry.entry(name).float32_options.items()
+    return next((f"{option}={value}" for option, value in options), "")
 
 
 def _limit(name: str, info: EngineInfo) -> IsaLimit | None:

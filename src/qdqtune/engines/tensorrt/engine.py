@@ -16,7 +16,7 @@ from qdqtune.engines.tensorrt.cuda import Cuda, CudaError
 from qdqtune.engines.tensorrt.library import Library, telling
 from qdqtune.engines.tensorrt.plan_cache import PlanCache
 from qdqtune.engines.tensorrt.session import TensorRtSession, Workshop
-from qdqtune.engines.tensorrt.settings import Settings, settings_of
+from qdqtune.engines.tensorrt.settings import Settings, float_type_of, settings_of
 from qdqtune.engines.tensorrt.signature import read_signature
 from qdqtune.engines.tensorrt.timing_cache import NO_CACHE, TimingCacheFile, default_path
 from qdqtune.records.measurement import EngineInfo
@@ -55,12 +55,14 @@ class TensorRtEngine:
         settings = self._settings(options)
         cuda = self._cuda_of(settings.device)
         typing = self._library.typing_of(settings.typing)
+        capability = cuda.capability if cuda is not None else settings.compute_capability
         return EngineInfo(
             name=self.name,
             version=self._library.version,
             device=cuda.device_name if cuda is not None else f"none: {self._why_no_gpu}",
-            isa=cuda.capability if cuda is not None else settings.compute_capability,
+            isa=capability,
             options={**settings.given, "typing": typing},
+            float_type=float_type_of(typing, settings.precision, capability),
         )
 
     def open(self, path: str, options: SessionOptions) -> TensorRtSession:

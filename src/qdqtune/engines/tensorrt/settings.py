@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.tensorrt.shapes import ShapeWishes, parse_shapes
+from qdqtune.records.measurement import FLOAT32
 
 STRONG, WEAK = "strong", "weak"
 """Whether types are those of the model, or the builder's choice."""
@@ -29,6 +31,8 @@ COMMON = (
 )
 """Options that every form of TensorRT has."""
 _LEVELS = range(6)
+_LOW_FLOATS = {"fp16": "float16", "bf16": "bfloat16"}
+_FIRST_WITH_TF32 = 80
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,24 @@ def settings_of(options: SessionOptions, own: Collection[str] = ()) -> Settings:
         compute_capability=given.get("compute_capability", ""),
         given=given,
     )
+
+
+def float_type_of(typing: str, precision: str, capability: str, *, tf32: bool = True) -> str:
+    """What float32 is computed in; empty if that depends on a GPU that isn't known.
+
+    Args:
+        typing: Whether types are those of the model, or the builder's choice.
+        precision: What the builder may choose beside float32.
+        capability: The GPU's compute capability, such as `sm90`.
+        tf32: Whether products of float32 may have ten bits of precision: a builder's default.
+    """
+    if typing == WEAK and precision in _LOW_FLOATS:
+        return _LOW_FLOATS[precision]
+    number = re.fullmatch(r"sm(\d+)", capability)
+    if number is None:
+        return ""
+    allowed = tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+    return "tf32" if allowed and int(number[1]) >= _FIRST_WITH_TF32 else FLOAT32
 
 
 def _one_of(given: Mapping[str, str], name: str, choices: Collection[str], default: str) -> str:

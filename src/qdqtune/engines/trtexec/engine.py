@@ -50,6 +50,7 @@ class TrtexecEngine:
             device=device,
             isa=isa,
             options=usage.info_options,
+            float_type=usage.float_type(isa),
         )
 
     def open(self, path: str, options: SessionOptions) -> TrtexecSession:

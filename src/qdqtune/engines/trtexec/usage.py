@@ -9,16 +9,23 @@ from dataclasses import dataclass
 
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.shape_arguments import ShapeArguments
-from qdqtune.engines.tensorrt.settings import STRONG, WEAK, Settings, settings_of
+from qdqtune.engines.tensorrt.settings import (
+    STRONG,
+    WEAK,
+    Settings,
+    float_type_of,
+    settings_of,
+)
 from qdqtune.engines.tensorrt.shapes import ShapeWishes, parse_shapes
 from qdqtune.engines.trtexec.arguments import Asked, asked_by, with_workspace, workspace_in
-from qdqtune.engines.trtexec.flags import PRECISION_FLAGS, name_of, require, takes
+from qdqtune.engines.trtexec.flags import FLOAT_FLAGS, PRECISION_FLAGS, name_of, require, takes
 from qdqtune.engines.trtexec.version import Version, find_program, version_of
 
 OWN_OPTIONS = ("path", "args", "warmup_ms")
 """Beside those that every form of TensorRT has."""
 
 _REMOTE, _SAFE = "--remoteAutoTuningConfig", "--safe"
+_NO_TF32 = "--noTF32"
 _WARMUP_MS = 200
 _FIRST_STRONG = Version(10)
 
@@ -54,6 +61,15 @@ class Usage:
     def info_options(self) -> Mapping[str, str]:
         """What a record says about it."""
         return {**self.settings.given, "typing": self.typing}
+
+    def float_type(self, capability: str) -> str:
+        """What float32 is computed in on a GPU; empty if unknown."""
+        names = set(map(name_of, self.given))
+        precision = self.settings.precision
+        if names.intersection(PRECISION_FLAGS):
+            said = [flag for flag in FLOAT_FLAGS if flag in names]
+            precision = said[0].removeprefix("--").replace("best", "fp16") if said else ""
+        return float_type_of(self.typing, precision, capability, tf32=_NO_TF32 not in names)
 
     @property
     def given_to_run(self) -> tuple[str, ...]:

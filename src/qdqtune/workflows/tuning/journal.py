@@ -33,6 +33,8 @@ _BELIEVED = 2
 # What a header means that lacks such an entry; it is looked at before what follows from it.
 _UNSAID = {"precision": AS_GIVEN}
 _NOTHING_MEASURED = frozenset({"run", "session", "end"})
+# What is said of engines that earlier versions did not.
+_LATER_FIELDS = ("float_type",)
 
 
 class AccuracyKey(NamedTuple):
@@ -343,8 +345,32 @@ def _digest(header: Mapping[str, Any]) -> str:
 
 def precision_of(path: Path) -> str | None:
     """The float type that an earlier run's model is tuned in; None if nothing was measured."""
+    header = _earlier_header(path)
+    return None if header is None else str(header.get("precision", AS_GIVEN))
+
+
+def as_said_before(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
+    """A header without what an earlier run in the same journal did not know to say.
+
+    It follows from the rest, such as the float type in effect from the engine's device, version and
+    options: the same measurements are meant.
+
+    Args:
+        path: The journal; there may be none.
+        header: What measurements depend on.
+    """
+    earlier = _earlier_header(path)
+    engine, before = header["engine"], (earlier or {}).get("engine")
+    if not isinstance(before, dict):
+        return dict(header)
+    unsaid = [field for field in _LATER_FIELDS if field not in before]
+    return {**header, "engine": {key: engine[key] for key in engine if key not in unsaid}}
+
+
+def _earlier_header(path: Path) -> Mapping[str, Any] | None:
+    """What an earlier run measured under; None if nothing was measured."""
     lines = read_journal(path) if path.exists() else []
     if all(_kind(line) in _NOTHING_MEASURED for line in lines):
         return None
     headers = [line.body["header"] for line in lines if _kind(line) == "run" and line.body]
-    return str(headers[0].get("precision", AS_GIVEN)) if headers else None
+    return headers[0] if headers else None

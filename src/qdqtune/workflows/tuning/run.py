@@ -48,7 +48,7 @@ from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.earlier import earlier_result, sha256_of, sha256_of_model
 from qdqtune.workflows.tuning.float_type import written_type
 from qdqtune.workflows.tuning.folder import RunFolder
-from qdqtune.workflows.tuning.journal import Journal
+from qdqtune.workflows.tuning.journal import Journal, as_said_before
 from qdqtune.workflows.tuning.measured_accuracy import MeasuredAccuracy, checked_metric
 from qdqtune.workflows.tuning.patience import patient
 from qdqtune.workflows.tuning.request import SUBGRAPH, TuneRequest
@@ -143,7 +143,8 @@ class TuneRun:
         )
         self._take_form(tuned)
         given = given_cache(request.pattern_cache)
-        self._header = tuned.header(info, self._feeding)
+        journal_path = self._folder / names.JOURNAL
+        self._header = as_said_before(journal_path, tuned.header(info, self._feeding))
         journal = self._open_journal()
         tuned = tuned.place(self._folder)
         request = self._request = tuned.request
