@@ -92,6 +92,18 @@ def test_several_changes_in_a_row_belong_to_the_same_border(tmp_path: Path) -> N
     assert found == Borders(4.0, {}, {"x": 3.0, "y": 24.0})
 
 
+def test_a_change_of_float_types_is_none_of_q_and_dq(tmp_path: Path) -> None:
+    """OpenVINO computes in bfloat16 on some CPUs: what comes in is float32 all the same."""
+    index = conv(tmp_path).index
+    layers = [
+        layer("r0", "Reorder", 1.0, "x output 0", "r0 output 0", precision="float32"),
+        layer("n0", "Convolution", 4.0, "r0 output 0", "n0 output 0", precision="bfloat16"),
+        layer("n0_y/sink_port_0", "Reorder", 8.0, "n0 output 0", "y", precision="float32"),
+    ]
+    found = split_at_borders(index, layers, ["x"], ["y"])
+    assert found == Borders(4.0, {}, {"x": 1.0, "y": 8.0})
+
+
 def test_of_several_outputs_the_one_is_taken_that_the_name_tells(tmp_path: Path) -> None:
     text = "g (float[4] x) => (float[4] y, float[4] y2) { y = Relu(x) y2 = Neg(y) }"
     proto = onnx.shape_inference.infer_shapes(model_from_text(text))
@@ -143,8 +155,18 @@ def test_all_the_time_of_a_piece_is_somewhere_and_only_at_its_borders(
     assert converted > 3
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-def test_a_real_engine_shows_where_it_converts(engine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("engine", "options"),
+    [
+        ("onnxruntime", {}),
+        ("openvino", {}),
+        ("openvino", {"inference_precision": "f32"}),
+        ("openvino", {"max_cpu_isa": "AVX2"}),
+    ],
+)
+def test_a_real_engine_shows_where_it_converts(
+    engine: str, options: dict[str, str], tmp_path: Path
+) -> None:
     if not registry.available(engine).usable:
         pytest.skip(f"{engine} is not installed")
     made = conv(tmp_path, engine)
@@ -152,7 +174,7 @@ def test_a_real_engine_shows_where_it_converts(engine: str, tmp_path: Path) -> N
     inserter = made.inserter.of_part(made.extracted(content))
     feeds = {"x": np.random.default_rng(0).uniform(-1, 1, (1, 32, 32, 32)).astype(np.float32)}
     found = {}
-    with Worker(engine, SessionOptions(threads=1)) as worker:
+    with Worker(engine, SessionOptions(threads=1, engine_options=options)) as worker:
         for names in ((), tuple(made.completion.units)):
             whole = made.completion.placement(names)
             places = placement_inside(whole, content, made.completion)

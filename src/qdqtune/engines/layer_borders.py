@@ -17,6 +17,7 @@ from qdqtune.records.layers import BETWEEN, MappedLayer
 from qdqtune.records.measurement import LayerTime
 
 _OUTPUT_OF = " output "
+_FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 
 @dataclass
@@ -26,7 +27,8 @@ class Borders:
     Attributes:
         inside_ms: Its work, with every Q and DQ that is not at a border.
         conversion_ms: By input or output: Q and DQ at that border.
-        layout_ms: By input or output: changes of layout at that border.
+        layout_ms: By input or output: changes of layout at that border, also those to and from the
+            float type that the engine computes in.
     """
 
     inside_ms: float = 0.0
@@ -102,8 +104,15 @@ class _Places:
                 self._readers.setdefault(tensor, []).append(number)
 
     def is_conversion(self, number: int) -> bool:
-        """Whether a layer changes types."""
-        return self._mapped[number].converts
+        """Whether a layer does what Q or DQ mean: it changes types, and not only among floats."""
+        if not self._mapped[number].converts:
+            return False
+        layer, mapped = self._layers[number], self._mapped[number]
+        if mapped.executes:
+            return True
+        fed = (each for tensor in layer.outputs for each in self._readers.get(tensor, ()))
+        types = {layer.precision, *(self._layers[each].precision for each in fed)}
+        return not types <= _FLOATS
 
     def look_before(self, number: int) -> None:
         """Find out whether a layer stands right behind an input; those before it are known."""
