@@ -148,6 +148,10 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     engines = {engine["name"]: engine for engine in health["engines"]}
     assert engines["onnxruntime"]["usable"]
     assert engines["onnxruntime"]["dialect"].startswith("onnxruntime")
+    assert engines["onnxruntime"]["float_type"] == "float32"
+    openvino = engines["openvino"]
+    if openvino["usable"] and openvino["float_type"] != "float32":
+        assert openvino["float32_option"] == "inference_precision=f32"
     assert all(engine["usable"] or engine["reason"] for engine in engines.values())
     assert health["gpu"]["gpus"] or health["gpu"]["reason"]
     assert main(["doctor"]) == 0

@@ -45,10 +45,19 @@ def test_an_error_goes_before_samples():
         Comparison(1.1, 0.0, math.inf, 0.98, 3),
         LayerTime("n", "Conv", 0.25, "CPUExecutionProvider"),
         EngineInfo("onnxruntime", "1.2", "cpu", "avx2", 1, {"b": "1", "a": "2"}),
+        EngineInfo("openvino", "1.2", "cpu", "avx2", float_type="bfloat16"),
     ],
 )
 def test_json_round_trip(value):
     assert through_json(value) == value
+
+
+def test_of_an_engine_that_did_not_say_its_float_type_it_is_unknown():
+    said = EngineInfo("openvino", "1.2", "cpu", "avx2").to_dict()
+    assert said.pop("float_type") == "float32"
+    before = EngineInfo.from_dict(said)
+    assert before.float_type == ""
+    assert before.to_dict() == said
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.conftest import model_from_text
 
 from qdqtune.engines.interface import InputSpec, SessionOptions
-from qdqtune.engines.tensorrt.settings import COMMON, Settings, settings_of
+from qdqtune.engines.tensorrt.settings import COMMON, Settings, float_type_of, settings_of
 from qdqtune.engines.tensorrt.shapes import (
     ShapeRange,
     ShapeWishes,
@@ -313,3 +313,27 @@ class TestSignature:
         onnx.save(model_from_text(text), tmp_path / "m.onnx")
         with pytest.raises(ValueError, match="its input 'x' is no tensor"):
             read_signature(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("typing", "precision", "capability", "override", "told"),
+    [
+        ("strong", "fp16", "sm90", "", "tf32"),
+        ("strong", "fp16", "sm90", "0", "float32"),
+        ("strong", "fp16", "sm75", "", "float32"),
+        ("strong", "fp16", "unknown", "", ""),
+        ("weak", "fp16", "unknown", "", "float16"),
+        ("weak", "bf16", "sm90", "", "bfloat16"),
+        ("weak", "fp32", "sm120", "", "tf32"),
+    ],
+)
+def test_what_float32_is_computed_in(
+    monkeypatch: pytest.MonkeyPatch,
+    typing: str,
+    precision: str,
+    capability: str,
+    override: str,
+    told: str,
+) -> None:
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
+    assert float_type_of(typing, precision, capability) == told

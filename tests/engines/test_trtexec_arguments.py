@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.trtexec.arguments import asked_by
 from qdqtune.engines.trtexec.flags import DISPENSABLE, NOT_WHEN_SAFE
+from qdqtune.engines.trtexec.usage import usage_of
 from qdqtune.engines.trtexec.version import Version
 
 V8_4, V8_6, V9_2 = Version(8, 4, 3), Version(8, 6, 1), Version(9, 2)
@@ -72,3 +74,20 @@ def test_settings_among_arguments(version: Version) -> None:
 
 def test_what_safe_forbids_can_be_done_without() -> None:
     assert NOT_WHEN_SAFE < DISPENSABLE
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "told"),
+    [
+        (V8_6, "", "float16"),
+        (V9_2, "--bf16", "bfloat16"),
+        (V8_6, "--best", "float16"),
+        (V8_6, "--int8", "tf32"),
+        (V8_6, "--int8 --noTF32", "float32"),
+        (V10_16, "", "tf32"),
+        (V10_16, "--noTF32", "float32"),
+    ],
+)
+def test_what_float32_is_computed_in(version: Version, words: str, told: str) -> None:
+    usage = usage_of(SessionOptions(engine_options={"args": words}), version)
+    assert usage.float_type("sm90") == told

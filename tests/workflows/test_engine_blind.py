@@ -102,6 +102,13 @@ def test_what_an_engine_can_do_without_a_gpu_is_told() -> None:
     assert "no GPU; /bin/e" in text
 
 
+def test_the_type_of_floats_is_told_with_the_option_that_changes_it() -> None:
+    assert "bfloat16" in health_text(healthy(float_type="bfloat16"))
+    text = health_text(healthy(float_type="bfloat16", float32_option="exact=1"))
+    assert "e computes float32 in bfloat16 here" in text
+    assert "--engine_option exact=1 makes it float32" in text
+
+
 def test_an_engine_that_uses_the_cpu_whole_needs_no_line() -> None:
     assert len(health_text(healthy()).split("\n\n")) == 2
 

@@ -18,12 +18,19 @@ from hypothesis import strategies as st
 from qdqtune.autotune.search.trial import Score
 from qdqtune.engines.timing import Round
 from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
-from qdqtune.workflows.tuning.journal import QUARANTINE, AccuracyKey, Journal
+from qdqtune.workflows.tuning.journal import QUARANTINE, AccuracyKey, Journal, as_said_before
 from qdqtune.workflows.tuning.lines import SCHEMA, encode, read_journal, whole_lines
 
-HEADER = {
+HEADER: dict[str, Any] = {
     "model": "0123",
-    "engine": {"name": "some", "version": "1", "device": "cpu", "threads": 1, "options": {}},
+    "engine": {
+        "name": "some",
+        "version": "1",
+        "device": "cpu",
+        "threads": 1,
+        "options": {},
+        "float_type": "float32",
+    },
     "dialect": "onnxruntime",
     "quant_type": "int8",
     "shapes": {"x": [1, 3]},
@@ -37,9 +44,9 @@ def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
-def write(path: Path, measurements: int = 6) -> list[bytes]:
+def write(path: Path, measurements: int = 6, header: dict[str, Any] = HEADER) -> list[bytes]:
     """A journal of some measurements; its lines."""
-    journal = Journal(path, HEADER)
+    journal = Journal(path, header)
     for number in range(measurements):
         key = f"key{number}"
         journal.name_of(key)
@@ -139,7 +146,7 @@ def changed(header: dict[str, Any], path: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "field",
     ["model", "engine.name", "engine.version", "engine.device", "engine.threads",
-     "engine.options", "dialect", "quant_type", "shapes.x"],
+     "engine.options", "engine.float_type", "dialect", "quant_type", "shapes.x"],
 )  # fmt: skip
 def test_measurements_of_something_else_are_refused_and_the_field_named(
     tmp_path: Path, field: str
@@ -148,8 +155,17 @@ def test_measurements_of_something_else_are_refused_and_the_field_named(
     write(path)
     before = path.read_bytes()
     with pytest.raises(UsageError, match=f"another {field}: "):
-        Journal(path, changed(HEADER, field))
+        Journal(path, as_said_before(path, changed(HEADER, field)))
     assert path.read_bytes() == before
+
+
+def test_what_earlier_versions_did_not_say_is_no_other_run(tmp_path: Path) -> None:
+    path = tmp_path / "measurements.jsonl"
+    engine = {k: v for k, v in HEADER["engine"].items() if k != "float_type"}
+    write(path, header={**HEADER, "engine": engine})
+    journal = Journal(path, as_said_before(path, HEADER))
+    assert len(known(journal)) == 6
+    assert as_said_before(tmp_path / "none.jsonl", HEADER) == HEADER
 
 
 def test_a_newer_schema_is_refused_not_thrown_away(

@@ -17,28 +17,8 @@ from qdqtune.testing.sessions import KeepsSessionsApart
 from qdqtune.testing.timing import TimesModels
 
 
-# Pytest runs the tests of the last base first.
-class EngineConformance(
-    SurvivesFailures,
-    RefusesNonsense,
-    KeepsSessionsApart,
-    TellsLayers,
-    TimesModels,
-    ComputesQuantized,
-    RunsModels,
-    TellsWhatItIs,
-):
-    """All that is asked of an engine.
-
-    Inherit it, and fill in the fixture `engine`::
-
-        class TestMyEngine(EngineConformance):
-            @pytest.fixture
-            def engine(self) -> EngineUnderTest:
-                return EngineUnderTest("my_package.engine:MyEngine", dialect="onnxruntime")
-
-    The tests of a class share one worker, which ends with the class.
-    """
+class HasBench:
+    """The bench that all tests of a class share; the fixture `engine` is to be filled in."""
 
     _benches: ClassVar[dict[EngineUnderTest, Bench]] = {}
 
@@ -53,6 +33,10 @@ class EngineConformance(
     @pytest.fixture
     def bench(self, engine: EngineUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
         """The bench, made when it is first asked for."""
+        return self.bench_of(engine, tmp_path_factory)
+
+    def bench_of(self, engine: EngineUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+        """The bench of an engine."""
         if engine not in self._benches:
             self._benches[engine] = Bench(engine, tmp_path_factory.mktemp("conformance"))
         return self._benches[engine]
@@ -62,3 +46,28 @@ class EngineConformance(
         """Ends the class's workers."""
         while cls._benches:
             cls._benches.popitem()[1].close()
+
+
+# Pytest runs the tests of the last base first.
+class EngineConformance(
+    SurvivesFailures,
+    RefusesNonsense,
+    KeepsSessionsApart,
+    TellsLayers,
+    TimesModels,
+    ComputesQuantized,
+    RunsModels,
+    TellsWhatItIs,
+    HasBench,
+):
+    """All that is asked of an engine.
+
+    Inherit it, and fill in the fixture `engine`::
+
+        class TestMyEngine(EngineConformance):
+            @pytest.fixture
+            def engine(self) -> EngineUnderTest:
+                return EngineUnderTest("my_package.engine:MyEngine", dialect="onnxruntime")
+
+    The tests of a class share one worker, which ends with the class.
+    """
