@@ -43,6 +43,7 @@ def test_an_error_goes_before_samples():
         Measurement(error="crashed"),
         Comparison(1.1, 1.05, 1.2, 0.98, 12, 0.01),
         Comparison(1.1, 0.0, math.inf, 0.98, 3),
+        Comparison(1.1, 1.0, 1.2, 0.96, 90, 0.01, 0.47),
         LayerTime("n", "Conv", 0.25, "CPUExecutionProvider"),
         EngineInfo("onnxruntime", "1.2", "cpu", "avx2", 1, {"b": "1", "a": "2"}),
         EngineInfo("openvino", "1.2", "cpu", "avx2", float_type="bfloat16"),
@@ -74,3 +75,17 @@ def test_of_an_engine_that_did_not_say_its_float_type_it_is_unknown():
 )
 def test_verdict(ratio, low, high, margin, verdict):
     assert Comparison(ratio, low, high, 0.98, 10, margin).verdict is verdict
+
+
+def test_an_interval_is_widened_on_both_sides():
+    wider = Comparison(2.0, 1.9, 2.2, 0.96, 10).widened(0.05)
+    assert math.log(2.0 / wider.low) == pytest.approx(math.hypot(math.log(2.0 / 1.9), 0.05))
+    assert math.log(wider.high / 2.0) == pytest.approx(math.hypot(math.log(1.1), 0.05))
+    unbounded = Comparison(2.0, 0.0, math.inf, 0.96, 1)
+    assert unbounded.widened(0.05) == unbounded
+
+
+def test_a_comparison_of_an_earlier_version_has_no_contention():
+    value = Comparison(1.1, 1.05, 1.2, 0.98, 12).to_dict()
+    del value["contention"]
+    assert Comparison.from_dict(value).contention == 0.0

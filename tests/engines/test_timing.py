@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.engines.intervals import median_interval
+from qdqtune.engines.intervals import correlation_time, median_interval
 from qdqtune.engines.timing import BlockShape, compare_blocks, plan_turns, scores, take_turns
 from qdqtune.records.measurement import Verdict
 
@@ -141,6 +141,22 @@ def test_too_few_pairs_decide_nothing():
 )
 def test_the_interval_has_the_ranks_of_the_printed_tables(count, confidence, rank):
     assert median_interval(range(count), confidence) == (rank - 1, count - rank)
+
+
+@pytest.mark.parametrize(("memory", "at_least", "at_most"), [(0.0, 1.0, 1.4), (0.8, 3.0, 9.0)])
+def test_values_that_follow_their_neighbours_count_less(memory, at_least, at_most):
+    found = []
+    covered = {1.0: 0, None: 0}
+    for seed in range(200):
+        shocks = np.random.default_rng(seed).normal(0.0, 1.0, 200).tolist()
+        values = list(itertools.accumulate(shocks, lambda level, shock: memory * level + shock))
+        found.append(correlation_time(values))
+        for correlation in covered:
+            low, high = median_interval(values, 0.96, correlation or found[-1])
+            covered[correlation] += low <= 0.0 <= high
+    assert at_least <= statistics.fmean(found) <= at_most
+    assert covered[None] >= 0.85 * 200
+    assert (covered[1.0] < 0.7 * 200) is (memory > 0.0)
 
 
 def test_too_few_values_bound_nothing():

@@ -13,9 +13,12 @@ import pytest
 
 from qdqtune import zoo
 from qdqtune.cli.main import main
+from qdqtune.records.comparison import BenchRecord, Contestant
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
+from qdqtune.records.measurement import Comparison, EngineInfo, Measurement
 from qdqtune.records.placement import Placement
+from qdqtune.report.verification import verify_text
 from qdqtune.workflows.comparison import bench
 from qdqtune.workflows.insertion import Choice, insert_qdq
 from qdqtune.workflows.tuning.folder import BASELINE, FINAL, JOURNAL, PLACEMENT, SUMMARY
@@ -78,7 +81,7 @@ def test_what_is_true_agrees(claim: Claim) -> None:
 def test_a_claim_that_is_too_good_fails(claim: Claim, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(claim(1.5))]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert "They don't agree: it is slower than claimed." in lines
+    assert "They differ: it is slower than claimed." in lines
     assert lines[-1] == "It is NOT what it was said to be."
 
 
@@ -86,6 +89,57 @@ def test_faster_than_claimed_is_no_failure(claim: Claim) -> None:
     report = verify(claim(0.6))
     assert report.agrees is False
     assert report.ok
+
+
+def measuring(
+    monkeypatch: pytest.MonkeyPatch, engine: EngineInfo, *intervals: tuple[float, float]
+) -> list[BenchRecord]:
+    """Lets `bench` find these intervals, one after the other; returns what it has handed out."""
+    found: list[BenchRecord] = []
+
+    def fake(models: list[Path], **_: Any) -> BenchRecord:
+        low, high = intervals[len(found)]
+        timed = Measurement(((1.0,),))
+        comparison = Comparison((low + high) / 2.0, low, high, 0.96, 90)
+        contestants = (
+            Contestant(str(models[0]), timed), Contestant(str(models[1]), timed, comparison),
+        )  # fmt: skip
+        found.append(BenchRecord(engine, contestants, {}, 0))
+        return found[-1]
+
+    monkeypatch.setattr("qdqtune.workflows.verification.bench", fake)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("measured", "agrees", "times"),
+    [
+        ([(3.56, 3.60)], True, 1),
+        ([(3.272, 3.570)] * 3, False, 3),
+        ([(3.272, 3.526), (3.40, 3.58)], True, 2),
+        ([(3.820, 3.95)] * 3, False, 3),
+        ([(3.85, 3.95), (3.272, 3.526)], True, 2),  # the machine moves by more than the difference
+    ],
+)
+def test_disjoint_intervals_differ_as_often_as_they_are_measured(
+    claim: Claim,
+    quantized: tuple[Path, float, dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    measured: list[tuple[float, float]],
+    agrees: bool,
+    times: int,
+) -> None:
+    engine = EngineInfo.from_dict(quantized[2])
+    made = measuring(monkeypatch, engine, *measured)
+    report = verify(claim(speedup=3.7, speedup_interval=[3.571, 3.819]))
+    assert len(made) == times
+    assert report.agrees is agrees
+    assert report.ok is (agrees or measured[0][0] > 3.7)
+    assert report.measured is not None
+    assert report.measured.low == min(low for low, _ in measured)
+    assert report.measured.high == max(high for _, high in measured)
+    last = "They agree." if agrees else "They differ: it is"
+    assert last in verify_text(report)
 
 
 def test_other_conditions_are_named_and_not_judged(
@@ -136,7 +190,7 @@ def test_what_is_said_of_another_file_is_not_said_of_this_one(
 
 
 def test_the_sizes_are_those_of_the_run(claim: Claim, tmp_path: Path) -> None:
-    file = claim()
+    file = claim(speedup_interval=[0.5, 5.0])
     onnx.save(zoo.build("resnet18", width=8, image=32, dynamic=True), tmp_path / BASELINE)
     shutil.copy(tmp_path / BASELINE, file)
     (tmp_path / PLACEMENT).unlink()

@@ -185,6 +185,12 @@ class _Contest:
         self.limit_s = self.timeout_s
         for index in present:
             self._open(index)
+        timing_s, contended_s = self.worker.timing_s, self.worker.contended_s
+
+        def contention() -> float:
+            spent_s = self.worker.timing_s - timing_s
+            return (self.worker.contended_s - contended_s) / spent_s if spent_s > 0.0 else 0.0
+
         end = time.monotonic() + length.budget_s * max(1, len(present) - 1)
         latencies_ms: list[float] = []
         overheads_ms: list[float] = []
@@ -209,6 +215,7 @@ class _Contest:
             # Other processes may leave the engine less time than its own samples show.
             time_is_up=lambda: length.runs is None and time.monotonic() > end,
             on_round=self._tell(tuple(present[1:])),
+            contention=contention,
         )
 
     def _tell(self, candidates: tuple[int, ...]) -> Callable[[Round], None] | None:

@@ -10,20 +10,50 @@ Hodges-Lehmann estimate of Wilcoxon's test, 1.4 % for the mean.
 from __future__ import annotations
 
 import math
+import operator
+import statistics
 from collections.abc import Sequence
 from functools import lru_cache
 
 
-def median_interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
+def median_interval(
+    values: Sequence[float], confidence: float, correlation: float = 1.0
+) -> tuple[float, float]:
     """Returns an interval that holds the true median at least so often.
 
     With too few values for the confidence asked for, the interval is the whole line.
+
+    Args:
+        values: What was seen, in order.
+        confidence: How often, if the values are independent.
+        correlation: How many of them are worth a single independent one, see `correlation_time`.
     """
     rank = _lower_rank(len(values), confidence)
     if rank == 0:
         return -math.inf, math.inf
+    middle = len(values) / 2.0
+    rank = max(1, math.floor(middle - (middle - rank) * math.sqrt(correlation)))
     ordered = sorted(values)
     return ordered[rank - 1], ordered[-rank]
+
+
+def correlation_time(values: Sequence[float]) -> float:
+    """Returns how many neighbouring values say as much about the median as one that is independent.
+
+    It is the sum of the autocorrelations of the side of the median on which each value lies, up to
+    an eighth of their number, weighted as Bartlett did, and never below 1.
+    """
+    middle = statistics.median(values) if values else 0.0
+    sides = [(value > middle) - (value < middle) for value in values]
+    power = sum(side * side for side in sides)
+    most = len(values) // 8
+    if not power:
+        return 1.0
+    total = 1.0
+    for lag in range(1, most + 1):
+        products = sum(map(operator.mul, sides, sides[lag:]))
+        total += 2.0 * (1.0 - lag / (most + 1)) * products / power
+    return max(1.0, total)
 
 
 @lru_cache(maxsize=1024)

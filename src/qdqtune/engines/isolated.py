@@ -76,6 +76,7 @@ class Worker:
     Attributes:
         building_s: Seconds that the engine spent opening models, measured by itself.
         timing_s: Seconds that it spent in timed runs, measured by itself.
+        contended_s: Seconds that its threads waited for a core in timed runs, all together.
         waited_s: Seconds that callers waited for its answers.
         deaths_by_layers: How often it crashed or hung when it was asked for layers.
         scratch: Its folder, which goes with it.
@@ -102,6 +103,7 @@ class Worker:
         self.timeout_s = timeout_s
         self.building_s = 0.0
         self.timing_s = 0.0
+        self.contended_s = 0.0
         self.waited_s = 0.0
         self.deaths_by_layers = 0
         self._log_path = log_path
@@ -209,6 +211,7 @@ class Worker:
         """Runs the model back to back on its feeds; the milliseconds of each run, unchecked."""
         reply = self._ask_of(model, "time", timeout_s, runs=runs)
         self.timing_s += reply["seconds"]
+        self.contended_s += reply["contended_s"]
         samples: list[float] = reply["samples_ms"]
         return samples
 

@@ -21,7 +21,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from qdqtune.engines.intervals import median_interval
+from qdqtune.engines.disturbed import BUSY_SHARE, compare_disturbed
+from qdqtune.engines.intervals import correlation_time, median_interval
 from qdqtune.records.measurement import Comparison, Verdict
 
 Blocks = list[tuple[float, ...]]
@@ -209,6 +210,8 @@ def compare_blocks(
     candidate: Sequence[Sequence[float]],
     confidence: float = _LOOKS[-1][1],
     margin: float = _MARGIN,
+    *,
+    is_for_later: bool = False,
 ) -> Comparison:
     """Compares two models that took turns.
 
@@ -217,9 +220,12 @@ def compare_blocks(
         candidate: The blocks of the candidate.
         confidence: Level of the interval.
         margin: Relative difference below which the two count as the same.
+        is_for_later: Whether the interval is to hold for later measurements too: neighbouring
+            blocks that agree more than distant ones make it wider.
     """
     log_ratios = scores(baseline, candidate)
-    low, high = median_interval(log_ratios, confidence)
+    correlation = correlation_time(log_ratios) if is_for_later else 1.0
+    low, high = median_interval(log_ratios, confidence, correlation)
     return Comparison(
         ratio=math.exp(statistics.median(log_ratios)),
         low=math.exp(low),
@@ -254,8 +260,11 @@ def take_turns(
     progress: Callable[[int, int], None] | None = None,
     time_is_up: Callable[[], bool] = lambda: False,
     on_round: Callable[[Round], None] | None = None,
+    contention: Callable[[], float] = lambda: 0.0,
 ) -> tuple[list[Blocks], list[Comparison]]:
     """Times models against the first of them, and stops when every difference is clear.
+
+    On a busy machine nothing is clear before the end.
 
     Warm caches cost a third of the time when a block has only two kept runs. Slow models therefore
     begin without dropped runs; on a machine that turns out to be quiet enough to afford them, they
@@ -267,18 +276,19 @@ def take_turns(
         progress: Called after each round with the rounds done and planned.
         time_is_up: Asked after each round; ends the timing before its plan.
         on_round: Told what each round showed.
+        contention: Tells the share of the time so far that the engine waited for a core.
 
     Returns:
         The kept blocks of each model, and one comparison per candidate.
     """
     alone = len(plan.shapes) == 1
     lean = plan if plan.fixed or alone else plan.leaner()
-    turns = _Turns(time_block, lean, progress, time_is_up, on_round)
+    turns = _Turns(time_block, lean, progress, time_is_up, on_round, contention)
     if lean != plan:
         turns.play(until=lean.looks[0][0])
         rest = plan.after(turns.done * lean.round_ms)
         if turns.promises_certainty(rest):
-            turns = _Turns(time_block, rest, progress, time_is_up, on_round)
+            turns = _Turns(time_block, rest, progress, time_is_up, on_round, contention)
     return turns.decide()
 
 
@@ -290,12 +300,14 @@ class _Turns:
         progress: Callable[[int, int], None] | None,
         time_is_up: Callable[[], bool],
         on_round: Callable[[Round], None] | None,
+        contention: Callable[[], float],
     ) -> None:
         self._time_block = time_block
         self._plan = plan
         self._progress = progress
         self._on_round = on_round
         self._time_is_up = time_is_up
+        self._contention = contention
         self._candidates = range(1, len(plan.shapes))
         self._blocks: list[Blocks] = [[] for _ in plan.shapes]
         self.done = 0
@@ -326,12 +338,19 @@ class _Turns:
             self.play(until)
             ended = self.done >= self._plan.rounds
             sure = _LOOKS[-1][1] if ended else confidence
-            comparisons = [
-                compare_blocks(self._blocks[0], self._blocks[c], sure) for c in self._candidates
-            ]
+            share = self._contention()
+            if share >= BUSY_SHARE and not ended:
+                continue
+            comparisons = [self._compare(c, sure, share) for c in self._candidates]
             if ended or all(c.verdict is not Verdict.SAME for c in comparisons):
                 break
         return self._blocks, comparisons
+
+    def _compare(self, candidate: int, confidence: float, share: float) -> Comparison:
+        baseline, blocks = self._blocks[0], self._blocks[candidate]
+        if share >= BUSY_SHARE:
+            return compare_disturbed(baseline, blocks, share, confidence, _MARGIN)
+        return compare_blocks(baseline, blocks, confidence, is_for_later=self._plan.fixed)
 
     def promises_certainty(self, plan: Plan) -> bool:
         """Whether the noise seen so far lets a plan with dropped runs end in useful intervals."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqtune.engines.arrays import read_arrays, write_arrays
+from qdqtune.engines.contention import waited_for_cpu_s
 from qdqtune.engines.interface import SessionOptions, VirtualTime
 from qdqtune.engines.parent_death import end_with_parent
 
@@ -99,12 +100,19 @@ class Server:
         session = self._sessions[request["session"]]
         gc.disable()  # a collection in the middle of a run would be charged to the model
         try:
+            waited_s = waited_for_cpu_s()
             start = self._clock_s()
             samples = session.time_runs(request["runs"])
             seconds = self._clock_s() - start
+            waited_s = max(0.0, waited_for_cpu_s() - waited_s)
         finally:
             gc.enable()
-        return {"samples_ms": [float(sample) for sample in samples], "seconds": seconds}
+        return {
+            "samples_ms": [float(sample) for sample in samples],
+            "seconds": seconds,
+            # What happens on this machine does not touch samples that are made up.
+            "contended_s": 0.0 if isinstance(self._engine, VirtualTime) else waited_s,
+        }
 
     def _layers(self, request: _Request) -> Any:
         start = self._clock_s()

@@ -12,9 +12,6 @@ from qdqtune.records.measurement import Comparison, EngineInfo
 
 SCHEMA = 1
 
-# Two runs open their files anew, and other processes come and go between them.
-_TOLERANCE = 0.05
-
 
 @dataclass(frozen=True)
 class Claim:
@@ -33,6 +30,10 @@ class Claim:
     high: float
     kept_float: bool
     engine: EngineInfo
+
+    def agrees_with(self, measured: Comparison) -> bool:
+        """Whether both intervals allow the same speedup."""
+        return measured.high >= self.low and measured.low <= self.high
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,24 @@ class VerifyReport:
         """Whether both intervals allow the same speedup; None if they can't be compared."""
         if self.claim is None or self.measured is None or self.other_conditions:
             return None
-        slack = 1.0 + _TOLERANCE
-        not_slower = self.measured.high * slack >= self.claim.low
-        return not_slower and self.measured.low <= self.claim.high * slack
+        if self.is_as_given:  # one file, opened twice: whatever was measured is noise
+            return True
+        return self.claim.agrees_with(self.measured)
+
+    @property
+    def differs_in_speed_only(self) -> bool:
+        """Whether it is the model that was spoken of, but not as fast as was said, or faster."""
+        return self._is_the_same_model and self.agrees is False
+
+    @property
+    def _is_the_same_model(self) -> bool:
+        same_edges = self.edges is None or self.edges.ok
+        return self.bench.ok and self.is_as_given is not False and same_edges
 
     @property
     def ok(self) -> bool:
         """Whether the model is what it was said to be, and at least as fast."""
-        if not self.bench.ok or self.is_as_given is False:
-            return False
-        if self.edges is not None and not self.edges.ok:
+        if not self._is_the_same_model:
             return False
         if self.agrees is False:
             assert self.claim is not None

@@ -25,14 +25,29 @@ def bench_text(record: BenchRecord) -> str:
         for one in record.contestants
         if not one.measurement.ok
     ]
-    levels = {one.against_first.confidence for one in record.contestants if one.against_first}
+    comparisons = [one.against_first for one in record.contestants if one.against_first]
+    levels = {each.confidence for each in comparisons}
     lines = [*engine_lines(record.engine), *inputs_lines(record.inputs), "", table]
     if levels:
         least = min(levels)
         lines += ["", f"Speedup is over the first model, with its {100 * least:g} % interval."]
+    waiting = max((each.contention for each in comparisons), default=0.0)
+    if waiting > 0.0:
+        lines += busy_lines(waiting)
     if "output SQNR" in header:
         lines.append("Output SQNR is against the first model, on the inputs it was timed with.")
     return "\n".join([*lines, *failed])
+
+
+def busy_lines(share: float) -> list[str]:
+    """What it means for a comparison that the engine waited for a core, and what helps."""
+    return [
+        f"The machine is busy: the engine waited for a core {100 * share:.0f} % of the time. The "
+        "speedup is that of",
+        "the least disturbed runs, and its interval is wider than on a quiet machine. Stop other "
+        "work, or keep",
+        "cores free for the engine (taskset) and use fewer --threads.",
+    ]
 
 
 def engine_lines(engine: EngineInfo) -> list[str]:

@@ -42,7 +42,7 @@ def _claim_lines(report: VerifyReport, claim: Claim) -> list[str]:
         lines.append("They agree.")
     else:
         faster = measured.ratio > claim.speedup
-        lines.append(f"They don't agree: it is {'faster' if faster else 'slower'} than claimed.")
+        lines.append(f"They differ: it is {'faster' if faster else 'slower'} than claimed.")
     return lines
 
 

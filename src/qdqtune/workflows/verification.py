@@ -17,6 +17,7 @@ from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.read import strip
 from qdqtune.qdq.units import canonical
+from qdqtune.records.comparison import BenchRecord
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import EngineInfo
@@ -29,6 +30,9 @@ from qdqtune.workflows.tuning.lines import whole_lines
 _logger = logging.getLogger(__name__)
 
 _NOTHING_SAID = InputRequest()
+# A speedup that differs from the claim is measured so often again, each time in a fresh process:
+# what other tenants of a machine do to its caches lasts longer than one measurement.
+_MOST_REPEATS = 2
 
 
 def verify(
@@ -72,19 +76,38 @@ def verify(
         engine_options = engine_options or claim.engine.options
     if claim is not None and not (inputs.shapes or inputs.dims):
         inputs = replace(inputs, shapes=_shapes_of_run(file.parent))
-    record = bench(
-        [baseline, file],
-        engine=engine or registry.AUTO,
-        engine_options=engine_options,
-        threads=threads,
-        runs=runs,
-        inputs=inputs,
-        progress=progress,
-    )
     is_as_given = None
     if claim is not None and claim.kept_float:
         is_as_given = filecmp.cmp(file, baseline, shallow=False)
-    return VerifyReport(record, claim, edges, is_as_given)
+
+    def measure() -> BenchRecord:
+        return bench(
+            [baseline, file],
+            engine=engine or registry.AUTO,
+            engine_options=engine_options,
+            threads=threads,
+            runs=runs,
+            inputs=inputs,
+            progress=progress,
+        )
+
+    report = VerifyReport(measure(), claim, edges, is_as_given)
+    for _ in range(_MOST_REPEATS):
+        if not report.differs_in_speed_only:
+            break
+        _logger.info("the speedup differs from the claim: it is measured once more")
+        report = replace(report, bench=_or_later(report.bench, measure()))
+    return report
+
+
+def _or_later(first: BenchRecord, later: BenchRecord) -> BenchRecord:
+    """A record that also says what a later one, in a process of its own, says of the speedup."""
+    baseline, model = first.contestants
+    found, again = model.against_first, later.contestants[1].against_first
+    if found is None or again is None:
+        return later
+    both = replace(model, against_first=found.or_later(again))
+    return replace(first, contestants=(baseline, both))
 
 
 def _baseline_of(file: Path, against: str | os.PathLike[str] | None) -> Path:
