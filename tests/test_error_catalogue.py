@@ -84,6 +84,14 @@ def external(**entries: str) -> Make:
     return make
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n"
+
+
+def pointed(path: Path) -> None:
+    external()(path)
+    (path.parent / "w.bin").write_bytes(POINTER[:60])
+
+
 def large(path: Path) -> None:
     path.touch()
     os.truncate(path, 1 << 31)
@@ -155,6 +163,9 @@ FILES: dict[str, Make] = {
     "has sparse weights": changed(sparse),
     "is broken": changed(lambda model: model.graph.initializer[0].dims.append(2)),
     "stand for those of a function": changed(referring),
+    "is empty": lambda path: path.write_bytes(b""),
+    "is cut off": lambda path: path.write_bytes(sound().SerializeToString()[:90]),
+    "is a Git LFS pointer, not the model": lambda path: path.write_bytes(POINTER),
     "is not a valid ONNX model": changed(
         lambda model: model.graph.node[0].input.__setitem__(1, "nothing")
     ),
@@ -164,6 +175,7 @@ FILES: dict[str, Make] = {
     "which is a link": linked,
     "with a broken type, offset or length": external(offset="-4"),
     "does not fit that": external(shape="99"),
+    "is a Git LFS pointer, not the weights": pointed,
     "that file ends before it": external(offset="4096"),
     "lies in more than one place": external(twice="yes"),
 }
@@ -263,6 +275,7 @@ REQUESTS: dict[str, tuple[str, int]] = {
     "is not installed": ("bench {model} --engine trtexec --engine_option path={folder}/no", 1),
     "does not take these options": ("bench {model} --engine simulated --engine_option foo=1", 2),
     "is not told ranges of shapes": ("bench {model} --engine simulated --max_shapes x:1", 2),
+    "does not name a module and a function": ("tune {model} -o {folder}/new --evaluate ev", 2),
     "has no timing cache": ("bench {model} --engine simulated --timing_cache t.cache", 2),
     "can't time models here": ("bench {model} --engine tensorrt_rtx", 1),
     "is not a placement file": (INSERT + "--placement {text}", 2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -31,7 +32,35 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     [
         ([], 2, ["required: COMMAND"]),
         (["insert"], 2, ["required: MODEL"]),
-        (["frobnicate"], 2, ["invalid choice"]),
+        (["frobnicate"], 2, ["invalid choice", "See qdqtune --help."]),
+        (["tun", "{model}"], 2, ["invalid choice", "Did you mean tune?"]),
+        (
+            ["bench", "{model}", "--treads", "1"],
+            2,
+            ["Did you mean --threads?"],
+        ),
+        (["bench", "{model}", "--rnus=3", "--seeed", "1"], 2, ["mean --runs and --seed?"]),
+        (
+            ["tune", "{model}", "--preset", "quik"],
+            2,
+            ["mean quick? See qdqtune tune --help."],
+        ),
+        (["bench", "{model}", "--zzzzz"], 2, ["unrecognized arguments: --zzzzz"]),
+        (["bench", "{model}", "more", "--shapes"], 2, ["expected one argument"]),
+        (["bench", "{model}", "--shapes", "x:1,2", "z:3"], 2, ["no input 'z'"]),
+        (
+            ["bench", "{model}", "--engine_option", "provider=CUDAExecutionProvider"],
+            2,
+            ["ONNX Runtime does not take these options: unknown option 'provider'"],
+        ),
+        (
+            ["tune", "{model}", "-o", "{out}.run", "--engine_option", "provider=CUDA"],
+            2,
+            ["ONNX Runtime does not take these options: unknown option 'provider'"],
+        ),
+        (["tune", "{model}", "-o", "{out}", "--evaluate", "ev"], 2, ["'ev' does", "ev:function"]),
+        (["tune", "{model}", "-o", "{out}", "--evaluate", "e.py"], 2, ["Write e.py:function"]),
+        (["tune", "{model}", "-o", "{out}", "--evaluate", ":f"], 2, ["Write module:function"]),
         (["insert", "{model}", "--ops", "Conv"], 2, ["-o/--output"]),
         (["insert", "{model}", "-o", "{out}"], 2, ["Nothing was chosen", "--ops"]),
         (["insert", "no.onnx", "--ops", "Conv", "-o", "{out}"], 1, ["no.onnx does not exist"]),
@@ -84,6 +113,55 @@ def test_mistakes(
         assert word in errors
     assert not out.exists()
     assert residual_path.read_bytes() == before
+
+
+def test_usage_errors_are_two_lines(run: Run) -> None:
+    for words in (["tune", "--treads", "1"], ["inspect"], ["tun"], []):
+        code, errors = run(*words)
+        assert code == 2
+        assert len(errors.splitlines()) == 2, errors
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tune {model} -o {folder}/run",
+        "quantize {model} -o {folder}/out.onnx",
+        "insert {model} --ops MatMul -o {folder}/out.onnx",
+        "inspect {model} --layers",
+    ],
+)
+def test_a_custom_op_is_named(line: str, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "custom.onnx"
+    model = model_from_text(
+        "g (float[8,64] x) => (float[8,64] y) { h = MatMul(x, w) y = Relu(h) }",
+        w=np.eye(64, dtype=np.float32),
+    )
+    model.graph.node[1].op_type, model.graph.node[1].domain = "Swirl", "my.domain"
+    model.opset_import.add(domain="my.domain", version=1)
+    onnx.save(model, path)
+    code, errors = run(*line.format(model=path, folder=tmp_path).split(), "--engine", "onnxruntime")
+    assert code == 1
+    assert "ONNX Runtime does not know the custom op Swirl of the domain 'my.domain'." in errors
+    assert "--shapes" not in errors
+
+
+def test_the_ops_of_a_branch_are_what_stays_float(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "branch.onnx"
+    model = model_from_text(
+        """g (bool k, float[8,64] x) => (float[8,64] y) {
+            y = If (k) <
+                then_branch = t () => (float[8,64] a) { a = MatMul(x, w) },
+                else_branch = e () => (float[8,64] b) { b = Relu(x) }
+            >
+        }""",
+        w=np.eye(64, dtype=np.float32),
+    )
+    onnx.save(model, path)
+    assert main(["tune", str(path), "-o", str(tmp_path / "run"), "--engine=simulated", "-q"]) == 0
+    assert "ops in the bodies of If are not quantized" in capsys.readouterr().out
 
 
 def test_an_engine_that_is_not_installed_names_the_extra(

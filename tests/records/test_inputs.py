@@ -29,6 +29,12 @@ from qdqtune.records.inputs import InputRequest, shape_text
         (["2x2:3x3"], {"2x2": (3, 3)}),
         (["x:?x3x?"], {"x": (None, 3, None)}),
         (["x:2", "x:2"], {"x": (2,)}),
+        (["image:1,3,64,64"], {"image": (1, 3, 64, 64)}),
+        (["1, 3,64,64"], {"": (1, 3, 64, 64)}),
+        (["a:1,2,b:3,?,c:4"], {"a": (1, 2), "b": (3, None), "c": (4,)}),
+        (["a:1,2:3x4"], {"a": (1,), "2": (3, 4)}),
+        (["a:1x2 b:1x3"], {"a": (1, 2), "b": (1, 3)}),
+        (["a:1x2  b:[1, 3] , c d:4"], {"a": (1, 2), "b": (1, 3), "c d": (4,)}),
     ],
 )
 def test_shapes(texts: list[str], shapes: dict[str, tuple[int | None, ...]]) -> None:

@@ -32,6 +32,7 @@ from qdqtune.workflows.tuning.scouting import (
     check_runs,
     find_choices,
     layers_told,
+    with_ranges,
 )
 from tests.conftest import model_from_text
 
@@ -171,3 +172,19 @@ def test_a_node_filter_takes_ops_and_not_their_regions(resnet: Path) -> None:
 def test_a_region_filter_must_leave_something(resnet: Path) -> None:
     with pytest.raises(UsageError, match="No region with a node that matches"):
         choices(resnet, region_filter=["nothing*"])
+
+
+def test_tensors_without_a_range_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = zoo.build("resnet18", width=8, image=32, blocks=(1, 1, 1, 1))
+    onnx.save(model, tmp_path / "m.onnx")
+    source = open_source(tmp_path / "m.onnx")
+    base = PreparedModel(source.model, tmp_path)
+    feeding = feeding_of(source, InputRequest(), None, None)
+    completion, grouping = find_choices(base, dialect_named("onnxruntime"), "int8", feeding)
+    kept = with_ranges(grouping, completion, lambda tensor: tensor != "image")
+    assert len(kept.groups) == len(grouping.groups) - 1
+    assert "no range is known of 'image'," in caplog.text
+    assert with_ranges(grouping, completion, lambda _: False).groups == ()
+    assert " more, which took infinite" in caplog.text

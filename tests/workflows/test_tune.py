@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -177,7 +178,7 @@ def test_another_model_is_refused_and_the_field_named(resnet: Path, tmp_path: Pa
     other = tmp_path / "other.onnx"
     onnx.save(zoo.build("resnet18", width=16, image=64, classes=10), other)
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
-    with pytest.raises(UsageError, match="another model"):
+    with pytest.raises(UsageError, match=f"another model: {re.escape(str(resnet))}, as it was"):
         simulated(other, output_dir=tmp_path / "run", max_benchmarks=2)
     logs = tmp_path / "run/logs"
     assert all(

@@ -7,11 +7,14 @@ import onnx_ir as ir
 from onnx.helper import make_node, make_tensor_value_info
 
 from qdqtune.calibration.inputs import Feeds
+from qdqtune.engines.custom_ops import advice_on
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.reference import AS_WRITTEN
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import EngineError
+
+_OTHER_SHAPES = "Check the input shapes: --shapes, --dim."
 
 
 def observe_shapes(base: PreparedModel, worker: Worker, feeds: Feeds) -> dict[str, tuple[int, ...]]:
@@ -42,7 +45,7 @@ def observe_shapes(base: PreparedModel, worker: Worker, feeds: Feeds) -> dict[st
     except WorkerFailure as failure:
         raise EngineError(
             f"The model does not run, so its shapes can't be taken from a run: {failure}",
-            "Check the input shapes: --shapes, --dim.",
+            advice_on(failure, base.index.model, worker.engine, _OTHER_SHAPES),
         ) from None
     finally:
         path.unlink(missing_ok=True)

@@ -102,6 +102,12 @@ def find_function(spec: str, example: str = "(): yield {…}") -> UserFunction:
         UsageError: If there is no such function, or importing it fails.
     """
     where, _, name = spec.rpartition(":")
+    if not where or not name:
+        stem = (where or name) if (":" not in spec or where) else "module"
+        raise UsageError(
+            f"{spec!r} does not name a module and a function in it.",
+            f"Write {stem}:function, where the function is defined as def function{example}",
+        )
     is_file = where.endswith(".py")
     folder = Path(where).absolute().parent if is_file else Path.cwd()
     if is_file and not Path(where).is_file():

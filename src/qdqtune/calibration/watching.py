@@ -15,6 +15,7 @@ import numpy.typing as npt
 from qdqtune.calibration.histogram import Histogram
 from qdqtune.calibration.inputs import Feeds
 from qdqtune.calibration.reductions import OUTPUT, parted, with_reductions
+from qdqtune.engines.custom_ops import advice_on
 from qdqtune.engines.isolated import OpenModel, Worker, WorkerFailure
 from qdqtune.engines.reference import AS_WRITTEN, opening_options
 from qdqtune.graph.index import GraphIndex
@@ -26,6 +27,8 @@ Progress = Callable[[int, "int | None"], None]
 """Takes how many samples are done, and how many there are if that is known."""
 
 _logger = logging.getLogger(__name__)
+
+_OTHER_INPUTS = "Feed it with what it gets in use; of open dims, not all sizes may be possible."
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def watch(
         at = "" if opened is None else f" on sample {extremes.samples}"
         raise EngineError(
             f"The float model does not run{at}, so it can't be calibrated: {failure}",
-            "Feed it with what it gets in use; of open dims, not all sizes may be possible.",
+            advice_on(failure, base.index.model, worker.engine, _OTHER_INPUTS),
         ) from None
     finally:
         path.unlink(missing_ok=True)

@@ -24,12 +24,13 @@ from qdqtune.cli.flags import (
     positive,
     seconds,
 )
+from qdqtune.cli.parser import Parser
 from qdqtune.cli.subgraph_flags import SaidOnce, add_subgraph
 
 _DEFAULTS = MODE_PRESETS["default"]
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     """A parser that takes dashes for underscores in long flags, wherever it is used."""
 
     def parse_known_args(  # type: ignore[override]

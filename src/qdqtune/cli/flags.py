@@ -6,11 +6,22 @@ import argparse
 import re
 from collections.abc import Sequence
 
-from qdqtune.records.inputs import InputRequest
+from qdqtune.records.inputs import InputRequest, is_item
 from qdqtune.records.ranges import RangeMethod
 
 #: Their value is a command line of its own, and may begin with dashes.
 WHOLE_LINES = ("--trtexec_benchmark_args", "--trtexec_args")
+
+#: Their values name inputs or dims, so that one may follow another without the flag.
+_ITEM_FLAGS = {
+    "--shapes": "shape",
+    "--opt_shapes": "shape",
+    "--min_shapes": "shape",
+    "--max_shapes": "shape",
+    "--set": "shape",
+    "--dim": "dim",
+    "--input_range": "range",
+}
 
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -219,9 +230,11 @@ def natural(text: str) -> int:
 def normalize(arguments: Sequence[str]) -> list[str]:
     """Let long flags be spelled with dashes: `--quant-type` is `--quant_type`.
 
-    A command line that is the value of a flag is tied to it.
+    A command line that is the value of a flag is tied to it, and so are further items behind one
+    for inputs: `--shapes a:1x2 b:1x3`.
     """
     normal: list[str] = []
+    items = ""
     waiting = iter(enumerate(arguments))
     for position, argument in waiting:
         if argument == "--":
@@ -229,8 +242,14 @@ def normalize(arguments: Sequence[str]) -> list[str]:
         if argument.startswith("--"):
             name, equals, value = argument[2:].partition("=")
             argument = "--" + name.replace("-", "_") + equals + value
+            items = _ITEM_FLAGS.get(argument.partition("=")[0], "")
             if argument in WHOLE_LINES:
                 _, following = next(waiting, (0, None))
                 argument = argument if following is None else f"{argument}={following}"
+        elif items and normal[-1] not in _ITEM_FLAGS:
+            if is_item(argument, items):
+                normal[-1] += f",{argument}"
+                continue
+            items = ""
         normal.append(argument)
     return normal

@@ -9,6 +9,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from qdqtune._version import __version__
 from qdqtune.cli import (
@@ -27,7 +28,11 @@ from qdqtune.cli import (
     verify,
 )
 from qdqtune.cli.flags import normalize
+from qdqtune.cli.parser import CommandParser, Parser
 from qdqtune.cli.running import USAGE, run_safely, set_up_logging
+
+if TYPE_CHECKING:
+    from qdqtune.cli import Commands
 
 _COMMANDS = (
     tune,
@@ -71,13 +76,15 @@ def main(arguments: Sequence[str]) -> int:
 
 def get_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="qdqtune",
         description="Find where quantization pays in an ONNX model, by measuring.",
         epilog="Each command has its own --help.",
     )
     parser.add_argument("--version", action=_PrintVersions, nargs=0, help="print all versions")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands: Commands = parser.add_subparsers(
+        title="commands", required=True, metavar="COMMAND", parser_class=CommandParser
+    )
     for command in _COMMANDS:
         command.add_parser(commands)
     return parser

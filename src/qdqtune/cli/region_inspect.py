@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqtune.cli.flags import normalize, positive
+from qdqtune.cli.parser import Parser
 from qdqtune.cli.running import FAILED, OK, USAGE, run_safely, set_up_logging
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _DEFAULT_SEQUENCE_SIZE = 10
 
 def get_parser() -> argparse.ArgumentParser:
     """The flags; dashes in them may be underscores."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m qdqtune.autotune.region_inspect",
         description="Show how a model is divided into regions. `qdqtune inspect` shows that and "
         "more: patterns, what can be quantized, and why the rest can't.",

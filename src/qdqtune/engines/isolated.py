@@ -74,6 +74,7 @@ class Worker:
         scratch: Where its folder for inputs and outputs goes; None is where the system has such.
 
     Attributes:
+        engine: As given.
         building_s: Seconds that the engine spent opening models, measured by itself.
         timing_s: Seconds that it spent in timed runs, measured by itself.
         contended_s: Seconds that its threads waited for a core in timed runs, all together.
@@ -96,6 +97,7 @@ class Worker:
         scratch: Path | None = None,
     ) -> None:
         is_path = ":" in engine
+        self.engine = engine
         self._engine = engine if is_path else registry.worker_class(engine)
         self.options = options or SessionOptions()
         if timeout_s is None:

@@ -51,7 +51,12 @@ class OnnxRuntimeEngine:
     """Opens models with the CPU execution provider."""
 
     def info(self, options: SessionOptions) -> EngineInfo:
-        """Says which version runs on which CPU."""
+        """Says which version runs on which CPU.
+
+        Raises:
+            ValueError: It has no such option.
+        """
+        _settings(options)  # what is wrong with them is no matter of the model
         cpu = isa.read_cpu()
         return EngineInfo(
             name="onnxruntime",
@@ -234,7 +239,8 @@ def _settings(options: SessionOptions) -> Any:
             settings.add_session_config_entry(key, value)
         else:
             raise ValueError(
-                f"unknown option '{key}' of ONNX Runtime; known are {_LEVEL_OPTION}, "
+                f"unknown option '{key}' of ONNX Runtime, which runs on the CPU; known are "
+                f"{_LEVEL_OPTION}, "
                 f"{_PATTERN_OPTION} and its session configuration entries, such as "
                 "session.set_denormal_as_zero"
             )

@@ -17,6 +17,8 @@ import onnx_ir as ir
 from qdqtune.graph.proto_walk import Contents, contents
 from qdqtune.records.errors import ModelError
 
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
 # Readers of some versions take any key for the name of an attribute to set.
 _KEYS = frozenset({"location", "offset", "length", "checksum"})
 _MOST_DIGITS = 19
@@ -93,10 +95,25 @@ def _check(tensor: onnx.TensorProto, model_file: Path) -> None:
             "that.",
             "Export the model again.",
         )
+    if offset + length > size and is_lfs_pointer(_beginning(folder / location)):
+        raise ModelError(
+            f"{what}, which is a Git LFS pointer, not the weights themselves.",
+            "Get the file: git lfs pull, in the repository that it is from.",
+        )
     if offset + length > size:
         raise ModelError(
             f"{what}, but that file ends before it.", "The file is truncated: copy it again."
         )
+
+
+def is_lfs_pointer(content: bytes) -> bool:
+    """Whether a file that begins so stands for another one, which Git has not fetched yet."""
+    return content.startswith(_LFS_POINTER)
+
+
+def _beginning(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(len(_LFS_POINTER))
 
 
 def _entries(tensor: onnx.TensorProto, model_file: Path) -> dict[str, str]:

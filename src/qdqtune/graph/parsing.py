@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import onnx
 from google.protobuf.message import DecodeError
 
-from qdqtune.graph.wire import nesting_depth
+from qdqtune.graph.external import is_lfs_pointer
+from qdqtune.graph.wire import missing_bytes, nesting_depth
 from qdqtune.records.errors import ModelError
 
 if TYPE_CHECKING:
@@ -40,10 +41,9 @@ def parse_model(file: Path) -> onnx.ModelProto:
                 f"{_DEEPEST} messages inside each other, which is about 30 control-flow bodies.",
                 "Export it with flatter control flow.",
             ) from None
-        raise ModelError(
-            f"{file} is not an ONNX file.",
-            "Models in other formats must be exported to ONNX first.",
-        ) from None
+        raise _not_onnx(file, content) from None
+    if not content:
+        raise ModelError(f"{file} is empty.", "Export the model, or copy the file, once more.")
     check_not_empty(proto, file)
     return proto
 
@@ -61,7 +61,7 @@ def check_not_empty(proto: onnx.ModelProto, file: Path) -> None:
     if not proto.HasField("graph") or not proto.ir_version:
         raise ModelError(
             f"{file} is not an ONNX file: it holds no graph.",
-            "Models in other formats must be exported to ONNX first.",
+            "Copy it again if it may be incomplete; export to ONNX what is in another format.",
         )
     if not proto.graph.output:
         raise ModelError(
@@ -91,6 +91,24 @@ def _check_file(file: Path) -> None:
             f"{file} is larger than 2 GiB, which no ONNX file can be.",
             "Save it with external data: onnx.save(model, path, save_as_external_data=True).",
         )
+
+
+def _not_onnx(file: Path, content: bytes) -> ModelError:
+    if is_lfs_pointer(content):
+        return ModelError(
+            f"{file} is a Git LFS pointer, not the model itself.",
+            "Get the model: git lfs pull, in the repository that the file is from.",
+        )
+    missing = missing_bytes(onnx.ModelProto.DESCRIPTOR, content)
+    if missing:
+        return ModelError(
+            f"{file} is cut off: at least {missing} bytes of it are missing.",
+            "Copy or download it again.",
+        )
+    return ModelError(
+        f"{file} is not an ONNX file.",
+        "Export to ONNX what is in another format; a file that was damaged must be copied again.",
+    )
 
 
 def _unreadable(file: Path, error: OSError | ValueError) -> ModelError:

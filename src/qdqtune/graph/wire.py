@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
@@ -72,6 +72,39 @@ def nesting_depth(descriptor: Descriptor, data: bytes, *, enough: int) -> int:
             if number in inner:
                 pending.append((inner[number], payload, depth + 1))
     return deepest
+
+
+def missing_bytes(descriptor: Descriptor, data: bytes) -> int:
+    """How many bytes a serialized message lacks at its end; 0 if it is not merely cut off.
+
+    Args:
+        descriptor: The message.
+        data: What there is of its serialized form.
+    """
+    kinds = {field.number: _wire_types(field) for field in descriptor.fields}
+    content, position = memoryview(data), 0
+    try:
+        while position < len(content):
+            tag, position = _read_varint(content, position)
+            kind = tag & 7
+            if kind not in kinds.get(tag >> 3, ()):
+                return 0
+            if kind == _LENGTH_DELIMITED:
+                length, position = _read_varint(content, position)
+                position += length
+            elif kind == _VARINT:
+                _, position = _read_varint(content, position)
+            else:
+                position += _FIXED_BYTES[kind]
+    except IndexError:  # inside a number
+        return 1
+    return position - len(content)
+
+
+def _wire_types(field: FieldDescriptor) -> tuple[int, ...]:
+    """How a field may be written, as far as ONNX's outermost message has such fields."""
+    is_number = field.cpp_type not in (field.CPPTYPE_MESSAGE, field.CPPTYPE_STRING)
+    return (_VARINT, _LENGTH_DELIMITED) if is_number else (_LENGTH_DELIMITED,)
 
 
 def _payloads(content: memoryview) -> Iterator[tuple[int, memoryview]]:

@@ -13,6 +13,8 @@ from qdqtune.qdq.dialect import Dialect, OpRule, Output
 from qdqtune.qdq.parting import parted_result
 from qdqtune.records.placement import Edge, Placement
 
+_BODIES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
+
 # Used when somebody insists on an op that the dialect has no rule for.
 _PLAIN = OpRule(inputs=None, output=Output.FLOAT)
 _PLAIN_WEIGHTED = OpRule(inputs=(0, 1), weight=1, output=Output.FLOAT)
@@ -35,7 +37,7 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
     """Why a node can't be quantized to this type in this dialect; empty if it can."""
     rule = rule_of(dialect, node)
     if rule is None:
-        return f"{dialect.name} has no integer kernel for {node.op_type}"
+        return _why_no_rule(dialect, node)
     edges = list(operands(node, rule))
     for edge in edges:
         if not index.is_float(edge.tensor):
@@ -66,6 +68,14 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
     if taps is not None and most_taps is not None and taps > most_taps:
         return f"{dialect.name} has no {quant_type} kernel for a window of {taps} taps"
     return ""
+
+
+def _why_no_rule(dialect: Dialect, node: ir.Node) -> str:
+    if any(attribute.type in _BODIES for attribute in node.attributes.values()):
+        return f"ops in the bodies of {node.op_type} are not quantized"
+    if not is_standard(node):
+        return f"{node.op_type} of the domain {node.domain!r} is not an ONNX op"
+    return f"{dialect.name} has no integer kernel for {node.op_type}"
 
 
 def moves_values(index: GraphIndex, dialect: Dialect, node: ir.Node) -> bool:

@@ -15,9 +15,12 @@ _T = TypeVar("_T")
 # Names may hold any of the separators, so each pattern lets the value decide where a name ends.
 _SIZE = r"(?:-?\d+|\?)"
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_SHAPE_ITEM = re.compile(rf"(?:(.+?):)?(\[[^\[\]]*\]|{_SIZE}(?:[xX]{_SIZE})*)(?:,|$)")
-_DIM_ITEM = re.compile(r"(.+?)=(-?\d+)(?:,|$)")
-_RANGE_ITEM = re.compile(rf"(?:(.+?):)?({_NUMBER}):({_NUMBER})(?:,|$)")
+_END = r"(?:\s*,|\s|$)"
+_SHAPE = rf"\[[^\[\]]*\]|{_SIZE}(?:\s*,\s*{_SIZE})+|{_SIZE}(?:[xX]{_SIZE})*"
+_SHAPE_ITEM = re.compile(rf"(?:(.+?):)?({_SHAPE}){_END}")
+_DIM_ITEM = re.compile(rf"(.+?)=(-?\d+){_END}")
+_RANGE_ITEM = re.compile(rf"(?:(.+?):)?({_NUMBER}):({_NUMBER}){_END}")
+_ITEMS = {"shape": _SHAPE_ITEM, "dim": _DIM_ITEM, "range": _RANGE_ITEM}
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,11 @@ class InputRequest:
         ranges: Iterable[str] = (),
         seed: int = 0,
     ) -> InputRequest:
-        """Read what a user typed; each text may hold several items, separated by commas.
+        """Read what a user typed; each text may hold several items, by commas or spaces.
 
         Args:
-            shapes: `NAME:1x3x224x224` or `NAME:[1,3,224,224]`; without a name for the only input.
+            shapes: `NAME:1x3x224x224`, `NAME:1,3,224,224` or `NAME:[1,3,224,224]`; without a name
+                for the only input.
             dims: `SYMBOL=8`.
             ranges: `NAME:LOW:HIGH`; without a name for the only input.
             seed: Seed of what is random.
@@ -89,6 +93,17 @@ class InputRequest:
             pair = (_number(item[2]), _number(item[3]))
             _put(found_ranges, item[1] or "", pair, "the range of the input")
         return cls(found_shapes, found_dims, found_ranges, seed)
+
+
+def is_item(text: str, what: str) -> bool:
+    """Whether a text is one item for an input or a dim that it names.
+
+    Args:
+        text: The text.
+        what: ``shape``, ``dim`` or ``range``.
+    """
+    found = _ITEMS[what].fullmatch(text)
+    return found is not None and bool(found[1])
 
 
 def shape_text(dims: Iterable[int | str | None] | None) -> str:
@@ -125,7 +140,8 @@ def _items(
 
 def _shape(text: str, whole: str) -> tuple[int | None, ...]:
     inner = text.strip("[]").strip()
-    sizes = re.split(r"\s*,\s*" if text.startswith("[") else "[xX]", inner) if inner else []
+    has_commas = "," in text or text.startswith("[")
+    sizes = re.split(r"\s*,\s*" if has_commas else "[xX]", inner) if inner else []
     if not all(re.fullmatch(_SIZE, size) for size in sizes):
         raise UsageError(f"{whole!r} can't be read as a shape.", "Write NAME:[1,3,224,224].")
     return tuple(None if size == "?" else int(size) for size in sizes)

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -14,6 +15,7 @@ from qdqtune.calibration.inputs import Feeds, random_inputs
 from qdqtune.calibration.quality import SignalToNoise
 from qdqtune.engines import registry
 from qdqtune.engines.contest import compare_files
+from qdqtune.engines.custom_ops import advice_on
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.opened import opened
@@ -25,7 +27,7 @@ from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.comparison import BenchRecord, Contestant
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.inputs import InputRequest
-from qdqtune.records.measurement import EngineInfo
+from qdqtune.records.measurement import EngineInfo, Measurement
 from qdqtune.workflows.same_inputs import common_request, signature
 from qdqtune.workflows.tuning.shape_ranges import (
     Asked,
@@ -95,12 +97,21 @@ def bench(
             worker, paths, feeds, runs=runs, progress=progress,
             take_outputs=outputs.take if compares else None,
         )  # fmt: skip
+    _explain(name, paths, measured)
     contestants = tuple(
         Contestant(path, measured[number], comparison, outputs.sqnr_db.get(number, {}))
         for number, (path, comparison) in enumerate(zip(paths, [None, *compared], strict=True))
     )
     fed = {name: f"{array.dtype}{list(array.shape)}" for name, array in feeds.items()}
     return BenchRecord(info, contestants, fed, inputs.seed)
+
+
+def _explain(engine: str, paths: Sequence[str], measured: Sequence[Measurement]) -> None:
+    """Say what to do about models that the engine does not know ops of."""
+    for path, found in zip(paths, measured, strict=True):
+        advice = "" if found.ok else advice_on(found.error, Path(path), engine, "")
+        if advice:
+            _logger.warning("%s: %s", path, advice)
 
 
 def engine_info(worker: Worker, name: str) -> EngineInfo:

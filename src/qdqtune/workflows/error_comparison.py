@@ -21,6 +21,7 @@ from qdqtune.calibration.layer_errors_model import Wiring
 from qdqtune.calibration.layer_errors_pairs import Pairing
 from qdqtune.calibration.quality import Reference
 from qdqtune.engines import registry
+from qdqtune.engines.custom_ops import advice_on
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.reference import AS_WRITTEN, reference_worker
@@ -42,6 +43,7 @@ from qdqtune.workflows.same_inputs import common_request, signature
 from qdqtune.workflows.source import float32_twin, has_types
 
 _NOTHING_SAID = InputRequest()
+_OTHER_INPUTS = "Feed it with what it gets in use; of open dims, not all sizes may be possible."
 _RANDOM_SAMPLES = 8
 _MOST_SAMPLES = 32
 
@@ -227,7 +229,7 @@ def _outputs(
     except WorkerFailure as failure:
         raise EngineError(
             f"{registry.title(kernels.engine)} does not run {running.name}: {failure}",
-            "Feed it with what it gets in use; of open dims, not all sizes may be possible.",
+            advice_on(failure, running.model, kernels.engine, _OTHER_INPUTS),
         ) from None
 
 

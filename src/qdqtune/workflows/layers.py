@@ -9,6 +9,7 @@ from pathlib import Path
 
 from qdqtune.calibration.inputs import random_inputs
 from qdqtune.engines import registry
+from qdqtune.engines.custom_ops import advice_on
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.layer_nodes import nodes_of_layers
@@ -31,6 +32,7 @@ from qdqtune.workflows.tuning.shape_ranges import (
 DEFAULT_RUNS = 20
 
 _NOTHING_SAID = InputRequest()
+_SEE_BENCH = "`qdqtune bench` says whether it runs the model at all."
 
 
 def layers_of(
@@ -84,7 +86,7 @@ def layers_of(
         except WorkerFailure as failure:
             raise EngineError(
                 f"{name} does not tell the layers of {path}: {str(failure).strip()}",
-                "`qdqtune bench` says whether it runs the model at all.",
+                advice_on(failure, source, name, _SEE_BENCH),
             ) from None
     mapped = tuple(nodes_of_layers(index, layers))
     executed = {node for layer in mapped if layer.executes for node in layer.nodes}

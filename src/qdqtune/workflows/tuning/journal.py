@@ -58,6 +58,7 @@ class Journal:
         path: The file; it is made if there is none.
         header: What the measurements depend on. Those made under another one are refused.
         elapsed_s: Seconds since this run began; never used to decide anything.
+        model: What to call the model in messages.
 
     Attributes:
         memo_hits: How often an outcome was known already.
@@ -73,7 +74,11 @@ class Journal:
     """
 
     def __init__(
-        self, path: Path, header: Mapping[str, Any], elapsed_s: Callable[[], float] = lambda: 0.0
+        self,
+        path: Path,
+        header: Mapping[str, Any],
+        elapsed_s: Callable[[], float] = lambda: 0.0,
+        model: str = "",
     ) -> None:
         self.path = path
         self.memo_hits = 0
@@ -104,6 +109,7 @@ class Journal:
                 "kind": "session",
                 "number": self.session,
                 "version": __version__,
+                **({"model": model} if model else {}),
                 "started": datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds"),
             }
         )
@@ -238,7 +244,7 @@ class Journal:
             self.path.write_bytes(b"")  # a run that came to nothing stands in nobody's way
             return False
         for header in headers:
-            self._check(header, wanted)
+            self._check(header, wanted, lines)
         if not headers:
             self._refuse_another_run(lines)
         damaged = [line for line in lines if not self._belongs(line, bool(headers))]
@@ -274,10 +280,17 @@ class Journal:
                 "Choose another --output_dir, or pass --restart to set that run aside.",
             )
 
-    def _check(self, header: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    def _check(
+        self, header: Mapping[str, Any], wanted: Mapping[str, Any], lines: Sequence[Line]
+    ) -> None:
         for field, there, here in _differences({**_UNSAID, **header}, {**_UNSAID, **wanted}):
+            values = f": {there!r}, not {here!r}"
+            if field == "model":  # fingerprints tell models apart, but people nothing
+                names = [line.body.get("model") for line in lines if line.body is not None]
+                known = [name for name in names if isinstance(name, str)]
+                values = f": {known[-1]}, as it was then" if known else ""
             raise UsageError(
-                f"{self.path.parent} holds a run with another {field}: {there!r}, not {here!r}.",
+                f"{self.path.parent} holds a run with another {field}{values}.",
                 "Choose another --output_dir, or pass --restart to set that run aside.",
             )
 

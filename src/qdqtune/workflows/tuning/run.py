@@ -216,7 +216,8 @@ class TuneRun:
 
     def _open_journal(self) -> Journal:
         path, reporter = self._folder / names.JOURNAL, self._reporter
-        journal = Journal(path, self._header, lambda: reporter.elapsed_s)
+        model = str(self._request.model)
+        journal = Journal(path, self._header, lambda: reporter.elapsed_s, model)
         self._stack.callback(journal.close)
         story = self._story
         story.runs = journal.session

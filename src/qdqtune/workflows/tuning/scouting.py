@@ -6,7 +6,7 @@ import fnmatch
 import logging
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from qdqtune.autotune.search.space import Group, Space, State
 from qdqtune.autotune.search.trial import Effort
 from qdqtune.calibration.observed import observe_shapes, unknown_tensors
 from qdqtune.engines.contest import compare_files
+from qdqtune.engines.custom_ops import advice_on
 from qdqtune.engines.entry import EngineEntry
 from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
 from qdqtune.engines.opened import opened
@@ -50,6 +51,8 @@ _FOREIGN = (
     "Its Q/DQ may be written for another engine: take them off (`qdqtune strip`) and tune the "
     "float model; --qdq_baseline with this file tries the same tensors first."
 )
+# How many names a message has before it only counts.
+_MOST_NAMES = 3
 _NOTHING: State = frozenset()
 _EVERYTHING = NameFilters()
 _PROFILE_RUNS = 5
@@ -140,17 +143,26 @@ def with_ranges(
         completion: What each op needs.
         known: Whether a tensor has a range, or is a constant.
     """
-    kept = [
-        group
-        for group in grouping.groups
-        if all(known(tensor) for name in group.nodes for tensor in completion.units[name].tensors)
-    ]
-    if len(kept) < len(grouping.groups):
+    kept, unknown = [], set()
+    for group in grouping.groups:
+        touched = {tensor for name in group.nodes for tensor in completion.units[name].tensors}
+        missing = {tensor for tensor in touched if not known(tensor)}
+        unknown |= missing
+        if not missing:
+            kept.append(group)
+    if unknown:
         _logger.warning(
-            "%d of %d choices are left out: they touch tensors of which no range is known",
-            len(grouping.groups) - len(kept), len(grouping.groups),
+            "%d of %d choices are left out: no range is known of %s, which took infinite or "
+            "undefined values, or none at all",
+            len(grouping.groups) - len(kept), len(grouping.groups), _some_of(sorted(unknown)),
         )  # fmt: skip
     return replace(grouping, groups=tuple(kept))
+
+
+def _some_of(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    shown = ", ".join(map(repr, names[:_MOST_NAMES]))
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def seeds_of(
@@ -255,7 +267,12 @@ def check_runs(
     except WorkerFailure as failure:
         raise EngineError(
             f"The engine does not run the model as it is: {failure}",
-            _FOREIGN if is_quantized else _OTHER_SIZES,
+            advice_on(
+                failure,
+                path,
+                worker.engine,
+                _FOREIGN if is_quantized else _OTHER_SIZES,
+            ),
         ) from None
 
 

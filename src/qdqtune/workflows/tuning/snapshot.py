@@ -183,8 +183,10 @@ def check_state_file(path: Path, model: str, quant_type: str, precision: str | N
     for field, value in wanted.items():
         there = header.get(field, written if field == "precision" else value)
         if there != value:
+            # A fingerprint tells models apart, but it tells people nothing.
+            values = "" if field == "model" else f": {there!r}, not {value!r}"
             raise UsageError(
-                f"{path} is the state of a run with another {field}: {there!r}, not {value!r}.",
+                f"{path} is the state of a run with another {field}{values}.",
                 "Name another state file.",
             )
 
