@@ -24,6 +24,8 @@ ROOMS = ("autotune", "workflows")
 ALLOWED = {
     "TensorRTPyBenchmark": "a class of the autotuning guides",
     "TrtExecBenchmark": "a class of the autotuning guides",
+    "extra_trtexec_args": "a parameter of generate_graph_json",
+    "tensorrt_utils": "a module of the autotuning guides",
     "use_trtexec": "a parameter of init_benchmark_instance",
     "trtexec_args": "a parameter of init_benchmark_instance and TrtExecBenchmark",
     "trtexec_path": "a parameter of TrtExecBenchmark",

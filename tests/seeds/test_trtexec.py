@@ -14,9 +14,15 @@ import onnx
 import pytest
 
 from qdqtune.autotune.search.trial import Effort
+from qdqtune.autotune.workflows import generate_graph_json, groups_of
 from qdqtune.cli.autotune import main
+from qdqtune.engines.contest import compare_files
 from qdqtune.engines.layer_files import read_layer_info
 from qdqtune.qdq_utils import get_quantized_tensors
+from qdqtune.records.errors import EngineError, ModelError
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.measurement import Comparison
+from qdqtune.workflows.tuning import float_type
 from qdqtune.workflows.tuning.settings import PRESETS
 from tests.conftest import model_from_text
 from tests.seeds.test_guide import block
@@ -74,6 +80,12 @@ def piece_profiles(calls: Path) -> list[list[str]]:
     return [words for words in found if any(word.startswith("--exportProfile") for word in words)]
 
 
+def types_in(file: Path) -> set[str]:
+    """The types that layers read and write."""
+    layers = read_layer_info(file).layers
+    return {tensor.dtype for layer in layers for tensor in (*layer.inputs, *layer.outputs)}
+
+
 def test_how_to_test_subgraph_mode_and_deploy(stand_in: Path) -> None:
     """The command; then the guide's deployment of what it wrote."""
     save(
@@ -123,3 +135,55 @@ def test_open_shapes_on_a_trtexec_without_profiles(
     shaped = "--optShapes=input:1x3x224x224"
     assert shaped in stand_in.read_text()
     assert len(piece_profiles(stand_in)) <= 2
+
+
+def test_the_float16_build_is_written_where_float16_is_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def slower(*given: object, **how: object) -> object:
+        measured, _ = compare_files(*given, **how)  # type: ignore[arg-type]
+        return measured, [Comparison(0.5, 0.4, 0.6, 0.96, 10)]
+
+    monkeypatch.setattr(float_type, "compare_files", slower)
+    save(
+        "tiny.onnx",
+        "g (float[1,64,16,16] x) => (float[1,4,16,16] y) { y = Conv(x, w) }",
+        4, 64, 1, 1,
+    )  # fmt: skip
+    command = "--model tiny.onnx --output run --mode subgraph --use-trtexec"
+    assert main([*shlex.split(command), "--no-incremental-validation"]) == 0
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["precision"] == "as given"
+    for name in ("fp16", "fp32"):
+        assert ("Half" in types_in(Path(f"run/tiny.{name}.graph.json"))) == (name == "fp16")
+        assert "&&&& PASSED" in Path(f"run/tiny.{name}.build.log").read_text()
+    assert summary["files"]["graph_json"] == "tiny.fp32.graph.json"
+
+
+@pytest.mark.parametrize("strongly_typed", [True, False])
+def test_generate_graph_json(strongly_typed: bool, stand_in: Path) -> None:
+    save("net.onnx", "g (float[N,64,16,16] x) => (float[] y) { y = Conv(x, w) }", 64, 64, 1, 1)
+    written = generate_graph_json(
+        "net.onnx", "new/folder", None, strongly_typed, ["--optShapes=x:2x64x16x16"]
+    )
+    assert written == "new/folder/net.fp16.graph.json"
+    assert "&&&& PASSED" in Path("new/folder/net.fp16.build.log").read_text()
+    (build, *_) = [
+        json.loads(line) for line in stand_in.read_text().splitlines() if "--onnx" in line
+    ]
+    assert ("--fp16" in build) != strongly_typed
+    assert "--optShapes=x:2x64x16x16" in build
+    if strongly_typed:
+        assert "Half" in types_in(Path(written))
+    record = groups_of("net.onnx", graph_json=written, inputs=InputRequest(dims={"N": 2}))
+    assert [group.op_types for group in record.groups] == [("Conv",)]
+
+
+def test_generate_graph_json_of_what_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    save("net.onnx", "g (float[1,64,16,16] x) => (float[] y) { y = Conv(x, w) }", 64, 64, 1, 1)
+    monkeypatch.setenv("STAND_IN_TRT_FAULT", "build_fails@net")
+    with pytest.raises(EngineError, match="does not build the model"):
+        generate_graph_json("net.onnx", "out")
+    assert not Path("out/net.fp16.graph.json").exists()
+    with pytest.raises(ModelError):
+        generate_graph_json("none.onnx", "out")

@@ -14,7 +14,7 @@ from typing import Any
 
 _PACKAGE = "qdqtune.autotune"
 
-#: The module of each name.
+#: The module of each name, relative to this package.
 HOMES = {
     "MODE_PRESETS": "presets",
     "AutotunerError": "errors",
@@ -23,6 +23,7 @@ HOMES = {
     "ChildRegionInputInsertionPoint": "patterns.insertion_points",
     "CombinedRegionSearch": "regions.region_search",
     "Config": "config",
+    "FusionGroup": "subgraphs.fusion_groups",
     "InsertionPoint": "patterns.insertion_points",
     "InsertionScheme": "patterns.scheme",
     "InvalidSchemeError": "errors",
@@ -42,19 +43,27 @@ HOMES = {
     "TensorRTPyBenchmark": "workflows",
     "TopDownRegionBuilder": "regions.region_search",
     "TrtExecBenchmark": "workflows",
+    "extract_subgraph": "workflows",
+    "generate_graph_json": "workflows",
     "get_autotuner_quantizable_ops": "patterns.point_filters",
     "get_autotuner_skip_ops": "patterns.point_filters",
     "get_node_filter_list": "presets",
+    "get_quantized_tensors": ".qdq_utils",
+    "groups_of": "workflows",
     "has_quantizable_operations": "patterns.insertion_points",
     "merge_resolved_insertion_points": "patterns.resolved",
     "region_of": "regions.custom_regions",
     "resolve_region_io_insertion_points": "patterns.point_filters",
     "skip_invalid_insertion_points": "patterns.point_filters",
+    "subgraph_autotuning_workflow": "workflows",
     "validate_file_path": "presets",
 }
 
 #: Second names, where documents and releases of other tools differ.
-SECOND_NAMES = {"ChildRegionOutputInsertionPoint": "RegionOutputInsertionPoint"}
+SECOND_NAMES = {
+    "ChildRegionOutputInsertionPoint": "RegionOutputInsertionPoint",
+    "TorchRegionBuilder": "CombinedRegionSearch",
+}
 
 #: Modules that other tools have, with what is in them.
 MODULES = {
@@ -65,6 +74,7 @@ MODULES = {
         "AutotunerError", "AutotunerNotInitializedError", "Config", "InsertionScheme",
         "InvalidSchemeError", "PatternCache", "PatternSchemes", "Region", "RegionType",
     ),
+    "fusion_grouping": ("FusionGroup", "generate_graph_json", "groups_of"),
     "insertion_points": (
         "ChildRegionInputInsertionPoint", "ChildRegionOutputInsertionPoint", "InsertionPoint",
         "NodeInputInsertionPoint", "RegionOutputInsertionPoint", "ResolvedInsertionPoint",
@@ -72,10 +82,15 @@ MODULES = {
         "merge_resolved_insertion_points", "resolve_region_io_insertion_points",
         "skip_invalid_insertion_points",
     ),
+    "qdq_utils": ("get_quantized_tensors",),
     "region_pattern": ("RegionPattern",),
     "region_search": (
         "CombinedRegionSearch", "RegionPartitioner", "RegionSearchBase", "TopDownRegionBuilder",
     ),
+    "subgraph_extractor": ("extract_subgraph",),
+    "subgraph_workflow": ("subgraph_autotuning_workflow",),
+    "tensorrt_utils": ("Benchmark", "TensorRTPyBenchmark", "TrtExecBenchmark"),
+    "torch_region_builder": ("TorchRegionBuilder",),
     "utils": (
         "MODE_PRESETS", "StoreWithExplicitFlag", "get_node_filter_list", "validate_file_path",
     ),
@@ -105,7 +120,7 @@ class _Alias(ModuleType):
 def found(name: str) -> Any:
     """What has one of the names."""
     name = SECOND_NAMES.get(name, name)
-    return getattr(importlib.import_module(f"{_PACKAGE}.{HOMES[name]}"), name)
+    return getattr(importlib.import_module(f".{HOMES[name]}", _PACKAGE), name)
 
 
 def install() -> None:

@@ -9,7 +9,10 @@ from qdqtune.workflows.benchmarks import (
     TensorRTPyBenchmark,
     TrtExecBenchmark,
 )
+from qdqtune.workflows.fusion import groups_of
+from qdqtune.workflows.graph_json import generate_graph_json
 from qdqtune.workflows.region_patterns import region_pattern_autotuning_workflow
+from qdqtune.workflows.subgraph_patterns import extract_subgraph, subgraph_autotuning_workflow
 
 __all__ = [
     "Benchmark",
@@ -17,6 +20,10 @@ __all__ = [
     "TensorRTPyBenchmark",
     "TrtExecBenchmark",
     "benchmark_onnx_model",
+    "extract_subgraph",
+    "generate_graph_json",
+    "groups_of",
     "init_benchmark_instance",
     "region_pattern_autotuning_workflow",
+    "subgraph_autotuning_workflow",
 ]

@@ -98,6 +98,7 @@ def benchmark_onnx_model(
     model_path: Model,
     log_file: str | os.PathLike[str] | None = None,
     flush_timing_cache: bool = False,
+    export_profile_path: str | os.PathLike[str] | None = None,
 ) -> float:
     """Time a model with the benchmark of this process; if there is none yet, one is made.
 
@@ -106,6 +107,7 @@ def benchmark_onnx_model(
         log_file: Where to add what happened.
         flush_timing_cache: Engines write their timing cache after every build: nothing is left to
             be flushed.
+        export_profile_path: Where to write the time of each layer, if the engine can tell.
 
     Returns:
         The median in milliseconds; infinite if it can't be measured. Nothing is raised.
@@ -113,7 +115,9 @@ def benchmark_onnx_model(
     del flush_timing_cache
     try:
         benchmark = current_benchmark()
-        return math.inf if benchmark is None else benchmark.run(model_path, log_file)
+        if benchmark is None:
+            return math.inf
+        return benchmark.run(model_path, log_file, export_profile_path)
     except Exception as error:  # a loop over hundreds of candidates must not end here
         _logger.error("the model could not be timed: %s", error)
         return math.inf

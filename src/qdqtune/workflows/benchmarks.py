@@ -32,6 +32,8 @@ from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.errors import EngineError, ModelError, QdqtuneError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import Measurement
+from qdqtune.workflows.layer_profile import write_profile
+from qdqtune.workflows.tuning.scouting import layers_told
 
 _logger = logging.getLogger(__name__)
 
@@ -134,11 +136,25 @@ class EngineBenchmark(Benchmark):
         self._shapes: dict[str, dict[str, tuple[int, ...]]] = {}
         self._worker: Worker | None = None
 
-    def run(self, path_or_bytes: Model, log_file: str | os.PathLike[str] | None = None) -> float:
-        """Time a model; see `Benchmark.run`."""
+    def run(
+        self,
+        path_or_bytes: Model,
+        log_file: str | os.PathLike[str] | None = None,
+        export_profile_path: str | os.PathLike[str] | None = None,
+    ) -> float:
+        """Time a model; see `Benchmark.run`.
+
+        Args:
+            path_or_bytes: The file, or what would be in it.
+            log_file: Where to add what happened.
+            export_profile_path: Where to write the time of each layer; an engine that can't tell
+                writes none, which is logged.
+        """
         try:
             with _as_file(path_or_bytes) as path:
                 measured = self.measure(path)
+                if measured.ok and export_profile_path is not None:
+                    self._export_profile(path, Path(export_profile_path))
         except (QdqtuneError, OSError) as error:
             measured = Measurement(error=str(error))
         if not measured.ok:
@@ -166,6 +182,15 @@ class EngineBenchmark(Benchmark):
             runs=math.ceil(self.timing_runs / blocks),
             drop=math.ceil(self.warmup_runs / blocks),
         )
+
+    def _export_profile(self, path: Path, target: Path) -> None:
+        assert self._worker is not None
+        feeds = self._worker.store(self._feeds(path))
+        layers = layers_told(self._worker, path, feeds, self.timing_runs)
+        if layers:
+            write_profile(layers, self.timing_runs, target)
+        else:
+            _logger.warning("%s tells no times of layers: there is no profile", self.engine)
 
     def close(self) -> None:
         """End the engine's process; another run starts a new one."""

@@ -20,13 +20,12 @@ from qdqtune.workflows.calibrating import Feeding
 from qdqtune.workflows.comparison import engine_info
 from qdqtune.workflows.source import Source, open_source
 from qdqtune.workflows.tuning.float_type import FloatForm, convert_to, told_options, wanted_type
-from qdqtune.workflows.tuning.folder import BASELINE, JOURNAL, RunFolder
+from qdqtune.workflows.tuning.folder import BASELINE, JOURNAL, LOGS, RunFolder
 from qdqtune.workflows.tuning.journal import precision_of
+from qdqtune.workflows.tuning.layer_file import copy_log
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.scouting import AS_GIVEN
 from qdqtune.workflows.tuning.snapshot import check_state_file
-
-_CONVERTED = "converted"
 
 
 @dataclass(frozen=True)
@@ -154,16 +153,17 @@ def in_float_type(
     if request.precision == AUTO and earlier == UNCHANGED:
         precision = None  # what was found out stays
     if precision is not None:
-        staging = folder.scratch / _CONVERTED
-        staging.mkdir(exist_ok=True)
-        # Its weights go by its name, which is to be that in the folder.
+        folder.converted.parent.mkdir(exist_ok=True)
         form = convert_to(
-            precision, source, staging / BASELINE, feeding.judged, engine, feeds,
+            precision, source, folder.converted, feeding.judged, engine, feeds,
             request.min_sqnr_db, request.preset,
             may_be_slower=request.precision != AUTO or earlier is not None,
         )  # fmt: skip
         tuned = replace(tuned, form=form)
-        if form.model is not None:
+        if form.model is None:  # the model as given is built under the same name
+            logs = folder / LOGS / request.engine
+            copy_log(logs / f"{folder.converted.stem}.log", logs / f"{precision.value}.log")
+        else:
             layout = request.dialect.format_of(request.quant_type)
             source = open_source(form.model, layout.least_opset, optimize=request.optimize)
             tuned = replace(tuned, source=source, fingerprint=fingerprint(source.model))

@@ -33,6 +33,7 @@ SUBGRAPH_CACHE = "autotune_cache.json"
 DAMAGED_CACHE = "autotune_cache.damaged.json"
 LAYER_FILE = "{}.{}.graph.json"
 BUILD_LOG = "{}.{}.build.log"
+_CONVERTED = "converted"
 LOGS = "logs"
 ASIDE = "earlier"
 
@@ -231,6 +232,12 @@ class RunFolder:
     def scratch(self) -> Path:
         """For what is needed only while a run goes on, so that a kill leaves nothing elsewhere."""
         return self.path / _SCRATCH
+
+    @property
+    def converted(self) -> Path:
+        """For the model in another float type, until it is known whether that one is tuned."""
+        # Its weights go by its name, which is to be that in the folder.
+        return self.scratch / _CONVERTED / BASELINE
 
     @property
     def staged(self) -> Path:

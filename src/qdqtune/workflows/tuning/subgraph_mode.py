@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from qdqtune.engines import registry
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.graph.dims import dims_of
 from qdqtune.graph.extraction import Dims
-from qdqtune.graph.files import save_model
+from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.insert import Inserter
@@ -33,6 +34,7 @@ from qdqtune.workflows.calibrating import Feeding
 from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.earlier import sha256_of
+from qdqtune.workflows.tuning.float_type import written_type
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.layer_file import copy_log, write_layer_file
 from qdqtune.workflows.tuning.layer_groups import find_groups
@@ -247,11 +249,25 @@ class SubgraphMode:
         request, folder = self._request, self._folder
         if not registry.entry(request.engine).writes_layers:
             return None
-        layers = folder.layer_file(request.model, self._float_type)
-        if not write_layer_file(self._engine, plain, self._feeds, layers):
+        if folder.converted.is_file():
+            self._write_refused_layers(folder.converted)
+        return self._write_layer_file(plain, self._float_type)
+
+    def _write_refused_layers(self, converted: Path) -> None:
+        """The same of the model in the float type that was wanted, if another one is tuned."""
+        float_type = written_type(load_model(converted)).value
+        if float_type != self._float_type:
+            model = converted.with_name(f"{float_type}.onnx")  # so that its log has that name
+            shutil.copyfile(converted, model)
+            self._write_layer_file(model, float_type)
+
+    def _write_layer_file(self, model: Path, float_type: str) -> Path | None:
+        request, folder = self._request, self._folder
+        layers = folder.layer_file(request.model, float_type)
+        if not write_layer_file(self._engine, model, self._feeds, layers):
             return None
-        log = folder / names.LOGS / request.engine / f"{plain.stem}.log"
-        copy_log(log, folder.build_log(request.model, self._float_type))
+        log = folder / names.LOGS / request.engine / f"{model.stem}.log"
+        copy_log(log, folder.build_log(request.model, float_type))
         return layers
 
     def _note_layer_files(self) -> None:

@@ -1,0 +1,115 @@
+"""The layers of a float16 build in a file, as the autotuning guides ask for it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isolated import Worker
+from qdqtune.graph.files import load_model, save_model
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.open_dims import measured_shapes
+from qdqtune.graph.precision import convert_precision
+from qdqtune.graph.shapes import infer_shapes
+from qdqtune.records.errors import EngineError
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.precision import FLOAT_TYPES, Precision
+from qdqtune.workflows.benchmarks import TrtExecBenchmark
+from qdqtune.workflows.comparison import engine_info
+from qdqtune.workflows.source import open_source
+from qdqtune.workflows.tuning.float_type import told_options, wanted_type
+from qdqtune.workflows.tuning.folder import BUILD_LOG, LAYER_FILE
+from qdqtune.workflows.tuning.layer_file import copy_log, write_layer_file
+
+_FLOAT16 = next(name for name, each in FLOAT_TYPES.items() if each is Precision.FP16)
+_HINT = "Give the fusion groups another way, or see `qdqtune doctor` and the log {}."
+
+
+def generate_graph_json(
+    onnx_path: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    plugin_libraries: Sequence[str] | None = None,
+    strongly_typed: bool = True,
+    extra_trtexec_args: Sequence[str] | None = None,
+) -> str:
+    """Build a model once in float16 and write the layers that come of it.
+
+    Args:
+        onnx_path: The float model.
+        output_dir: Where `MODEL.fp16.graph.json` and `MODEL.fp16.build.log` go.
+        plugin_libraries: Libraries with custom ops to load.
+        strongly_typed: Whether types are taken as written, where the version can: the model is
+            converted to float16 first. Otherwise the engine chooses where to use float16.
+        extra_trtexec_args: More arguments of the program; those about shapes say what is built for.
+
+    Returns:
+        The path of the file with the layers, which `tune(graph_json=…)` takes.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    path, folder = Path(onnx_path), Path(output_dir)
+    benchmark = guides_program(plugin_libraries, strongly_typed, extra_trtexec_args)
+    load_model(path)  # what is no model is not the engine's fault
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / LAYER_FILE.format(path.stem, Precision.FP16.value)
+    log = folder / BUILD_LOG.format(path.stem, Precision.FP16.value)
+    target.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="qdqtune-") as scratch:
+        printed = Path(scratch) / "engine.log"
+        options = SessionOptions(benchmark.threads, benchmark.engine_options)
+        with Worker(benchmark.engine, options, log_path=printed) as worker:
+            half = _in_half(path, worker, benchmark.engine, Path(scratch))
+            feeds = worker.store(_feeds(half, benchmark.inputs))
+            is_written = write_layer_file(worker, half, feeds, target)
+        copy_log(printed.parent / benchmark.engine / f"{half.stem}.log", log)
+    if not is_written:
+        raise EngineError(
+            f"{benchmark.engine} writes no layers of {path}: it does not build the model.",
+            _HINT.format(log),
+        )
+    return str(target)
+
+
+def guides_program(
+    plugin_libraries: Sequence[str] | None,
+    strongly_typed: bool,
+    extra_trtexec_args: Sequence[str] | None,
+) -> TrtExecBenchmark:
+    """The program that the guides measure with.
+
+    Raises:
+        EngineError: If it can't be used here.
+    """
+    benchmark = TrtExecBenchmark(
+        plugin_libraries=plugin_libraries, trtexec_args=list(extra_trtexec_args or ())
+    )
+    if not strongly_typed:
+        benchmark.engine_options["typing"] = "weak"
+    return benchmark
+
+
+def _in_half(path: Path, worker: Worker, engine: str, scratch: Path) -> Path:
+    """The file to build: converted if the engine takes types as they are written."""
+    info = engine_info(worker, engine)
+    given: Mapping[str, str] = worker.options.engine_options
+    worker.options = replace(
+        worker.options, engine_options=dict(told_options(_FLOAT16, info, given))
+    )
+    source = open_source(path, optimize=False)
+    if wanted_type(_FLOAT16, info, source) is None:
+        return path
+    convert_precision(source.model, Precision.FP16)
+    return save_model(source.model, scratch / f"{path.stem}.onnx")
+
+
+def _feeds(path: Path, inputs: InputRequest) -> Feeds:
+    model = load_model(path)
+    infer_shapes(model)
+    request = replace(inputs, shapes=measured_shapes(model, inputs), dims={})
+    return next(random_inputs(GraphIndex(model), 1, request))

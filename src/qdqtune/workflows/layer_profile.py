@@ -1,0 +1,32 @@
+"""The time of each layer in a file, in the form that `--exportProfile` has made common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from qdqtune.records.measurement import LayerTime
+
+
+def write_profile(layers: Sequence[LayerTime], runs: int, target: Path) -> None:
+    """Write a profile: the number of runs, then one entry per layer in order of execution.
+
+    Args:
+        layers: With their milliseconds per run.
+        runs: From how many runs these are.
+        target: Where to write; its folder is made.
+    """
+    total = sum(layer.ms for layer in layers) or 1.0
+    entries = [
+        {
+            "name": layer.name,
+            "timeMs": layer.ms * runs,
+            "averageMs": layer.ms,
+            "medianMs": layer.ms,
+            "percentage": 100 * layer.ms / total,
+        }
+        for layer in layers
+    ]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps([{"count": runs}, *entries], indent=1) + "\n", encoding="utf-8")
