@@ -48,6 +48,15 @@ class TuneEvent:
     known: int = 0
 
 
+QUIETER = (
+    "Stop other work, keep cores free for the run (taskset), use fewer --threads, or a preset with "
+    "longer comparisons (--preset extensive)."
+)
+"""What helps against noise."""
+_LOUD = 0.1
+_DEAFENING = 1.0
+
+
 @dataclass(frozen=True)
 class Noise:
     """What comparing the model with itself showed.
@@ -59,6 +68,22 @@ class Noise:
 
     ratio: float
     detectable: float
+
+    @property
+    def is_loud(self) -> bool:
+        """Whether small gains drown in it."""
+        return self.detectable > _LOUD
+
+    @property
+    def hides_everything(self) -> bool:
+        """Whether a model that is twice as fast could not be told from the given one."""
+        return self.detectable > _DEAFENING
+
+    @property
+    def text(self) -> str:
+        """What can be seen, and what helps if that is little."""
+        seen = f"a screening sees differences from {100 * self.detectable:.1f} % on"
+        return f"{seen}: the machine is busy. {QUIETER}" if self.is_loud else seen
 
 
 @dataclass(frozen=True)

@@ -136,8 +136,8 @@ def _effort(summary: Summary) -> list[str]:
         f"{this_run}{summary.benchmarks} benchmarks{also} of {what}, {duration(seconds.total)}: "
         f"building {duration(seconds.building)}, timing {duration(seconds.timing)}, "
         f"own {duration(seconds.own)}.",
-        f"Noise: the model against itself {summary.noise.ratio:.3f}x; a screening sees "
-        f"differences from {100 * summary.noise.detectable:.1f} %.",
+        f"Noise: the model against itself {summary.noise.ratio:.3f}x; "
+        f"{summary.noise.text.removesuffix('.')}.",
     ]
     if summary.runs > 1:
         lines.append(

@@ -50,11 +50,11 @@ from qdqtune.workflows.tuning.float_type import written_type
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.journal import Journal, as_said_before
 from qdqtune.workflows.tuning.measured_accuracy import MeasuredAccuracy, checked_metric
+from qdqtune.workflows.tuning.noise import check_noise, noise_when_quiet, why_nothing_is_decided
 from qdqtune.workflows.tuning.patience import patient
 from qdqtune.workflows.tuning.request import SUBGRAPH, TuneRequest
 from qdqtune.workflows.tuning.scouting import (
     build_limit_s,
-    check_noise,
     check_runs,
     find_choices,
     latency_shares,
@@ -155,13 +155,15 @@ class TuneRun:
             self._engine, self._folder / names.BASELINE, feeds,
             is_quantized=self._source.reading is not None,
         )  # fmt: skip
-        story.noise, story.baseline_ms, build_s = check_noise(
-            self._engine, plain, feeds, request.preset
+        story.noise, story.baseline_ms, build_s = noise_when_quiet(
+            lambda: check_noise(self._engine, plain, feeds, request.preset), request.budget_s, tell
         )
         story.build_s = max(given_s, build_s)  # one of them may have been kept from before
         self._engine.timeout_s = self._build_limit_s = build_limit_s(self._engine, story.build_s)
         story.final_ms = story.baseline_ms
-        tell("noise", f"a step can see differences from {100 * story.noise.detectable:.1f} % on")
+        if self._earlier is None and (busy := why_nothing_is_decided(story.noise)):
+            story.reason = busy
+            return self._hand_over(info, journal)
         completion, story.grouping = find_choices(
             base, request.dialect, request.quant_type, self._feeding, self._runner,
             request.node_filter, given, request.filters, request.region_filter,

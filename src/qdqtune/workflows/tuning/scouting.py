@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import logging
-import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,15 +12,12 @@ from pathlib import Path
 from qdqtune.autotune.patterns.pattern_cache import PatternCache
 from qdqtune.autotune.search.grouping import Grouping, group_ops
 from qdqtune.autotune.search.space import Group, Space, State
-from qdqtune.autotune.search.trial import Effort
 from qdqtune.calibration.observed import observe_shapes, unknown_tensors
-from qdqtune.engines.contest import compare_files
 from qdqtune.engines.custom_ops import advice_on
 from qdqtune.engines.entry import EngineEntry
 from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
 from qdqtune.engines.opened import opened
 from qdqtune.engines.shares import shares_of_latency
-from qdqtune.engines.timing import typical_gain
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS
 from qdqtune.graph.prepared import PreparedModel
@@ -31,12 +27,10 @@ from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.measurement import LayerTime
 from qdqtune.records.placement import Edge
-from qdqtune.records.tuning import Noise
 from qdqtune.rules.draft import Wishes
 from qdqtune.rules.order import draft_placement
 from qdqtune.workflows.calibrating import Feeding
 from qdqtune.workflows.name_filters import NameFilters
-from qdqtune.workflows.tuning.settings import Preset
 
 _logger = logging.getLogger(__name__)
 
@@ -56,8 +50,6 @@ _MOST_NAMES = 3
 _NOTHING: State = frozenset()
 _EVERYTHING = NameFilters()
 _PROFILE_RUNS = 5
-# How many standard errors a difference must have to be seen.
-_SEEN = 2.0
 # How much longer than the float model another form of it may take to build.
 _TIMES_FLOAT = 20.0
 # Ops between weighted ones that pass eight bits on at little cost.
@@ -284,35 +276,3 @@ def build_limit_s(worker: Worker, build_s: float) -> float:
         build_s: Seconds that the float model took.
     """
     return min(worker.timeout_s, max(EngineEntry.open_limit_s, _TIMES_FLOAT * build_s))
-
-
-def check_noise(
-    worker: Worker, path: Path, feeds: StoredFeeds, preset: Preset
-) -> tuple[Noise, float, float]:
-    """Time the model against itself.
-
-    Args:
-        worker: The engine.
-        path: The model.
-        feeds: What it is run on.
-        preset: How thorough comparisons will be.
-
-    Returns:
-        What can be seen on this machine, the model's latency in milliseconds, and the seconds that
-        the engine took to build it.
-
-    Raises:
-        EngineError: If the engine doesn't run the model.
-    """
-    rounds, seconds = preset.rounds[Effort.SCREEN], preset.seconds[Effort.SCREEN]
-    (one, other), _ = compare_files(worker, [path, path], feeds, rounds=rounds, budget_s=seconds)
-    for measurement in (one, other):
-        if not measurement.ok:
-            raise EngineError(
-                f"The engine does not run the model as it is: {measurement.error}",
-                "Nothing can be gained on an engine that refuses the model. Try `qdqtune bench` "
-                "on it.",
-            )
-    gain, error = typical_gain(one.blocks_ms, other.blocks_ms)
-    noise = Noise(math.exp(gain), math.expm1(_SEEN * error))
-    return noise, one.latency_ms, one.build_s
