@@ -7,6 +7,7 @@ import pytest
 from onnx import ModelProto
 
 import qdqtune
+from qdqtune.records.accuracy import allowed_sqnr_db
 from qdqtune.records.quantization import QuantizeReport
 from qdqtune.workflows.error_guard import is_enough, joined
 from qdqtune.workflows.judging import Quality
@@ -36,6 +37,20 @@ def test_what_is_near_enough(
     outputs: dict[str, float], scores: dict[str, float], enough: bool
 ) -> None:
     assert is_enough(Quality(outputs, scores=scores), 15.0) is enough
+
+
+@pytest.mark.parametrize(
+    ("found", "of_float", "enough"),
+    [(15.1, None, True), (14.9, None, False), (14.9, 18.0, True), (13.3, 18.0, True),
+     (13.1, 18.0, False), (12.1, 3.0, True), (11.9, 3.0, False), (11.9, -math.inf, False)],
+)  # fmt: skip
+def test_the_engines_own_float_type_is_no_fault_of_quantization(
+    found: float, of_float: float | None, enough: bool
+) -> None:
+    """Its noise is allowed beside that of the limit, but no more than the limit's once again."""
+    own = None if of_float is None else Quality({"y": of_float}, scores={"y": of_float})
+    assert is_enough(Quality({"y": found}, of_float=own), 15.0) is enough
+    assert (found >= allowed_sqnr_db(15.0, of_float)) is enough
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 32, 33, 100])

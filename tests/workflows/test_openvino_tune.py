@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,19 +15,24 @@ import pytest
 
 from qdqtune.calibration.quality import Reference
 from qdqtune.engines import registry
+from qdqtune.engines.float_types import exact_options
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import FailureKind, Worker, WorkerFailure
 from qdqtune.engines.reference import AS_WRITTEN, reference_worker
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.errors import EngineError, QdqtuneError
 from qdqtune.records.inputs import InputRequest
+from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.precision import Precision
 from qdqtune.records.tuning import TuneResult
+from qdqtune.report.bench import engine_line
+from qdqtune.report.tuning import tune_text
 from qdqtune.workflows import judging
 from qdqtune.workflows.calibrating import feeding_of
 from qdqtune.workflows.insertion import Choice, insert_qdq
 from qdqtune.workflows.judging import Judge, Kernels
 from qdqtune.workflows.precision import convert_model
+from qdqtune.workflows.quantization import quantize
 from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.settings import PRESETS
@@ -72,6 +78,12 @@ def judged() -> Iterator[Judged]:
         yield seen
 
 
+def in_float32(options: SessionOptions) -> SessionOptions:
+    """How the float model is opened that outputs are compared with; the CPU decides that."""
+    with Worker("openvino", options) as worker:
+        return exact_options(worker.info(), options) or options
+
+
 @pytest.fixture(scope="module")
 def brief() -> Iterator[str]:
     """A preset whose last comparison is over soon."""
@@ -99,7 +111,7 @@ def test_what_ships_is_judged_by_its_own_kernels(tuned: tuple[TuneResult, Judged
     result, judged = tuned
     assert not result.summary.kept_float
     assert result.placement.tensors == {"v", "x", "r", "w"}
-    assert judged == [("openvino", SessionOptions(1, OPTIONS))]
+    assert judged == [("openvino", in_float32(SessionOptions(1, OPTIONS)))]
     assert result.summary.output_sqnr_db is not None
     assert 20 < result.summary.output_sqnr_db < 60
 
@@ -129,7 +141,7 @@ def test_the_run_of_one_engine_is_not_gone_on_with_by_another(
 @pytest.mark.parametrize(
     ("asked", "judges"),
     [
-        ({"engine": "openvino"}, ("openvino", SessionOptions())),
+        ({"engine": "openvino"}, None),
         ({"engine": "onnxruntime"}, ("onnxruntime", SessionOptions())),
         ({"dialect": "tensorrt"}, ("onnxruntime", AS_WRITTEN)),
         ({"engine": "tensorrt"}, ("onnxruntime", AS_WRITTEN)),
@@ -139,6 +151,8 @@ def test_inserted_by_hand_it_is_judged_so_as_well(
     model: Path, tmp_path: Path, judged: Judged, asked: dict[str, str], judges: object
 ) -> None:
     judged.clear()
+    if asked == {"engine": "openvino"}:
+        judges = ("openvino", in_float32(SessionOptions()))
     report = insert_qdq(model, Choice(ops=("MatMul",)), tmp_path / "q.onnx", **asked)  # type: ignore[arg-type]
     assert judged == [judges]
     assert report.sqnr_db["y"] > 20
@@ -188,3 +202,50 @@ def test_what_the_engine_dies_of_is_not_shipped(
     )
     assert result.summary.kept_float
     assert result.model.read_bytes() == model.read_bytes()
+
+
+BFLOAT16, FLOAT32 = {"inference_precision": "bf16"}, {"inference_precision": "f32"}
+
+
+@pytest.fixture(scope="module")
+def low_floats() -> EngineInfo:
+    """OpenVINO in bfloat16, by the CPU or emulated."""
+    with Worker("openvino", SessionOptions(1, BFLOAT16)) as worker:
+        info = worker.info()
+    if info.float_type != "bfloat16":
+        pytest.skip(f"OpenVINO computes bfloat16 in {info.float_type} here")
+    return info
+
+
+def noise_db(true: np.ndarray, found: np.ndarray) -> float:
+    return 10 * math.log10(np.square(true).sum() / np.square(found - true).sum())
+
+
+def test_outputs_are_compared_with_float32_whatever_the_engine_computes_in(
+    model: Path, tmp_path: Path, low_floats: EngineInfo
+) -> None:
+    """The number that is told is what anybody finds who runs both files."""
+    x = np.random.default_rng(3).normal(size=(4, 64, 512)).astype(np.float32)
+    target = tmp_path / "q.onnx"
+    report = quantize(
+        model, target, engine="openvino", engine_options=BFLOAT16, threads=1,
+        calibration_data=[{"x": each} for each in x], performance_threshold=None,
+    ).report  # fmt: skip
+    outputs = {}
+    for name, path, options in (
+        ("true", model, FLOAT32), ("float", model, BFLOAT16), ("quantized", target, BFLOAT16)
+    ):  # fmt: skip
+        with Worker("openvino", SessionOptions(1, options)) as worker:
+            opened = worker.open(path)
+            outputs[name] = np.stack([worker.run(opened, {"x": each})["y"] for each in x])
+    assert report.float_type == "bfloat16"
+    assert report.float_sqnr_db == pytest.approx(noise_db(outputs["true"], outputs["float"]))
+    assert report.sqnr_db["y"] == pytest.approx(noise_db(outputs["true"], outputs["quantized"]))
+    assert "is computed in bfloat16" in engine_line(low_floats)
+
+
+def test_in_float32_nothing_is_said_of_the_float_model(tuned: tuple[TuneResult, Judged]) -> None:
+    summary = tuned[0].summary
+    assert (summary.float_sqnr_db is None) == (summary.engine.float_type == "float32")
+    said = tune_text(tuned[0])
+    assert ("The float model itself is" in said) == (summary.float_sqnr_db is not None)

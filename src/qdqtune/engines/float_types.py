@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from qdqtune.engines import registry
+from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.tensorrt.settings import STRONG, WEAK
 from qdqtune.records.errors import UsageError
-from qdqtune.records.measurement import EngineInfo
+from qdqtune.records.measurement import FLOAT32, EngineInfo
 from qdqtune.records.precision import Precision
 
 _TYPING, _PRECISION = "typing", "precision"
@@ -56,3 +59,18 @@ def float_type_in_effect(info: EngineInfo, written: Precision) -> Precision:
     if not chooses_float_types(info):
         return written
     return Precision(info.options.get(_PRECISION, Precision.FP16.value))
+
+
+def exact_options(info: EngineInfo, options: SessionOptions) -> SessionOptions | None:
+    """How an engine opens a model to compute it in float32; None if it does, or can't be told to.
+
+    Args:
+        info: The engine, as it is with these options.
+        options: How it opens models.
+    """
+    if info.float_type in ("", FLOAT32):
+        return None
+    exact = registry.entry(info.name).float32_options
+    if not exact:
+        return None
+    return replace(options, engine_options={**options.engine_options, **exact})

@@ -25,6 +25,23 @@ def is_near_limit(sqnr_db: float | None, min_sqnr_db: float | None) -> bool:
     return 0.0 <= sqnr_db - min_sqnr_db < _NEAR_DB
 
 
+def allowed_sqnr_db(min_sqnr_db: float, float_sqnr_db: float | None) -> float:
+    """How near to float32 a result must be, if the float model itself is not computed in that.
+
+    The noise of the engine's own float type is not quantization's, so it is allowed beside the
+    noise that was asked for; but no more than that once again, which is 3 dB: what ships is to be
+    near the model as it is written.
+
+    Args:
+        min_sqnr_db: The least that was asked for.
+        float_sqnr_db: How near the float model is, as the engine computes it; None is float32.
+    """
+    if float_sqnr_db is None:
+        return min_sqnr_db
+    excused = 10.0 ** (-max(float_sqnr_db - min_sqnr_db, 0.0) / 10.0)
+    return min_sqnr_db - 10.0 * math.log10(1.0 + excused)
+
+
 @dataclass(frozen=True)
 class Rejected:
     """A candidate that was fast, but not accurate enough.

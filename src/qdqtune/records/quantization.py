@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qdqtune.records.accuracy import finite, is_near_limit
+from qdqtune.records.accuracy import allowed_sqnr_db, finite, is_near_limit
 from qdqtune.records.measurement import Comparison
 from qdqtune.records.placement import Placement
 
@@ -68,6 +68,9 @@ class QuantizeReport:
         reason: Why, in that case.
         seconds: Wall time by step.
         min_sqnr_db: How near to float every output had to be; None if that was not asked.
+        float_type: What those kernels compute float32 in; empty if unknown.
+        float_sqnr_db: How near to float32 the float model itself is there, of its worst output;
+            None if that is in float32, or unknown.
     """
 
     output: Path | None
@@ -94,6 +97,8 @@ class QuantizeReport:
     reason: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
     min_sqnr_db: float | None = None
+    float_type: str = ""
+    float_sqnr_db: float | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -108,9 +113,16 @@ class QuantizeReport:
         return min({**self.sqnr_db, **self.scores_db}.values(), default=None)
 
     @property
+    def allowed_sqnr_db(self) -> float | None:
+        """The limit with the error of the float model itself, which is not quantization's."""
+        if self.min_sqnr_db is None:
+            return None
+        return allowed_sqnr_db(self.min_sqnr_db, self.float_sqnr_db)
+
+    @property
     def near_min_sqnr(self) -> bool:
         """Whether what was handed over is less than 1 dB from being rejected."""
-        return not self.kept_float and is_near_limit(self.worst_db, self.min_sqnr_db)
+        return not self.kept_float and is_near_limit(self.worst_db, self.allowed_sqnr_db)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -131,6 +143,8 @@ class QuantizeReport:
             "min_sqnr_db": self.min_sqnr_db,
             "near_min_sqnr": self.near_min_sqnr,
             "judged_with": self.judged_with,
+            "float_type": self.float_type,
+            "float_sqnr_db": finite(self.float_sqnr_db),
             "qdq_pairs": len(self.placement.tensors),
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,

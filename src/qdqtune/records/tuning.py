@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qdqtune.records.accuracy import finite, is_near_limit
+from qdqtune.records.accuracy import allowed_sqnr_db, finite, is_near_limit
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.subgraphs import Batch
@@ -127,7 +127,8 @@ class Summary:
         confidence: Level of the interval.
         kept_float: Whether the model is handed back as it was.
         reason: Why; empty otherwise.
-        output_sqnr_db: The worst output's distance from the float model, in dB; None if unknown.
+        output_sqnr_db: The worst output's distance from the float model in float32, in dB; None if
+            unknown.
         metric: The user's metric of what was written and of the float model, if there is one.
         lost_to_accuracy: Which limit the fastest model failed, by how much, and what of it was left
             float therefore; empty if it failed none.
@@ -173,6 +174,8 @@ class Summary:
         calibration_samples: Samples that ranges were found on; 0 if none were needed.
         result_run: The number of the run over the folder that found the result: earlier than `runs`
             if the runs since found nothing better; 0 in old summaries.
+        float_sqnr_db: How near to float32 the float model itself is, as the engine computes it, in
+            dB of its worst output; None if that is in float32, or unknown.
     """
 
     model: str
@@ -229,6 +232,7 @@ class Summary:
     bytes_after: int = 0
     calibration_samples: int = 0
     result_run: int = 0
+    float_sqnr_db: float | None = None
 
     @property
     def min_sqnr_db(self) -> float | None:
@@ -236,9 +240,16 @@ class Summary:
         return self.conditions.get("min_sqnr_db")
 
     @property
+    def allowed_sqnr_db(self) -> float | None:
+        """The same with the error of the float model itself, which is not quantization's."""
+        if self.min_sqnr_db is None:
+            return None
+        return allowed_sqnr_db(self.min_sqnr_db, self.float_sqnr_db)
+
+    @property
     def near_min_sqnr(self) -> bool:
         """Whether what was written is less than 1 dB from being rejected."""
-        return not self.kept_float and is_near_limit(self.output_sqnr_db, self.min_sqnr_db)
+        return not self.kept_float and is_near_limit(self.output_sqnr_db, self.allowed_sqnr_db)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -251,6 +262,7 @@ class Summary:
             "engine": self.engine.to_dict(),
             "speedup_interval": [low, high if math.isfinite(high) else None],
             "output_sqnr_db": finite(self.output_sqnr_db),
+            "float_sqnr_db": finite(self.float_sqnr_db),
             "near_min_sqnr": self.near_min_sqnr,
             "metric": dict(self.metric) if self.metric is not None else None,
             "noise": vars(self.noise),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from qdqtune.records.quantization import Decision, QuantizeReport
 from qdqtune.records.ranges import CalibrationSource
-from qdqtune.report.accuracy import near_limit_line
+from qdqtune.report.accuracy import float_error_line, near_limit_line
 from qdqtune.report.insertion import RANDOM_WARNING
 from qdqtune.report.tables import printable, text_table
 
@@ -92,8 +92,10 @@ def _measured(report: QuantizeReport) -> list[str]:
             found.append(f"scores that it comes from {report.scores_db[name]:.1f} dB")
         lines.append(f"Output {name}: {', '.join(found)}, against float ({report.judged_with}).")
     worst = report.worst_db
-    if report.near_min_sqnr and worst is not None and report.min_sqnr_db is not None:
-        lines.append(near_limit_line(worst, report.min_sqnr_db))
+    if report.float_sqnr_db is not None:
+        lines.append(float_error_line(report.float_type, report.float_sqnr_db))
+    if report.near_min_sqnr and worst is not None and report.allowed_sqnr_db is not None:
+        lines.append(near_limit_line(worst, report.allowed_sqnr_db))
     if report.calibration == CalibrationSource.DATA.value:
         others = ", ".join(
             f"{method} {db:.1f}"

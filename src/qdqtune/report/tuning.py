@@ -6,7 +6,7 @@ from qdqtune.records.inputs import shape_text
 from qdqtune.records.ranges import CalibrationSource
 from qdqtune.records.tuning import AS_GIVEN as UNCHANGED
 from qdqtune.records.tuning import Summary, TunePlan, TuneResult
-from qdqtune.report.accuracy import near_limit_line
+from qdqtune.report.accuracy import float_error_line, near_limit_line
 from qdqtune.report.bench import engine_lines, inputs_lines
 from qdqtune.report.durations import duration
 from qdqtune.report.insertion import RANDOM_WARNING
@@ -104,8 +104,10 @@ def _accuracy(summary: Summary) -> list[str]:
         lines.append(
             f"Output SQNR {summary.output_sqnr_db:.1f} dB against {_judged_against(summary)}."
         )
-        if summary.near_min_sqnr and summary.min_sqnr_db is not None:
-            lines.append(near_limit_line(summary.output_sqnr_db, summary.min_sqnr_db))
+        if summary.float_sqnr_db is not None:
+            lines.append(float_error_line(summary.engine.float_type, summary.float_sqnr_db))
+        if summary.near_min_sqnr and summary.allowed_sqnr_db is not None:
+            lines.append(near_limit_line(summary.output_sqnr_db, summary.allowed_sqnr_db))
     if summary.lost_to_accuracy and not summary.kept_float:
         lines.append(f"Of the fastest model, {summary.lost_to_accuracy}.")
     if summary.metric is not None:

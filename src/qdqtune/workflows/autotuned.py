@@ -114,6 +114,8 @@ class Autotuned:
             reason=summary.reason,
             seconds={"search": summary.seconds.total},
             min_sqnr_db=request.min_sqnr_db,
+            float_type=summary.engine.float_type,
+            float_sqnr_db=summary.float_sqnr_db,
         )
 
     def _decisions(self, result: TuneResult, source: Source) -> tuple[Decision, ...]:

@@ -22,6 +22,7 @@ from qdqtune.calibration.layer_errors_pairs import Pairing
 from qdqtune.calibration.quality import Reference
 from qdqtune.engines import registry
 from qdqtune.engines.custom_ops import advice_on
+from qdqtune.engines.float_types import exact_options
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.reference import AS_WRITTEN, reference_worker
@@ -92,6 +93,8 @@ def compare(
             worker = stack.enter_context(Worker(name, options))
             kernels = _Kernels(name, worker, options)
         info = engine_info(kernels.worker, kernels.engine)
+        if name is not None:
+            kernels = replace(kernels, exact_options=exact_options(info, options))
         outputs = _outputs(original, quantized, kernels, feeding, Path(room))
         pairing = Pairing(original.model, quantized.model)
         if not outputs and not pairing.ops:
@@ -131,11 +134,12 @@ def _with_kernels(engine: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class _Kernels:
-    """An engine at work, and how it is to open models."""
+    """An engine at work, and how it is to open models, and the float model if otherwise."""
 
     engine: str
     worker: Worker
     options: SessionOptions
+    exact_options: SessionOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -221,11 +225,12 @@ def _outputs(
     running = original
     try:
         path = _runnable(original, folder / "float.onnx", kernels.engine)
-        reference = Reference(kernels.worker, path, feeding.samples(), options=kernels.options)
+        exact = kernels.exact_options or kernels.options
+        reference = Reference(kernels.worker, path, feeding.samples(), options=exact)
         with contextlib.closing(reference):
             running = quantized
             path = _runnable(quantized, folder / "quantized.onnx", kernels.engine)
-            return reference.compare(path).errors()
+            return reference.compare(path, kernels.options).errors()
     except WorkerFailure as failure:
         raise EngineError(
             f"{registry.title(kernels.engine)} does not run {running.name}: {failure}",

@@ -18,6 +18,7 @@ from qdqtune.calibration.inputs import Feeds
 from qdqtune.calibration.layer_errors import own_errors
 from qdqtune.engines.isolated import Worker
 from qdqtune.qdq.insert import Inserter
+from qdqtune.records.accuracy import allowed_sqnr_db
 from qdqtune.records.errors import EngineError
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod, Ranges
@@ -279,13 +280,24 @@ def is_enough(quality: Quality, least_db: float) -> bool:
     """Whether every output that could be compared is near enough.
 
     Scores may be a bit farther than other outputs; then it is they who count, unless what comes out
-    of them has nothing left of what it was.
+    of them has nothing left of what it was. The engine's own float type is not to blame on a draft.
     """
-    outputs = all(
-        db >= least_db - (_DECIDED_DB if name in quality.scores else 0.0)
+    of_float = quality.of_float or Quality()
+
+    def is_near(found: float, least: float, own: float | None) -> bool:
+        return found >= allowed_sqnr_db(least, own)
+
+    return all(
+        is_near(
+            db,
+            least_db - (_DECIDED_DB if name in quality.scores else 0.0),
+            of_float.against_float.get(name),
+        )
         for name, db in quality.against_float.items()
+    ) and all(
+        is_near(db, least_db - _SCORES_DB, of_float.scores.get(name))
+        for name, db in quality.scores.items()
     )
-    return outputs and all(db >= least_db - _SCORES_DB for db in quality.scores.values())
 
 
 def joined(parts: Sequence[Part], most: int) -> list[Part]:

@@ -16,6 +16,7 @@ from qdqtune.calibration.inputs import Feeds
 from qdqtune.calibration.quality import Reference
 from qdqtune.calibration.scores import add_scores
 from qdqtune.engines import registry
+from qdqtune.engines.float_types import exact_options
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.native import native_dialect
@@ -24,6 +25,7 @@ from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError
+from qdqtune.workflows.comparison import engine_info
 from qdqtune.workflows.source import Source, float32_twin, has_types
 
 _logger = logging.getLogger(__name__)
@@ -38,11 +40,14 @@ class Quality:
         against_given: Against the Q/DQ file that was given.
         scores: Against the float model, of what goes into the Softmax or ArgMax that an output
             comes out of.
+        of_float: The same of the float model itself, as the engine computes it; None if that is in
+            float32, as what is compared with.
     """
 
     against_float: dict[str, float] = field(default_factory=dict)
     against_given: dict[str, float] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
+    of_float: Quality | None = None
 
     @property
     def decisive(self) -> dict[str, float]:
@@ -63,11 +68,16 @@ class Kernels:
         engine: Its name.
         worker: Its worker; that of the reference engine if it is the same.
         options: How it is to open them.
+        exact_options: How it opens the float model to compute it in float32; None if it does so
+            anyway, or can't be told to.
+        float_type: What it computes float32 in otherwise; empty if unknown.
     """
 
     engine: str
     worker: Worker
     options: SessionOptions
+    exact_options: SessionOptions | None = None
+    float_type: str = ""
 
 
 def has_own_kernels(engine: str, options: Mapping[str, str] | None = None) -> bool:
@@ -105,7 +115,9 @@ def open_kernels(
         yield Kernels(engine, runner, options or SessionOptions())
     else:
         with Worker(engine, options) as worker:
-            yield Kernels(engine, worker, worker.options)
+            info = engine_info(worker, engine)
+            exact = exact_options(info, worker.options)
+            yield Kernels(engine, worker, worker.options, exact, info.float_type)
 
 
 class Judge:
@@ -152,7 +164,7 @@ class Judge:
             twins = not registry.entry(kernels.engine).runs_bfloat16
             self._exact = _Bench(
                 source, base, kernels.worker, samples, kernels.options, twins=twins,
-                reference=reference,
+                reference=reference, exact_options=kernels.exact_options,
             )  # fmt: skip
         self._is_checked = False
 
@@ -169,6 +181,7 @@ class Judge:
         try:
             against_float, scores = self._exact.against_float(candidate)
             against_given = self._exact.against_given(candidate) if self._has_reading else {}
+            of_float = self._exact.of_float()
         except WorkerFailure as failure:
             if self.kernels is not None:
                 title = registry.title(self.kernels.engine)
@@ -178,7 +191,26 @@ class Judge:
                 ) from None
             _logger.warning("the output error could not be measured here: %s", failure)
             return Quality()
-        return Quality(against_float, against_given, scores)
+        return Quality(against_float, against_given, scores, of_float)
+
+    def float_sqnr_db(self) -> float | None:
+        """How near to float32 the float model itself is, as the engine computes it.
+
+        Returns:
+            Decibels of the worst output; None if it is computed in float32, or can't be compared.
+
+        Raises:
+            EngineError: If the engine does not run it.
+        """
+        if self.kernels is None or self.kernels.exact_options is None:
+            return None
+        self._check_kernels()
+        try:
+            of_float = self._exact.of_float()
+        except WorkerFailure as failure:
+            title = registry.title(self.kernels.engine)
+            raise EngineError(f"{title} does not run the float model: {failure}", "") from None
+        return min(of_float.against_float.values(), default=None) if of_float else None
 
     def _check_kernels(self) -> None:
         """Do without the engine's own kernels if it can't tell what the float model computes."""
@@ -220,6 +252,7 @@ class _Bench:
         options: How models are opened.
         twins: Whether models in bfloat16 run as their float32 twins.
         reference: The float32 model that `base` was converted from; None if it wasn't.
+        exact_options: How the float model is opened, if not like the others.
     """
 
     def __init__(
@@ -232,12 +265,15 @@ class _Bench:
         *,
         twins: bool = True,
         reference: Path | None = None,
+        exact_options: SessionOptions | None = None,
     ) -> None:
         self._source = source
         self._base = base
         self._worker = worker
         self._samples = samples
         self._options = options
+        self._exact_options = exact_options
+        self._of_float: Quality | None = None
         self._needs_twin = twins and has_types(source.model, {ir.DataType.BFLOAT16})
         self._original = reference
         self._given_needs_twin = twins and source.has_bfloat16
@@ -255,9 +291,16 @@ class _Bench:
         """
         reference = self._reference()
         shown, decided = add_scores(self._runnable(candidate, self._needs_twin))
-        found = reference.sqnr_db(shown, options)
+        found = reference.sqnr_db(shown, options or self._options)
         scores = {decided[name]: db for name, db in found.items() if name in decided}
         return {name: db for name, db in found.items() if name not in decided}, scores
+
+    def of_float(self) -> Quality | None:
+        """How far the float model is from itself in float32; None if it is computed in that."""
+        if self._exact_options is not None and self._of_float is None:
+            found, scores = self.against_float(self._float_model())
+            self._of_float = Quality(found, scores=scores)
+        return self._of_float
 
     def why_not(self) -> str:
         """Why float models can't be run, as given or converted; empty if they can."""
@@ -274,7 +317,7 @@ class _Bench:
         if self._float is None:
             path = self._original or self._runnable(self._float_model(), self._needs_twin)
             shown, _ = add_scores(path)
-            self._float = self._run(shown)
+            self._float = self._run(shown, self._exact_options or self._options)
         return self._float
 
     def _float_model(self) -> Path:
@@ -283,7 +326,8 @@ class _Bench:
     def against_given(self, candidate: Path) -> dict[str, float]:
         """Decibels of a candidate beside the file that was given."""
         if self._given is None:
-            self._given = self._run(self._runnable(self._source.path, self._given_needs_twin))
+            given = self._runnable(self._source.path, self._given_needs_twin)
+            self._given = self._run(given, self._options)
         return self._given.sqnr_db(self._runnable(candidate, self._needs_twin))
 
     def close(self) -> None:
@@ -293,8 +337,8 @@ class _Bench:
                 reference.close()
         self._float = self._given = None
 
-    def _run(self, model: Path) -> Reference:
-        return Reference(self._worker, model, self._samples(), options=self._options)
+    def _run(self, model: Path, options: SessionOptions | None) -> Reference:
+        return Reference(self._worker, model, self._samples(), options=options)
 
     def _runnable(self, path: Path, needs_twin: bool) -> Path:
         if not needs_twin:

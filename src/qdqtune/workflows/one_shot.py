@@ -344,6 +344,7 @@ def _with_quality(
         replace(each, sqnr_db=guarded.own[each.node].sqnr_db) if each.node in guarded.own else each
         for each in report.decisions
     ]
+    of_float = guarded.quality.of_float
     return replace(
         report,
         decisions=tuple(decisions),
@@ -358,4 +359,6 @@ def _with_quality(
         sqnr_db=guarded.quality.against_float,
         scores_db=guarded.quality.scores,
         judged_with=registry.title(kernels.engine) if kernels is not None else _AS_WRITTEN,
+        float_type=kernels.float_type if kernels is not None else "",
+        float_sqnr_db=of_float.worst_db if of_float is not None else None,
     )

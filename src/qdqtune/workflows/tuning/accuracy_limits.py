@@ -6,6 +6,7 @@ import math
 
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.qdq.insert import Inserter
+from qdqtune.records.accuracy import allowed_sqnr_db
 from qdqtune.workflows.tuning.measured_accuracy import (
     APPROXIMATE_SQNR,
     METRIC,
@@ -75,10 +76,13 @@ class AccuracyLimits:
         if least_db is None:
             return ""
         found = self._accuracy.sqnr_db(self._inserter, self._space.placement(choice))
-        if found is None or found >= least_db:
+        of_float = self._accuracy.float_sqnr_db(self._inserter)
+        allowed_db = allowed_sqnr_db(least_db, of_float)
+        if found is None or found >= allowed_db:
             return ""
-        below = f"{least_db - found:.1f} dB below" if math.isfinite(found) else "below"
-        return f"SQNR {found:.1f} dB is {below} --min_sqnr {least_db:g}"
+        below = f"{allowed_db - found:.1f} dB below" if math.isfinite(found) else "below"
+        with_float = "" if of_float is None else f" (float itself: {of_float:.1f} dB)"
+        return f"SQNR {found:.1f} dB is {below} --min_sqnr {least_db:g}{with_float}"
 
     def _metric_shortfall(self, choice: State) -> str:
         before, evaluate = self._float_metric, self._request.evaluate

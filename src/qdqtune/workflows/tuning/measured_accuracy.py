@@ -19,6 +19,7 @@ from qdqtune.workflows.judging import Judge
 from qdqtune.workflows.tuning.journal import AccuracyKey, Journal
 
 SQNR, APPROXIMATE_SQNR, METRIC = "sqnr_db", "approximate_sqnr_db", "metric"
+_FLOAT_SQNR = "float_sqnr_db"
 """What is measured of a placement."""
 
 _logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ class MeasuredAccuracy:
         judged_by: The engine whose arithmetic counts.
         evaluate: The user's metric, if there is one.
         float_metric: What it gives for the float model.
+        has_float_error: Whether the engine computes floats in another type than float32, which is
+            what outputs are compared with.
 
     Attributes:
         seconds: The longest that a measurement of each kind took so far.
@@ -47,6 +50,8 @@ class MeasuredAccuracy:
         judged_by: str,
         evaluate: UserFunction | None = None,
         float_metric: float = math.nan,
+        *,
+        has_float_error: bool = False,
     ) -> None:
         self.seconds: dict[str, float] = {}
         self._journal = journal
@@ -55,6 +60,7 @@ class MeasuredAccuracy:
         self._judged_by = judged_by
         self._evaluate = evaluate
         self._float_metric = float_metric
+        self._has_float_error = has_float_error
         self._of_samples = ""
         self._here: dict[AccuracyKey, float | None] = {}
 
@@ -64,6 +70,19 @@ class MeasuredAccuracy:
         What the engine doesn't run, or dies of, is as far from it as can be.
         """
         return self._measured(SQNR, inserter, placement, self._find_sqnr_db)
+
+    def float_sqnr_db(self, inserter: Inserter) -> float | None:
+        """How near to float32 the float model itself is, as the engine computes it.
+
+        Returns:
+            Decibels of the worst output; None if it is computed in float32, or can't be compared.
+        """
+        if not self._has_float_error:
+            return None
+        judge = self._judge
+        return self._measured(
+            _FLOAT_SQNR, inserter, Placement(), lambda made, _: judge(made.base).float_sqnr_db()
+        )
 
     def approximate_sqnr_db(self, inserter: Inserter, placement: Placement) -> float:
         """The same without the engine's own kernels: fast, and near enough to rank many."""

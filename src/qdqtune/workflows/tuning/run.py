@@ -18,7 +18,7 @@ from qdqtune.autotune.search.placement_search import PlacementSearch
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.autotune.search.trial import SEEDS, Score, Trial
 from qdqtune.engines import registry
-from qdqtune.engines.float_types import float_type_in_effect
+from qdqtune.engines.float_types import exact_options, float_type_in_effect
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.engines.reference import reference_worker
 from qdqtune.graph.external import model_bytes
@@ -387,6 +387,7 @@ class TuneRun:
         return MeasuredAccuracy(
             journal, self._judge, self._feeding.judged, request.engine if own else "",
             request.evaluate, metric.get("float", math.nan),
+            has_float_error=own and exact_options(self._info, request.options) is not None,
         )  # fmt: skip
 
     def _judge(self, base: PreparedModel) -> Judge:
@@ -410,7 +411,8 @@ class TuneRun:
         if not has_own_kernels(request.engine, request.options.engine_options):
             return None
         worker = self._runner if request.engine == registry.REFERENCE else self._engine
-        return Kernels(request.engine, worker, request.options)
+        exact = exact_options(self._info, request.options)
+        return Kernels(request.engine, worker, request.options, exact)
 
     def _hand_over(self, info: EngineInfo, journal: Journal) -> TuneResult:
         """Write what the run came to."""

@@ -124,6 +124,7 @@ class Shipping:
             story.reason = f"what is faster is not accurate enough: {story.lost_to_accuracy}"
             return
         story.sqnr_db = self._accuracy.sqnr_db(inserter, placement)
+        story.float_sqnr_db = self._accuracy.float_sqnr_db(inserter)
         if story.sqnr_db is None and request.min_sqnr_db is not None and request.evaluate is None:
             _logger.warning(
                 "how accurate it is can't be told: no output could be compared; use --evaluate"

@@ -43,6 +43,7 @@ class Story:
     reason: str = ""
     method: RangeMethod = RangeMethod.MAX
     sqnr_db: float | None = None
+    float_sqnr_db: float | None = None
     is_shipped: bool = False
     metric: dict[str, float] | None = None
     calibration: str = "random"
@@ -109,6 +110,7 @@ class Story:
             kept_float=not self.is_shipped,
             reason=self.reason,
             output_sqnr_db=self.sqnr_db if found is not None else None,
+            float_sqnr_db=self.float_sqnr_db,
             lost_to_accuracy=self.lost_to_accuracy,
             metric=self.metric,
             noise=self.noise,
