@@ -8,7 +8,6 @@ import logging
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqtune.autotune.presets import (
@@ -101,7 +100,6 @@ def _without_traceback(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from qdqtune.report.tune_progress import tune_progress
     from qdqtune.workflows.region_patterns import existing_baseline, existing_cache
-    from qdqtune.workflows.scheme_logs import write_scheme_logs
     from qdqtune.workflows.tune import tune
 
     workflow = _workflow(options)
@@ -141,7 +139,6 @@ def _run(options: argparse.Namespace) -> int:
             callbacks=[watch],
             command=options.command_line,
         )
-    write_scheme_logs(result, options.state_file and Path(options.state_file))
     _print(result, options.format)
     return INTERRUPTED if result.summary.stopped == "interrupted" else OK
 

@@ -144,7 +144,8 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--state_file",
         metavar="FILE",
-        help="where the readable state is written (default: DIR/autotuner_state.yaml)",
+        help="where the state is written, and, if it is there, what to go on from, also in another "
+        "DIR (default: DIR/autotuner_state.yaml)",
     )
     group.add_argument(
         "--node_filter_list",

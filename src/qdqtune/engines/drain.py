@@ -7,6 +7,8 @@ import threading
 from pathlib import Path
 from typing import IO
 
+from qdqtune.engines.build_log import is_mark
+
 _TAIL_BYTES = 64 * 1024
 _LOG_BYTES = 8 * 1024 * 1024
 _MESSAGE_LINES = 12
@@ -36,7 +38,7 @@ class Drain:
         """Returns the last lines, fit for a terminal: control characters are replaced."""
         with self._lock:
             text = bytes(self._tail).decode("utf-8", errors="replace")
-        last = text.strip().splitlines()[-lines:]
+        last = [line for line in text.strip().splitlines() if not is_mark(line)][-lines:]
         return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in last)
 
     def _read(self) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqtune.engines.arrays import read_arrays, write_arrays
+from qdqtune.engines.build_log import building
 from qdqtune.engines.contention import waited_for_cpu_s
 from qdqtune.engines.interface import SessionOptions, VirtualTime
 from qdqtune.engines.parent_death import end_with_parent
@@ -79,7 +80,8 @@ class Server:
         engine = self._get_engine()
         options = SessionOptions.from_dict(request["options"])
         start = self._clock_s()
-        session = engine.open(request["path"], options)
+        with building(request["path"]):
+            session = engine.open(request["path"], options)
         seconds = self._clock_s() - start
         self._opened += 1
         self._sessions[self._opened] = session

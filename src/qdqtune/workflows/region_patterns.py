@@ -60,7 +60,8 @@ def region_pattern_autotuning_workflow(
         num_schemes_per_region: Measure at most so many candidates for each pattern of the model,
             taken together; it also says how thorough to be.
         pattern_cache_file: A pattern cache of an earlier run; a missing one is only warned of.
-        state_file: Where the readable state is written; None is a file in `output_dir`.
+        state_file: Where the state is written, and what to go on from if it is there; None is a
+            file in `output_dir`.
         quant_type: One of the quant types of the engine's dialect.
         default_dq_dtype: Setting of the autotuner that is returned.
         qdq_baseline_model: The model quantized by somebody else, to begin with as well.

@@ -148,8 +148,8 @@ def tune(
             the baseline, and what is handed back; `min_sqnr_db` is about the model as given. An
             engine that chooses float types by itself is told which, and nothing is converted.
         output_dir: Where everything is written. One run at a time can use it.
-        state_file: Where the readable state goes, with the pattern cache beside it; None is into
-            the output folder.
+        state_file: Where the state goes, with the pattern cache beside it, and what to go on from
+            if it is there: it carries the measurements of its run. None is in the output folder.
         resume: ``auto`` goes on with a run in that folder, ``never`` refuses one.
         restart: Whether to begin anew; a run in that folder is kept aside.
         force: Whether what is in that folder may be replaced, an earlier run included.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from qdqtune.autotune.errors import InvalidSchemeError
@@ -41,7 +41,7 @@ class InsertionPoint(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """The file form."""
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
+        return dict(vars(self))
 
     @classmethod
     def from_dict(cls: type[Point], body: Mapping[str, Any]) -> Point:

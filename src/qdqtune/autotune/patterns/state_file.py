@@ -12,7 +12,7 @@ from typing import Any
 from qdqtune.autotune.config import Config
 from qdqtune.autotune.errors import AutotunerError
 from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
-from qdqtune.autotune.patterns.yaml_files import YamlFile, read_yaml, write_yaml
+from qdqtune.autotune.patterns.yaml_files import Lines, YamlFile, read_yaml, write_yaml
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ class SavedState:
         current_signature: The pattern that was being profiled, if any.
         header: What the measurements depend on: the model's fingerprint, the quant type, the
             engine. Empty in files of other tools.
+        measurements: Lines of a run's journal, from which another run can go on; none if no run
+            wrote it.
     """
 
     baseline_latency_ms: float | None
@@ -40,6 +42,7 @@ class SavedState:
     patterns: tuple[PatternSchemes, ...]
     current_signature: str | None
     header: Mapping[str, Any]
+    measurements: tuple[str, ...] = ()
 
 
 def write_state(
@@ -50,6 +53,7 @@ def write_state(
     patterns: Iterable[PatternSchemes],
     current_signature: str | None = None,
     header: Mapping[str, Any] | None = None,
+    measurements: Iterable[str] = (),
 ) -> None:
     """Write a state file, whole or not at all.
 
@@ -60,6 +64,7 @@ def write_state(
         patterns: What was tried.
         current_signature: The pattern that is being profiled, if any.
         header: What the measurements depend on, as plain texts and numbers.
+        measurements: Lines of a run's journal.
 
     Raises:
         OutputError: If it can't be written.
@@ -73,6 +78,8 @@ def write_state(
         "config": config.to_dict(),
         "patterns": [each.to_dict() for each in patterns],
     }
+    if text := "".join(f"{line}\n" for line in measurements):
+        body["measurements"] = Lines(text)
     write_yaml(path, body)
 
 
@@ -94,8 +101,16 @@ def read_state(path: str | os.PathLike[str]) -> SavedState:
     header = body.get("header") or {}
     if not isinstance(header, dict):
         raise _broken(file, "it is no mapping", "header")
+    measurements = body.get("measurements") or ""
+    if not isinstance(measurements, str):
+        raise _broken(file, "they are no text", "measurements")
     return SavedState(
-        _baseline(file), _config(file), tuple(_patterns(file)), current or None, header
+        _baseline(file),
+        _config(file),
+        tuple(_patterns(file)),
+        current or None,
+        header,
+        tuple(measurements.splitlines()),
     )
 
 

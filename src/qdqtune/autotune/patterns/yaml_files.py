@@ -105,6 +105,20 @@ def read_yaml(path: str | os.PathLike[str], what: str, hint: str) -> YamlFile:
     return YamlFile(file, body, root)
 
 
+class Lines(str):
+    """A text of several lines, which a file shows as such."""
+
+
+class _LinesDumper(_Dumper):
+    """Writes `Lines` one below the other."""
+
+
+_LinesDumper.add_representer(
+    Lines,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style="|"),
+)
+
+
 def write_yaml(path: str | os.PathLike[str], body: Mapping[str, Any]) -> None:
     """Write a mapping, whole or not at all; a file that is there is replaced.
 
@@ -112,7 +126,11 @@ def write_yaml(path: str | os.PathLike[str], body: Mapping[str, Any]) -> None:
         OutputError: If it can't be written.
     """
     text = yaml.dump(
-        dict(body), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=_LINE_WIDTH
+        dict(body),
+        Dumper=_LinesDumper,
+        sort_keys=False,
+        default_flow_style=None,
+        width=_LINE_WIDTH,
     )
     write_text(path, text, force=True)
 

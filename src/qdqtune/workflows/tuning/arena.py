@@ -20,9 +20,11 @@ from qdqtune.engines.timing import Round, gain_of
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.measurement import LayerTime, Measurement
+from qdqtune.records.placement import Placement
 from qdqtune.workflows.tuning.earlier import sha256_of
 from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.settings import Preset
+from qdqtune.workflows.tuning.snapshot import Candidate
 
 TakeLayers = Callable[[State, Sequence[LayerTime]], None]
 """Told a candidate and the layers that it runs as."""
@@ -47,6 +49,7 @@ class Arena:
         failed: Those that the engine refused.
         why_all_failed: Why the last one failed, if all did, those known from before included.
         gains: Log speedup over the float model of everything that was tried, as far as it is known.
+        failures: Why candidates failed.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class Arena:
         self.why_all_failed = ""
         self._has_success = False
         self.gains: dict[State, float] = {frozenset(): 0.0}
+        self.failures: dict[State, str] = {}
+        self._tried: dict[State, None] = {frozenset(): None}
         self.worker = worker
         self.feeds = feeds
         self.preset = preset
@@ -96,9 +101,12 @@ class Arena:
             found.update(self._race(trial.reference, missing, trial.effort))
         base = self.gains.get(trial.reference)
         for state, score in found.items():
+            self._tried[state] = None
             self._has_success |= score.failure is None
             self.why_all_failed = "" if self._has_success else score.failure or ""
-            if base is not None and score.failure is None:
+            if score.failure is not None:
+                self.failures[state] = score.failure
+            elif base is not None:
                 self.gains[state] = base + score.gain
         return [found[state] for state in trial.candidates]
 
@@ -112,6 +120,24 @@ class Arena:
             else:
                 self._files[key] = self._inserter.base.write(self._inserter.base.whole(), name)
         return self._files[key]
+
+    def candidates(self) -> list[Candidate]:
+        """The float model, and everything that was tried, in order."""
+        known = (state for state in self._tried if state in self.gains or state in self.failures)
+        return [self.candidate_of(state) for state in known]
+
+    def candidate_of(self, state: State) -> Candidate:
+        """What is known of a choice; one that was never measured counts as the float model."""
+        failure = self.failures.get(state, "") if state not in self.gains else ""
+        gain = -math.inf if failure else self.gains.get(state, 0.0)
+        key = self.key(state)
+        name = self.journal.names.get(key, "")
+        return Candidate(name, key, self._space.placement(state), gain, failure)
+
+    def shipped(self, placement: Placement, gain: float) -> Candidate:
+        """What is handed over, with its id if the search had tried it."""
+        key = placement.digest()
+        return Candidate(self.journal.names.get(key, ""), key, placement, gain)
 
     def key(self, state: State) -> str:
         """What a candidate is called in the journal."""

@@ -35,6 +35,7 @@ LAYER_FILE = "{}.{}.graph.json"
 BUILD_LOG = "{}.{}.build.log"
 _CONVERTED = "converted"
 LOGS = "logs"
+ENGINE_LOG = "engine.log"
 ASIDE = "earlier"
 
 _STAGING = ".staged"
@@ -225,8 +226,12 @@ class RunFolder:
     @property
     def replaces_a_run(self) -> bool:
         """Whether an earlier run will be gone from here once this one begins."""
-        is_asked_for = self._is_restart or self._is_forced
-        return is_asked_for and (self.path / JOURNAL).exists()
+        return self.begins_anew and (self.path / JOURNAL).exists()
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether nothing is gone on with."""
+        return self._is_restart or self._is_forced
 
     @property
     def scratch(self) -> Path:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from qdqtune.autotune.search.trial import Score
 from qdqtune.engines.timing import Round
 from qdqtune.records.errors import OutputError, UsageError
 from qdqtune.records.tuning import AS_GIVEN
-from qdqtune.workflows.tuning.lines import Line, encode, quarantine, read_journal
+from qdqtune.workflows.tuning.lines import Line, decode, encode, quarantine, read_journal
 
 QUARANTINE = "measurements.damaged.jsonl"
 
@@ -33,6 +33,9 @@ _BELIEVED = 2
 # What a header means that lacks such an entry; it is looked at before what follows from it.
 _UNSAID = {"precision": AS_GIVEN}
 _NOTHING_MEASURED = frozenset({"run", "session", "end"})
+_NOT_CARRIED = _NOTHING_MEASURED | {"round"}
+# What a line has from the run that wrote it.
+_OF_THE_RUN = frozenset({"run", "session", "at_s", "schema"})
 # What is said of engines that earlier versions did not.
 _LATER_FIELDS = ("float_type",)
 
@@ -67,6 +70,9 @@ class Journal:
         session: The number of this run over the file, from 1 on.
         earlier_s: Seconds that earlier runs took, as far as it was written down.
         earlier_benchmarks: Candidates that they timed.
+        names: Ids of candidates by their keys.
+        carried: The lines that a state file carries, so that a run in another folder can go on:
+            all but single rounds, and what is about this folder alone.
 
     Raises:
         UsageError: If the file belongs to another model, engine or setting.
@@ -87,11 +93,13 @@ class Journal:
         self.session = 1
         self.earlier_s = 0.0
         self.earlier_benchmarks = 0
+        self.carried: list[str] = []
+        self._adopted_s = 0.0
         self._elapsed_s = elapsed_s
         self._scores: dict[_Comparison, Score] = {}
         self._unsure: dict[_Comparison, int] = {}
         self._rounds: dict[_Race, list[Round]] = {}
-        self._names: dict[str, str] = {}
+        self.names: dict[str, str] = {}
         self._last = -1
         wanted = json.loads(json.dumps(header))
         self._run = _digest(wanted)
@@ -135,7 +143,7 @@ class Journal:
                 was written down before the end, it is the same race.
             effort: How thoroughly.
         """
-        wanted = [self._names.get(candidate, "") for candidate in candidates]
+        wanted = [self.names.get(candidate, "") for candidate in candidates]
         best: list[Round] = []
         for (against, how, names), rounds in self._rounds.items():
             if (against, how) == (reference, effort) and set(wanted) <= set(names):
@@ -144,13 +152,19 @@ class Journal:
                     best = [_part(each, places) for each in rounds]
         return best
 
-    def name_of(self, key: str) -> str:
-        """The id of a candidate by its key: the same in every run over the same journal."""
-        if key not in self._names:
+    def name_of(self, key: str, *, force: bool = True) -> str:
+        """The id of a candidate by its key: the same in every run over the same journal.
+
+        Args:
+            key: The key.
+            force: Whether a new one is forced to the disk at once.
+        """
+        if key not in self.names:
             self._last += 1
-            self._names[key] = f"c{self._last:04d}"
-            self._append({"kind": "candidate", "id": self._names[key], "key": key})
-        return self._names[key]
+            self.names[key] = f"c{self._last:04d}"
+            body = {"kind": "candidate", "id": self.names[key], "key": key}
+            self._append(body, force=force)
+        return self.names[key]
 
     def add_round(
         self, reference: str, candidates: Sequence[str], effort: str, played: Round
@@ -192,7 +206,7 @@ class Journal:
                 "reference": reference,
                 "candidate": candidate,
                 "effort": effort,
-                "id": self._names.get(candidate, ""),
+                "id": self.names.get(candidate, ""),
                 "gain": None if score.failure is not None else score.gain,
                 "error": score.error,
                 "failure": score.failure,
@@ -200,6 +214,46 @@ class Journal:
             }
         )
         self._scores[reference, candidate, effort] = score
+
+    def adopt(self, lines: Iterable[str]) -> int:
+        """Write down what was measured in another folder, as far as it is not known here.
+
+        Args:
+            lines: What a journal with the same header had `carried`; damaged ones are left out.
+
+        Returns:
+            How many comparisons were taken over.
+        """
+        known = {*self._scores, *self._unsure}
+        there = {_without_run(body) for body in map(decode, self.carried) if body is not None}
+        before, of_others_s = self.earlier_benchmarks, 0.0
+        spent_s: dict[int, float] = {}
+        for body in filter(None, map(decode, lines)):
+            if body.get("run") != self._run:
+                continue
+            session = body.get("session", 0)
+            spent_s[session] = max(spent_s.get(session, 0.0), body.get("at_s", 0.0))
+            kind = body["kind"]
+            if kind == "adopted":
+                of_others_s += body["seconds"]
+            elif kind == "candidate":
+                self.name_of(body["key"], force=False)
+            elif kind == "measurement":
+                if (body["reference"], body["candidate"], body["effort"]) not in known:
+                    self._adopt({**body, "id": self.name_of(body["candidate"], force=False)})
+            elif (kind != "shares" or self.shares is None) and _without_run(body) not in there:
+                self._adopt(body)
+        adopted = self.earlier_benchmarks - before
+        if adopted:
+            seconds = of_others_s + sum(spent_s.values())
+            self._append({"kind": "adopted", "seconds": seconds})
+            self.earlier_s += seconds
+        return adopted
+
+    def _adopt(self, body: Mapping[str, Any]) -> None:
+        rest = {name: value for name, value in body.items() if name not in _OF_THE_RUN}
+        self._append(rest, force=False)
+        self._take(body)
 
     def keep_shares(self, shares: Mapping[str, float]) -> None:
         """Write down where the latency goes: a search that is run again must see the same."""
@@ -220,6 +274,8 @@ class Journal:
     def _append(self, body: Mapping[str, Any], *, force: bool = True) -> None:
         at_s = round(self._elapsed_s(), 3)
         line = encode({**body, "run": self._run, "session": self.session, "at_s": at_s})
+        if body["kind"] not in _NOT_CARRIED:
+            self.carried.append(line.rstrip("\n"))
         try:
             self._file.write(line)
             self._file.flush()
@@ -258,9 +314,11 @@ class Journal:
         for line in lines:
             if line.number not in left_out and line.body is not None:
                 self._take(line.body)
+                if line.body["kind"] not in _NOT_CARRIED:
+                    self.carried.append(line.text.decode())
                 number = line.body.get("session", 0)
                 spent_s[number] = max(spent_s.get(number, 0.0), line.body.get("at_s", 0.0))
-        self.earlier_s = sum(spent_s.values())
+        self.earlier_s = self._adopted_s + sum(spent_s.values())
         self.session = max(spent_s, default=0) + 1
         return bool(headers)
 
@@ -283,7 +341,7 @@ class Journal:
     def _check(
         self, header: Mapping[str, Any], wanted: Mapping[str, Any], lines: Sequence[Line]
     ) -> None:
-        for field, there, here in _differences({**_UNSAID, **header}, {**_UNSAID, **wanted}):
+        for field, there, here in differences({**_UNSAID, **header}, {**_UNSAID, **wanted}):
             values = f": {there!r}, not {here!r}"
             if field == "model":  # fingerprints tell models apart, but people nothing
                 names = [line.body.get("model") for line in lines if line.body is not None]
@@ -301,12 +359,14 @@ class Journal:
             number = name[1:]
             self._last = max(self._last, int(number) if number.isdecimal() else -1)
         if kind == "candidate":
-            self._names[body["key"]] = body["id"]
+            self.names[body["key"]] = body["id"]
         elif kind == "shares":
             self.shares = body["shares"]
         elif kind == "accuracy":
             key = AccuracyKey(body["measure"], body["placement"], body["conditions"])
             self.accuracy[key] = None if body["value"] is None else float(body["value"])
+        elif kind == "adopted":
+            self._adopted_s += body["seconds"]
         elif kind == "round":
             race = (body["reference"], body["effort"], tuple(body["candidates"]))
             numbers = tuple(body["latencies_ms"]), tuple(body["log_ratios"])
@@ -327,6 +387,12 @@ class Journal:
             self._scores[key] = Score.failed(failure)
 
 
+def _without_run(body: Mapping[str, Any]) -> str:
+    """What a line says, whichever run wrote it."""
+    rest = {name: value for name, value in body.items() if name not in _OF_THE_RUN}
+    return json.dumps(rest, sort_keys=True)
+
+
 def _kind(line: Line) -> str:
     return line.body["kind"] if line.body is not None else ""
 
@@ -339,14 +405,14 @@ def _part(played: Round, places: Sequence[int]) -> Round:
     )
 
 
-def _differences(
+def differences(
     there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
     """Each field in which two headers differ, those inside others by their path, in order."""
     for field in dict.fromkeys([*here, *there]):
         one, other = there.get(field), here.get(field)
         if isinstance(one, dict) and isinstance(other, dict):
-            yield from _differences(one, other, f"{prefix}{field}.")
+            yield from differences(one, other, f"{prefix}{field}.")
         elif one != other:
             yield prefix + field, one, other
 

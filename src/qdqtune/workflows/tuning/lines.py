@@ -41,6 +41,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
         "conditions": str,
         "value": (int, float, str, type(None)),
     },
+    "adopted": {"seconds": _NUMBER},
     "candidate": {"id": str, "key": str},
     "round": {
         "reference": str,
@@ -93,6 +94,12 @@ def encode(body: Mapping[str, Any]) -> str:
     complete = {"schema": SCHEMA, **body}
     line = json.dumps({**complete, "checksum": _checksum(complete)}, allow_nan=False)
     return line + "\n"
+
+
+def decode(text: str) -> dict[str, Any] | None:
+    """What a line says; None if it is damaged, or of a schema that only newer versions know."""
+    body = _decode(text.encode())
+    return body if body is not None and body["schema"] <= SCHEMA else None
 
 
 def read_journal(path: Path) -> list[Line]:

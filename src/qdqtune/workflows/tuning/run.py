@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -53,6 +52,7 @@ from qdqtune.workflows.tuning.measured_accuracy import MeasuredAccuracy, checked
 from qdqtune.workflows.tuning.noise import check_noise, noise_when_quiet, why_nothing_is_decided
 from qdqtune.workflows.tuning.patience import patient
 from qdqtune.workflows.tuning.request import SUBGRAPH, TuneRequest
+from qdqtune.workflows.tuning.scheme_logs import SchemeLogs
 from qdqtune.workflows.tuning.scouting import (
     build_limit_s,
     check_runs,
@@ -63,14 +63,19 @@ from qdqtune.workflows.tuning.scouting import (
 )
 from qdqtune.workflows.tuning.searching import AskedAndTold, Searching
 from qdqtune.workflows.tuning.shipping import Shipping
-from qdqtune.workflows.tuning.snapshot import Snapshots, given_cache
+from qdqtune.workflows.tuning.snapshot import (
+    Candidate,
+    Snapshots,
+    given_cache,
+    measurements_in,
+    set_state_aside,
+)
 from qdqtune.workflows.tuning.story import Story
 from qdqtune.workflows.tuning.subgraph_mode import SubgraphMode
 
 _logger = logging.getLogger(__name__)
 
 _FLOAT: State = frozenset()
-_SNAPSHOT_EVERY_S = 30.0
 _WRITTEN = (
     names.BASELINE,
     names.FINAL,
@@ -110,11 +115,10 @@ class TuneRun:
         self._judging: Judge | None = None
         self._stack = contextlib.ExitStack()
         self._reporter = reporter
-        self._snapshot_at_s = 0.0
         self._build_limit_s: float | None = None
         log = folder / names.LOGS / "runs.log"
         self._runner = self._worker(reference_worker(log_path=log, scratch=folder.scratch))
-        self._engine = self._worker(self._new_engine("engine.log"))
+        self._engine = self._worker(self._new_engine(names.ENGINE_LOG))
 
     def __enter__(self) -> TuneRun:
         return self
@@ -161,6 +165,7 @@ class TuneRun:
         story.build_s = max(given_s, build_s)  # one of them may have been kept from before
         self._engine.timeout_s = self._build_limit_s = build_limit_s(self._engine, story.build_s)
         story.final_ms = story.baseline_ms
+        self._logs.write_baseline(story.baseline_ms)
         if self._earlier is None and (busy := why_nothing_is_decided(story.noise)):
             story.reason = busy
             return self._hand_over(info, journal)
@@ -210,6 +215,7 @@ class TuneRun:
         request, folder, header = self._request, self._folder, self._header
         state = request.state_file or folder / names.STATE
         self._snapshots = Snapshots(state, header, request.quant_type, request.threshold, given)
+        self._logs = SchemeLogs(folder / names.LOGS, self._info)
         self._earlier = earlier_result(folder)
         self._shipping = Shipping(
             request, self._source, self._feeding, folder, self._reporter, self._story,
@@ -218,9 +224,12 @@ class TuneRun:
 
     def _open_journal(self) -> Journal:
         path, reporter = self._folder / names.JOURNAL, self._reporter
+        state, lines = self._request.state_file, self._lines_of_state()
         model = str(self._request.model)
         journal = Journal(path, self._header, lambda: reporter.elapsed_s, model)
         self._stack.callback(journal.close)
+        if adopted := journal.adopt(lines):
+            reporter.tell("resume", f"going on from {state}: {adopted} measurements known")
         story = self._story
         story.runs = journal.session
         story.earlier_s, story.earlier_benchmarks = journal.earlier_s, journal.earlier_benchmarks
@@ -230,6 +239,20 @@ class TuneRun:
                 f"going on with an earlier run: {journal.earlier_benchmarks} measurements known",
             )
         return journal
+
+    def _lines_of_state(self) -> tuple[str, ...]:
+        """What a state file that the user names carries, which may be that of another folder.
+
+        Raises:
+            UsageError: If it was measured under other conditions.
+        """
+        state = self._request.state_file
+        if state is None:
+            return ()
+        if self._folder.begins_anew:
+            set_state_aside(state)
+            return ()
+        return measurements_in(state, self._header)
 
     def _search_and_finish(
         self,
@@ -276,9 +299,10 @@ class TuneRun:
             story.memo_hits = journal.memo_hits
             story.why_all_failed = arena.why_all_failed
         with patient(is_over=story.stopped == stops.INTERRUPTED):
+            # Checking and repairing may take long; what was measured is not to wait for it.
+            self._take_snapshot(completion, arena, arena.candidate_of(state))
             self._shipping.finish(space, state, inserters)
-        if not self._shipping.keeps_earlier:
-            self._take_snapshot(space, arena, self._shipping.chosen)
+        self._take_snapshot(completion, arena, self._chosen(arena))
 
     def _begin_search(
         self, mode: SubgraphMode | None, plain: Path, completion: Completion, journal: Journal
@@ -301,17 +325,22 @@ class TuneRun:
             space = Space(completion, (), {})
             return Searching(space, PlacementSearch(space, {}), {})
 
-    def _take_snapshot(self, space: Space, arena: Arena, best: State) -> None:
-        story = self._story
-        gains = dict(arena.gains)
-        if story.comparison is not None and story.is_shipped:
-            gains[best] = math.log(story.comparison.ratio)
-        self._snapshots.write(space, story.grouping.views, gains, best, story.baseline_ms)
-        self._snapshot_at_s = time.monotonic()
+    def _take_snapshot(self, completion: Completion, arena: Arena, best: Candidate) -> None:
+        """Write the state and the logs of schemes, as far as the search has come."""
+        views = self._story.grouping.views
+        tried = self._snapshots.write(
+            completion, views, arena.candidates(), best, self._story.baseline_ms,
+            arena.journal.carried,
+        )  # fmt: skip
+        self._logs.write_schemes(views, tried)
 
-    @property
-    def _is_time_for_a_snapshot(self) -> bool:
-        return time.monotonic() - self._snapshot_at_s > _SNAPSHOT_EVERY_S
+    def _chosen(self, arena: Arena) -> Candidate:
+        """What is handed over, as the last comparison saw it."""
+        story, earlier = self._story, self._earlier
+        if self._shipping.keeps_earlier and earlier is not None:
+            return arena.shipped(earlier.placement, math.log(earlier.summary.speedup))
+        compared = story.comparison if story.is_shipped else None
+        return arena.shipped(story.placement, math.log(compared.ratio) if compared else 0.0)
 
     def _calibrate(self, base: PreparedModel, placement: Placement) -> dict[RangeMethod, Ranges]:
         request = self._request
@@ -331,7 +360,8 @@ class TuneRun:
             _logger.warning("interrupted: what was found out is kept; the same command goes on")
             return search.incumbent
         self._reporter.search_begins()
-        self._snapshot_at_s = time.monotonic()
+        if not self._snapshots.exist:
+            self._take_snapshot(space.completion, arena, arena.candidate_of(search.incumbent))
         try:
             while (trial := search.ask()) is not None:
                 if self._reporter.is_over and trial.stage != SEEDS:
@@ -343,8 +373,9 @@ class TuneRun:
                 searching.after_tell()
                 if trial.reference == _FLOAT:
                     self._note_seeds(space, searching.seeds, trial, scores)
-                if self._earlier is None and self._is_time_for_a_snapshot:
-                    self._take_snapshot(space, arena, search.incumbent)
+                if self._snapshots.is_due:
+                    incumbent = arena.candidate_of(search.incumbent)
+                    self._take_snapshot(space.completion, arena, incumbent)
                 self._tell_trial(search, trial, scores, arena)
         except KeyboardInterrupt:
             story.stopped = stops.INTERRUPTED
@@ -425,6 +456,7 @@ class TuneRun:
             _write_summary(folder / names.SUMMARY, summary)
         else:
             summary = self._write_result(info)
+        self._logs.write_final(summary)
         journal.end(story.stopped)
         self._tell_end(summary)
         return TuneResult(folder / names.FINAL, folder.path, story.placement, summary)

@@ -166,7 +166,7 @@ class Shipping:
         staged = folder.staged / names.FINAL
         rival = self._rival()
         rivals = [rival.model] if rival is not None and rival.placement != placement else []
-        with contextlib.closing(self._new_worker("final.log")) as worker:
+        with contextlib.closing(self._new_worker(names.ENGINE_LOG)) as worker:
             self._reporter.workers.append(worker)
             feeds = next(iter(self._feeding.judged()))
             timed, *others = time_final(

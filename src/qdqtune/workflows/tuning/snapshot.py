@@ -1,15 +1,18 @@
 """What was tried, pattern by pattern: `autotuner_state.yaml` and the pattern cache beside it.
 
-Snapshots for people, and for `qdqtune.autotune.QDQAutotuner`; what a run goes on from is the
-journal.
+Snapshots for people, for `qdqtune.autotune.QDQAutotuner`, and for runs in other folders, which go
+on from the measurements in them. In its own folder, a run goes on from the journal.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +24,51 @@ from qdqtune.autotune.patterns.pattern_views import PatternView
 from qdqtune.autotune.patterns.region_pattern import RegionPattern
 from qdqtune.autotune.patterns.scheme import InsertionScheme
 from qdqtune.autotune.patterns.state_file import pattern_cache_path, read_state, write_state
-from qdqtune.autotune.search.space import Space, State
 from qdqtune.graph.files import check_writable
 from qdqtune.graph.whole_files import writing
+from qdqtune.qdq.completion import Completion
 from qdqtune.records.errors import UsageError
-from qdqtune.records.placement import Edge
+from qdqtune.records.placement import Edge, Placement
 from qdqtune.records.tuning import AS_GIVEN
+from qdqtune.workflows.tuning.journal import differences
 
 _logger = logging.getLogger(__name__)
+
+_EVERY_S = 1.0
+# Writing takes at most one part in so many of a run's time.
+_TIMES_COST = 50.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A whole model that was tried.
+
+    Attributes:
+        name: Its id in the journal; empty if it was never a candidate of the search.
+        key: Digest of its placement.
+        placement: What is quantized in it.
+        gain: Its log speedup over the float model; minus infinity if it failed.
+        failure: Why it failed; empty if it did not.
+    """
+
+    name: str
+    key: str
+    placement: Placement
+    gain: float
+    failure: str = ""
+
+
+@dataclass
+class TriedScheme:
+    """A scheme of a pattern, and the fastest candidate that has it.
+
+    Attributes:
+        scheme: The scheme; an error if every candidate with it failed.
+        candidate: The candidate.
+    """
+
+    scheme: InsertionScheme
+    candidate: Candidate
 
 
 class Snapshots:
@@ -60,41 +100,65 @@ class Snapshots:
             default_quant_type=quant_type, performance_threshold=max(threshold, 1e-9)
         )
         self._given = given
-        self._schemes: dict[State, list[InsertionScheme]] = {}
+        self._schemes: dict[str, list[tuple[str, InsertionScheme]]] = {}
         self._units: dict[str, frozenset[Edge]] = {}
+        self._due_s = 0.0
         self._check()
+
+    @property
+    def exist(self) -> bool:
+        """Whether there is one, of this run or of an earlier one."""
+        return self._path.exists()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to write again: often, and at little cost beside what is measured."""
+        return time.monotonic() >= self._due_s
 
     def write(
         self,
-        space: Space,
+        completion: Completion,
         views: tuple[PatternView, ...],
-        gains: Mapping[State, float],
-        best: State,
+        candidates: Sequence[Candidate],
+        best: Candidate,
         baseline_ms: float,
-    ) -> None:
+        measurements: Iterable[str] = (),
+    ) -> list[list[TriedScheme]]:
         """Write both files.
 
         A scheme's latency is that of the fastest model with it. What lost against the best is
-        never said to be faster than it, however lucky its own measurement was.
+        never said to be as fast, however lucky its own measurement was. Schemes are in the order in
+        which they were first tried, so that their numbers stay.
 
         Args:
-            space: What states mean.
+            completion: What each op needs.
             views: The model's patterns.
-            gains: Log speedup of everything that was tried.
-            best: The best of it.
+            candidates: Everything that was tried, in order.
+            best: The best of it; if it is none of them, it comes last.
             baseline_ms: Latency of the float model.
+            measurements: Lines of the journal, for a run that goes on elsewhere.
+
+        Returns:
+            What was tried of each pattern.
         """
-        best_ms = baseline_ms * math.exp(-gains.get(best, 0.0))
-        found: list[dict[str, InsertionScheme]] = [{} for _ in views]
-        for state in (best, *gains):
-            latency_ms = baseline_ms * math.exp(-gains.get(state, 0.0))
-            latency_ms = best_ms if state == best else max(latency_ms, best_ms)
-            for known, scheme in zip(found, self._schemes_of(space, views, state), strict=True):
-                kept = known.setdefault(scheme.hash, _copy(scheme))
-                kept.latency_ms = min(kept.latency_ms, latency_ms)
+        start_s = time.monotonic()
+        found: list[dict[str, TriedScheme]] = [{} for _ in views]
+        best_ms = baseline_ms * math.exp(-best.gain)
+        known = [each for each in candidates if each.key != best.key]
+        place = next((n for n, each in enumerate(candidates) if each.key == best.key), len(known))
+        known.insert(place, best)
+        for each in known:
+            latency_ms = best_ms
+            if each.key != best.key:
+                own_ms = baseline_ms * math.exp(-each.gain)
+                latency_ms = max(own_ms, math.nextafter(best_ms, math.inf))
+            schemes = self._schemes_of(completion, views, each)
+            for tried, (digest, scheme) in zip(found, schemes, strict=True):
+                _note(tried, digest, scheme, each, latency_ms)
+        tried_of = [list(tried.values()) for tried in found]
         patterns = [
-            PatternSchemes(view.pattern, list(known.values()))
-            for view, known in zip(views, found, strict=True)
+            PatternSchemes(view.pattern, [each.scheme for each in tried])
+            for view, tried in zip(views, tried_of, strict=True)
             if view.edges
         ]
         write_state(
@@ -103,20 +167,26 @@ class Snapshots:
             config=self._config,
             patterns=patterns,
             header=self._header,
+            measurements=measurements,
         )
         self._cache(views, patterns).save(pattern_cache_path(self._path))
+        end_s = time.monotonic()
+        self._due_s = end_s + max(_EVERY_S, _TIMES_COST * (end_s - start_s))
+        return tried_of
 
     def _schemes_of(
-        self, space: Space, views: tuple[PatternView, ...], state: State
-    ) -> list[InsertionScheme]:
-        if state not in self._schemes:
-            index, units = space.completion.index, space.completion.units
+        self, completion: Completion, views: tuple[PatternView, ...], candidate: Candidate
+    ) -> list[tuple[str, InsertionScheme]]:
+        """What a candidate comes to in each pattern, with the hash of it."""
+        if candidate.key not in self._schemes:
+            index, units = completion.index, completion.units
             if not self._units:
                 self._units = {name: index.effective(unit) for name, unit in units.items()}
-            edges = index.effective(space.placement(state))
+            edges = index.effective(candidate.placement)
             kernels = {name for name, unit in self._units.items() if unit <= edges}
-            self._schemes[state] = [view.scheme_in(edges, kernels) for view in views]
-        return self._schemes[state]
+            schemes = [view.scheme_in(edges, kernels) for view in views]
+            self._schemes[candidate.key] = [(scheme.hash, scheme) for scheme in schemes]
+        return self._schemes[candidate.key]
 
     def _cache(
         self, views: tuple[PatternView, ...], patterns: list[PatternSchemes]
@@ -150,14 +220,14 @@ class Snapshots:
             except NewerVersionError:
                 raise
             except AutotunerError as error:
-                moved = _free_name(path)
+                moved = _free_name(path, "damaged")
                 _logger.warning("%s. It was moved to %s.", error.what.rstrip("."), moved.name)
                 with writing(moved):
                     os.replace(path, moved)
 
 
 def check_state_file(path: Path, model: str, quant_type: str, precision: str | None = None) -> None:
-    """Make sure that a state file that the user names may be written to.
+    """Make sure that a state file that the user names may be gone on with, and written to.
 
     Args:
         path: The file; there may be none.
@@ -180,22 +250,62 @@ def check_state_file(path: Path, model: str, quant_type: str, precision: str | N
     if precision is None:
         precision, model = written, model if written == AS_GIVEN else header.get("model", model)
     wanted = {"precision": precision, "model": model, "quant_type": quant_type}
-    for field, value in wanted.items():
-        there = header.get(field, written if field == "precision" else value)
-        if there != value:
-            # A fingerprint tells models apart, but it tells people nothing.
-            values = "" if field == "model" else f": {there!r}, not {value!r}"
-            raise UsageError(
-                f"{path} is the state of a run with another {field}{values}.",
-                "Name another state file.",
-            )
+    _check_same(path, {"precision": written, **header}, wanted)
 
 
-def _free_name(path: Path) -> Path:
-    """A name for a damaged file that no other one has."""
+def measurements_in(path: Path, header: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a state file that the user names carries of a run's measurements.
+
+    Args:
+        path: The file; there may be none.
+        header: What measurements depend on now.
+
+    Raises:
+        UsageError: If they were made under other conditions.
+        AutotunerError: If it is no state file.
+    """
+    try:
+        state = read_state(path)
+    except FileNotFoundError:
+        return ()
+    _check_same(path, state.header, header)
+    return state.measurements
+
+
+def _check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse the state of something else."""
+    wanted = json.loads(json.dumps(here))
+    for field, one, other in differences(_said_by(there, wanted), _said_by(wanted, there)):
+        # A fingerprint tells models apart, but it tells people nothing.
+        values = "" if field == "model" else f": {one!r}, not {other!r}"
+        raise UsageError(
+            f"{path} is the state of a run with another {field}{values}.",
+            "Name another state file, or none.",
+        )
+
+
+def _said_by(header: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A header without what the other one doesn't say, of the engine, too."""
+    return {
+        field: _said_by(value, other[field]) if field == "engine" else value
+        for field, value in header.items()
+        if field in other
+    }
+
+
+def set_state_aside(path: Path) -> None:
+    """Keep a state file that the user names under another name, with its pattern cache."""
+    for file in (path, pattern_cache_path(path)):
+        if file.exists():
+            with writing(path):
+                os.replace(file, _free_name(file, "earlier"))
+
+
+def _free_name(path: Path, what: str) -> Path:
+    """A name for what has to make room that no other file has."""
     number = 1
     while True:
-        moved = path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")
+        moved = path.with_name(f"{path.stem}.{what}-{number}{path.suffix}")
         if not moved.exists():
             return moved
         number += 1
@@ -218,5 +328,22 @@ def given_cache(path: Path | None) -> PatternCache | None:
     return None
 
 
-def _copy(scheme: InsertionScheme) -> InsertionScheme:
-    return InsertionScheme(scheme.node_inputs, scheme.child_region_inputs, scheme.region_outputs)
+def _note(
+    tried: dict[str, TriedScheme],
+    digest: str,
+    scheme: InsertionScheme,
+    candidate: Candidate,
+    latency_ms: float,
+) -> None:
+    """Note a candidate for its scheme if it is the first, or faster than the one that is noted."""
+    kept = tried.get(digest)
+    if kept is None:
+        own = InsertionScheme(scheme.node_inputs, scheme.child_region_inputs, scheme.region_outputs)
+        own.error = bool(candidate.failure)
+        kept = tried[digest] = TriedScheme(own, candidate)
+    if candidate.failure:
+        return
+    if kept.scheme.error or latency_ms < kept.scheme.latency_ms:
+        kept.candidate = candidate
+    kept.scheme.error = False
+    kept.scheme.latency_ms = min(kept.scheme.latency_ms, latency_ms)

@@ -1,0 +1,85 @@
+"""What an engine prints while it builds a model: marked in its worker's log, and found again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from qdqtune.engines.places import LOGS
+
+_MARK = "=== qdqtune: "
+_BEGIN, _END = f"{_MARK}building ", f"{_MARK}built in "
+_MOST_LINES = 400
+
+
+@contextmanager
+def building(model: str | os.PathLike[str]) -> Iterator[None]:
+    """Mark what the engine in this process prints meanwhile as said about a model.
+
+    Without a log nothing is marked. What follows a failure belongs to it, its traceback above all.
+
+    Args:
+        model: The model file.
+    """
+    _mark(f"{_BEGIN}{Path(model).name}")
+    start_s = time.perf_counter()
+    yield
+    _mark(f"{_END}{time.perf_counter() - start_s:.3f} s")
+
+
+def _mark(line: str) -> None:
+    if os.environ.get(LOGS):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+def is_mark(line: str) -> bool:
+    """Whether a line was not printed by the engine."""
+    return line.startswith(_MARK)
+
+
+class BuildLog:
+    """The log of an engine's workers, model by model.
+
+    Args:
+        path: The log; there may be none yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._model: str | None = None
+        self._said: dict[str, list[str]] = {}
+
+    def about(self, model: str) -> list[str]:
+        """What was printed when a model was built the last time, as far as it can be read.
+
+        Args:
+            model: Its file's name.
+        """
+        with suppress(OSError):
+            self._read_on()
+        return self._said.get(model, [])
+
+    def _read_on(self) -> None:
+        """Read what was added since, up to the last whole line."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            added = file.read()
+        whole = added[: added.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.decode("utf-8", "replace").splitlines():
+            if line.startswith(_BEGIN):
+                self._model = line.removeprefix(_BEGIN)
+                self._said[self._model] = []
+            elif line.startswith(_END) and self._model is not None:
+                self._said[self._model].append(line.removeprefix(_MARK))
+                self._model = None
+            elif self._model is not None and len(self._said[self._model]) < _MOST_LINES:
+                self._said[self._model].append(line)
