@@ -4,17 +4,29 @@ Compares a model with itself (two opens of one file) and with a copy that has on
 counts the verdicts. The bars: at most 5 of 100 comparisons of the same model find a difference; at
 least 90 of 100 find the copy that is 3 % slower, none calls it faster; none takes more than 8 s.
 
-    python benchmarks/trust.py --comparisons 100 --model-ms 8
+    python -m benchmarks.trust --comparisons 100 --model-ms 8
+
+With `--repeat`, it repeats `qdqtune bench` of two files in fresh processes on one core, first
+quiet, then beside busy processes on that core, and counts the intervals that hold the median of all
+ratios. The bars with five busy processes: at least 18 of 20 do, none of them wider than 25 % of its
+ratio; quiet, the median width is at most 1.1 times that of an earlier checkout.
+
+    python -m benchmarks.trust --repeat FLOAT.onnx INT8.onnx --times 20 --other OTHER_CHECKOUT
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +41,7 @@ from qdqtune.records.measurement import Comparison
 
 CHANNELS = 64
 PROBE_SIZE = 28
+WIDEST = 0.25
 
 
 def write_chain(path: Path, size: int, layers: int) -> Path:
@@ -106,13 +119,88 @@ def truth(worker: Worker, paths: list[Path], feeds: StoredFeeds, rounds: int) ->
     return comparison
 
 
+@contextlib.contextmanager
+def busy_processes(count: int, core: int) -> Iterator[None]:
+    """So many processes that do nothing but keep a core busy."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(spin) for _ in range(count)]
+    try:
+        for process in processes:
+            os.sched_setaffinity(process.pid, {core})
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def bench_once(source: Path, files: Sequence[str], core: int) -> Comparison:
+    """One `qdqtune bench` of two files, by the checkout with this source, on one core."""
+    command = [sys.executable, "-m", "qdqtune", "bench", *files]
+    done = subprocess.run(
+        [*command, "--threads", "1", "--quiet", "--format", "json"],
+        env={**os.environ, "PYTHONPATH": str(source)},
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return Comparison.from_dict(json.loads(done.stdout)["models"][1]["speedup"])
+
+
+def repeated(sources: Mapping[str, Path], files: Sequence[str], times: int, core: int) -> None:
+    """Prints how often the intervals of each checkout hold, taking turns, and how wide they are."""
+    found: dict[str, list[Comparison]] = {name: [] for name in sources}
+    for _ in range(times):
+        for name, source in sources.items():
+            found[name].append(bench_once(source, files, core))
+    median_widths: list[float] = []
+    for name, comparisons in found.items():
+        middle = float(np.median([each.ratio for each in comparisons]))
+        widths = [(each.high - each.low) / each.ratio for each in comparisons]
+        holds = [
+            each.low <= middle <= each.high and width <= WIDEST
+            for each, width in zip(comparisons, widths, strict=True)
+        ]
+        median_widths.append(float(np.median(widths)))
+        ratios = [each.ratio for each in comparisons]
+        print(
+            f"  {name}: {middle:.3f}x ({min(ratios):.3f} to {max(ratios):.3f}), {sum(holds)} of "
+            f"{times} hold, width {median_widths[-1]:.1%} (at most {max(widths):.1%}), "
+            f"waiting {np.median([each.contention for each in comparisons]):.0%}",
+            flush=True,
+        )
+    if len(median_widths) > 1:
+        print(f"  median width: {median_widths[0] / median_widths[1]:.2f} times the other's")
+
+
+def repeat_quiet_and_busy(arguments: argparse.Namespace) -> None:
+    sources = {"here": Path(__file__).parents[1] / "src"}
+    if arguments.other is not None:
+        sources["other"] = arguments.other / "src"
+    for busy in (0, arguments.busy):
+        print(f"{busy} busy processes on core {arguments.core}", flush=True)
+        with busy_processes(busy, arguments.core):
+            repeated(sources, arguments.repeat, arguments.times, arguments.core)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--comparisons", type=int, default=100, help="of each kind")
     parser.add_argument("--model-ms", type=float, default=8.0)
     parser.add_argument("--percent", type=float, default=3.0, help="how much slower the copy is")
     parser.add_argument("--truth-s", type=int, default=120, help="seconds to verify that")
+    parser.add_argument("--repeat", nargs=2, metavar="MODEL", help="the files to repeat `bench` of")
+    parser.add_argument("--times", type=int, default=20, help="how often (default: %(default)s)")
+    parser.add_argument("--busy", type=int, default=5, help="busy processes (default: %(default)s)")
+    parser.add_argument("--core", type=int, default=0, help="which core (default: %(default)s)")
+    parser.add_argument("--other", type=Path, help="another checkout, to compare with")
     arguments = parser.parse_args()
+    if arguments.repeat:
+        repeat_quiet_and_busy(arguments)
+        return
     layers = round(100.0 / arguments.percent)
 
     with (
