@@ -101,7 +101,7 @@ class Comparison:
         margin: Relative difference below which the two count as the same, even when the interval
             excludes 1: what two opens of one file may differ by.
         contention: Share of the time that the engine waited for a core, if that was much: then the
-            ratio is that of the least disturbed runs, and the interval is wide.
+            ratio is that of undisturbed runs, by estimate, and the interval is wide.
     """
 
     ratio: float

@@ -43,8 +43,8 @@ def busy_lines(share: float) -> list[str]:
     """What it means for a comparison that the engine waited for a core, and what helps."""
     return [
         f"The machine is busy: the engine waited for a core {100 * share:.0f} % of the time. The "
-        "speedup is that of",
-        "the least disturbed runs, and its interval is wider than on a quiet machine. Stop other "
+        "speedup is that",
+        "of undisturbed runs, estimated from the fastest ones, with a wider interval. Stop other "
         "work, or keep",
         "cores free for the engine (taskset) and use fewer --threads.",
     ]
