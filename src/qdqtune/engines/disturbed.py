@@ -40,6 +40,8 @@ _FEWEST_RUNS = 3
 _HALF_WIDTH_PER_SHARE = 0.3
 _MOST_HALF_WIDTH = 0.12
 _SEGMENTS = 4
+# The deviation of normal numbers over their median deviation.
+_NORMAL_PER_MEDIAN = 1.4826
 
 _Blocks = Sequence[Sequence[float]]
 
@@ -90,7 +92,10 @@ def _log_undisturbed(blocks: _Blocks, share: float) -> float:
 def _seen_half_width(
     baseline: _Blocks, candidate: _Blocks, share: float, confidence: float
 ) -> float:
-    """What the ratios of a few long segments, one after the other, say about the ratio of all."""
+    """What the ratios of a few long segments, one after the other, say about the ratio of all.
+
+    A single segment that differs is a disturbance, and the fastest runs are those of the others.
+    """
     length = len(candidate) // _SEGMENTS
     if length == 0:
         return math.inf
@@ -99,4 +104,6 @@ def _seen_half_width(
         _log_ratio(baseline[i : i + length], candidate[i : i + length], share) for i in starts
     ]
     deviations = statistics.NormalDist().inv_cdf((1.0 + confidence) / 2.0)
-    return deviations * statistics.stdev(ratios) / math.sqrt(_SEGMENTS)
+    middle = statistics.median(ratios)
+    spread = _NORMAL_PER_MEDIAN * statistics.median(abs(ratio - middle) for ratio in ratios)
+    return deviations * spread / math.sqrt(_SEGMENTS)
