@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Seldom: to draw the bar takes time on a machine that is measuring.
 _REFRESHES_PER_S = 2
+_WIDEST = 48
 
 Watch = Callable[[TuneEvent], None]
 
@@ -124,9 +125,12 @@ class _Live:
     def show(self, event: TuneEvent) -> None:
         if event.planned is not None:  # only the search knows how good its best is
             self._best = event.speedup
+        # What the search is at is in the other columns.
+        is_search = event.planned is not None
+        shown = event.stage if is_search else f"{event.stage}: {event.message}"
         self._bar.update(
             self._task,
-            description=printable(event.stage),
+            description=printable(shown)[:_WIDEST],
             completed=_done(event),
             total=event.planned,
             count=_count(event),

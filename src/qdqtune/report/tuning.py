@@ -109,7 +109,7 @@ def _accuracy(summary: Summary) -> list[str]:
         if summary.near_min_sqnr and summary.allowed_sqnr_db is not None:
             lines.append(near_limit_line(summary.output_sqnr_db, summary.allowed_sqnr_db))
     if summary.lost_to_accuracy and not summary.kept_float:
-        lines.append(f"Of the fastest model, {summary.lost_to_accuracy}.")
+        lines.append(f"The fastest model was not accurate enough: {summary.lost_to_accuracy}.")
     if summary.metric is not None:
         values = ", ".join(f"{name} {value:.6g}" for name, value in summary.metric.items())
         lines.append(f"Your metric: {values}.")
@@ -138,9 +138,12 @@ def _effort(summary: Summary) -> list[str]:
         f"{this_run}{summary.benchmarks} benchmarks{also} of {what}, {duration(seconds.total)}: "
         f"building {duration(seconds.building)}, timing {duration(seconds.timing)}, "
         f"own {duration(seconds.own)}.",
-        f"Noise: the model against itself {summary.noise.ratio:.3f}x; "
-        f"{summary.noise.text.removesuffix('.')}.",
     ]
+    if _is_begun(summary):
+        lines.append(
+            f"Noise: the model against itself {summary.noise.ratio:.3f}x; "
+            f"{summary.noise.text.removesuffix('.')}."
+        )
     if summary.runs > 1:
         lines.append(
             f"All {summary.runs} runs in this folder: {summary.total_benchmarks} benchmarks, "
@@ -150,9 +153,14 @@ def _effort(summary: Summary) -> list[str]:
         lines.append(
             f"Nothing better was found in this run: the result is that of run {summary.result_run}."
         )
-    if summary.stopped in _STOPPED:
+    if summary.stopped in _STOPPED and _is_begun(summary):
         lines.append(_STOPPED[summary.stopped])
     return lines
+
+
+def _is_begun(summary: Summary) -> bool:
+    """Whether there was time for anything but the float model."""
+    return summary.stopped != "budget" or summary.total_benchmarks + summary.memo_hits > 0
 
 
 def _files(result: TuneResult) -> list[str]:

@@ -43,6 +43,7 @@ _logger = logging.getLogger(__name__)
 
 _RANDOM_SAMPLES = 8
 _JUDGED_SAMPLES = 8
+_JUDGED_RANDOM_SAMPLES = 2
 
 __all__ = ["Feeding", "Progress", "check_method", "feeding_of", "ranges_in_every_way"]
 
@@ -66,6 +67,11 @@ class Feeding:
     judged: Callable[[], Iterable[Feeds]]
     source: CalibrationSource
     describe: Callable[[], str]
+
+    @property
+    def judged_samples(self) -> int:
+        """How many samples the result is judged on, at most."""
+        return _JUDGED_SAMPLES if self.is_data else _JUDGED_RANDOM_SAMPLES
 
     @property
     def is_data(self) -> bool:
@@ -100,7 +106,7 @@ def feeding_of(source: Source, request: InputRequest, data: Any, limit: int | No
             shapes,
             lambda: next(random_inputs(index, 1, request)),
             lambda: random_inputs(index, _RANDOM_SAMPLES, request),
-            lambda: random_inputs(index, 2, other),
+            lambda: random_inputs(index, _JUDGED_RANDOM_SAMPLES, other),
             CalibrationSource.RANDOM,
             lambda: f"{_RANDOM_SAMPLES} random samples",
         )

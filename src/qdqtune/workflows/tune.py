@@ -110,7 +110,8 @@ def tune(
         threads: Threads per run; None is the engine's default.
         preset: How thorough to be: ``quick``, ``default`` or ``extensive``.
         seed: Of the search and of random inputs.
-        budget_s: End the search after so many seconds.
+        budget_s: Seconds that the whole run may take: the search ends in time to check and to time
+            what it found.
         max_benchmarks: End it after so many candidates; None is the preset's number.
         schemes_per_region: The same, as a number for each pattern; `max_benchmarks` goes first.
         timing_runs: Timed runs of each candidate, at least; None is what the preset says.
@@ -165,7 +166,7 @@ def tune(
     _check_numbers(seed=seed, max_drop=max_drop, performance_threshold=performance_threshold)
     _check_workflow(workflow, name, graph_json, min_shapes, max_shapes, incremental_validation)
     check_precision(precision)
-    chosen = preset_named(preset)
+    chosen = preset_named(preset).within(budget_s)
     request = TuneRequest(
         model=Path(model),
         engine=name,
@@ -201,6 +202,7 @@ def tune(
         command=command,
     )
     layout = request.dialect.format_of(quant_type)
+    reporter.tell("model", f"reading {request.model.name}")
     source = open_source(model, layout.least_opset, optimize=optimize)
     timed = timed_request(source.model, inputs, request.min_shapes, request.max_shapes)
     feeding = feeding_of(source, replace(timed, seed=seed), calibration_data, calibration_samples)

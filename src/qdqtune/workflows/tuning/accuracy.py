@@ -74,8 +74,7 @@ class AccuracyRepair:
         """
         if not state or self._is_correct(state):
             return state
-        parts = self._parts(state)
-        ranked = self._ranked(parts)
+        ranked = self._ranked(parts_of(self._space, state))
 
         def without(count: int) -> State:
             return state.difference(*ranked[:count])
@@ -94,12 +93,6 @@ class AccuracyRepair:
             else:
                 few = middle
         return without(many)
-
-    def _parts(self, state: State) -> list[State]:
-        parts = [frozenset({number}) for number in sorted(state)]
-        if len(parts) > _MOST_JUDGED:
-            parts = [frozenset(numbers) & state for numbers in self._space.patterns.values()]
-        return [part for part in parts if part]
 
     def _ranked(self, parts: Sequence[State]) -> list[State]:
         """The parts, the most harmful first; what there was no time to judge before all others."""
@@ -138,6 +131,14 @@ class AccuracyRepair:
         error = 10.0 ** (-decibels / 10.0) if math.isfinite(decibels) else (decibels < 0) * math.inf
         # Ops with a small share of their own may still carry what others gain.
         return error / (self._share(part) + len(part) / len(self._space.groups))
+
+
+def parts_of(space: Space, state: State) -> list[State]:
+    """What of a choice is judged alone: each of its groups, or of very many each pattern."""
+    if len(state) <= _MOST_JUDGED:
+        return [frozenset({number}) for number in sorted(state)]
+    parts = (frozenset(numbers) & state for numbers in space.patterns.values())
+    return [part for part in parts if part]
 
 
 def name_groups(space: Space, dropped: State, whole: State) -> str:

@@ -28,6 +28,8 @@ from qdqtune.workflows.tuning.snapshot import Candidate
 
 TakeLayers = Callable[[State, Sequence[LayerTime]], None]
 """Told a candidate and the layers that it runs as."""
+NO_TIME = "there was no time for it"
+"""Why a candidate has no score."""
 
 
 class Arena:
@@ -82,8 +84,19 @@ class Arena:
         self._ranges = ranges
         self._files: dict[str, Path] = {}
 
-    def answer(self, trial: Trial) -> list[Score]:
+    def missing(self, trial: Trial) -> list[State]:
+        """The candidates of a trial that have to be measured."""
+        reference, effort = self.key(trial.reference), self.how(trial.effort)
+        return [
+            s for s in trial.candidates if not self.journal.knows(reference, self.key(s), effort)
+        ]
+
+    def answer(self, trial: Trial, most: int | None = None) -> list[Score]:
         """One score per candidate; what the journal knows is not measured again.
+
+        Args:
+            trial: What is compared.
+            most: How many candidates may be measured; the others fail, which is not written down.
 
         Raises:
             EngineError: If the engine doesn't run the reference any more.
@@ -97,8 +110,8 @@ class Arena:
                 found[state] = known
                 self._write_again(state)
         missing = [state for state in trial.candidates if state not in found]
-        if missing:
-            found.update(self._race(trial.reference, missing, trial.effort))
+        if missing[:most]:
+            found.update(self._race(trial.reference, missing[:most], trial.effort))
         base = self.gains.get(trial.reference)
         for state, score in found.items():
             self._tried[state] = None
@@ -108,7 +121,7 @@ class Arena:
                 self.failures[state] = score.failure
             elif base is not None:
                 self.gains[state] = base + score.gain
-        return [found[state] for state in trial.candidates]
+        return [found.get(state) or Score.failed(NO_TIME) for state in trial.candidates]
 
     def file_of(self, state: State) -> Path:
         """The candidate's file."""

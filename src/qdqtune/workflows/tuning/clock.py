@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,7 +21,7 @@ class Reporter:
 
     Args:
         callbacks: Who wants to hear.
-        budget_s: Seconds that the search may take; None has no end.
+        budget_s: Seconds that the run may take; None has no end.
 
     Attributes:
         workers: Whose time is not our own.
@@ -39,9 +40,9 @@ class Reporter:
         return time.monotonic() - self._start
 
     @property
-    def is_over(self) -> bool:
-        """Whether the search has had its time."""
-        return self._budget_s is not None and self.elapsed_s >= self._budget_s
+    def left_s(self) -> float:
+        """What is left of the budget: below 0 if it is over, infinite without one."""
+        return math.inf if self._budget_s is None else self._budget_s - self.elapsed_s
 
     def search_begins(self) -> None:
         """From here on, benchmarks tell how long the rest will take."""
@@ -74,8 +75,7 @@ class Reporter:
         if self._search_start is not None and planned and benchmarks:
             each_s = (time.monotonic() - self._search_start) / benchmarks
             eta_s = max(0, planned - known - benchmarks) * each_s + rest_s
-            if self._budget_s is not None:
-                eta_s = min(eta_s, max(0.0, self._budget_s - self.elapsed_s) + rest_s)
+            eta_s = min(eta_s, max(0.0, self.left_s))
         event = TuneEvent(
             stage, message, benchmarks, planned, speedup, self.elapsed_s, eta_s, known
         )

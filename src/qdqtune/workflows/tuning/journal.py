@@ -67,6 +67,8 @@ class Journal:
         memo_hits: How often an outcome was known already.
         shares: Where the latency of the float model goes, by node; None if not known yet.
         accuracy: How accurate placements are; None where that could not be known.
+        samples: On how many samples ranges were calibrated, where time was short; None where all
+            were taken.
         session: The number of this run over the file, from 1 on.
         earlier_s: Seconds that earlier runs took, as far as it was written down.
         earlier_benchmarks: Candidates that they timed.
@@ -90,6 +92,7 @@ class Journal:
         self.memo_hits = 0
         self.shares: dict[str, float] | None = None
         self.accuracy: dict[AccuracyKey, float | None] = {}
+        self.samples: int | None = None
         self.session = 1
         self.earlier_s = 0.0
         self.earlier_benchmarks = 0
@@ -126,6 +129,10 @@ class Journal:
         """Close the file; everything is in it already, as far as it could be written."""
         with contextlib.suppress(OSError):
             self._file.close()
+
+    def knows(self, reference: str, candidate: str, effort: str) -> bool:
+        """Whether a comparison was made before."""
+        return (reference, candidate, effort) in self._scores
 
     def known(self, reference: str, candidate: str, effort: str) -> Score | None:
         """The outcome of a comparison that was made before."""
@@ -260,6 +267,11 @@ class Journal:
         self._append({"kind": "shares", "shares": dict(shares)})
         self.shares = dict(shares)
 
+    def keep_samples(self, samples: int) -> None:
+        """Write down that ranges come from the first samples alone: all would give other scales."""
+        self._append({"kind": "calibration", "samples": samples})
+        self.samples = samples
+
     def keep_accuracy(self, key: AccuracyKey, value: float | None) -> None:
         """Write down how accurate a placement is: to find it out takes runs of the model."""
         is_finite = value is None or math.isfinite(value)
@@ -362,6 +374,8 @@ class Journal:
             self.names[body["key"]] = body["id"]
         elif kind == "shares":
             self.shares = body["shares"]
+        elif kind == "calibration":
+            self.samples = body["samples"]
         elif kind == "accuracy":
             key = AccuracyKey(body["measure"], body["placement"], body["conditions"])
             self.accuracy[key] = None if body["value"] is None else float(body["value"])

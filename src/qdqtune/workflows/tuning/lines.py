@@ -35,6 +35,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "session": {"number": int},
     "end": {"session": int, "seconds": _NUMBER},
     "shares": {"shares": dict},
+    "calibration": {"samples": int},
     "accuracy": {
         "measure": str,
         "placement": str,

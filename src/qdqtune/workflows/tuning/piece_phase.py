@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.subgraphs import PieceTimes
 from qdqtune.workflows.calibrating import Feeding
 from qdqtune.workflows.tuning.clock import Reporter
+from qdqtune.workflows.tuning.pace import Pace
 from qdqtune.workflows.tuning.profiling import PieceProfiler
 from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, OPT, Shapes, shape_arguments
 from qdqtune.workflows.tuning.story import BY_BUDGET, INTERRUPTED, Story
@@ -39,6 +41,7 @@ class PiecePhase:
         index: The model, with the size of every tensor.
         dims: Shapes as the model has them, open where it is.
         ranges: Smallest and largest shapes of tensors, if they were given.
+        pace: Whether there is time for another one.
         is_told_ranges: Whether the engine is told them.
     """
 
@@ -54,6 +57,7 @@ class PiecePhase:
         index: GraphIndex,
         dims: Mapping[str, Dims | None],
         ranges: Mapping[str, Shapes],
+        pace: Pace,
         *,
         is_told_ranges: bool,
     ) -> None:
@@ -67,6 +71,7 @@ class PiecePhase:
         self._index = index
         self._dims = dims
         self._ranges = ranges
+        self._pace = pace
         self._is_told_ranges = is_told_ranges
 
     def run(self, pieces: Sequence[Piece], *, measure_float: bool) -> None:
@@ -83,18 +88,20 @@ class PiecePhase:
         missing.sort(key=lambda piece: -self._share_ms(piece))
         known = len(pieces) - len(missing)
         reporter.search_begins()
-        done = 0
+        done, longest_s = 0, 0.0
         try:
             for piece, values in self._with_values(missing):
-                if reporter.is_over:
+                if not self._pace.has_time_for(longest_s):
                     story.stopped = BY_BUDGET
                     return
+                began = time.monotonic()
                 float_ms = self._share_ms(piece) / len(piece.groups)
                 alone = measure_float or not float_ms
                 times = self._profiler.profile(
                     piece, values, None if alone else float_ms, self._told_ranges(piece)
                 )
                 cache.keep_piece(times)
+                longest_s = max(longest_s, time.monotonic() - began)
                 done += 1
                 reporter.tell(
                     "subgraphs", self._told(piece, times), benchmarks=done, known=known,

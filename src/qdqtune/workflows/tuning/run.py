@@ -15,7 +15,7 @@ from types import TracebackType
 from qdqtune.autotune.patterns.pattern_cache import PatternCache
 from qdqtune.autotune.search.placement_search import PlacementSearch
 from qdqtune.autotune.search.space import Space, State
-from qdqtune.autotune.search.trial import SEEDS, Score, Trial
+from qdqtune.autotune.search.trial import SEEDS, Effort, Score, Trial
 from qdqtune.engines import registry
 from qdqtune.engines.float_types import exact_options, float_type_in_effect
 from qdqtune.engines.isolated import StoredFeeds, Worker
@@ -43,13 +43,15 @@ from qdqtune.workflows.tuning.beginning import (
     given_tensors,
     in_float_type,
 )
+from qdqtune.workflows.tuning.bounded_samples import BoundedSamples
 from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.earlier import earlier_result, sha256_of, sha256_of_model
-from qdqtune.workflows.tuning.float_type import written_type
+from qdqtune.workflows.tuning.float_type import wanted_type, written_type
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.journal import Journal, as_said_before
-from qdqtune.workflows.tuning.measured_accuracy import MeasuredAccuracy, checked_metric
+from qdqtune.workflows.tuning.measured_accuracy import METRIC, MeasuredAccuracy, checked_metric
 from qdqtune.workflows.tuning.noise import check_noise, noise_when_quiet, why_nothing_is_decided
+from qdqtune.workflows.tuning.pace import Pace
 from qdqtune.workflows.tuning.patience import patient
 from qdqtune.workflows.tuning.request import SUBGRAPH, TuneRequest
 from qdqtune.workflows.tuning.scheme_logs import SchemeLogs
@@ -76,6 +78,9 @@ from qdqtune.workflows.tuning.subgraph_mode import SubgraphMode
 _logger = logging.getLogger(__name__)
 
 _FLOAT: State = frozenset()
+_ROUNDED_UP = 1.15
+# A step that takes longer is told before it begins.
+_TOLD_AHEAD_S = 2.0
 _WRITTEN = (
     names.BASELINE,
     names.FINAL,
@@ -115,6 +120,12 @@ class TuneRun:
         self._judging: Judge | None = None
         self._stack = contextlib.ExitStack()
         self._reporter = reporter
+        self._pace = Pace(
+            lambda: reporter.left_s, request.preset, request.budget_s,
+            is_simulated=not registry.entry(request.engine).measures,
+        )  # fmt: skip
+        self._pace.judged = feeding.judged_samples
+        self._is_out_of_time = False
         self._build_limit_s: float | None = None
         log = folder / names.LOGS / "runs.log"
         self._runner = self._worker(reference_worker(log_path=log, scratch=folder.scratch))
@@ -138,10 +149,15 @@ class TuneRun:
         tuned = check_first(request, self._source, self._folder)
         self._evaluate_float()
         self._folder.begin()
+        began_s = self._reporter.elapsed_s
         request, info = ask_engine(request, self._engine)
+        self._pace.start_s = self._reporter.elapsed_s - began_s
         self._info = info
         tell("engine", f"{registry.title(request.engine)} {info.version} on {info.device}")
         feeds = self._engine.store(next(iter(self._feeding.judged())))
+        wanted = wanted_type(request.precision, info, self._source)
+        if wanted is not None:
+            tell("precision", f"converting the model to {wanted.value}, and timing both")
         tuned = in_float_type(
             replace(tuned, request=request), info, self._feeding, self._engine, feeds, self._folder
         )
@@ -150,25 +166,16 @@ class TuneRun:
         journal_path = self._folder / names.JOURNAL
         self._header = as_said_before(journal_path, tuned.header(info, self._feeding))
         journal = self._open_journal()
+        began_s = self._reporter.elapsed_s
         tuned = tuned.place(self._folder)
         request = self._request = tuned.request
         self._open_files(given, journal)
         base = PreparedModel(self._source.model, self._folder / names.CANDIDATES, is_kept=True)
         plain = base.write(base.whole(), "float")
-        given_s = check_runs(
-            self._engine, self._folder / names.BASELINE, feeds,
-            is_quantized=self._source.reading is not None,
-        )  # fmt: skip
-        story.noise, story.baseline_ms, build_s = noise_when_quiet(
-            lambda: check_noise(self._engine, plain, feeds, request.preset), request.budget_s, tell
-        )
-        story.build_s = max(given_s, build_s)  # one of them may have been kept from before
-        self._engine.timeout_s = self._build_limit_s = build_limit_s(self._engine, story.build_s)
-        story.final_ms = story.baseline_ms
-        self._logs.write_baseline(story.baseline_ms)
-        if self._earlier is None and (busy := why_nothing_is_decided(story.noise)):
-            story.reason = busy
+        self._pace.write_s = self._reporter.elapsed_s - began_s
+        if not self._time_baseline(plain, feeds, journal):
             return self._hand_over(info, journal)
+        tell("model", "finding what can be quantized")
         completion, story.grouping = find_choices(
             base, request.dialect, request.quant_type, self._feeding, self._runner,
             request.node_filter, given, request.filters, request.region_filter,
@@ -182,10 +189,62 @@ class TuneRun:
             story.reason = _nothing_to_do(completion)
             return self._hand_over(info, journal)
         if journal.shares is None and request.workflow != SUBGRAPH:
+            tell("profile", "asking the engine where the float model's time goes")
             shapes = self._feeding.shapes
             journal.keep_shares(latency_shares(self._engine, plain, feeds, base.index, shapes))
         self._search_and_finish(base, plain, completion, journal, feeds)
         return self._hand_over(info, journal)
+
+    def _time_baseline(self, plain: Path, feeds: StoredFeeds, journal: Journal) -> bool:
+        """Build the model as given, and time it against itself.
+
+        Returns:
+            Whether something can come of the run: there is time for it, and the machine is quiet.
+        """
+        request, story, reporter = self._request, self._story, self._reporter
+        reporter.tell("baseline", "building the model as given, and timing it against itself")
+        build_s, first_ms = check_runs(
+            self._engine, self._folder / names.BASELINE, feeds,
+            is_quantized=self._source.reading is not None,
+        )  # fmt: skip
+        story.build_s, story.baseline_ms, story.final_ms = build_s, first_ms, first_ms
+        self._pace.saw_baseline(build_s, first_ms)
+        if self._is_budget_too_short(self._pace.trial_s(1, Effort.SCREEN), journal):
+            return False
+        story.noise, story.baseline_ms, build_s = noise_when_quiet(
+            lambda: check_noise(self._engine, plain, feeds, request.preset),
+            request.budget_s,
+            reporter.tell,
+        )
+        story.build_s = max(story.build_s, build_s)  # one of them may have been kept from before
+        self._engine.timeout_s = self._build_limit_s = build_limit_s(self._engine, story.build_s)
+        story.final_ms = story.baseline_ms
+        self._pace.saw_baseline(story.build_s, story.baseline_ms)
+        self._logs.write_baseline(story.baseline_ms)
+        if self._earlier is None and (busy := why_nothing_is_decided(story.noise)):
+            story.reason = busy
+            return False
+        return not self._is_budget_too_short(0.0, journal)
+
+    def _is_budget_too_short(self, also_s: float, journal: Journal) -> bool:
+        """Whether nothing can come of the run, which is told then; what is known costs no time.
+
+        Args:
+            also_s: Seconds that are needed before the first candidate.
+            journal: What is known.
+        """
+        budget_s, pace, story = self._request.budget_s, self._pace, self._story
+        is_known = journal.earlier_benchmarks or self._earlier is not None
+        if budget_s is None or is_known or pace.left_s() >= also_s + pace.least_s:
+            return False
+        # What was foreseen is rounded up, so that a run with it is not too short again.
+        needed_s = math.ceil(_ROUNDED_UP * (self._reporter.elapsed_s + also_s + pace.least_s))
+        story.stopped = stops.BY_BUDGET
+        story.reason = (
+            f"--budget {budget_s:g}s is too short for this model: timing the baseline and checking "
+            f"a result take about {needed_s} s"
+        )
+        return True
 
     def _evaluate_float(self) -> None:
         """Ask for the metric of the model as given: a function that fails is to fail at once.
@@ -196,7 +255,9 @@ class TuneRun:
         evaluate = self._request.evaluate
         if evaluate is not None:
             self._reporter.tell("evaluate", f"{evaluate.label} on the model as given")
+            began_s = self._reporter.elapsed_s
             found = checked_metric(evaluate(str(self._request.model)), evaluate.label)
+            self._pace.accuracy_s[METRIC] = self._reporter.elapsed_s - began_s
             self._story.metric = {"float": found}
 
     def _take_form(self, tuned: Tuned) -> None:
@@ -219,7 +280,7 @@ class TuneRun:
         self._earlier = earlier_result(folder)
         self._shipping = Shipping(
             request, self._source, self._feeding, folder, self._reporter, self._story,
-            self._accuracy(journal), self._new_engine, self._earlier,
+            self._accuracy(journal), self._new_engine, self._earlier, self._pace,
         )  # fmt: skip
 
     def _open_journal(self) -> Journal:
@@ -264,7 +325,8 @@ class TuneRun:
     ) -> None:
         request, story = self._request, self._story
         given = self._source.reading.encodings if self._source.reading is not None else {}
-        ways = self._calibrate(base, completion.reach)
+        ways = self._calibrate(base, completion.reach, journal)
+        self._pace.ranges = len(ways)
         first = next(iter(ways.values()))
 
         def known(tensor: str) -> bool:
@@ -284,7 +346,7 @@ class TuneRun:
             mode = SubgraphMode(
                 request, self._folder, self._reporter, story, self._engine, self._runner,
                 self._feeding, feeds, next(iter(inserters.values())), completion,
-                self._header, self._float_type,
+                self._header, self._float_type, self._pace,
             )  # fmt: skip
         searching = self._begin_search(mode, plain, completion, journal)
         space = searching.space
@@ -293,7 +355,7 @@ class TuneRun:
             request.preset, journal, scales, searching.take_layers,
         )  # fmt: skip
         try:
-            state = self._search(searching, arena)
+            state = self._search(searching, arena, inserters)
         finally:
             story.benchmarks, story.failed = arena.benchmarks, arena.failed
             story.memo_hits = journal.memo_hits
@@ -342,18 +404,33 @@ class TuneRun:
         compared = story.comparison if story.is_shipped else None
         return arena.shipped(story.placement, math.log(compared.ratio) if compared else 0.0)
 
-    def _calibrate(self, base: PreparedModel, placement: Placement) -> dict[RangeMethod, Ranges]:
-        request = self._request
-        self._reporter.tell("calibration", f"on {self._feeding.describe()}")
+    def _calibrate(
+        self, base: PreparedModel, placement: Placement, journal: Journal
+    ) -> dict[RangeMethod, Ranges]:
+        """Ranges in every way; from some of the samples, if there is no time for all."""
+        request, feeding = self._request, self._feeding
+        self._reporter.tell("calibration", f"on {feeding.describe()}")
         layout = request.dialect.format_of(request.quant_type)
-        return dict(
+        bounded = BoundedSamples(feeding.samples, journal.samples, self._pace.calibration_s)
+        show = self._reporter.progress("calibration")
+        found = dict(
             ranges_in_every_way(
-                self._source, base, self._runner, placement, self._feeding, layout,
-                request.method, None,
+                self._source, base, self._runner, placement,
+                replace(feeding, samples=bounded.begin), layout, request.method,
+                lambda done, total: show("samples", done, total),
             )
         )  # fmt: skip
+        if bounded.is_cut_short:
+            told = f"the first {bounded.count} samples, all that --budget left time for"
+            self._feeding = replace(feeding, describe=lambda: told)
+            self._reporter.tell("calibration", f"on {told}")
+            if journal.samples is None:
+                journal.keep_samples(bounded.count)
+        return found
 
-    def _search(self, searching: Searching, arena: Arena) -> State:
+    def _search(
+        self, searching: Searching, arena: Arena, inserters: Mapping[RangeMethod, Inserter]
+    ) -> State:
         """Let the search ask and the engine answer, until one of them has had enough."""
         story, search, space = self._story, searching.search, searching.space
         if story.stopped == stops.INTERRUPTED:
@@ -364,10 +441,11 @@ class TuneRun:
             self._take_snapshot(space.completion, arena, arena.candidate_of(search.incumbent))
         try:
             while (trial := search.ask()) is not None:
-                if self._reporter.is_over and trial.stage != SEEDS:
-                    story.stopped = stops.BY_BUDGET
+                if trial.stage != SEEDS and self._request.budget_s is not None:
+                    self._shipping.foresee(space, search.incumbent, inserters)
+                scores = self._answer(search, trial, arena)
+                if not scores:
                     break
-                scores = arena.answer(trial)
                 searching.before_tell(trial)
                 search.tell(scores)
                 searching.after_tell()
@@ -377,6 +455,8 @@ class TuneRun:
                     incumbent = arena.candidate_of(search.incumbent)
                     self._take_snapshot(space.completion, arena, incumbent)
                 self._tell_trial(search, trial, scores, arena)
+                if self._is_out_of_time:
+                    break
         except KeyboardInterrupt:
             story.stopped = stops.INTERRUPTED
             _logger.warning("interrupted: finishing the best model so far; once more to abort")
@@ -386,6 +466,34 @@ class TuneRun:
         if story.stopped == stops.FINISHED and search.is_cut_short:
             story.stopped = stops.BY_COUNT
         return search.incumbent
+
+    def _answer(self, search: AskedAndTold, trial: Trial, arena: Arena) -> list[Score]:
+        """Measure what a trial asks for, as far as there is time; nothing if there is none.
+
+        What is known takes none. Of the whole-model choices that a search begins with, as many are
+        tried as possible; everything after them is tried whole or not at all.
+        """
+        missing, pace = len(arena.missing(trial)), self._pace
+        if not missing:
+            return arena.answer(trial)
+        is_first = trial.stage == SEEDS
+        fitting = pace.fitting(missing, trial.effort, least=is_first)
+        if fitting < missing:
+            self._story.stopped, self._is_out_of_time = stops.BY_BUDGET, True
+            if not is_first or not fitting:
+                return []
+        expected_s = pace.trial_s(fitting, trial.effort)
+        if expected_s > _TOLD_AHEAD_S:
+            self._reporter.tell(
+                trial.stage,
+                f"building and timing {_candidates(fitting)}, about {expected_s:.0f} s",
+                benchmarks=arena.benchmarks, known=arena.journal.memo_hits,
+                planned=search.planned, speedup=math.exp(search.gain),
+            )  # fmt: skip
+        began_s = self._reporter.elapsed_s
+        scores = arena.answer(trial, fitting)
+        pace.saw_trial(fitting, trial.effort, self._reporter.elapsed_s - began_s)
+        return scores
 
     def _note_seeds(
         self, space: Space, seeds: Mapping[str, State], trial: Trial, scores: list[Score]
@@ -404,22 +512,25 @@ class TuneRun:
         change = f"best {100 * math.expm1(best):+.1f} %" if math.isfinite(best) else "all refused"
         self._reporter.tell(
             trial.stage,
-            f"{len(scores)} candidates, {change}",
+            f"{_candidates(len(scores))}, {change}",
             benchmarks=arena.benchmarks,
             known=arena.journal.memo_hits,
             planned=search.planned,
             speedup=math.exp(search.gain),
-            rest_s=self._request.preset.final_s,
+            rest_s=self._pace.end_s(),
         )
 
     def _accuracy(self, journal: Journal) -> MeasuredAccuracy:
         request, metric = self._request, self._story.metric or {}
         own = has_own_kernels(request.engine, request.options.engine_options)
-        return MeasuredAccuracy(
+        accuracy = MeasuredAccuracy(
             journal, self._judge, self._feeding.judged, request.engine if own else "",
             request.evaluate, metric.get("float", math.nan),
             has_float_error=own and exact_options(self._info, request.options) is not None,
         )  # fmt: skip
+        accuracy.seconds.update(self._pace.accuracy_s)
+        self._pace.accuracy_s = accuracy.seconds
+        return accuracy
 
     def _judge(self, base: PreparedModel) -> Judge:
         if self._judging is None:
@@ -535,6 +646,10 @@ class TuneRun:
 
 def _write_summary(path: Path, summary: Summary) -> None:
     write_text(path, json.dumps(summary.to_dict(), indent=1, allow_nan=False) + "\n", force=True)
+
+
+def _candidates(count: int) -> str:
+    return f"{count} candidate{'s' * (count != 1)}"
 
 
 def _nothing_to_do(completion: Completion) -> str:

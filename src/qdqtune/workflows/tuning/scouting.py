@@ -233,7 +233,7 @@ def latency_shares(
 
 def check_runs(
     worker: Worker, path: Path, feeds: StoredFeeds, *, is_quantized: bool = False
-) -> float:
+) -> tuple[float, float]:
     """Make sure that the engine runs the model as it was given, at these sizes of open dims.
 
     Cleaned up, it may run at sizes at which the file itself does not.
@@ -245,7 +245,7 @@ def check_runs(
         is_quantized: Whether it has Q/DQ, which may be those of another engine.
 
     Returns:
-        Seconds that the engine took to build it.
+        Seconds that the engine took to build it, and milliseconds of its first run.
 
     Raises:
         EngineError: If it doesn't.
@@ -254,8 +254,8 @@ def check_runs(
     try:
         with opened(worker, path) as model:
             fed_s = worker.feed(model, feeds)
-            worker.time(model, 1, timeout_s=limit_s)
-        return model.build_s + fed_s
+            (first_ms,) = worker.time(model, 1, timeout_s=limit_s)
+        return model.build_s + fed_s, first_ms
     except WorkerFailure as failure:
         raise EngineError(
             f"The engine does not run the model as it is: {failure}",

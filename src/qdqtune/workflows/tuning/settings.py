@@ -15,6 +15,9 @@ from qdqtune.records.errors import UsageError
 _FEWEST_ROUNDS = 8
 _RUNS_OF_A_BLOCK = 2  # of a slow model; a fast one has more
 _NO_LIMIT_S = 3600.0
+# What one candidate's comparison may take of a budget: some twenty candidates are worth a search.
+_PART_OF_BUDGET = {Effort.SCREEN: 0.02, Effort.CONFIRM: 0.04}
+_FINAL_PART_OF_BUDGET = 0.1
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,23 @@ class Preset:
         patience = max(self.sweeps, PRESETS[preset_for_schemes(schemes)].sweeps)
         by_schemes = schemes * max(1, patterns)
         return Limits(sweeps=patience, benchmarks=by_schemes if most is None else most)
+
+    def within(self, budget_s: float | None) -> Preset:
+        """The preset for a run that may take so long: no comparison may take much of it.
+
+        Args:
+            budget_s: Seconds for everything; None has no end.
+        """
+        if budget_s is None:
+            return self
+        return replace(
+            self,
+            seconds={
+                effort: min(seconds, _PART_OF_BUDGET[effort] * budget_s)
+                for effort, seconds in self.seconds.items()
+            },
+            final_s=min(self.final_s, _FINAL_PART_OF_BUDGET * budget_s),
+        )
 
     def with_runs(self, timing_runs: int) -> Preset:
         """The preset with as many timed runs of each candidate, at least; more where it is close.

@@ -18,17 +18,21 @@ from qdqtune.records.ranges import RangeMethod, Ranges
 from qdqtune.workflows.calibrating import Feeding
 from qdqtune.workflows.source import Source
 from qdqtune.workflows.tuning import folder as names
-from qdqtune.workflows.tuning.accuracy import AccuracyRepair, name_groups
+from qdqtune.workflows.tuning.accuracy import AccuracyRepair, name_groups, parts_of
 from qdqtune.workflows.tuning.accuracy_limits import AccuracyLimits
 from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.earlier import EarlierResult
 from qdqtune.workflows.tuning.finish import Timed, time_final, why_not_shipped, write_final
 from qdqtune.workflows.tuning.folder import RunFolder
-from qdqtune.workflows.tuning.measured_accuracy import MeasuredAccuracy
+from qdqtune.workflows.tuning.measured_accuracy import SQNR, MeasuredAccuracy
+from qdqtune.workflows.tuning.pace import Pace
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.story import FINISHED, INTERRUPTED, Story
 
 _logger = logging.getLogger(__name__)
+
+# A step that takes longer is told before it begins.
+_TOLD_AHEAD_S = 2.0
 
 
 class Shipping:
@@ -44,6 +48,7 @@ class Shipping:
         accuracy: How accurate placements are.
         new_worker: Starts the engine afresh, with a log of that name.
         earlier: What an earlier run left, if anything.
+        pace: What there is time for.
 
     Attributes:
         chosen: What is quantized in the end.
@@ -62,6 +67,7 @@ class Shipping:
         accuracy: MeasuredAccuracy,
         new_worker: Callable[[str], Worker],
         earlier: EarlierResult | None,
+        pace: Pace,
     ) -> None:
         self.chosen: State = frozenset()
         self.ranges: Ranges | None = None
@@ -75,6 +81,8 @@ class Shipping:
         self._accuracy = accuracy
         self._new_worker = new_worker
         self._earlier = earlier
+        self._pace = pace
+        self._is_foreseen = False
 
     def finish(self, space: Space, state: State, inserters: Mapping[RangeMethod, Inserter]) -> None:
         """Make the best choice a file that may be handed over, if it deserves it.
@@ -87,6 +95,27 @@ class Shipping:
         self._finish(space, state, inserters)
         if not self._story.is_shipped and self._rival() is not None:
             self.keeps_earlier = True
+
+    def foresee(
+        self, space: Space, state: State, inserters: Mapping[RangeMethod, Inserter]
+    ) -> None:
+        """Judge a choice once, while the search goes on, and reserve time if it needs a repair.
+
+        Args:
+            space: What states mean.
+            state: The best choice so far.
+            inserters: Writers of candidates, by where their ranges come from.
+        """
+        judging_s = self._pace.judge_s * len(inserters)
+        if self._is_foreseen or not state or not self._pace.has_time_for(judging_s):
+            return
+        self._is_foreseen = True
+        if judging_s > _TOLD_AHEAD_S:
+            self._reporter.tell("accuracy", "comparing outputs of the best seed with float")
+        inserter = inserters[self._best_ranges(space.placement(state), inserters)]
+        limits = AccuracyLimits(space, inserter, self._accuracy, self._request)
+        if limits.shortfall(state):
+            self._pace.foresee_repair(len(parts_of(space, state)))
 
     def _rival(self) -> EarlierResult | None:
         """The earlier result, if this run would have accepted it as well."""
@@ -129,6 +158,12 @@ class Shipping:
             _logger.warning(
                 "how accurate it is can't be told: no output could be compared; use --evaluate"
             )
+        rival = self._rival()
+        if rival is not None and rival.placement == placement and self._pace.repair_left_s() < 0:
+            story.reason = (
+                "it was timed by an earlier run, and --budget leaves no time to repeat it"
+            )
+            return
         write_final(inserter, placement, self._folder, request.file)
         self._ship_if_faster(placement)
         if story.reason and story.lost_to_accuracy:
@@ -169,8 +204,9 @@ class Shipping:
         with contextlib.closing(self._new_worker(names.ENGINE_LOG)) as worker:
             self._reporter.workers.append(worker)
             feeds = next(iter(self._feeding.judged()))
+            seconds = self._pace.final_s(1 + len(rivals))
             timed, *others = time_final(
-                worker, folder / names.BASELINE, [staged, *rivals], feeds, request.preset.final_s
+                worker, folder / names.BASELINE, [staged, *rivals], feeds, seconds
             )
         if not isinstance(timed, Timed):
             story.reason = timed
@@ -192,6 +228,9 @@ class Shipping:
         progress = self._reporter.progress("accuracy")
         found: dict[RangeMethod, float] = {}
         for way, inserter in inserters.items():
+            is_known = self._accuracy.knows(SQNR, inserter, placement)
+            if found and not is_known and self._pace.repair_left_s() < self._pace.judge_s:
+                continue  # what is known by now has to do
             decibels = self._accuracy.sqnr_db(inserter, placement)
             found[way] = -math.inf if decibels is None else decibels
             progress("comparing ranges", len(found), len(inserters))
@@ -205,11 +244,15 @@ class Shipping:
         shortfall = limits.shortfall(state)
         if shortfall:
             reporter.tell("accuracy", f"{shortfall}; looking for what has to stay float")
-        repair = AccuracyRepair(space, limits, progress=reporter.progress("accuracy"))
+        repair = AccuracyRepair(
+            space, limits, self._pace.repair_left_s, reporter.progress("accuracy")
+        )
         kept = repair.correct_part(state)
         kept = kept if space.placement(kept) else frozenset()
         if shortfall:
             left = f"left float: {name_groups(space, state - kept, state)}"
+            if repair.is_cut_short:
+                left += " (--budget left no time to look for fewer)"
             story.lost_to_accuracy = f"{shortfall}; {left}"
             reporter.tell("accuracy", left)
         if story.metric is not None and kept:

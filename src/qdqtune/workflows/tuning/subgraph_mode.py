@@ -38,6 +38,7 @@ from qdqtune.workflows.tuning.float_type import written_type
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.layer_file import copy_log, write_layer_file
 from qdqtune.workflows.tuning.layer_groups import find_groups
+from qdqtune.workflows.tuning.pace import Pace
 from qdqtune.workflows.tuning.piece_phase import PiecePhase
 from qdqtune.workflows.tuning.profiling import PieceProfiler
 from qdqtune.workflows.tuning.request import TuneRequest
@@ -75,6 +76,7 @@ class SubgraphMode:
         completion: What can be quantized.
         header: What measurements depend on.
         float_type: What the engine computes floats in, for the names of files.
+        pace: What there is time for.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class SubgraphMode:
         completion: Completion,
         header: Mapping[str, Any],
         float_type: str,
+        pace: Pace,
     ) -> None:
         self._request = request
         self._folder = folder
@@ -103,6 +106,7 @@ class SubgraphMode:
         self._inserter = inserter
         self._completion = completion
         self._float_type = float_type
+        self._pace = pace
         told_by = sha256_of(request.graph_json) if request.graph_json is not None else ""
         self._cache = SubgraphCache(folder / names.SUBGRAPH_CACHE, header, told_by)
         self._groups: tuple[FusionGroup, ...] = ()
@@ -136,7 +140,7 @@ class SubgraphMode:
             )  # fmt: skip
             phase = PiecePhase(
                 profiler, self._cache, self._reporter, story, base, self._runner, self._feeding,
-                index, dims, ranges,
+                index, dims, ranges, self._pace,
                 is_told_ranges=registry.entry(self._request.engine).takes_shape_ranges,
             )  # fmt: skip
             phase.run(pieces, measure_float=not is_slow)
