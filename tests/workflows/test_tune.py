@@ -470,10 +470,10 @@ def test_an_engine_that_fails_midway_leaves_the_best_so_far(
 
     answer = Arena.answer
 
-    def failing(self: Arena, trial: Trial) -> list[Score]:
+    def failing(self: Arena, trial: Trial, most: int | None = None) -> list[Score]:
         if self.benchmarks >= 3:
             raise EngineError("The engine is gone.", "Look for it.")
-        return answer(self, trial)
+        return answer(self, trial, most)
 
     monkeypatch.setattr(Arena, "answer", failing)
     result = simulated(resnet, output_dir=tmp_path / "run")

@@ -219,6 +219,6 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=seconds,
         metavar="300|30m|2h",
-        help="end the search after this time; the best found so far is finished and written",
+        help="what the whole run may take; the search ends in time to check and write the best",
     )
     add_resume(group)

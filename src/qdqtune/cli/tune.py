@@ -106,7 +106,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=seconds,
         metavar="300|30m|2h",
-        help="end the search after this time; the best found so far is finished and written",
+        help="what the whole run may take; the search ends in time to check and write the best",
     )
     group.add_argument(
         "--max_benchmarks", type=positive, metavar="N", help="try at most N candidates"
