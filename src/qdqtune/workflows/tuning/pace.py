@@ -32,7 +32,7 @@ class Pace:
         left_s: Seconds that are left of the budget; infinite without one.
         preset: How thorough to be.
         budget_s: The whole budget; None without one.
-        is_simulated: Whether the engine makes its times up, so that timing takes none.
+        measures: Whether the engine really runs what it times; else timing takes no time.
 
     Attributes:
         start_s: Seconds that the engine took to start.
@@ -49,7 +49,7 @@ class Pace:
         preset: Preset,
         budget_s: float | None,
         *,
-        is_simulated: bool,
+        measures: bool,
     ) -> None:
         self.left_s = left_s
         self.start_s = 0.0
@@ -60,7 +60,7 @@ class Pace:
         self.repair_s = 0.0
         self._preset = preset
         self._budget_s = budget_s
-        self._is_simulated = is_simulated
+        self._measures = measures
         self._build_s = 0.0
         self._latency_s = 0.0
         self._slower = 1.0
@@ -68,7 +68,7 @@ class Pace:
     def saw_baseline(self, build_s: float, latency_ms: float) -> None:
         """Take in what the float model takes to be built, and to run."""
         self._build_s = max(self._build_s, build_s)
-        self._latency_s = 0.0 if self._is_simulated else latency_ms / 1000.0
+        self._latency_s = latency_ms / 1000.0 if self._measures else 0.0
 
     def saw_trial(self, candidates: int, effort: Effort, seconds: float) -> None:
         """Take in what a comparison took; what comes is expected to be as slow."""

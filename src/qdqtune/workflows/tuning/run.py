@@ -122,7 +122,7 @@ class TuneRun:
         self._reporter = reporter
         self._pace = Pace(
             lambda: reporter.left_s, request.preset, request.budget_s,
-            is_simulated=not registry.entry(request.engine).measures,
+            measures=registry.entry(request.engine).measures,
         )  # fmt: skip
         self._pace.judged = feeding.judged_samples
         self._is_out_of_time = False
