@@ -249,3 +249,4 @@ def test_in_float32_nothing_is_said_of_the_float_model(tuned: tuple[TuneResult, 
     assert (summary.float_sqnr_db is None) == (summary.engine.float_type == "float32")
     said = tune_text(tuned[0])
     assert ("The float model itself is" in said) == (summary.float_sqnr_db is not None)
+    assert ("float (bfloat16) " in said) == (summary.engine.float_type == "bfloat16")

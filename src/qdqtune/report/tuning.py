@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qdqtune.records.inputs import shape_text
+from qdqtune.records.measurement import FLOAT32
 from qdqtune.records.ranges import CalibrationSource
 from qdqtune.records.tuning import AS_GIVEN as UNCHANGED
 from qdqtune.records.tuning import Summary, TunePlan, TuneResult
@@ -76,7 +77,10 @@ def _verdict(summary: Summary) -> list[str]:
 
 
 def _float_name(summary: Summary) -> str:
-    return "float" if summary.precision == UNCHANGED else summary.precision
+    if summary.precision != UNCHANGED:
+        return summary.precision
+    computed_in = summary.engine.float_type
+    return "float" if computed_in in ("", FLOAT32) else f"float ({computed_in})"
 
 
 def _judged_against(summary: Summary) -> str:
