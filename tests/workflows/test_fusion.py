@@ -179,7 +179,11 @@ def test_groups_of_a_compiled_encoder() -> None:
         ({"engine": "simulated", "runs": 0}, UsageError, "0 runs"),
         ({"engine": "simulated", "quant_type": "int3"}, UsageError, "int3"),
         ({"graph_json": "missing.json", "quant_type": "int3"}, UsageError, "int3"),
-        ({"engine": "onnxruntime", "engine_options": {"depth": "3"}}, EngineError, "depth"),
+        (
+            {"engine": "onnxruntime", "engine_options": {"depth": "3"}},
+            UsageError,
+            "unknown option 'depth'",
+        ),
         ({"engine": "simulated", "inputs": InputRequest(dims={"M": 2})}, QdqtuneError, "M"),
         ({"graph_json": "missing.json"}, UsageError, "missing.json"),
     ],
