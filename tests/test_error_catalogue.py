@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from qdqtune import zoo
 from qdqtune.cli.main import main
 from qdqtune.graph.wire import field_part
+from qdqtune.workflows.insertion import Choice, insert_qdq
 from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, FINAL, JOURNAL, LOGS
 from qdqtune.workflows.tuning.journal import Journal
 from tests.conftest import model_from_text
@@ -364,6 +365,7 @@ def test_requests(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 TUNE = "tune {model} --engine simulated --preset quick --max_benchmarks 2 -q "
 RUNS: dict[str, str] = {
     "holds a run with another": TUNE + "-o {run}",
+    "a quantized form of another model": TUNE + "-o {fresh} --qdq_baseline {foreign}",
     "has no Q/DQ to begin with": TUNE + "-o {fresh} --qdq_baseline {model}",
     "matches the node filter": TUNE + "-o {fresh} --node_filter nothing*",
     "which is not a number": TUNE + "-o {fresh} --evaluate {code}:text",
@@ -376,8 +378,10 @@ def test_runs(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     onnx.save(zoo.build("resnet18", width=32, image=64), model)
     code.write_text("def text(path): return 'good'")
     before = (unfinished_run(run) / JOURNAL).read_bytes()
-    fresh = tmp_path / "fresh"
-    line = RUNS[words].format(model=model, code=code, run=run, fresh=fresh)
+    fresh, foreign = tmp_path / "fresh", tmp_path / "foreign.onnx"
+    onnx.save(sound(), tmp_path / "sound.onnx")
+    insert_qdq(tmp_path / "sound.onnx", Choice(ops=["MatMul"]), foreign, engine="onnxruntime")
+    line = RUNS[words].format(model=model, code=code, run=run, fresh=fresh, foreign=foreign)
     assert main(line.split()) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -81,6 +81,16 @@ class PatternCache:
         """Whether anything is known of a pattern."""
         return pattern_signature in self._by_signature
 
+    def occurring(self, patterns: Iterable[RegionPattern]) -> int:
+        """How many of the patterns that are known here are among these, whatever their shapes."""
+        return len(
+            {
+                each.structure.signature
+                for each in patterns
+                if self.has_pattern(each.signature) or self.has_pattern(each.structure.signature)
+            }
+        )
+
     def get_pattern_schemes(self, pattern_signature: str) -> PatternSchemes | None:
         """What is known of a pattern; None if nothing."""
         return self._by_signature.get(pattern_signature)

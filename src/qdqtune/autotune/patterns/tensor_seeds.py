@@ -19,6 +19,7 @@ from qdqtune.graph.index import GraphIndex
 # What tools append to a tensor's name for the two sides of its pair.
 _SIDES = re.compile(
     r"(?:_qdq|_n\d+_i\d+)?_(?:quantized|dequantized)$|_(?:Quantize|Dequantize)Linear_Output(?:_\d+)?$"
+    r"|_(?:relu|clip)$"  # of an activation that a Q stood for, as reading puts it back
 )
 
 
@@ -30,8 +31,9 @@ def known_tensors(index: GraphIndex, names: Iterable[str]) -> set[str]:
     """
     found: set[str] = set()
     for name in names:
-        base = _SIDES.sub("", name)
-        found.update(each for each in (name, base) if each in index.value)
+        meant = name if name in index.value else _SIDES.sub("", name)
+        if meant in index.value:
+            found.add(meant)
     return found
 
 

@@ -32,6 +32,7 @@ class Grouping:
         regions: How many regions there are, those that consist of others not counted.
         views: The distinct ones, with shapes.
         cached: What a pattern cache would quantize.
+        cached_patterns: How many patterns of it are in the model.
         ruled: Names of the ops that placement rules would quantize.
     """
 
@@ -39,6 +40,7 @@ class Grouping:
     regions: int = 0
     views: tuple[PatternView, ...] = ()
     cached: frozenset[Edge] = frozenset()
+    cached_patterns: int = 0
     ruled: frozenset[str] = frozenset()
 
     @property
@@ -107,11 +109,13 @@ def group_ops(
         view_pattern(first, alike, index) for first, alike in zip(firsts, forms, strict=True)
     )
     cached: set[Edge] = set()
+    cached_patterns = 0
     if cache is not None:
+        cached_patterns = cache.occurring(view.pattern for view in views)
         for view, alike in zip(views, forms, strict=True):
             for form in alike:
                 cached |= _cached_edges(cache, view, form, index)
-    return Grouping(tuple(groups), len(parts), views, frozenset(cached))
+    return Grouping(tuple(groups), len(parts), views, frozenset(cached), cached_patterns)
 
 
 def _cached_edges(

@@ -142,7 +142,7 @@ class QDQAutotunerBase(TuningSession):
         self._require_initialized()
         return ort_settings(self.graph, self._edges(best=True), self.config.default_quant_type)
 
-    def import_insertion_points(self, quantized_tensors: Collection[str]) -> None:
+    def import_insertion_points(self, quantized_tensors: Collection[str]) -> int:
         """Let what another tool quantized be tried first, pattern by pattern.
 
         It goes to the pattern cache, which is saved with the state. Until anything of a pattern
@@ -151,6 +151,10 @@ class QDQAutotunerBase(TuningSession):
         Args:
             quantized_tensors: Names of tensors, or of what their Q or DQ gives.
 
+        Returns:
+            How many tensors of the model are meant; the log tells it, too, and warns if the names
+            are mostly those of another model.
+
         Raises:
             AutotunerError: If that is a single text.
         """
@@ -158,12 +162,16 @@ class QDQAutotunerBase(TuningSession):
         if isinstance(quantized_tensors, str):
             raise AutotunerError(f"{quantized_tensors!r} is one name.", "Give a set of names.")
         tensors = known_tensors(self.graph, quantized_tensors)
-        if not tensors and quantized_tensors:
-            _log.warning("none of the %d tensors is in the model", len(quantized_tensors))
+        asked = len(set(quantized_tensors))
+        if not tensors and asked:
+            _log.warning("none of the %d tensors is in the model", asked)
+        else:
+            level = logging.WARNING if 4 * len(tensors) < asked else logging.INFO
+            _log.log(level, "%d of the %d quantized tensors are in the model", len(tensors), asked)
         self._imports.append(frozenset(tensors))
         for tuned in self._book.by_signature.values():
             add_to_cache(self._cache, tuned, tuned.from_tensors(tensors))
-        self._say("%d quantized tensors of the model are tried first", len(tensors))
+        return len(tensors)
 
     def save_state(self, output_path: str | os.PathLike[str]) -> None:
         """Write what was measured so far, and the pattern cache beside it.

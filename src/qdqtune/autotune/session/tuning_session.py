@@ -150,6 +150,7 @@ class TuningSession:
         self.initialized = True
         self._warn_if_nothing()
         self._say("%d regions of %d patterns", len(self.regions), len(self._book.by_signature))
+        self._tell_cache()
 
     def set_profile_region(self, region: Region | None, commit: bool = True) -> None:
         """Turn to a region.
@@ -301,6 +302,15 @@ class TuningSession:
             raise InvalidSchemeError(
                 "There is no region to tune.", "Call set_profile_region(region) first."
             )
+
+    def _tell_cache(self) -> None:
+        """How much of a pattern cache that was given the model has."""
+        known = self._cache.num_patterns
+        found = self._cache.occurring(each.pattern for each in self._book.by_signature.values())
+        if known and not found:
+            _log.warning("none of the %d patterns in the cache occur in this model", known)
+        elif known:
+            _log.info("%d of the %d patterns in the cache occur in this model", found, known)
 
     def _say(self, message: str, *args: object) -> None:
         _log.log(logging.INFO if self.config.verbose else logging.DEBUG, message, *args)

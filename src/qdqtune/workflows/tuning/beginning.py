@@ -6,18 +6,18 @@ Until the journal is open, nothing that another run has left in the folder is re
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.graph.fingerprint import fingerprint
-from qdqtune.graph.index import GraphIndex
 from qdqtune.records.errors import UsageError
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.precision import AUTO
 from qdqtune.records.tuning import AS_GIVEN as UNCHANGED
 from qdqtune.workflows.calibrating import Feeding
 from qdqtune.workflows.comparison import engine_info
+from qdqtune.workflows.same_model import activations_in, check_same_model
 from qdqtune.workflows.source import Source, open_source
 from qdqtune.workflows.tuning.float_type import FloatForm, convert_to, told_options, wanted_type
 from qdqtune.workflows.tuning.folder import BASELINE, JOURNAL, LOGS, RunFolder
@@ -89,8 +89,15 @@ def check_first(request: TuneRequest, source: Source, folder: RunFolder) -> Tune
     return tuned
 
 
-def given_tensors(request: TuneRequest, source: Source) -> dict[str, frozenset[str]]:
+def given_tensors(
+    request: TuneRequest, source: Source, tell: Callable[[str, str], None]
+) -> dict[str, frozenset[str]]:
     """What is quantized in files that somebody made of the model.
+
+    Args:
+        request: What was asked for.
+        source: The model.
+        tell: Hears how much of such a file is in the model.
 
     Raises:
         QdqtuneError: If such a file is not one of that model.
@@ -99,19 +106,27 @@ def given_tensors(request: TuneRequest, source: Source) -> dict[str, frozenset[s
     if source.reading is not None:
         found[AS_GIVEN] = source.reading.placement.tensors
     if request.qdq_baseline is not None:
-        reading = open_source(request.qdq_baseline, optimize=request.optimize).reading
+        baseline = open_source(request.qdq_baseline, optimize=request.optimize)
+        reading = baseline.reading
         if reading is None:
             raise UsageError(
                 f"{request.qdq_baseline} has no Q/DQ to begin with.",
                 "Name a quantized form of the model, or leave --qdq_baseline out.",
             )
-        found["Q/DQ baseline"] = reading.placement.tensors
-        known = GraphIndex(source.model).value
-        if not any(tensor in known for tensor in reading.placement.tensors):
+        check_same_model(source.model, baseline.model, request.qdq_baseline)
+        activations, known = activations_in(source.model, baseline.model, reading.placement)
+        if not known:
             raise UsageError(
-                f"No tensor that is quantized in {request.qdq_baseline} is in the model.",
-                "It must be a quantized form of the same model, with the same names.",
+                f"None of the {activations} activations that are quantized in "
+                f"{request.qdq_baseline} is in the model.",
+                "Quantize the model with a tool that keeps the names of tensors.",
             )
+        tell(
+            "baseline",
+            f"of the {activations} activations that are quantized in {request.qdq_baseline}, "
+            f"{len(known)} are in the model",
+        )
+        found["Q/DQ baseline"] = reading.placement.tensors | known
     return found
 
 

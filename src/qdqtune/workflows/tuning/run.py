@@ -145,7 +145,7 @@ class TuneRun:
     def whole(self) -> TuneResult:
         """Everything, in order."""
         request, story, tell = self._request, self._story, self._reporter.tell
-        self._given_tensors = given_tensors(request, self._source)
+        self._given_tensors = given_tensors(request, self._source, tell)
         tuned = check_first(request, self._source, self._folder)
         self._evaluate_float()
         self._folder.begin()
@@ -185,6 +185,8 @@ class TuneRun:
             f"{len(base.nodes)} ops, {story.grouping.regions} regions, "
             f"{story.grouping.patterns} patterns, {len(story.grouping.groups)} choices",
         )
+        if given is not None and request.pattern_cache is not None:
+            self._tell_cache(given, request.pattern_cache)
         if not story.grouping.groups:
             story.reason = _nothing_to_do(completion)
             return self._hand_over(info, journal)
@@ -282,6 +284,15 @@ class TuneRun:
             request, self._source, self._feeding, folder, self._reporter, self._story,
             self._accuracy(journal), self._new_engine, self._earlier, self._pace,
         )  # fmt: skip
+
+    def _tell_cache(self, cache: PatternCache, path: Path) -> None:
+        """How much of a pattern cache the model has."""
+        found, patterns = self._story.grouping.cached_patterns, cache.num_patterns
+        if found:
+            what = f"{found} of the {patterns} patterns in {path} occur in this model"
+            self._reporter.tell("pattern cache", what)
+        else:
+            _logger.warning("none of the %d patterns in %s occur in this model", patterns, path)
 
     def _open_journal(self) -> Journal:
         path, reporter = self._folder / names.JOURNAL, self._reporter

@@ -179,6 +179,8 @@ def seeds_of(
     }
     for name, tensors in given.items():
         seeds[name] = _like(space, _edges_on(space, frozenset(tensors)))
+        if not seeds[name]:
+            _logger.warning("%s: nothing of what it quantizes can be quantized here", name)
     cached = grouping.cached
     seeds["pattern cache"] = _like(space, cached) if cached else _NOTHING
     return {name: state for name, state in seeds.items() if state}
