@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -26,7 +26,7 @@ from qdqtune.graph.files import load_model
 from qdqtune.qdq.read import read
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
-from qdqtune.records.tuning import Noise, Seconds, Summary, TuneEvent, TuneResult
+from qdqtune.records.tuning import Blanket, Noise, Seconds, Summary, TuneEvent, TuneResult
 from qdqtune.report.insertion import RANDOM_WARNING
 from qdqtune.report.tune_progress import event_line, tune_progress
 from qdqtune.report.tuning import tune_text
@@ -310,12 +310,12 @@ def text(**changes: object) -> list[str]:
 def test_the_text_says_what_matters() -> None:
     lines = text()
     rows = [line.split() for line in lines if line.startswith(("float", "best", "tuned"))]
-    assert rows[0] == ["float", "20.000"]
-    assert rows[1][:5] == ["best", "blanket", "(weighted", "ops)", "1.700x"]
-    assert rows[2] == ["tuned", "10.000", "2.000x", "1.900", "to", "2.100"]
+    assert rows[0] == ["float", "20.000", "0.91"]
+    assert rows[1] == ["tuned", "10.000", "2.000x", "1.900", "to", "2.100", "31.3", "dB", "0.9"]
+    assert len(rows) == 2  # what was only seen while searching is on another scale
     shown = "\n".join(lines)
     for words in (
-        "its 96 % interval",
+        "with 96 % intervals",
         "44 tensors are int8, in the onnxruntime dialect.",
         "Output SQNR 31.3 dB",
         "float 0.91, final 0.9",
@@ -354,6 +354,34 @@ def test_every_command_has_the_same_limit() -> None:
         get_parser().parse_args([command, "m.onnx"]).min_sqnr for command in ("tune", "quantize")
     }
     assert defaults == {inspect.signature(qdqtune.tune).parameters["min_sqnr_db"].default}
+
+
+BLANKET = Blanket("weighted ops", 12.5, 1.6, (1.5, 1.7), 12.04, None)
+
+
+def test_the_best_blanket_is_on_the_same_scale() -> None:
+    lines = text(blanket=BLANKET)
+    (row,) = [line.split() for line in lines if line.startswith("best blanket (weighted ops)")]
+    assert row[4:] == ["12.500", "1.600x", "1.500", "to", "1.700", "12.0", "dB"]
+    assert not any("not accurate enough" in line for line in lines)
+    lines = text(blanket=replace(BLANKET, shortfall="SQNR 12.0 dB is 3.0 dB below --min_sqnr 15"))
+    assert (
+        "The blanket is not accurate enough: SQNR 12.0 dB is 3.0 dB below --min_sqnr 15." in lines
+    )
+
+
+def test_a_result_that_is_a_blanket_says_so() -> None:
+    lines = text(blanket=replace(BLANKET, identical=True))
+    (row,) = [line.split() for line in lines if line.startswith("best blanket (weighted ops)")]
+    assert row[4:] == ["identical", "to", "tuned"]
+    assert "The result is identical to a blanket: weighted ops." in lines
+
+
+def test_a_blanket_is_shown_beside_float_that_is_kept() -> None:
+    lines = text(kept_float=True, blanket=replace(BLANKET, speedup=0.8, latency_ms=25.0))
+    (row,) = [line.split() for line in lines if line.startswith("best blanket (weighted ops)")]
+    assert row[4:6] == ["25.000", "0.800x"]
+    assert any(line.startswith("Speedups are over the model as given") for line in lines)
 
 
 def test_kept_float_is_said_with_its_reason() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qdqtune.records.accuracy import allowed_sqnr_db, finite, is_near_limit
+from qdqtune.records.accuracy import Rejected, allowed_sqnr_db, finite, is_near_limit
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.subgraphs import Batch
@@ -104,6 +104,47 @@ class Seconds:
 
 
 @dataclass(frozen=True)
+class Blanket:
+    """The best placement that follows a simple rule for the whole model, such as all weighted ops.
+
+    It is timed at the end, in turns with the baseline and the result.
+
+    Attributes:
+        name: The rule.
+        latency_ms: Its latency.
+        speedup: Over the baseline.
+        speedup_interval: Its interval.
+        sqnr_db: The worst output's distance from the float model, in dB; None if unknown.
+        metric: The user's metric of it; None if it was not asked for, or would have taken long.
+        identical: Whether it is what was written; then the figures are those of the result.
+        shortfall: Which limit of accuracy it misses; empty if it misses none.
+    """
+
+    name: str
+    latency_ms: float
+    speedup: float
+    speedup_interval: tuple[float, float]
+    sqnr_db: float | None = None
+    metric: float | None = None
+    identical: bool = False
+    shortfall: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            **vars(self),
+            "speedup_interval": _interval_to_json(self.speedup_interval),
+            "sqnr_db": finite(self.sqnr_db),
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Blanket:
+        """Read the JSON form."""
+        interval = _interval_from_json(value["speedup_interval"])
+        return cls(**{**value, "speedup_interval": interval})
+
+
+@dataclass(frozen=True)
 class Summary:
     """A run in numbers: `summary.json`, which scripts read.
 
@@ -172,6 +213,9 @@ class Summary:
         bytes_before: Size of the model that was given, with its weights; 0 in old summaries.
         bytes_after: Size of the model that was written.
         calibration_samples: Samples that ranges were found on; 0 if none were needed.
+        blanket: The best whole-model placement without a search, timed beside the result; None if
+            none was timed at the end.
+        rejected: Candidates that were fast, but not accurate enough.
         result_run: The number of the run over the folder that found the result: earlier than `runs`
             if the runs since found nothing better; 0 in old summaries.
         float_sqnr_db: How near to float32 the float model itself is, as the engine computes it, in
@@ -233,6 +277,8 @@ class Summary:
     calibration_samples: int = 0
     result_run: int = 0
     float_sqnr_db: float | None = None
+    blanket: Blanket | None = None
+    rejected: tuple[Rejected, ...] = ()
 
     @property
     def min_sqnr_db(self) -> float | None:
@@ -254,13 +300,14 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
         value = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        low, high = self.speedup_interval
         return {
             "kind": "summary",
             "schema": SCHEMA,
             **value,
             "engine": self.engine.to_dict(),
-            "speedup_interval": [low, high if math.isfinite(high) else None],
+            "speedup_interval": _interval_to_json(self.speedup_interval),
+            "blanket": self.blanket.to_dict() if self.blanket is not None else None,
+            "rejected": [each.to_dict() for each in self.rejected],
             "output_sqnr_db": finite(self.output_sqnr_db),
             "float_sqnr_db": finite(self.float_sqnr_db),
             "near_min_sqnr": self.near_min_sqnr,
@@ -287,18 +334,32 @@ class Summary:
         if value["kind"] != "summary" or not 1 <= value["schema"] <= SCHEMA:
             raise ValueError("this is not a summary that this version can read")
         known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
-        low, high = value["speedup_interval"]
+        blanket = value.get("blanket")
         return cls(
             **{
                 **known,
                 "engine": EngineInfo.from_dict(value["engine"]),
-                "speedup_interval": (float(low), math.inf if high is None else float(high)),
+                "speedup_interval": _interval_from_json(value["speedup_interval"]),
+                "blanket": Blanket.from_dict(blanket) if blanket is not None else None,
+                "rejected": tuple(map(Rejected.from_dict, value.get("rejected", ()))),
                 "noise": Noise(**value["noise"]),
                 "seconds": Seconds(**value["seconds"]),
                 "batches": tuple(map(Batch.from_dict, value.get("batches", ()))),
                 "shapes": {name: tuple(dims) for name, dims in value.get("shapes", {}).items()},
             }
         )
+
+
+def _interval_to_json(interval: tuple[float, float]) -> list[float | None]:
+    low, high = interval
+    return [low, finite(high)]
+
+
+def _interval_from_json(value: Sequence[float | None]) -> tuple[float, float]:
+    low, high = value
+    if low is None:
+        raise TypeError("an interval has no low end")
+    return float(low), math.inf if high is None else float(high)
 
 
 @dataclass(frozen=True)

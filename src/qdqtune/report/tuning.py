@@ -19,6 +19,9 @@ _STOPPED = {
     "max_benchmarks": "No more benchmarks were allowed; with a larger number the search goes on.",
     "interrupted": "The search was interrupted; the same command goes on with it.",
 }
+_COLUMNS = ("model", "median ms", "speedup", "interval", "output SQNR", "metric")
+_NUMBERS = (1, 2, 4, 5)
+_ALWAYS = 4  # the columns that are there even if nothing is known for them
 
 
 def tune_text(result: TuneResult) -> str:
@@ -43,37 +46,87 @@ def is_calibrated_on_random(summary: Summary) -> bool:
 
 
 def _table(summary: Summary) -> str:
-    is_quantized = AS_GIVEN in summary.seeds
-    rows = [
-        [AS_GIVEN if is_quantized else _float_name(summary), f"{summary.baseline_ms:.3f}", "", ""]
+    metric = summary.metric or {}
+    baseline = AS_GIVEN if AS_GIVEN in summary.seeds else _float_name(summary)
+    rows = [_row(baseline, summary.baseline_ms, metric=metric.get("float"))]
+    blanket = summary.blanket
+    if blanket is not None:
+        name = f"best blanket ({blanket.name})"
+        rows.append(
+            [name, "", "", "identical to tuned", "", ""]
+            if blanket.identical
+            else _row(
+                name, blanket.latency_ms, blanket.speedup, blanket.speedup_interval,
+                blanket.sqnr_db, blanket.metric,
+            )
+        )  # fmt: skip
+    rows.append(
+        ["tuned", "", "", f"{baseline} is kept", "", ""]
+        if summary.kept_float
+        else _row(
+            "tuned", summary.final_ms, summary.speedup, summary.speedup_interval,
+            summary.output_sqnr_db, metric.get("final"),
+        )
+    )  # fmt: skip
+    shown = [n for n in range(len(_COLUMNS)) if n < _ALWAYS or any(row[n] for row in rows)]
+    return text_table(
+        [_COLUMNS[n] for n in shown],
+        [[row[n] for n in shown] for row in rows],
+        right=[place for place, n in enumerate(shown) if n in _NUMBERS],
+    )
+
+
+def _row(
+    name: str,
+    latency_ms: float,
+    speedup: float | None = None,
+    interval: tuple[float, float] = (1.0, 1.0),
+    sqnr_db: float | None = None,
+    metric: float | None = None,
+) -> list[str]:
+    low, high = interval
+    return [
+        name,
+        f"{latency_ms:.3f}",
+        "" if speedup is None else f"{speedup:.3f}x",
+        "" if speedup is None else f"{low:.3f} to {high:.3f}",
+        "" if sqnr_db is None else f"{sqnr_db:.1f} dB",
+        "" if metric is None else f"{metric:.6g}",
     ]
-    if summary.seeds and not summary.batches:
-        name, speedup = max(summary.seeds.items(), key=lambda seed: seed[1])
-        seen = "over the float model inside" if is_quantized else "seen while searching"
-        rows.append([f"best blanket ({name})", "", f"{speedup:.3f}x", seen])
-    if summary.kept_float:
-        rows.append(["tuned", "", "", f"{rows[0][0]} is kept"])
-    else:
-        low, high = summary.speedup_interval
-        interval = f"{low:.3f} to {high:.3f}"
-        rows.append(["tuned", f"{summary.final_ms:.3f}", f"{summary.speedup:.3f}x", interval])
-    return text_table(["model", "median ms", "speedup", "interval"], rows, right=(1, 2))
 
 
 def _verdict(summary: Summary) -> list[str]:
     if summary.kept_float:
         reason = summary.reason.rstrip(".") or "nothing that was tried is faster"
         if summary.precision != UNCHANGED:
-            return [f"The {summary.precision} model is kept: {reason}.", *_converted(summary)]
-        kept = "model is kept as given" if AS_GIVEN in summary.seeds else "float model is kept"
-        return [f"The {kept}, byte for byte: {reason}.", *_converted(summary)]
-    level = f"{100 * summary.confidence:g} %"
-    over = "as given" if summary.precision == UNCHANGED else f"in {summary.precision}"
+            kept = f"{summary.precision} model is kept"
+        elif AS_GIVEN in summary.seeds:
+            kept = "model is kept as given, byte for byte"
+        else:
+            kept = "float model is kept, byte for byte"
+        return [f"The {kept}: {reason}.", *_scale(summary), *_converted(summary)]
     return [
-        f"Speedup is over the model {over}, with its {level} interval, timed once more at the end.",
+        *_scale(summary),
         *_converted(summary),
         f"{summary.qdq_pairs} tensors are {summary.quant_type}, in the {summary.dialect} dialect.",
     ]
+
+
+def _scale(summary: Summary) -> list[str]:
+    """What speedups are over, and what is to be known about the blanket beside the result."""
+    blanket = summary.blanket
+    if summary.kept_float and blanket is None:
+        return []
+    over = "as given" if summary.precision == UNCHANGED else f"in {summary.precision}"
+    lines = [
+        f"Speedups are over the model {over}, with {100 * summary.confidence:g} % intervals, all "
+        "timed in turns at the end."
+    ]
+    if blanket is not None and blanket.identical:
+        lines.append(f"The result is identical to a blanket: {blanket.name}.")
+    if blanket is not None and blanket.shortfall:
+        lines.append(f"The blanket is not accurate enough: {blanket.shortfall}.")
+    return lines
 
 
 def _float_name(summary: Summary) -> str:

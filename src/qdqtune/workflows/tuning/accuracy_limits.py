@@ -25,6 +25,9 @@ class AccuracyLimits:
         accuracy: How accurate placements are.
         request: What was asked for.
         float_metric: The user's metric of the float model; None without a metric.
+
+    Attributes:
+        missed: The choices that were asked about and must not be shipped, and why.
     """
 
     def __init__(
@@ -40,13 +43,15 @@ class AccuracyLimits:
         self._accuracy = accuracy
         self._request = request
         self._float_metric = float_metric
+        self.missed: dict[State, str] = {}
 
     def shortfall(self, choice: State) -> str:
         """Which limit a choice fails, and by how much; empty if it may be shipped."""
-        placement = self._space.placement(choice)
-        if not placement:
-            return ""
-        return self._sqnr_shortfall(choice) or self._metric_shortfall(choice)
+        return self.sqnr_shortfall(choice) or self._note(choice, self._metric_shortfall(choice))
+
+    def sqnr_shortfall(self, choice: State) -> str:
+        """The same without the user's metric, which may take long."""
+        return self._note(choice, self._sqnr_shortfall(choice))
 
     def approximate_sqnr_db(self, choice: State) -> float:
         """How near to the float model a choice is, roughly."""
@@ -71,9 +76,14 @@ class AccuracyLimits:
     def _knows(self, measure: str, choice: State) -> bool:
         return self._accuracy.knows(measure, self._inserter, self._space.placement(choice))
 
+    def _note(self, choice: State, shortfall: str) -> str:
+        if shortfall:
+            self.missed[choice] = shortfall
+        return shortfall
+
     def _sqnr_shortfall(self, choice: State) -> str:
         least_db = self._request.min_sqnr_db
-        if least_db is None:
+        if least_db is None or not self._space.placement(choice):
             return ""
         found = self._accuracy.sqnr_db(self._inserter, self._space.placement(choice))
         of_float = self._accuracy.float_sqnr_db(self._inserter)
@@ -86,7 +96,7 @@ class AccuracyLimits:
 
     def _metric_shortfall(self, choice: State) -> str:
         before, evaluate = self._float_metric, self._request.evaluate
-        if before is None or evaluate is None:
+        if before is None or evaluate is None or not self._space.placement(choice):
             return ""
         found = self._accuracy.metric(self._inserter, self._space.placement(choice))
         if found >= before - self._request.max_drop:

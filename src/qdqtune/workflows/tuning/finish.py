@@ -10,6 +10,7 @@ from pathlib import Path
 from qdqtune.calibration.inputs import Feeds
 from qdqtune.engines.contest import compare_files
 from qdqtune.engines.isolated import Worker
+from qdqtune.engines.timing import compare_blocks
 from qdqtune.graph.files import check_result, load_model, save_model
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.read import read
@@ -17,7 +18,7 @@ from qdqtune.qdq.units import canonical
 from qdqtune.records.errors import EngineError
 from qdqtune.records.measurement import Comparison, Verdict
 from qdqtune.records.placement import Placement
-from qdqtune.workflows.tuning.folder import FINAL, RunFolder
+from qdqtune.workflows.tuning.folder import FINAL
 
 # More than a real engine can play, whose blocks take eight milliseconds or more: the interval is to
 # be as narrow as time allows.
@@ -35,22 +36,28 @@ class Timed:
         baseline_ms: Latency of the first.
         final_ms: Latency of the second.
         comparison: Second over first.
+        blocks_ms: Samples of the second, block by block.
     """
 
     baseline_ms: float
     final_ms: float
     comparison: Comparison
+    blocks_ms: tuple[tuple[float, ...], ...] = ()
+
+    def is_faster_than(self, other: Timed) -> bool:
+        """Whether its model is significantly faster than another one of the same run."""
+        if self.comparison.ratio <= other.comparison.ratio:
+            return False
+        return compare_blocks(other.blocks_ms, self.blocks_ms).verdict is Verdict.FASTER
 
 
-def write_final(
-    inserter: Inserter, placement: Placement, folder: RunFolder, original: Path
-) -> Path:
-    """Write the model aside, and make sure that what is in the file is what was measured.
+def write_final(inserter: Inserter, placement: Placement, folder: Path, original: Path) -> Path:
+    """Write the model to a folder, and make sure that what is in the file is what was measured.
 
     Raises:
         EngineError: If the file's Q/DQ are not those of the placement.
     """
-    path = save_model(inserter.model(placement), folder.staging() / FINAL, force=True)
+    path = save_model(inserter.model(placement), folder / FINAL, force=True)
     check_written(path, inserter, placement, original)
     return path
 
@@ -102,7 +109,7 @@ def time_final(
             "It ran before: is the machine out of memory?",
         )
     return [
-        Timed(base.latency_ms, each.latency_ms, comparison.widened(_REOPENING))
+        Timed(base.latency_ms, each.latency_ms, comparison.widened(_REOPENING), each.blocks_ms)
         if comparison is not None
         else f"the engine does not run it: {each.error}"
         for each, comparison in zip(found, comparisons, strict=True)

@@ -46,6 +46,7 @@ from qdqtune.workflows.tuning.beginning import (
 from qdqtune.workflows.tuning.bounded_samples import BoundedSamples
 from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.earlier import earlier_result, sha256_of, sha256_of_model
+from qdqtune.workflows.tuning.final_round import fastest_first
 from qdqtune.workflows.tuning.float_type import wanted_type, written_type
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.journal import Journal, as_said_before
@@ -56,6 +57,7 @@ from qdqtune.workflows.tuning.patience import patient
 from qdqtune.workflows.tuning.request import SUBGRAPH, TuneRequest
 from qdqtune.workflows.tuning.scheme_logs import SchemeLogs
 from qdqtune.workflows.tuning.scouting import (
+    PATTERN_CACHE,
     build_limit_s,
     check_runs,
     find_choices,
@@ -73,7 +75,7 @@ from qdqtune.workflows.tuning.snapshot import (
     set_state_aside,
 )
 from qdqtune.workflows.tuning.story import Story
-from qdqtune.workflows.tuning.subgraph_mode import SubgraphMode
+from qdqtune.workflows.tuning.subgraph_mode import RAW, SubgraphMode
 
 _logger = logging.getLogger(__name__)
 
@@ -81,6 +83,8 @@ _FLOAT: State = frozenset()
 _ROUNDED_UP = 1.15
 # A step that takes longer is told before it begins.
 _TOLD_AHEAD_S = 2.0
+# Seeds that measurements led to: no blankets.
+_FOUND = (RAW, PATTERN_CACHE)
 _WRITTEN = (
     names.BASELINE,
     names.FINAL,
@@ -374,7 +378,9 @@ class TuneRun:
         with patient(is_over=story.stopped == stops.INTERRUPTED):
             # Checking and repairing may take long; what was measured is not to wait for it.
             self._take_snapshot(completion, arena, arena.candidate_of(state))
-            self._shipping.finish(space, state, inserters)
+            rules = {name: each for name, each in searching.seeds.items() if name not in _FOUND}
+            blankets = fastest_first(space, rules, story.seeds)
+            self._shipping.finish(space, state, inserters, blankets)
         self._take_snapshot(completion, arena, self._chosen(arena))
 
     def _begin_search(

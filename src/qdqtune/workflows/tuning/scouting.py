@@ -36,6 +36,8 @@ _logger = logging.getLogger(__name__)
 
 AS_GIVEN = "as given"
 """The seed that a quantized model is for its own tuning."""
+PATTERN_CACHE = "pattern cache"
+"""The seed that another run's pattern cache leads to."""
 
 _OTHER_SIZES = (
     "`qdqtune bench` on it should say the same. If it has open dims, not every size may be "
@@ -182,7 +184,7 @@ def seeds_of(
         if not seeds[name]:
             _logger.warning("%s: nothing of what it quantizes can be quantized here", name)
     cached = grouping.cached
-    seeds["pattern cache"] = _like(space, cached) if cached else _NOTHING
+    seeds[PATTERN_CACHE] = _like(space, cached) if cached else _NOTHING
     return {name: state for name, state in seeds.items() if state}
 
 

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import math
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.engines.isolated import Worker
-from qdqtune.graph.files import save_model
-from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.insert import Inserter
-from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod, Ranges
 from qdqtune.workflows.calibrating import Feeding
 from qdqtune.workflows.source import Source
 from qdqtune.workflows.tuning import folder as names
-from qdqtune.workflows.tuning.accuracy import AccuracyRepair, name_groups, parts_of
-from qdqtune.workflows.tuning.accuracy_limits import AccuracyLimits
+from qdqtune.workflows.tuning.accuracy import parts_of
 from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.earlier import EarlierResult
-from qdqtune.workflows.tuning.finish import Timed, time_final, why_not_shipped, write_final
+from qdqtune.workflows.tuning.final_round import Finalist, FinalRound
+from qdqtune.workflows.tuning.finalists import Finalists
+from qdqtune.workflows.tuning.finish import Timed, time_final
 from qdqtune.workflows.tuning.folder import RunFolder
-from qdqtune.workflows.tuning.measured_accuracy import SQNR, MeasuredAccuracy
+from qdqtune.workflows.tuning.measured_accuracy import MeasuredAccuracy
 from qdqtune.workflows.tuning.pace import Pace
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.story import FINISHED, INTERRUPTED, Story
-
-_logger = logging.getLogger(__name__)
 
 # A step that takes longer is told before it begins.
 _TOLD_AHEAD_S = 2.0
@@ -84,16 +79,38 @@ class Shipping:
         self._pace = pace
         self._is_foreseen = False
 
-    def finish(self, space: Space, state: State, inserters: Mapping[RangeMethod, Inserter]) -> None:
+    def finish(
+        self,
+        space: Space,
+        state: State,
+        inserters: Mapping[RangeMethod, Inserter],
+        blankets: Mapping[str, State],
+    ) -> None:
         """Make the best choice a file that may be handed over, if it deserves it.
 
         Args:
             space: What states mean.
             state: The best choice.
             inserters: Writers of candidates, by where their ranges come from.
+            blankets: Choices for the whole model that need no search, by name, fastest first.
         """
-        self._finish(space, state, inserters)
-        if not self._story.is_shipped and self._rival() is not None:
+        story = self._story
+        finalists = self._finalists(space, inserters, blankets)
+        result: Finalist | None = None
+        if space.placement(state):
+            result = self._unless_known(finalists.result(state))
+        else:
+            story.reason = self._why_float(space)
+            if not story.reason:
+                result = finalists.float_model()
+        shipped = self._hold_final_round(finalists, result)
+        story.rejected = finalists.rejected()
+        if shipped is not None:
+            self._ship(shipped, finalists)
+            if shipped.method is not None:
+                self.ranges = inserters[shipped.method].encoder.ranges
+                self._write_region_models(space, inserters[shipped.method])
+        elif self._rival() is not None:
             self.keeps_earlier = True
 
     def foresee(
@@ -112,10 +129,33 @@ class Shipping:
         self._is_foreseen = True
         if judging_s > _TOLD_AHEAD_S:
             self._reporter.tell("accuracy", "comparing outputs of the best seed with float")
-        inserter = inserters[self._best_ranges(space.placement(state), inserters)]
-        limits = AccuracyLimits(space, inserter, self._accuracy, self._request)
-        if limits.shortfall(state):
+        finalists = self._finalists(space, inserters, {})
+        method = finalists.best_ranges(space.placement(state))
+        if finalists.limits(method).sqnr_shortfall(state):
             self._pace.foresee_repair(len(parts_of(space, state)))
+
+    def _finalists(
+        self,
+        space: Space,
+        inserters: Mapping[RangeMethod, Inserter],
+        blankets: Mapping[str, State],
+    ) -> Finalists:
+        return Finalists(
+            self._request, self._folder, self._reporter, self._story, self._accuracy, self._pace,
+            space, inserters, blankets,
+        )  # fmt: skip
+
+    def _unless_known(self, result: Finalist | None) -> Finalist | None:
+        """The result, unless an earlier run has timed it and there is no time to do so again."""
+        rival = self._rival()
+        if result is None or rival is None or rival.placement != result.placement:
+            return result
+        if self._pace.repair_left_s() >= 0:
+            return result
+        self._story.reason = (
+            "it was timed by an earlier run, and --budget leaves no time to repeat it"
+        )
+        return None
 
     def _rival(self) -> EarlierResult | None:
         """The earlier result, if this run would have accepted it as well."""
@@ -124,55 +164,80 @@ class Shipping:
             return earlier
         return None
 
-    def _finish(
-        self, space: Space, state: State, inserters: Mapping[RangeMethod, Inserter]
-    ) -> None:
+    def _why_float(self, space: Space) -> str:
+        """Why float is best; empty if that is worth a try, as the model was given quantized."""
+        story = self._story
+        if not space.groups and story.stopped != INTERRUPTED:
+            return story.why_nothing or "nothing of it has a range that it could be quantized with"
+        if not story.benchmarks + story.memo_hits:
+            return f"nothing was measured before the end ({story.stopped})"
+        if story.why_all_failed:
+            return f"the engine runs no candidate: {story.why_all_failed.splitlines()[0]}"
+        if self._source.reading is not None:
+            return ""
+        got = f", as far as the search got ({story.stopped})" if story.stopped != FINISHED else ""
+        return f"no candidate was faster than the float model{got}"
+
+    def _hold_final_round(self, finalists: Finalists, result: Finalist | None) -> Finalist | None:
+        """Time what may be handed over against the model as it was given; the better one ships.
+
+        It must beat what an earlier run had proven, too.
+        """
         story, request = self._story, self._request
-        if not space.placement(state):
-            story.reason = "no candidate was faster than the float model"
-            if story.stopped != FINISHED:
-                story.reason += f", as far as the search got ({story.stopped})"
-            if not space.groups and story.stopped != INTERRUPTED:
-                unknown = "nothing of it has a range that it could be quantized with"
-                story.reason = story.why_nothing or unknown
-            elif not story.benchmarks + story.memo_hits:
-                story.reason = f"nothing was measured before the end ({story.stopped})"
-            elif story.why_all_failed:
-                why = story.why_all_failed.splitlines()[0]
-                story.reason = f"the engine runs no candidate: {why}"
-            elif self._source.reading is not None:
-                self._ship_float(next(iter(inserters.values())).base)
-            return
-        self._reporter.tell("accuracy", "comparing outputs with the float model")
-        best = self._best_ranges(space.placement(state), inserters)
-        inserter = inserters[best]
-        state = self._correct(space, state, inserter)
-        placement = space.placement(state)
-        story.method = best
-        if not placement:
-            story.reason = f"what is faster is not accurate enough: {story.lost_to_accuracy}"
-            return
-        story.sqnr_db = self._accuracy.sqnr_db(inserter, placement)
-        story.float_sqnr_db = self._accuracy.float_sqnr_db(inserter)
-        if story.sqnr_db is None and request.min_sqnr_db is not None and request.evaluate is None:
-            _logger.warning(
-                "how accurate it is can't be told: no output could be compared; use --evaluate"
-            )
+        blanket = finalists.blanket(result)
         rival = self._rival()
-        if rival is not None and rival.placement == placement and self._pace.repair_left_s() < 0:
-            story.reason = (
-                "it was timed by an earlier run, and --budget leaves no time to repeat it"
-            )
-            return
-        write_final(inserter, placement, self._folder, request.file)
-        self._ship_if_faster(placement)
-        if story.reason and story.lost_to_accuracy:
-            story.reason += f"; {story.lost_to_accuracy}"
-        if story.is_shipped:
-            self.ranges = inserter.encoder.ranges
-            story.placement = placement
-            self.chosen = state
-            self._write_region_models(space, inserter)
+        if rival is not None and result is not None and rival.placement == result.placement:
+            rival = None
+        models = [each.file for each in (result, blanket) if each is not None]
+        if not models:
+            return None
+        models += [rival.model] if rival is not None else []
+        final = FinalRound(result, blanket, self._time(list(dict.fromkeys(models))))
+        chosen, reason = final.choose(
+            request.threshold, lambda: finalists.shortfall(blanket) if blanket is not None else ""
+        )
+        if chosen is not None and rival is not None and _is_behind(chosen, rival, final):
+            chosen, reason = None, "what an earlier run found is at least as fast"
+        if chosen is not None:
+            story.reason = ""
+        elif reason:
+            lost = f"; {story.lost_to_accuracy}" if story.lost_to_accuracy else ""
+            story.reason = reason + lost
+        timed = final.time_of(chosen or result or blanket)
+        if timed is not None:
+            story.baseline_ms, story.final_ms = timed.baseline_ms, timed.final_ms
+            story.comparison = timed.comparison
+        if blanket is not None:
+            most_s = min(request.preset.final_s, self._pace.left_s())
+            metric = finalists.metric(blanket, most_s=most_s)
+            shortfall = finalists.shortfall(blanket, with_metric=metric is not None)
+            story.blanket = final.blanket_record(chosen, shortfall, metric)
+        return chosen
+
+    def _time(self, models: Sequence[Path]) -> dict[Path, Timed | str]:
+        """Time files in turns with the model as it was given, in a fresh process."""
+        self._reporter.tell("final", "timing the file against the model that was to be beaten")
+        with contextlib.closing(self._new_worker(names.ENGINE_LOG)) as worker:
+            self._reporter.workers.append(worker)
+            feeds = next(iter(self._feeding.judged()))
+            seconds = self._pace.final_s(len(models))
+            timed = time_final(worker, self._folder / names.BASELINE, models, feeds, seconds)
+        return dict(zip(models, timed, strict=True))
+
+    def _ship(self, shipped: Finalist, finalists: Finalists) -> None:
+        """Stage what is handed over, and note what it is."""
+        story, folder = self._story, self._folder
+        if shipped.file.parent != folder.staged:
+            staged = folder.staging()
+            for file in shipped.file.parent.iterdir():
+                shutil.move(file, staged / file.name)
+            story.lost_to_accuracy = ""  # that was about another model
+        story.is_shipped = True
+        story.placement, self.chosen = shipped.placement, shipped.state
+        story.sqnr_db = shipped.sqnr_db
+        if shipped.method is not None:
+            story.method = shipped.method
+        finalists.note_metric(shipped)
 
     def _write_region_models(self, space: Space, inserter: Inserter) -> None:
         """Write how the model grew together: pattern by pattern, what was chosen up to there."""
@@ -185,76 +250,10 @@ class Shipping:
                 file = names.REGION_MODELS.format(view.first.id, view.first.level)
                 inserter.write(space.placement(frozenset(so_far)), Path(file).stem)
 
-    def _ship_float(self, base: PreparedModel) -> None:
-        """The float model inside a Q/DQ file may be faster than the file."""
-        self._story.reason = ""
-        save_model(base.load(base.whole()), self._folder.staging() / names.FINAL)
-        self._ship_if_faster(Placement())
 
-    def _ship_if_faster(self, placement: Placement) -> None:
-        """Time what is staged against the model as it was given, to be shipped if it is faster.
-
-        It must beat what an earlier run had proven, too.
-        """
-        story, request, folder = self._story, self._request, self._folder
-        self._reporter.tell("final", "timing the file against the model that was to be beaten")
-        staged = folder.staged / names.FINAL
-        rival = self._rival()
-        rivals = [rival.model] if rival is not None and rival.placement != placement else []
-        with contextlib.closing(self._new_worker(names.ENGINE_LOG)) as worker:
-            self._reporter.workers.append(worker)
-            feeds = next(iter(self._feeding.judged()))
-            seconds = self._pace.final_s(1 + len(rivals))
-            timed, *others = time_final(
-                worker, folder / names.BASELINE, [staged, *rivals], feeds, seconds
-            )
-        if not isinstance(timed, Timed):
-            story.reason = timed
-            return
-        story.baseline_ms, story.final_ms = timed.baseline_ms, timed.final_ms
-        story.comparison = timed.comparison
-        story.reason = why_not_shipped(timed.comparison, request.threshold)
-        for other in others:
-            if isinstance(other, Timed) and other.comparison.ratio >= timed.comparison.ratio:
-                story.reason = story.reason or "what an earlier run found is at least as fast"
-        story.is_shipped = not story.reason
-
-    def _best_ranges(
-        self, placement: Placement, inserters: Mapping[RangeMethod, Inserter]
-    ) -> RangeMethod:
-        """The ranges with which the choice is nearest to the float model."""
-        if len(inserters) == 1:
-            return next(iter(inserters))
-        progress = self._reporter.progress("accuracy")
-        found: dict[RangeMethod, float] = {}
-        for way, inserter in inserters.items():
-            is_known = self._accuracy.knows(SQNR, inserter, placement)
-            if found and not is_known and self._pace.repair_left_s() < self._pace.judge_s:
-                continue  # what is known by now has to do
-            decibels = self._accuracy.sqnr_db(inserter, placement)
-            found[way] = -math.inf if decibels is None else decibels
-            progress("comparing ranges", len(found), len(inserters))
-        return max(found, key=found.__getitem__)
-
-    def _correct(self, space: Space, state: State, inserter: Inserter) -> State:
-        """What of the choice may be shipped; what of it may not is told."""
-        request, story, reporter = self._request, self._story, self._reporter
-        before = None if story.metric is None else story.metric["float"]
-        limits = AccuracyLimits(space, inserter, self._accuracy, request, before)
-        shortfall = limits.shortfall(state)
-        if shortfall:
-            reporter.tell("accuracy", f"{shortfall}; looking for what has to stay float")
-        repair = AccuracyRepair(
-            space, limits, self._pace.repair_left_s, reporter.progress("accuracy")
-        )
-        kept = repair.correct_part(state)
-        kept = kept if space.placement(kept) else frozenset()
-        if shortfall:
-            left = f"left float: {name_groups(space, state - kept, state)}"
-            if repair.is_cut_short:
-                left += " (--budget left no time to look for fewer)"
-            story.lost_to_accuracy = f"{shortfall}; {left}"
-            reporter.tell("accuracy", left)
-        if story.metric is not None and kept:
-            story.metric["final"] = self._accuracy.metric(inserter, space.placement(kept))
-        return kept
+def _is_behind(chosen: Finalist, rival: EarlierResult, final: FinalRound) -> bool:
+    """Whether what an earlier run had proven is another model, and at least as fast."""
+    ours, other = final.time_of(chosen), final.timed.get(rival.model)
+    if ours is None or not isinstance(other, Timed) or rival.placement == chosen.placement:
+        return False
+    return other.comparison.ratio >= ours.comparison.ratio

@@ -9,11 +9,12 @@ from typing import Any
 from qdqtune._version import __version__
 from qdqtune.autotune.search.grouping import Grouping
 from qdqtune.graph.external import model_bytes
+from qdqtune.records.accuracy import Rejected
 from qdqtune.records.measurement import Comparison, EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.subgraphs import Batch
-from qdqtune.records.tuning import AS_GIVEN, Noise, Seconds, Summary
+from qdqtune.records.tuning import AS_GIVEN, Blanket, Noise, Seconds, Summary
 from qdqtune.workflows.calibrating import Feeding
 from qdqtune.workflows.tuning.request import TuneRequest
 
@@ -72,6 +73,8 @@ class Story:
     layer_files: dict[str, str] = field(default_factory=dict)
     bytes_after: int = 0
     calibration_samples: int = 0
+    blanket: Blanket | None = None
+    rejected: tuple[Rejected, ...] = ()
 
     def summary(
         self,
@@ -147,4 +150,6 @@ class Story:
             bytes_after=self.bytes_after,
             calibration_samples=self.calibration_samples,
             result_run=self.runs,
+            blanket=self.blanket,
+            rejected=self.rejected,
         )
