@@ -9,6 +9,7 @@ from onnx import ModelProto
 import qdqtune
 from qdqtune.records.accuracy import allowed_sqnr_db
 from qdqtune.records.quantization import QuantizeReport
+from qdqtune.records.tuning import TuneEvent
 from qdqtune.workflows.error_guard import is_enough, joined
 from qdqtune.workflows.judging import Quality
 from tests.conftest import model_from_text
@@ -101,3 +102,21 @@ def test_scores_are_guarded_though_a_softmax_hides_them() -> None:
 
 def _rows(data: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     return [{name: values[row] for name, values in data.items()} for row in range(8)]
+
+
+def test_a_long_repair_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = {f"w{n}": RNG.normal(size=(8, 8, 3, 3)).astype(np.float32) for n in (1, 2, 3)}
+    text = """g (float[1,8,16,16] x) => (float[1,8,16,16] y) {
+        a = Conv<pads=[1,1,1,1]>(x, w1)
+        b = Sigmoid(a)
+        c = Conv<pads=[1,1,1,1]>(b, w2)
+        d = Sigmoid(c)
+        y = Conv<pads=[1,1,1,1]>(d, w3)
+    }"""
+    monkeypatch.setattr("qdqtune.workflows.tuning.clock.SHOWN_EVERY_S", 0.0)
+    events: list[TuneEvent] = []
+    # Far from what any op keeps on its own would drop them all at once.
+    quantized(model_from_text(text, **weights), min_sqnr_db=30.0, callbacks=[events.append])
+    told = [(event.stage, event.message.partition(":")[0]) for event in events]
+    assert ("calibration", "samples") in told
+    assert ("accuracy", "judging parts of the model") in told

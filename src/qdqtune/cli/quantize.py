@@ -121,10 +121,10 @@ def add_parser(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from qdqtune.report.progress import progress_bar
+    from qdqtune.report.tune_progress import step_progress
     from qdqtune.workflows.quantization import quantize
 
-    with progress_bar("calibrating", quiet=options.quiet) as progress:
+    with step_progress(quiet=options.quiet) as watch:
         result = quantize(
             options.model,
             options.output,
@@ -150,7 +150,7 @@ def _run(options: argparse.Namespace) -> int:
             autotune_output_dir=options.autotune_output_dir,
             save_placement=options.save_placement,
             force=options.force,
-            progress=progress,
+            callbacks=[watch],
         )
     _print(result, options)
     return 0

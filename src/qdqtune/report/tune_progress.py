@@ -42,6 +42,37 @@ def tune_progress(*, quiet: bool) -> Iterator[Watch]:
         yield _print_line
 
 
+@contextmanager
+def step_progress(*, quiet: bool) -> Iterator[Watch]:
+    """Something on stderr that shows which step is taken: for what has no best so far.
+
+    Args:
+        quiet: Show nothing.
+
+    Yields:
+        A callback for the steps.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield (lambda _event: None) if quiet else _print_line
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    # Without markup: a message may hold names out of the model.
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    )  # fmt: skip
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True) as bar, _logs_above():
+        task = bar.add_task("starting", total=None)
+
+        def show(event: TuneEvent) -> None:
+            left = "" if event.eta_s is None else f", {_left(event.stage, event.eta_s)}"
+            bar.update(task, description=printable(f"{event.stage}: {event.message}{left}"))
+
+        yield show
+
+
 def event_line(event: TuneEvent) -> str:
     """One step as a line of a log."""
     facts = [_benchmarks(event)] if event.benchmarks or event.planned else []

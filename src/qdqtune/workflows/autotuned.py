@@ -75,6 +75,7 @@ class Autotuned:
             optimize=request.optimize,
             precision="float32",
             output_dir=self._folder,
+            callbacks=request.callbacks,
         )
         layout = request.dialect.format_of(request.quant_type)
         source = open_source(self._path, layout.least_opset, optimize=request.optimize)

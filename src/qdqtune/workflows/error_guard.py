@@ -91,6 +91,7 @@ class ErrorGuard:
         worker: Of the reference engine.
         samples: Makes the inputs.
         least_db: How near every op and every output must be; None asks for nothing.
+        progress: Told what is done, and how many of how many.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class ErrorGuard:
         worker: Worker,
         samples: Callable[[], Iterable[Feeds]],
         least_db: float | None,
+        progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     ) -> None:
         self._draft = draft
         self._redraft = redraft
@@ -110,6 +112,7 @@ class ErrorGuard:
         self._worker = worker
         self._samples = samples
         self._least_db = least_db
+        self._progress = progress
 
     def guard(self, ways: Mapping[RangeMethod, Scaled]) -> Guarded:
         """What is left of the draft when it is accurate enough.
@@ -176,10 +179,14 @@ class ErrorGuard:
         """
         _logger.info("looking at what %d parts of the model do to its outputs", len(self._parts))
         parts = [part - dropped.keys() for part in self._parts]
-        noise = {
-            way: [self._noise(scaled.inserter, part) for part in parts]
-            for way, scaled in _worth_trying(ways).items()
-        }
+        noise: dict[RangeMethod, list[float]] = {}
+        tried = _worth_trying(ways)
+        for way, scaled in tried.items():
+            noise[way] = []
+            for part in parts:
+                noise[way].append(self._noise(scaled.inserter, part))
+                done = sum(map(len, noise.values()))
+                self._progress("judging parts of the model", done, len(tried) * len(parts))
         mixed = self._without(dropped, self._mixed(ways, parts, noise))
         least_noise = [min(noises) for noises in zip(*noise.values(), strict=True)]
         ranked = sorted(range(len(parts)), key=lambda n: -least_noise[n] / self._worth(parts[n]))
@@ -236,10 +243,13 @@ class ErrorGuard:
                 verdicts |= part
             return self._without(verdicts, whole.scaled)
 
-        few, many = 0, len(ranked)
+        few, many, steps = 0, len(ranked), 0
         found = None
         while many - few > 1:
             middle = (few + many) // 2
+            left = math.ceil(math.log2(many - few))
+            self._progress("leaving the worst parts float", steps, steps + left)
+            steps += 1
             tried = without(middle)
             if tried.placement and is_enough(tried.quality, least):
                 many, found = middle, tried

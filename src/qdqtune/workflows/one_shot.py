@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,9 @@ from qdqtune.workflows.error_guard import ErrorGuard, Guarded, Part, Scaled
 from qdqtune.workflows.judging import Judge, Kernels, engine_of_dialect, open_kernels
 from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.source import Source, open_source
+from qdqtune.workflows.tuning.clock import SHOWN_EVERY_S, Reporter
 from qdqtune.workflows.tuning.finish import Timed, check_written, time_final, why_not_shipped
+from qdqtune.workflows.tuning.request import Callback
 
 TIMING_S = 3.0
 """How long the result is timed against the model as given."""
@@ -65,6 +67,7 @@ class QuantizeRequest:
     threshold: float | None
     optimize: bool
     progress: Progress | None
+    callbacks: tuple[Callback, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,8 @@ class OneShot:
         self._path = path
         self._room = room
         self._seconds: dict[str, float] = {}
+        self._reporter = Reporter(request.callbacks, None)
+        self._long: dict[str, Callable[[str, int, int | None], None]] = {}
 
     def run(self) -> Made:
         """All steps.
@@ -195,7 +200,7 @@ class OneShot:
             with self._step("guard"):
                 guard = ErrorGuard(
                     draft, rules.draft, rules.parts(draft), judge, worker, feeding.judged,
-                    request.min_sqnr_db,
+                    request.min_sqnr_db, self._shown("accuracy"),
                 )  # fmt: skip
                 guarded = guard.guard(scaled)
         report = self._report(guarded.draft, feeding, guarded.placement)
@@ -230,9 +235,20 @@ class OneShot:
             return dict(
                 ranges_in_every_way(
                     source, base, worker, draft.reach, feeding, layout,
-                    request.method, request.progress,
+                    request.method, self._calibrated_so_far,
                 )
             )  # fmt: skip
+
+    def _calibrated_so_far(self, done: int, total: int | None) -> None:
+        self._shown("calibration")("samples", done, total)
+        if self._request.progress is not None:
+            self._request.progress(done, total)
+
+    def _shown(self, stage: str) -> Callable[[str, int, int | None], None]:
+        """Something that shows how far a step is, if it takes long."""
+        if stage not in self._long:
+            self._long[stage] = self._reporter.progress(stage)
+        return self._long[stage]
 
     def _scaled(
         self,
@@ -249,6 +265,7 @@ class OneShot:
                 candidate = inserter.write(placement, f"candidate_{way.value}")
             with self._step("judge"):
                 found[way] = Scaled(way.value, inserter, judge.quality(candidate))
+            self._shown("accuracy")("comparing outputs with float, ranges", len(found), len(ways))
         return found
 
     def _timed(self, report: QuantizeReport, candidate: Path, feeding: Feeding) -> QuantizeReport:
@@ -264,6 +281,8 @@ class OneShot:
             return replace(report, not_timed=f"{title} does not run models here")
         with self._step("time"), Worker(request.engine, request.options) as worker:
             feeds = next(iter(feeding.judged()))
+            if self._reporter.elapsed_s > SHOWN_EVERY_S:
+                self._reporter.tell("final", "timing the result against the model as given")
             (timed,) = time_final(worker, self._path, [candidate], feeds, TIMING_S)
         if not isinstance(timed, Timed):
             return replace(report, kept_float=True, reason=timed)

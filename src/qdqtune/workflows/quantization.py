@@ -32,6 +32,7 @@ from qdqtune.workflows.calibrating import Progress, check_method
 from qdqtune.workflows.given_model import AnyModel, as_file, in_form_of
 from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.one_shot import OneShot, QuantizeRequest
+from qdqtune.workflows.tuning.request import Callback
 
 _NOTHING_SAID = InputRequest()
 _SUFFIX = ".quant.onnx"
@@ -64,6 +65,7 @@ def quantize(
     save_placement: str | os.PathLike[str] | None = None,
     force: bool = False,
     progress: Progress | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> QuantizeResult:
     """Quantize a model by rules: calibrate, place, insert, verify, save.
 
@@ -103,6 +105,7 @@ def quantize(
         save_placement: Where to write the placement, too.
         force: Whether files may be replaced.
         progress: Called with the samples calibrated and their number, if known.
+        callbacks: Called with how far steps are that take long.
 
     Raises:
         QdqtuneError: Whatever the user can act on.
@@ -126,6 +129,7 @@ def quantize(
         threshold=performance_threshold,
         optimize=optimize,
         progress=progress,
+        callbacks=tuple(callbacks),
     )  # fmt: skip
     began = time.monotonic()
     with as_file(model) as path, _target_file(model, path, output) as target:

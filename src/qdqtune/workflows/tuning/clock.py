@@ -13,7 +13,8 @@ from qdqtune.workflows.tuning.request import Callback
 
 _logger = logging.getLogger(__name__)
 
-_SHOWN_EVERY_S = 2.0
+SHOWN_EVERY_S = 2.0
+"""How often people hear of a long step."""
 
 
 class Reporter:
@@ -100,7 +101,7 @@ class Reporter:
             nonlocal shown
             now = time.monotonic()
             since = began.setdefault(what, now)
-            if now - shown < _SHOWN_EVERY_S:
+            if now - shown < SHOWN_EVERY_S:
                 return
             shown = now
             eta_s = (now - since) / done * (total - done) if total and done else None
