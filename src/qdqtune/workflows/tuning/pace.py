@@ -19,6 +19,8 @@ _FEWEST_ROUNDS = 8
 _PILOT_RUNS = 4
 # The files that the last comparison has beside the baseline: the result and what it must beat.
 _FINALS = 2
+# What is reserved of the budget for the last comparison of each; it may take more that is left.
+_PART_FOR_FINAL = 0.1
 # What a repair of the accuracy may take of the budget.
 _PART_FOR_REPAIR = 0.25
 # What calibration may take of the time that is left beside a single candidate and the end.
@@ -121,7 +123,10 @@ class Pace:
         fixed_s = judged_s + self._last_builds_s(_FINALS) + 3 * self.write_s
         if least:
             return fixed_s + self._shortest_s(_FINALS)
-        return fixed_s + _FINALS * self._preset.final_s + self.repair_s
+        final_s = self._preset.final_s
+        if self._budget_s is not None:
+            final_s = min(final_s, _PART_FOR_FINAL * self._budget_s)
+        return fixed_s + _FINALS * final_s + self.repair_s
 
     @property
     def judge_s(self) -> float:
@@ -148,7 +153,7 @@ class Pace:
         return self.left_s() - last_s
 
     def final_s(self, files: int) -> float:
-        """Seconds for the last comparison, per file: what is left, up to the preset's."""
+        """Seconds for the last comparison, per file: what is left, up to the preset's own."""
         left_s = self.left_s() - self._last_builds_s(files) - 2 * self.write_s
         return max(0.0, min(self._preset.final_s, left_s / files))
 

@@ -17,7 +17,6 @@ _RUNS_OF_A_BLOCK = 2  # of a slow model; a fast one has more
 _NO_LIMIT_S = 3600.0
 # What one candidate's comparison may take of a budget: some twenty candidates are worth a search.
 _PART_OF_BUDGET = {Effort.SCREEN: 0.02, Effort.CONFIRM: 0.04}
-_FINAL_PART_OF_BUDGET = 0.1
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,6 @@ class Preset:
                 effort: min(seconds, _PART_OF_BUDGET[effort] * budget_s)
                 for effort, seconds in self.seconds.items()
             },
-            final_s=min(self.final_s, _FINAL_PART_OF_BUDGET * budget_s),
         )
 
     def with_runs(self, timing_runs: int) -> Preset:
