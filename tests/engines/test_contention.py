@@ -12,7 +12,9 @@ import pytest
 from qdqtune.engines import contention
 from qdqtune.engines.disturbed import BUSY_SHARE
 from qdqtune.engines.timing import compare_blocks, plan_turns, take_turns
-from qdqtune.records.measurement import Comparison
+from qdqtune.records.comparison import BenchRecord, Contestant
+from qdqtune.records.measurement import Comparison, EngineInfo, Measurement
+from qdqtune.report.bench import bench_text
 
 FLOAT_MS, INT8_MS = 0.8, 0.32
 INVOCATIONS = 60
@@ -106,6 +108,18 @@ def test_the_interval_widens_with_the_waiting_and_with_what_the_segments_show() 
     restless.calls = 0  # type: ignore[attr-defined]
     _, (found,) = take_turns(restless, plan_turns([1.0, 1.0], 5.0), contention=lambda: 0.5)
     assert width(found) > 0.25
+
+
+def test_bench_says_that_the_machine_is_busy() -> None:
+    timed, engine = Measurement(((1.0,),)), EngineInfo("onnxruntime", "1", "cpu", "avx2", 1)
+
+    def text(contention_share: float) -> str:
+        comparison = Comparison(2.0, 1.8, 2.2, 0.96, 90, 0.01, contention_share)
+        contestants = (Contestant("a", timed), Contestant("b", timed, comparison))
+        return bench_text(BenchRecord(engine, contestants, {}, 0))
+
+    assert "the engine waited for a core 47 % of the time" in text(0.47)
+    assert "busy" not in text(0.0)
 
 
 def test_the_share_is_capped_where_many_threads_wait() -> None:
