@@ -118,7 +118,7 @@ def test_how_much_of_a_baseline_is_in_the_model(tmp_path: Path) -> None:
     insert_qdq(model, Choice(ops=["Conv"]), file, engine="onnxruntime")
     events: list[TuneEvent] = []
     simulated(model, tmp_path / "run", qdq_baseline=file, callbacks=[events.append])
-    (said,) = [event.message for event in events if event.stage == "baseline"]
+    (said,) = [event.message for event in events if event.stage == "Q/DQ baseline"]
     assert said == f"of the 2 activations that are quantized in {file}, 2 are in the model"
 
     renamed = onnx.load(file)

@@ -122,7 +122,7 @@ def given_tensors(
                 "Quantize the model with a tool that keeps the names of tensors.",
             )
         tell(
-            "baseline",
+            "Q/DQ baseline",
             f"of the {activations} activations that are quantized in {request.qdq_baseline}, "
             f"{len(known)} are in the model",
         )
