@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from qdqtune import zoo
@@ -19,9 +20,11 @@ from qdqtune.autotune.workflows import (
     init_benchmark_instance,
     region_pattern_autotuning_workflow,
 )
+from qdqtune.graph.precision import convert_precision
 from qdqtune.qdq_utils import get_quantized_tensors
 from qdqtune.records.errors import EngineError, ModelError, QdqtuneError, UsageError
 from qdqtune.records.inputs import InputRequest
+from qdqtune.records.precision import Precision
 from qdqtune.workflows import region_patterns
 from tests.conftest import model_from_text
 
@@ -75,6 +78,15 @@ def test_a_model_without_anything_to_quantize() -> None:
     assert autotuner.baseline_latency_ms is not None
     assert autotuner.profiled_patterns == []
     assert get_quantized_tensors(onnx.load_from_string(autotuner.export_onnx())) == set()
+
+
+def test_a_float16_model(model: onnx.ModelProto) -> None:
+    half = ir.from_proto(model)
+    convert_precision(half, Precision.FP16, keep_io=False)
+    autotuner = region_pattern_autotuning_workflow(ir.to_proto(half), num_schemes_per_region=1)
+    assert autotuner.profiled_patterns
+    exported = onnx.load_from_string(autotuner.export_onnx())
+    assert exported.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
 
 
 def test_open_dims(tmp_path: Path) -> None:

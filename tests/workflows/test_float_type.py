@@ -22,6 +22,7 @@ from qdqtune.records.precision import Precision
 from qdqtune.records.tuning import TuneResult
 from qdqtune.report.tuning import tune_text
 from qdqtune.workflows.insertion import Choice, insert_qdq
+from qdqtune.workflows.quantization import quantize
 from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning import float_type
@@ -275,3 +276,99 @@ def test_there_are_no_other_types(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no precision 'half'"):
         tuned(model, tmp_path / "run", precision="half")
     assert not (tmp_path / "run").exists()
+
+
+# Engines without integer kernels for half floats get the model in float32.
+
+
+def half_net(dtype: Precision = Precision.FP16) -> onnx.ModelProto:
+    """A model in a half float type, its inputs and outputs included."""
+    model = ir.from_proto(conv_net())
+    convert_precision(model, dtype, keep_io=False)
+    return ir.to_proto(model)
+
+
+def border(model: onnx.ModelProto) -> list[tuple[str, int]]:
+    values = (*model.graph.input, *model.graph.output)
+    return [(value.name, value.type.tensor_type.elem_type) for value in values]
+
+
+def on_cpu(model: Path, folder: Path, **options: object) -> TuneResult:
+    settings = {"engine_options": QUIET, "max_benchmarks": 3, **options}
+    return tuned(model, folder, **settings)
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "float32"}, {"workflow": "subgraph"}])
+def test_a_float16_model_is_tuned_in_float32(tmp_path: Path, options: dict[str, object]) -> None:
+    onnx.save(half_net(), tmp_path / "half.onnx")
+    heard: list[str] = []
+    result = on_cpu(
+        tmp_path / "half.onnx", tmp_path / "run", **options,
+        callbacks=[lambda event: heard.append(event.message)],
+    )  # fmt: skip
+    assert not result.summary.kept_float
+    assert result.summary.qdq_pairs
+    assert result.summary.converted_from == "float16"
+    written = onnx.load(result.model)
+    assert border(written) == border(half_net())
+    assert {node.op_type for node in written.graph.node} >= {"Cast", "QuantizeLinear"}
+    # What has to be beaten is the file as it was given.
+    as_given = (tmp_path / "half.onnx").read_bytes()
+    assert (tmp_path / "run" / "baseline.onnx").read_bytes() == as_given
+    assert any("no integer kernels for float16" in each for each in heard)
+    shown = tune_text(result)
+    assert "as given (float16)" in shown
+    assert "it was tuned in float32. Inputs and outputs stay float16." in shown
+
+
+def test_what_is_not_faster_than_a_float16_model_is_not_handed_over(tmp_path: Path) -> None:
+    onnx.save(half_net(), tmp_path / "half.onnx")
+    result = on_cpu(tmp_path / "half.onnx", tmp_path / "run", performance_threshold=100.0)
+    assert result.summary.kept_float
+    assert result.model.read_bytes() == (tmp_path / "half.onnx").read_bytes()
+
+
+def test_who_asks_for_float16_is_told_what_it_costs(tmp_path: Path) -> None:
+    onnx.save(half_net(), tmp_path / "half.onnx")
+    result = on_cpu(tmp_path / "half.onnx", tmp_path / "run", precision="float16")
+    assert result.summary.kept_float
+    assert "no integer kernel for float16 tensors" in result.summary.reason
+    assert "without --precision it is tuned in float32" in result.summary.reason
+
+
+def test_kernels_for_half_floats_need_no_conversion(tmp_path: Path) -> None:
+    onnx.save(half_net(), tmp_path / "half.onnx")
+    has_kernels = open_source(tmp_path / "half.onnx", float_types={ir.DataType.FLOAT16})
+    assert not has_kernels.converted_from
+    has_none = open_source(tmp_path / "half.onnx", float_types={ir.DataType.FLOAT})
+    assert has_none.converted_from == "float16"
+    asked = open_source(
+        tmp_path / "half.onnx", precision=Precision.FP16, float_types={ir.DataType.FLOAT}
+    )
+    assert not asked.converted_from
+
+
+@pytest.mark.parametrize("autotune", [None, "quick"])
+def test_a_float16_model_is_quantized_in_float32(tmp_path: Path, autotune: str | None) -> None:
+    model = half_net()
+    result = quantize(
+        model, engine="simulated", engine_options=QUIET, autotune=autotune,
+        autotune_output_dir=tmp_path / "run" if autotune else None,
+    )  # fmt: skip
+    assert not result.kept_float
+    assert border(result.model) == border(model)
+    assert result.report.to_dict()["converted_from"] == "float16"
+    assert "Inputs and outputs stay float16." in result.table
+
+
+def test_onnx_runtime_runs_what_was_float16(tmp_path: Path) -> None:
+    """The whole way on a real engine: whatever is faster here, nothing else comes back."""
+    onnx.save(half_net(), tmp_path / "half.onnx")
+    result = tune(
+        tmp_path / "half.onnx", engine="onnxruntime", threads=1, preset="quick", max_benchmarks=1,
+        output_dir=tmp_path / "run",
+    )  # fmt: skip
+    assert border(onnx.load(result.model)) == border(half_net())
+    assert result.summary.converted_from == "float16"
+    if result.summary.kept_float:
+        assert result.model.read_bytes() == (tmp_path / "half.onnx").read_bytes()

@@ -71,6 +71,8 @@ class QuantizeReport:
         float_type: What those kernels compute float32 in; empty if unknown.
         float_sqnr_db: How near to float32 the float model itself is there, of its worst output;
             None if that is in float32, or unknown.
+        converted_from: The half float type of the model as given, if it is computed in float32
+            because the dialect has no integer kernels for that type; inputs and outputs have it.
     """
 
     output: Path | None
@@ -99,6 +101,7 @@ class QuantizeReport:
     min_sqnr_db: float | None = None
     float_type: str = ""
     float_sqnr_db: float | None = None
+    converted_from: str = ""
 
     @property
     def speedup(self) -> float | None:
@@ -145,6 +148,7 @@ class QuantizeReport:
             "judged_with": self.judged_with,
             "float_type": self.float_type,
             "float_sqnr_db": finite(self.float_sqnr_db),
+            "converted_from": self.converted_from,
             "qdq_pairs": len(self.placement.tensors),
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,

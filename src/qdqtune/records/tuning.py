@@ -220,6 +220,8 @@ class Summary:
             if the runs since found nothing better; 0 in old summaries.
         float_sqnr_db: How near to float32 the float model itself is, as the engine computes it, in
             dB of its worst output; None if that is in float32, or unknown.
+        converted_from: The half float type of the model as given, if it was tuned in float32
+            because the dialect has no integer kernels for that type; inputs and outputs have it.
     """
 
     model: str
@@ -279,6 +281,7 @@ class Summary:
     float_sqnr_db: float | None = None
     blanket: Blanket | None = None
     rejected: tuple[Rejected, ...] = ()
+    converted_from: str = ""
 
     @property
     def min_sqnr_db(self) -> float | None:

@@ -71,7 +71,8 @@ def _node_table(decisions: Sequence[Decision]) -> str:
 def _placed(report: QuantizeReport) -> list[str]:
     if report.kept_float:
         return ["The table shows what was tried."] if report.comparison is not None else []
-    lines = [
+    lines = _converted(report)
+    lines += [
         f"{len(report.placement.tensors)} tensors are {report.quant_type}, in the "
         f"{report.dialect} dialect."
     ]
@@ -81,6 +82,16 @@ def _placed(report: QuantizeReport) -> list[str]:
     if accuracy:
         lines.append(f"{accuracy} ops stay float for accuracy: see the table, or --min_sqnr.")
     return lines
+
+
+def _converted(report: QuantizeReport) -> list[str]:
+    given = report.converted_from
+    if not given:
+        return []
+    return [
+        f"The model is {given}, for which {report.dialect} has no integer kernels: what is not "
+        f"quantized is float32 now. Inputs and outputs stay {given}."
+    ]
 
 
 def _measured(report: QuantizeReport) -> list[str]:

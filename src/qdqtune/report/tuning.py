@@ -130,6 +130,8 @@ def _scale(summary: Summary) -> list[str]:
 
 
 def _float_name(summary: Summary) -> str:
+    if summary.converted_from:
+        return f"as given ({summary.converted_from})"
     if summary.precision != UNCHANGED:
         return summary.precision
     computed_in = summary.engine.float_type
@@ -142,6 +144,11 @@ def _judged_against(summary: Summary) -> str:
 
 def _converted(summary: Summary) -> list[str]:
     """What was done to the model before it was tuned."""
+    if summary.converted_from:
+        return [
+            f"The model is {summary.converted_from}, for which {summary.dialect} has no integer "
+            f"kernels: it was tuned in float32. Inputs and outputs stay {summary.converted_from}."
+        ]
     if summary.precision == UNCHANGED:
         why = summary.precision_reason
         return [f"The model was tuned as given: {why}."] if why else []

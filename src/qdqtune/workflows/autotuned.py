@@ -78,7 +78,10 @@ class Autotuned:
             callbacks=request.callbacks,
         )
         layout = request.dialect.format_of(request.quant_type)
-        source = open_source(self._path, layout.least_opset, optimize=request.optimize)
+        source = open_source(
+            self._path, layout.least_opset, optimize=request.optimize,
+            float_types=request.dialect.float_types,
+        )  # fmt: skip
         quantized = None if result.summary.kept_float else load_model(result.model)
         return Made(quantized, self._report(result, source), fingerprint(source.model))
 
@@ -114,6 +117,7 @@ class Autotuned:
             kept_float=summary.kept_float,
             reason=summary.reason,
             seconds={"search": summary.seconds.total},
+            converted_from=summary.converted_from,
             min_sqnr_db=request.min_sqnr_db,
             float_type=summary.engine.float_type,
             float_sqnr_db=summary.float_sqnr_db,

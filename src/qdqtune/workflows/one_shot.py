@@ -135,6 +135,7 @@ class OneShot:
         self._seconds: dict[str, float] = {}
         self._reporter = Reporter(request.callbacks, None)
         self._long: dict[str, Callable[[str, int, int | None], None]] = {}
+        self._converted_from = ""
 
     def run(self) -> Made:
         """All steps.
@@ -146,8 +147,10 @@ class OneShot:
         layout = request.dialect.format_of(request.quant_type)
         with self._step("open"):
             source = open_source(
-                self._path, layout.least_opset, request.precision, optimize=request.optimize
-            )
+                self._path, layout.least_opset, request.precision, optimize=request.optimize,
+                float_types=request.dialect.float_types,
+            )  # fmt: skip
+            self._converted_from = source.converted_from
             feeding = feeding_of(source, request.inputs, request.data, request.samples)
         options = request.options.engine_options
         speaker = engine_of_dialect(request.dialect, request.engine, options)
@@ -321,6 +324,7 @@ class OneShot:
             bytes_after=0,
             not_timed="nothing of it is quantized",
             seconds=self._seconds,
+            converted_from=self._converted_from,
             min_sqnr_db=request.min_sqnr_db,
         )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from qdqtune.autotune import QDQAutotuner
 from qdqtune.autotune.config import Config
@@ -24,6 +25,7 @@ from qdqtune.records.tuning import TuneResult
 from qdqtune.workflows.benchmark_instance import current_benchmark
 from qdqtune.workflows.benchmarks import DEFAULT_TIMING_RUNS
 from qdqtune.workflows.given_model import as_file
+from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.folder import RANGES, STATE
 
@@ -118,6 +120,10 @@ def region_pattern_autotuning_workflow(
             output_dir=folder,
         )
         dialect = native_dialect(benchmark.engine, options=benchmark.engine_options)
+        if result.summary.converted_from:
+            opset = dialect.format_of(quant_type).least_opset
+            source = open_source(path, opset, float_types=dialect.float_types)
+            return _autotuner(source.model, config, dialect, result, state_file)
         return _autotuner(model, config, dialect, result, state_file)
 
 
@@ -168,7 +174,7 @@ def _patterns(node_filter_list: Sequence[str] | _Path | None) -> Sequence[str]:
 
 
 def _autotuner(
-    model: onnx.ModelProto | _Path,
+    model: onnx.ModelProto | ir.Model | _Path,
     config: Config,
     dialect: Dialect,
     result: TuneResult,

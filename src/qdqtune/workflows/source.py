@@ -35,6 +35,8 @@ class Source:
         reading: What was quantized in the file; None if it is a float model.
         labels: What qdqtune wrote into the file's metadata when it quantized it.
         has_bfloat16: Whether the file does, which CPUs can't run.
+        converted_from: The half float type of the file, if the model was converted to float32 for
+            want of integer kernels for that; its inputs and outputs still have it.
     """
 
     path: Path
@@ -42,6 +44,7 @@ class Source:
     reading: Reading | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     has_bfloat16: bool = False
+    converted_from: str = ""
 
     @property
     def scales_from(self) -> CalibrationSource:
@@ -57,6 +60,7 @@ def open_source(
     precision: Precision | None = None,
     *,
     optimize: bool = True,
+    float_types: Collection[ir.DataType] | None = None,
 ) -> Source:
     """Read a model, clean it up, and take out the Q/DQ that it may have.
 
@@ -68,18 +72,27 @@ def open_source(
         opset: The least opset that is needed.
         precision: The float type that the model is to be computed in; None is its own.
         optimize: Whether to do so; otherwise nothing is computed, absorbed or removed.
+        float_types: Those for which there are integer kernels: a model in another one is computed
+            in float32, unless `precision` says something else. None takes the model as it is.
 
     Raises:
         ModelError: If it can't be read, or is quantized in a way that can't be undone.
     """
     model = load_model(path)
+    converted_from = ""
+    if precision is None and float_types is not None:
+        without = HALF_TYPES.difference(float_types)
+        converted_from = next((each.name.lower() for each in types_in(model, without)), "")
+        precision = Precision.FP32 if converted_from else None
     prepare: Preparation = make_ready
     if optimize:  # what is quantized already is not to be merged or moved
         prepare = fold if has_qdq(model) else optimize_graph
     opened = make_float(model, path, opset, precision, prepare=prepare)
     done = "folded, " if optimize else ""
     _logger.info("%s: %s%d nodes left", path, done, len(model.graph))
-    return Source(Path(path), model, opened.reading, opened.labels, opened.has_bfloat16)
+    return Source(
+        Path(path), model, opened.reading, opened.labels, opened.has_bfloat16, converted_from
+    )
 
 
 def float32_twin(model: ir.Model) -> ir.Model:
@@ -93,8 +106,14 @@ def float32_twin(model: ir.Model) -> ir.Model:
 
 def has_types(model: ir.Model, dtypes: Collection[ir.DataType]) -> bool:
     """Whether a tensor of the main graph is of one of these types."""
+    return bool(types_in(model, dtypes))
+
+
+def types_in(model: ir.Model, dtypes: Collection[ir.DataType]) -> list[ir.DataType]:
+    """Those of some types that tensors of the main graph have."""
     index = GraphIndex(model)
-    return any(index.dtype(name) in dtypes for name in index.value)
+    there = {index.dtype(name) for name in index.value}
+    return [dtype for dtype in sorted(dtypes) if dtype in there]
 
 
 def ranges_behind_casts(ranges: Ranges, index: GraphIndex) -> Ranges:

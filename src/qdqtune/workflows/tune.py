@@ -35,7 +35,7 @@ from qdqtune.workflows.calibrating import feeding_of
 from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tuning.clock import Reporter
-from qdqtune.workflows.tuning.float_type import check_precision
+from qdqtune.workflows.tuning.float_type import check_precision, convertible
 from qdqtune.workflows.tuning.folder import AUTO, SUBGRAPHS, RunFolder
 from qdqtune.workflows.tuning.layer_groups import check_layer_file
 from qdqtune.workflows.tuning.request import REGION, SUBGRAPH, WORKFLOWS, Callback, TuneRequest
@@ -148,6 +148,8 @@ def tune(
             written, and if it is accurate enough; else it is tuned as it is. What is converted is
             the baseline, and what is handed back; `min_sqnr_db` is about the model as given. An
             engine that chooses float types by itself is told which, and nothing is converted.
+            A half-precision model for an engine without integer kernels for such is tuned in
+            float32, between Casts: its file is the baseline, and inputs and outputs stay as given.
         output_dir: Where everything is written. One run at a time can use it.
         state_file: Where the state goes, with the pattern cache beside it, and what to go on from
             if it is there: it carries the measurements of its run. None is in the output folder.
@@ -203,7 +205,10 @@ def tune(
     )
     layout = request.dialect.format_of(quant_type)
     reporter.tell("model", f"reading {request.model.name}")
-    source = open_source(model, layout.least_opset, optimize=optimize)
+    source = open_source(
+        model, layout.least_opset, optimize=optimize,
+        float_types=convertible(precision, request.dialect.float_types),
+    )  # fmt: skip
     timed = timed_request(source.model, inputs, request.min_shapes, request.max_shapes)
     feeding = feeding_of(source, replace(timed, seed=seed), calibration_data, calibration_samples)
     all_options = options_with_ranges(
@@ -274,7 +279,10 @@ def plan_tune(
     _evaluator(evaluate)
     dialect = native_dialect(name, options=engine_options)
     chosen = preset_named(preset)
-    source = open_source(model, dialect.format_of(quant_type).least_opset, optimize=optimize)
+    source = open_source(
+        model, dialect.format_of(quant_type).least_opset, optimize=optimize,
+        float_types=dialect.float_types,
+    )  # fmt: skip
     smallest, largest = request_of(min_shapes), request_of(max_shapes)
     timed = timed_request(source.model, inputs, smallest, largest)
     feeding = feeding_of(source, timed, calibration_data, None)

@@ -79,6 +79,16 @@ def told_options(asked: str, info: EngineInfo, options: Mapping[str, str]) -> Ma
     return float_type_options(FLOAT_TYPES[asked], options)
 
 
+def convertible(asked: str, float_types: frozenset[ir.DataType]) -> frozenset[ir.DataType] | None:
+    """The float types that need no conversion to be quantized; None if none is to be made.
+
+    Args:
+        asked: One of `CHOICES`; who asks for half floats gets them.
+        float_types: Those that the dialect has integer kernels for.
+    """
+    return float_types if asked == AUTO or FLOAT_TYPES[asked] is Precision.FP32 else None
+
+
 def wanted_type(asked: str, info: EngineInfo, source: Source) -> Precision | None:
     """What a model is to be converted to; None if it stays as it is.
 
@@ -88,7 +98,14 @@ def wanted_type(asked: str, info: EngineInfo, source: Source) -> Precision | Non
         source: The model.
     """
     precision = preferred_float_type(info) if asked == AUTO else FLOAT_TYPES[asked]
-    if precision is Precision.FP32 or chooses_float_types(info):
+    if precision is Precision.FP32 and asked != AUTO and has_types(source.model, HALF_TYPES):
+        if not source.converted_from:
+            _logger.warning(
+                "the model has half floats, and the engine has integer kernels for them: it is "
+                "tuned as it is; `qdqtune convert --to fp32` makes it float32"
+            )
+        return None
+    if precision is Precision.FP32 or source.converted_from or chooses_float_types(info):
         return None
     if source.reading is not None or has_types(source.model, HALF_TYPES):
         if asked != AUTO:

@@ -22,6 +22,7 @@ from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.engines.reference import reference_worker
 from qdqtune.graph.external import model_bytes
 from qdqtune.graph.files import load_model, save_model, write_text
+from qdqtune.graph.precision_types import HALF_TYPES
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.insert import Inserter
@@ -32,7 +33,7 @@ from qdqtune.records.ranges import CalibrationSource, RangeMethod, Ranges
 from qdqtune.records.tuning import Summary, TuneResult
 from qdqtune.workflows.calibrating import Feeding, ranges_in_every_way
 from qdqtune.workflows.judging import Judge, Kernels, has_own_kernels
-from qdqtune.workflows.source import Source
+from qdqtune.workflows.source import Source, has_types
 from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning import story as stops
 from qdqtune.workflows.tuning.arena import Arena
@@ -192,7 +193,7 @@ class TuneRun:
         if given is not None and request.pattern_cache is not None:
             self._tell_cache(given, request.pattern_cache)
         if not story.grouping.groups:
-            story.reason = _nothing_to_do(completion)
+            story.reason = _nothing_to_do(completion, self._source)
             return self._hand_over(info, journal)
         if journal.shares is None and request.workflow != SUBGRAPH:
             tell("profile", "asking the engine where the float model's time goes")
@@ -212,13 +213,16 @@ class TuneRun:
         build_s, first_ms = check_runs(
             self._engine, self._folder / names.BASELINE, feeds,
             is_quantized=self._source.reading is not None,
+            converted_from=self._source.converted_from,
         )  # fmt: skip
         story.build_s, story.baseline_ms, story.final_ms = build_s, first_ms, first_ms
         self._pace.saw_baseline(build_s, first_ms)
         if self._is_budget_too_short(self._pace.trial_s(1, Effort.SCREEN), journal):
             return False
+        # Another float type has another latency: what counts is that of the model as given.
+        timed = self._folder / names.BASELINE if self._source.converted_from else plain
         story.noise, story.baseline_ms, build_s = noise_when_quiet(
-            lambda: check_noise(self._engine, plain, feeds, request.preset),
+            lambda: check_noise(self._engine, timed, feeds, request.preset),
             request.budget_s,
             reporter.tell,
         )
@@ -269,9 +273,16 @@ class TuneRun:
     def _take_form(self, tuned: Tuned) -> None:
         """From here on, the model is the one in its float type."""
         self._request, self._source, self._tuned = tuned.request, tuned.source, tuned
-        form, story = tuned.form, self._story
+        request, form, story = tuned.request, tuned.form, self._story
         story.precision, story.precision_sqnr_db = form.name, form.sqnr_db
         story.precision_reason, story.precision_speedup = form.reason, form.speedup
+        story.converted_from = tuned.source.converted_from
+        if story.converted_from:
+            self._reporter.tell(
+                "precision",
+                f"{request.dialect.name} has no integer kernels for {story.converted_from}: the "
+                f"model is tuned in float32; inputs and outputs stay {story.converted_from}",
+            )
         if form.model is not None:
             error = f", {form.sqnr_db:.1f} dB from it" if form.sqnr_db is not None else ""
             gain = f", {form.speedup:.2f}x as fast" if form.speedup is not None else ""
@@ -669,7 +680,10 @@ def _candidates(count: int) -> str:
     return f"{count} candidate{'s' * (count != 1)}"
 
 
-def _nothing_to_do(completion: Completion) -> str:
+def _nothing_to_do(completion: Completion, source: Source) -> str:
     reasons = Counter(completion.left_float.values())
     common = "; ".join(reason for reason, _ in reasons.most_common(3))
-    return f"nothing of it can be quantized{': ' + common if common else ''}"
+    hint, unsuited = "", HALF_TYPES.difference(completion.dialect.float_types)
+    if not source.converted_from and has_types(source.model, unsuited):
+        hint = "; without --precision it is tuned in float32"
+    return f"nothing of it can be quantized{': ' + common if common else ''}{hint}"

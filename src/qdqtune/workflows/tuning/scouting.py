@@ -49,6 +49,10 @@ _FOREIGN = (
 )
 # How many names a message has before it only counts.
 _MOST_NAMES = 3
+_IN_FLOAT32 = (
+    "It can't be compared with what it would become. Make it float32 first, and tune that: "
+    "`qdqtune convert --to fp32`."
+)
 _NOTHING: State = frozenset()
 _EVERYTHING = NameFilters()
 _PROFILE_RUNS = 5
@@ -236,7 +240,12 @@ def latency_shares(
 
 
 def check_runs(
-    worker: Worker, path: Path, feeds: StoredFeeds, *, is_quantized: bool = False
+    worker: Worker,
+    path: Path,
+    feeds: StoredFeeds,
+    *,
+    is_quantized: bool = False,
+    converted_from: str = "",
 ) -> tuple[float, float]:
     """Make sure that the engine runs the model as it was given, at these sizes of open dims.
 
@@ -247,6 +256,7 @@ def check_runs(
         path: The model.
         feeds: What it is run on.
         is_quantized: Whether it has Q/DQ, which may be those of another engine.
+        converted_from: The float type that it has and is not tuned in, if there is such.
 
     Returns:
         Seconds that the engine took to build it, and milliseconds of its first run.
@@ -267,7 +277,7 @@ def check_runs(
                 failure,
                 path,
                 worker.engine,
-                _FOREIGN if is_quantized else _OTHER_SIZES,
+                _FOREIGN if is_quantized else _IN_FLOAT32 if converted_from else _OTHER_SIZES,
             ),
         ) from None
 

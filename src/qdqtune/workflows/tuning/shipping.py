@@ -165,7 +165,7 @@ class Shipping:
         return None
 
     def _why_float(self, space: Space) -> str:
-        """Why float is best; empty if that is worth a try, as the model was given quantized."""
+        """Why float is best; empty if that is worth a try, as the file is not that model."""
         story = self._story
         if not space.groups and story.stopped != INTERRUPTED:
             return story.why_nothing or "nothing of it has a range that it could be quantized with"
@@ -173,7 +173,7 @@ class Shipping:
             return f"nothing was measured before the end ({story.stopped})"
         if story.why_all_failed:
             return f"the engine runs no candidate: {story.why_all_failed.splitlines()[0]}"
-        if self._source.reading is not None:
+        if self._source.reading is not None or self._source.converted_from:
             return ""
         got = f", as far as the search got ({story.stopped})" if story.stopped != FINISHED else ""
         return f"no candidate was faster than the float model{got}"

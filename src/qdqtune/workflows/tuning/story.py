@@ -68,6 +68,7 @@ class Story:
     precision: str = AS_GIVEN
     precision_sqnr_db: float | None = None
     precision_reason: str = ""
+    converted_from: str = ""
     precision_speedup: float | None = None
     build_with: str = ""
     layer_files: dict[str, str] = field(default_factory=dict)
@@ -131,6 +132,7 @@ class Story:
             total_benchmarks=self.earlier_benchmarks + self.benchmarks,
             total_seconds=self.earlier_s + seconds.total,
             final_sha256=self.final_sha256,
+            converted_from=self.converted_from,
             conditions=self.conditions,
             mode=request.workflow,
             subgraph_benchmarks=self.subgraph_benchmarks,
