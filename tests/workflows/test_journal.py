@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from qdqtune.autotune.search.trial import Score
 from qdqtune.engines.timing import Round
 from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
-from qdqtune.workflows.tuning.journal import QUARANTINE, AccuracyKey, Journal, as_said_before
+from qdqtune.workflows.tuning.header import as_said_before
+from qdqtune.workflows.tuning.journal import QUARANTINE, AccuracyKey, Journal
 from qdqtune.workflows.tuning.lines import SCHEMA, encode, read_journal, whole_lines
 
 HEADER: dict[str, Any] = {
@@ -312,3 +313,42 @@ def test_an_accuracy_in_words_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "measurements.jsonl"
     path.write_text(encode({"kind": "accuracy", **key._asdict(), "value": "good"}))
     assert [line.body for line in read_journal(path)] == [None]
+
+
+def test_what_another_folder_measured_is_taken_over_once(tmp_path: Path) -> None:
+    """Ids may mean other candidates there; a crash that is told twice was seen once."""
+    one = Journal(tmp_path / "one.jsonl", HEADER)
+    for key in ("a", "b", "crashed"):
+        one.name_of(key)
+    one.add("float", "a", "screen", Score(0.1, 0.01), DETAILS)
+    one.add("float", "b", "screen", Score(0.2, 0.01), DETAILS)
+    one.add("float", "crashed", "screen", Score.failed("SIGSEGV"), {**DETAILS, "unsure": True})
+    one.add_round("float", ["a"], "confirm", Round(2.0, (1.0,), (0.7,)))
+    one.keep_shares({"conv": 1.0})
+    one.keep_accuracy(AccuracyKey("sqnr", "a", "x"), 30.0)
+    for session in range(2):
+        two = Journal(tmp_path / "two.jsonl", HEADER)
+        if session == 0:
+            two.name_of("b")
+            two.add("float", "b", "screen", Score(0.3, 0.01), DETAILS)
+        assert two.adopt(one.carried) == (2 if session == 0 else 0)
+        assert two.adopt([*one.carried, "{", *(line[:-9] for line in one.carried)]) == 0
+        two.close()
+    three = Journal(tmp_path / "two.jsonl", HEADER)
+    a, b = three.known("float", "a", "screen"), three.known("float", "b", "screen")
+    assert a is not None
+    assert b is not None
+    assert (a.gain, b.gain) == (0.1, 0.3)
+    assert three.known("float", "crashed", "screen") is None
+    assert (three.names["b"], three.names["a"]) == ("c0000", "c0001")
+    assert three.shares == {"conv": 1.0}
+    assert three.accuracy == {AccuracyKey("sqnr", "a", "x"): 30.0}
+    assert three.earlier_benchmarks == 3
+    assert not three.rounds("float", ["a"], "confirm")
+
+
+def test_nothing_is_taken_over_from_another_engine(tmp_path: Path) -> None:
+    write(tmp_path / "one.jsonl")
+    other = Journal(tmp_path / "two.jsonl", {**HEADER, "quant_type": "uint8"})
+    assert other.adopt(Journal(tmp_path / "one.jsonl", HEADER).carried) == 0
+    assert known(other) == {}

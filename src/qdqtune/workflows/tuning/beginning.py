@@ -21,11 +21,11 @@ from qdqtune.workflows.same_model import activations_in, check_same_model
 from qdqtune.workflows.source import Source, open_source
 from qdqtune.workflows.tuning.float_type import FloatForm, convert_to, told_options, wanted_type
 from qdqtune.workflows.tuning.folder import BASELINE, JOURNAL, LOGS, RunFolder
-from qdqtune.workflows.tuning.journal import precision_of
+from qdqtune.workflows.tuning.header import precision_of
 from qdqtune.workflows.tuning.layer_file import copy_log
+from qdqtune.workflows.tuning.named_state import check_state_file
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.scouting import AS_GIVEN
-from qdqtune.workflows.tuning.snapshot import check_state_file
 
 
 @dataclass(frozen=True)

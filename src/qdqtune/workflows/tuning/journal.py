@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from qdqtune.autotune.search.trial import Score
 from qdqtune.engines.timing import Round
 from qdqtune.records.errors import OutputError, UsageError
 from qdqtune.records.tuning import AS_GIVEN
+from qdqtune.workflows.tuning.header import NOTHING_MEASURED, differences
 from qdqtune.workflows.tuning.lines import Line, decode, encode, quarantine, read_journal
 
 QUARANTINE = "measurements.damaged.jsonl"
@@ -32,12 +33,9 @@ _Race = tuple[str, str, tuple[str, ...]]
 _BELIEVED = 2
 # What a header means that lacks such an entry; it is looked at before what follows from it.
 _UNSAID = {"precision": AS_GIVEN}
-_NOTHING_MEASURED = frozenset({"run", "session", "end"})
-_NOT_CARRIED = _NOTHING_MEASURED | {"round"}
+_NOT_CARRIED = NOTHING_MEASURED | {"round"}
 # What a line has from the run that wrote it.
 _OF_THE_RUN = frozenset({"run", "session", "at_s", "schema"})
-# What is said of engines that earlier versions did not.
-_LATER_FIELDS = ("float_type",)
 
 
 class AccuracyKey(NamedTuple):
@@ -307,8 +305,8 @@ class Journal:
             Whether the header is there.
         """
         lines = read_journal(self.path)
-        headers = [line.body["header"] for line in lines if _kind(line) == "run" and line.body]
-        if lines and all(_kind(line) in _NOTHING_MEASURED for line in lines):
+        headers = [line.body["header"] for line in lines if line.kind == "run" and line.body]
+        if lines and all(line.kind in NOTHING_MEASURED for line in lines):
             self.path.write_bytes(b"")  # a run that came to nothing stands in nobody's way
             return False
         for header in headers:
@@ -407,10 +405,6 @@ def _without_run(body: Mapping[str, Any]) -> str:
     return json.dumps(rest, sort_keys=True)
 
 
-def _kind(line: Line) -> str:
-    return line.body["kind"] if line.body is not None else ""
-
-
 def _part(played: Round, places: Sequence[int]) -> Round:
     return Round(
         played.baseline_ms,
@@ -419,51 +413,6 @@ def _part(played: Round, places: Sequence[int]) -> Round:
     )
 
 
-def differences(
-    there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, Any, Any]]:
-    """Each field in which two headers differ, those inside others by their path, in order."""
-    for field in dict.fromkeys([*here, *there]):
-        one, other = there.get(field), here.get(field)
-        if isinstance(one, dict) and isinstance(other, dict):
-            yield from differences(one, other, f"{prefix}{field}.")
-        elif one != other:
-            yield prefix + field, one, other
-
-
 def _digest(header: Mapping[str, Any]) -> str:
     text = json.dumps(header, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def precision_of(path: Path) -> str | None:
-    """The float type that an earlier run's model is tuned in; None if nothing was measured."""
-    header = _earlier_header(path)
-    return None if header is None else str(header.get("precision", AS_GIVEN))
-
-
-def as_said_before(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
-    """A header without what an earlier run in the same journal did not know to say.
-
-    It follows from the rest, such as the float type in effect from the engine's device, version and
-    options: the same measurements are meant.
-
-    Args:
-        path: The journal; there may be none.
-        header: What measurements depend on.
-    """
-    earlier = _earlier_header(path)
-    engine, before = header["engine"], (earlier or {}).get("engine")
-    if not isinstance(before, dict):
-        return dict(header)
-    unsaid = [field for field in _LATER_FIELDS if field not in before]
-    return {**header, "engine": {key: engine[key] for key in engine if key not in unsaid}}
-
-
-def _earlier_header(path: Path) -> Mapping[str, Any] | None:
-    """What an earlier run measured under; None if nothing was measured."""
-    lines = read_journal(path) if path.exists() else []
-    if all(_kind(line) in _NOTHING_MEASURED for line in lines):
-        return None
-    headers = [line.body["header"] for line in lines if _kind(line) == "run" and line.body]
-    return headers[0] if headers else None

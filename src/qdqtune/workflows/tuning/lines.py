@@ -85,6 +85,11 @@ class Line:
     text: bytes
     body: dict[str, Any] | None
 
+    @property
+    def kind(self) -> str:
+        """What it is about; empty if it is damaged."""
+        return self.body["kind"] if self.body is not None else ""
+
 
 def encode(body: Mapping[str, Any]) -> str:
     """A line of the newest schema, with its end.

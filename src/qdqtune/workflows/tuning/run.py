@@ -50,8 +50,10 @@ from qdqtune.workflows.tuning.earlier import earlier_result, sha256_of, sha256_o
 from qdqtune.workflows.tuning.final_round import fastest_first
 from qdqtune.workflows.tuning.float_type import wanted_type, written_type
 from qdqtune.workflows.tuning.folder import RunFolder
-from qdqtune.workflows.tuning.journal import Journal, as_said_before
+from qdqtune.workflows.tuning.header import as_said_before
+from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.measured_accuracy import METRIC, MeasuredAccuracy, checked_metric
+from qdqtune.workflows.tuning.named_state import measurements_in, set_state_aside
 from qdqtune.workflows.tuning.noise import check_noise, noise_when_quiet, why_nothing_is_decided
 from qdqtune.workflows.tuning.pace import Pace
 from qdqtune.workflows.tuning.patience import patient
@@ -68,13 +70,7 @@ from qdqtune.workflows.tuning.scouting import (
 )
 from qdqtune.workflows.tuning.searching import AskedAndTold, Searching
 from qdqtune.workflows.tuning.shipping import Shipping
-from qdqtune.workflows.tuning.snapshot import (
-    Candidate,
-    Snapshots,
-    given_cache,
-    measurements_in,
-    set_state_aside,
-)
+from qdqtune.workflows.tuning.snapshot import Candidate, Snapshots, given_cache
 from qdqtune.workflows.tuning.story import Story
 from qdqtune.workflows.tuning.subgraph_mode import RAW, SubgraphMode
 
