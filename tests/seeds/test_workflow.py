@@ -80,13 +80,17 @@ def test_a_model_without_anything_to_quantize() -> None:
     assert get_quantized_tensors(onnx.load_from_string(autotuner.export_onnx())) == set()
 
 
-def test_a_float16_model(model: onnx.ModelProto) -> None:
-    half = ir.from_proto(model)
+def test_a_float16_model() -> None:
+    half = ir.from_proto(zoo.build("resnet18", width=64, image=32, blocks=(1, 1, 1, 1)))
     convert_precision(half, Precision.FP16, keep_io=False)
-    autotuner = region_pattern_autotuning_workflow(ir.to_proto(half), num_schemes_per_region=1)
-    assert autotuner.profiled_patterns
+    autotuner = region_pattern_autotuning_workflow(
+        ir.to_proto(half), "run", num_schemes_per_region=1
+    )
     exported = onnx.load_from_string(autotuner.export_onnx())
     assert exported.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
+    quantized = get_quantized_tensors(exported)
+    assert quantized
+    assert quantized == get_quantized_tensors(onnx.load("run/optimized_final.onnx"))
 
 
 def test_open_dims(tmp_path: Path) -> None:
