@@ -11,8 +11,10 @@ import onnx
 import pytest
 
 from qdqtune.autotune.search.placement_search import PlacementSearch
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isolated import Worker
 from qdqtune.engines.simulated import QUIET
-from qdqtune.engines.timing import compare_blocks
+from qdqtune.engines.timing import FEWEST_ROUNDS, compare_blocks
 from qdqtune.graph.files import load_model
 from qdqtune.qdq.read import read
 from qdqtune.records.placement import Edge, Placement
@@ -20,7 +22,7 @@ from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import TuneResult
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.final_round import Finalist, FinalRound
-from qdqtune.workflows.tuning.finish import Timed
+from qdqtune.workflows.tuning.finish import Timed, time_final
 from tests.conftest import model_from_text
 
 THRESHOLD = 1.02
@@ -196,3 +198,12 @@ def test_a_blanket_is_shown_where_float_is_best(model: Path, tmp_path: Path) -> 
     assert summary.blanket.speedup < 1.0
     assert not summary.blanket.identical
     assert summary.confidence < 1.0
+
+
+def test_without_time_the_fewest_rounds_are_played(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(model_from_text("g (float[1,8] x) => (float[1,8] y) { y = Relu(x) }"), path)
+    with Worker("simulated", SessionOptions()) as worker:
+        (found,) = time_final(worker, path, [path], {"x": np.ones((1, 8), np.float32)}, 0.0)
+    assert isinstance(found, Timed)
+    assert found.comparison.pairs == FEWEST_ROUNDS

@@ -9,15 +9,15 @@ its int8 form, processes of ten seconds each: the ratio of the medians went from
 
 The comparison is therefore one of undisturbed runs. Even the fastest runs may be disturbed; the
 more they are, the more they differ among themselves. The undisturbed latency is taken to lie as far
-below the fastest few as those lie below the next. In those processes that gave ratios from 2.3 to
-2.6, as on a quiet core.
+below the fastest few as those lie below the next. In those processes that gave ratios around 2.4
+with a deviation of 0.04.
 
 Where the engine hardly gets a turn, no run is undisturbed, and the few that nearly are come too
 rarely to be compared: the part of the runs that counts grows with the share of the time that the
 engine waits.
 
-What moves between two measurements can't be seen in one of them. The interval is therefore at
-least as wide as such measurements were seen to differ, in proportion to that share.
+What moves between two measurements can't be seen in one of them. The interval therefore has a least
+width in proportion to that share: a convention, fitted to repeated measurements on one machine.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ _HALF_BLOCK_MS = 4.0
 _WORTH_OVERHEAD = 0.125
 _FEWEST_PROCESSES = 4
 _PART_OF_ROUNDS = 3
-_FEWEST_ROUNDS = 8
+FEWEST_ROUNDS = 8
+"""Blocks of each model below which nothing can be said about a difference."""
 # Two opens of the same file differ for as long as they are open, by where their memory lies: by
 # 0.1 to 0.3 % if the model computes, by some percent if it mostly moves memory.
 _MARGIN = 0.01
@@ -123,14 +124,14 @@ class Plan:
     def after(self, spent_ms: float) -> Plan:
         """Returns the plan for the time that is left."""
         rounds = math.floor(self.rounds - spent_ms / self.round_ms)
-        return replace(self, rounds=max(_FEWEST_ROUNDS, rounds))
+        return replace(self, rounds=max(FEWEST_ROUNDS, rounds))
 
     @property
     def looks(self) -> list[tuple[int, float]]:
         """After how many rounds a verdict is tried, and how sure it must be then."""
         if self.fixed:
             return [(self.rounds, _LOOKS[-1][1])]
-        return [(max(_FEWEST_ROUNDS, round(part * self.rounds)), sure) for part, sure in _LOOKS]
+        return [(max(FEWEST_ROUNDS, round(part * self.rounds)), sure) for part, sure in _LOOKS]
 
 
 @dataclass(frozen=True)
@@ -168,20 +169,20 @@ def plan_turns(
     shapes = tuple(BlockShape.of(latency_ms, overhead_ms) for latency_ms in latencies_ms)
     if rounds is not None:
         if overhead_ms:
-            few = min(rounds // _PART_OF_ROUNDS, _FEWEST_ROUNDS)
+            few = min(rounds // _PART_OF_ROUNDS, FEWEST_ROUNDS)
             rounds = min(rounds, max(few, _FEWEST_PROCESSES))
         return Plan(tuple(shape.leaner() for shape in shapes), rounds, fixed=True)
     if runs is not None:
         # Few runs make short blocks: with too few blocks nothing could be said about them.
-        most = math.ceil(runs / (2 * _FEWEST_ROUNDS))
+        most = math.ceil(runs / (2 * FEWEST_ROUNDS))
         shapes = tuple(replace(shape, half=min(shape.half, most)) for shape in shapes)
         rounds = math.ceil(runs / min(2 * shape.half for shape in shapes))
-        return Plan(shapes, max(_FEWEST_ROUNDS, rounds), fixed=True)
+        return Plan(shapes, max(FEWEST_ROUNDS, rounds), fixed=True)
     plan = Plan(shapes, 0)
     spent_ms = shapes[0].block_ms + overhead_ms
     round_ms = plan.round_ms + overhead_ms * len(shapes)
     rounds = math.floor((budget_s * 1000.0 - spent_ms) / round_ms)
-    return replace(plan, rounds=max(_FEWEST_ROUNDS, rounds))
+    return replace(plan, rounds=max(FEWEST_ROUNDS, rounds))
 
 
 def scores(
@@ -327,7 +328,7 @@ class _Turns:
                 self._on_round(self._last_round())
             if self._progress is not None:
                 self._progress(self.done, self._plan.rounds)
-            if self._time_is_up() and self.done >= _FEWEST_ROUNDS:
+            if self._time_is_up() and self.done >= FEWEST_ROUNDS:
                 self._plan = replace(self._plan, rounds=self.done)
                 return
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from qdqtune.calibration.inputs import Feeds
 from qdqtune.engines.contest import compare_files
 from qdqtune.engines.isolated import Worker
-from qdqtune.engines.timing import compare_blocks
+from qdqtune.engines.timing import FEWEST_ROUNDS, compare_blocks
 from qdqtune.graph.files import check_result, load_model, save_model
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.read import read
@@ -91,7 +91,7 @@ def time_final(
         baseline: The model as given.
         finals: What may be handed over.
         feeds: What all are run on.
-        budget_s: Seconds that it may take for each.
+        budget_s: Seconds that it may take for each; the fewest rounds are played in any case.
 
     Returns:
         For each, how it compares, or why it can't be timed.
@@ -99,7 +99,7 @@ def time_final(
     Raises:
         EngineError: If the engine doesn't run the model as it was given.
     """
-    rounds = math.ceil(_MOST_ROUNDS_PER_S * budget_s)
+    rounds = max(FEWEST_ROUNDS, math.ceil(_MOST_ROUNDS_PER_S * budget_s))
     (base, *found), comparisons = compare_files(
         worker, [baseline, *finals], feeds, rounds=rounds, budget_s=budget_s
     )

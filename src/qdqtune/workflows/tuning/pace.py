@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable
 
 from qdqtune.autotune.search.trial import Effort
-from qdqtune.engines.timing import BlockShape
+from qdqtune.engines.timing import FEWEST_ROUNDS, BlockShape
 from qdqtune.workflows.tuning.measured_accuracy import METRIC, SQNR
 from qdqtune.workflows.tuning.settings import Preset
 
-# The fewest rounds of a comparison, and the runs of each model before it begins.
-_FEWEST_ROUNDS = 8
+# The runs of each model before a comparison begins.
 _PILOT_RUNS = 4
 # The files that the last comparison has beside the baseline: the result and what it must beat.
 _FINALS = 2
@@ -169,7 +168,7 @@ class Pace:
     def _shortest_s(self, candidates: int) -> float:
         """What the fewest rounds take that say anything."""
         pilot_s = _PILOT_RUNS * self._latency_s
-        return (1 + candidates) * (_FEWEST_ROUNDS * self._block_s + pilot_s)
+        return (1 + candidates) * (FEWEST_ROUNDS * self._block_s + pilot_s)
 
     @property
     def _block_s(self) -> float:

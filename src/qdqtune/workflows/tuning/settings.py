@@ -10,9 +10,9 @@ from typing import TypeVar
 from qdqtune.autotune.presets import preset_for_schemes
 from qdqtune.autotune.search.placement_search import Limits
 from qdqtune.autotune.search.trial import Effort
+from qdqtune.engines.timing import FEWEST_ROUNDS
 from qdqtune.records.errors import UsageError
 
-_FEWEST_ROUNDS = 8
 _RUNS_OF_A_BLOCK = 2  # of a slow model; a fast one has more
 _NO_LIMIT_S = 3600.0
 # What one candidate's comparison may take of a budget: some twenty candidates are worth a search.
@@ -85,7 +85,7 @@ class Preset:
         """
         if timing_runs < 1:
             raise UsageError(f"timing_runs is {timing_runs}.", "It is a number from 1 on.")
-        rounds = max(_FEWEST_ROUNDS, math.ceil(timing_runs / _RUNS_OF_A_BLOCK))
+        rounds = max(FEWEST_ROUNDS, math.ceil(timing_runs / _RUNS_OF_A_BLOCK))
         return replace(
             self,
             rounds=_by_effort(rounds, 2 * rounds),
