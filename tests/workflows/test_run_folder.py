@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.records.errors import OutputError
+from qdqtune.records.errors import EngineError, OutputError
 from qdqtune.workflows.tuning.folder import JOURNAL, SUBGRAPHS, RunFolder
 from tests.conftest import matmul_file
 
@@ -109,3 +109,18 @@ def test_a_subgraph_run_that_was_killed_before_its_first_piece_goes_on(
     (run / SUBGRAPHS).mkdir()
     opened(run, model)
     assert (run / SUBGRAPHS).is_dir()
+
+
+def test_the_log_of_an_engine_that_does_not_start_is_kept(tmp_path: Path, model: Path) -> None:
+    run = tmp_path / "run"
+
+    def fail() -> None:
+        with RunFolder(run, model) as folder:
+            folder.begin()
+            fill(run, "logs/engine.log")
+            raise EngineError("It does not start.", "")
+
+    for _ in range(2):  # what is kept is in nobody's way
+        with pytest.raises(EngineError):
+            fail()
+        assert files_in(run) == {"logs/engine.log"}

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.records.errors import UsageError
+from qdqtune.records.errors import QdqtuneError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.workflows.tune import plan_tune, tune
 from qdqtune.workflows.tuning.shape_ranges import request_of
@@ -90,3 +90,27 @@ def test_sizes_by_input_are_a_request() -> None:
     assert request_of({"x": [1, 8]}) == InputRequest({"x": (1, 8)})
     assert request_of(OPEN) is OPEN
     assert request_of(None) is None
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"qdq_baseline": "model.onnx"},
+        {"qdq_baseline": "gone.onnx"},
+        {"node_filter": ("gone*",)},
+        {"engine_options": {"gone": "1"}},
+        {"evaluate": lambda path: None},
+    ],
+    ids=lambda refused: next(iter(refused)),
+)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_is_refused_leaves_nothing_behind(
+    refused: dict[str, Any], is_there: bool, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    if is_there:
+        Path("all/run").mkdir(parents=True)
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(QdqtuneError):
+        tune(model, engine="simulated", inputs=OPEN, output_dir="all/run", **refused)
+    assert sorted(Path().rglob("*")) == before

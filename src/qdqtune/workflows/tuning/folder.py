@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -86,6 +87,7 @@ class RunFolder:
     ) -> None:
         self.path = Path(path)
         self._more = tuple(folders)
+        self._made: list[Path] = []
         if resume not in RESUME:
             raise UsageError(f"There is no resume={resume!r}.", f"Choices: {', '.join(RESUME)}.")
         self._read = {file.resolve() for source in (model, *others) for file in _files_of(source)}
@@ -93,6 +95,7 @@ class RunFolder:
         if not force:
             self._refuse_others_files(model)
         self._make(self.path)
+        self._had_lock = (self.path / LOCK).exists()
         self._lock = FolderLock(self.path)
         self._is_restart = restart
         self._is_forced = force
@@ -112,7 +115,28 @@ class RunFolder:
         traceback: TracebackType | None,
     ) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
+        if kind is not None and not (self.path / JOURNAL).exists():
+            self._leave_nothing(is_refused=issubclass(kind, UsageError))
         self._lock.close()
+
+    def _leave_nothing(self, *, is_refused: bool) -> None:
+        """Remove the folders of a run that ended before anything was measured.
+
+        Args:
+            is_refused: Whether the message says all there is to say; what an engine printed that
+                does not start is kept.
+        """
+        inside = [folder for folder in self._made if self.path in folder.parents]
+        for folder in reversed(inside):
+            if is_refused and folder == self.path / LOGS:
+                shutil.rmtree(folder, ignore_errors=True)
+            _remove_if_empty(folder)
+        if any(folder.exists() for folder in inside):
+            return  # a later run knows by the lock that they are of a run
+        if not self._had_lock:
+            (self.path / LOCK).unlink(missing_ok=True)
+        for folder in reversed(self._made):
+            _remove_if_empty(folder)
 
     def _refuse_others_files(self, model: Path) -> None:
         """What no run has made here is not replaced; where one began, there is its lock."""
@@ -170,8 +194,10 @@ class RunFolder:
             self._make(self.path / name)
 
     def _make(self, folder: Path) -> None:
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._made += reversed(missing)
         except OSError as error:
             raise OutputError(
                 f"The folder {folder} can't be made: {error.strerror}.",
@@ -382,6 +408,11 @@ def _in_the_way(file: Path, missing: str) -> OutputError:
         f"{file} is there already, without the {missing} of a run.",
         "Choose another --output_dir, or pass --force to replace it.",
     )
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _files_of(model: Path) -> set[Path]:
