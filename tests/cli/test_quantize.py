@@ -87,6 +87,12 @@ def test_as_json(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("--calibration_data no.npz", 2, "no.npz", ""),
         ("--quantize_mode int3", 2, "has no quant type", "int8"),
         ("--engine tensorrrt", 2, "Unknown engine", "tensorrt"),
+        (
+            "--engine onnxruntime --engine_option provider=CUDA",
+            2,
+            "unknown option 'provider'",
+            "docs",
+        ),
         ("-o m.onnx", 1, "exists already", "--force"),
         ("-o no/m.onnx", 1, "The folder", ""),
     ],

@@ -108,10 +108,18 @@ def engine_of_dialect(
 def open_kernels(
     engine: str | None, runner: Worker, options: SessionOptions | None = None
 ) -> Iterator[Kernels | None]:
-    """The engine at work, in a process of its own unless it is the one that calibrates."""
+    """The engine at work, in a process of its own unless it is the one that calibrates.
+
+    Raises:
+        EngineError: If it does not start.
+        UsageError: If it refuses the options.
+    """
     if engine is None:
         yield None
     elif engine == registry.REFERENCE:
+        if options is not None and options.engine_options:
+            with Worker(engine, options) as worker:
+                engine_info(worker, engine)
         yield Kernels(engine, runner, options or SessionOptions())
     else:
         with Worker(engine, options) as worker:
