@@ -671,7 +671,9 @@ class TestFunctions:
     @pytest.mark.parametrize(
         ("spec", "what"),
         [
-            ("no_such_module:samples", "no_such_module failed: ModuleNotFoundError"),
+            ("no_such_module:samples", "There is no module 'no_such_module' in "),
+            ("json.no_such_module:samples", r"There is no module 'json\.no_such_module' in "),
+            ("os.no_such_module:samples", r"There is no module 'os\.no_such_module' in "),
             ("no_such_file.py:samples", r"no file no_such_file\.py"),
             ("my_loader:sample", "my_loader has no function 'sample'"),
             ("my_loader.py:NUMBER", "no function 'NUMBER'"),

@@ -113,6 +113,11 @@ def find_function(spec: str, example: str = "(): yield {…}") -> UserFunction:
     if is_file and not Path(where).is_file():
         raise UsageError(f"There is no file {where}.", "Name it as path/to/file.py:function.")
     with _running(where, folder):
+        if not is_file and not _is_module(where):
+            raise UsageError(
+                f"There is no module {where!r} in {folder}, nor among the installed ones.",
+                "Name the file instead: path/to/file.py:function.",
+            )
         module = _load_file(Path(where)) if is_file else importlib.import_module(where)
         function = getattr(module, name, None)
     if not callable(function):
@@ -137,6 +142,16 @@ def _running(label: str, folder: Path | None) -> Iterator[None]:
                 f"{label} failed: {_last_words(error)}.",
                 "Run it alone to see more; -vv prints the whole traceback.",
             ) from error
+
+
+def _is_module(name: str) -> bool:
+    """Whether there is such a module; one whose own imports fail is there."""
+    try:
+        return name in sys.modules or importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:  # of a package that it would be in
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            return False
+        raise
 
 
 def _load_file(path: Path) -> ModuleType:
