@@ -145,17 +145,27 @@ def changed(header: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "field",
-    ["model", "engine.name", "engine.version", "engine.device", "engine.threads",
-     "engine.options", "engine.float_type", "dialect", "quant_type", "shapes.x"],
-)  # fmt: skip
+    ("field", "called"),
+    [
+        ("model", "model"),
+        ("engine.name", "engine"),
+        ("engine.version", "version of the engine"),
+        ("engine.device", "device"),
+        ("engine.threads", "number of threads"),
+        ("engine.options", "engine.options"),
+        ("engine.float_type", "float type"),
+        ("dialect", "dialect"),
+        ("quant_type", "quant type"),
+        ("shapes.x", "shape of the input 'x'"),
+    ],
+)
 def test_measurements_of_something_else_are_refused_and_the_field_named(
-    tmp_path: Path, field: str
+    tmp_path: Path, field: str, called: str
 ) -> None:
     path = tmp_path / "measurements.jsonl"
     write(path)
     before = path.read_bytes()
-    with pytest.raises(UsageError, match=rf"another {field}[:.]"):
+    with pytest.raises(UsageError, match=rf"another {called}[:.]"):
         Journal(path, as_said_before(path, changed(HEADER, field)))
     assert path.read_bytes() == before
 

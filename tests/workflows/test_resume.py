@@ -529,7 +529,7 @@ def test_a_state_file_of_another_quant_type_is_refused(model: Path, tmp_path: Pa
     state = tmp_path / "state.yaml"
     simulated(model, tmp_path / "int8", state_file=state, max_benchmarks=2)
     assert (tmp_path / "state_pattern_cache.yaml").exists()
-    with pytest.raises(UsageError, match="another quant_type"):
+    with pytest.raises(UsageError, match="another quant type"):
         simulated(model, tmp_path / "uint8", state_file=state, quant_type="uint8")
 
 

@@ -139,9 +139,9 @@ def test_a_finished_state_costs_nothing_again_in_any_folder(
 @pytest.mark.parametrize(
     ("other", "field"),
     [
-        ({"quant_type": "uint8"}, "quant_type: 'int8', not 'uint8'"),
-        ({"engine_options": {"seed": "8"}}, "engine.options.seed: '7', not '8'"),
-        ({"threads": 2}, "engine.threads: None, not 2"),
+        ({"quant_type": "uint8"}, "quant type: int8, not uint8"),
+        ({"engine_options": {"seed": "8"}}, "engine option seed: 7, not 8"),
+        ({"threads": 2}, "number of threads: the default, not 2"),
         ({"model": "other"}, "model"),
     ],
 )

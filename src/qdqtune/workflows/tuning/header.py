@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from qdqtune.records.inputs import shape_text
 from qdqtune.records.tuning import AS_GIVEN
 from qdqtune.workflows.tuning.lines import read_journal
 
@@ -14,6 +15,14 @@ NOTHING_MEASURED = frozenset({"run", "session", "end"})
 
 # What is said of engines that earlier versions did not.
 _LATER_FIELDS = ("float_type",)
+_CALLED = {
+    "engine.name": "engine",
+    "engine.version": "version of the engine",
+    "engine.device": "device",
+    "engine.isa": "instruction set",
+    "engine.threads": "number of threads",
+    "engine.float_type": "float type",
+}
 
 
 def differences(
@@ -26,6 +35,24 @@ def differences(
             yield from differences(one, other, f"{prefix}{field}.")
         elif one != other:
             yield prefix + field, one, other
+
+
+def difference_text(field: str, there: Any, here: Any) -> str:
+    """One of these differences as people call it, such as ``number of threads: 1, not 2``."""
+    group, _, rest = field.partition(".")
+    if group == "shapes" and rest:
+        name = f"shape of the input {rest!r}"
+    elif rest.startswith("options."):
+        name = f"engine option {rest.removeprefix('options.')}"
+    else:
+        name = _CALLED.get(field, field.replace("_", " "))
+    return f"{name}: {_value_text(there)}, not {_value_text(here)}"
+
+
+def _value_text(value: Any) -> str:
+    if value is None:
+        return "the default"
+    return shape_text(value) if isinstance(value, list | tuple) else str(value)
 
 
 def precision_of(path: Path) -> str | None:

@@ -21,7 +21,7 @@ from qdqtune.autotune.search.trial import Score
 from qdqtune.engines.timing import Round
 from qdqtune.records.errors import OutputError, UsageError
 from qdqtune.records.tuning import AS_GIVEN
-from qdqtune.workflows.tuning.header import NOTHING_MEASURED, differences
+from qdqtune.workflows.tuning.header import NOTHING_MEASURED, difference_text, differences
 from qdqtune.workflows.tuning.lines import Line, decode, encode, quarantine, read_journal
 
 QUARANTINE = "measurements.damaged.jsonl"
@@ -352,13 +352,13 @@ class Journal:
         self, header: Mapping[str, Any], wanted: Mapping[str, Any], lines: Sequence[Line]
     ) -> None:
         for field, there, here in differences({**_UNSAID, **header}, {**_UNSAID, **wanted}):
-            values = f": {there!r}, not {here!r}"
+            other = difference_text(field, there, here)
             if field == "model":  # fingerprints tell models apart, but people nothing
                 names = [line.body.get("model") for line in lines if line.body is not None]
                 known = [name for name in names if isinstance(name, str)]
-                values = f": {known[-1]}, as it was then" if known else ""
+                other = f"model: {known[-1]}, as it was then" if known else "model"
             raise UsageError(
-                f"{self.path.parent} holds a run with another {field}{values}.",
+                f"{self.path.parent} holds a run with another {other}.",
                 "Choose another --output_dir, or pass --restart to set that run aside.",
             )
 

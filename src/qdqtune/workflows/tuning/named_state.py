@@ -13,7 +13,7 @@ from qdqtune.graph.files import check_writable
 from qdqtune.graph.whole_files import writing
 from qdqtune.records.errors import UsageError
 from qdqtune.records.tuning import AS_GIVEN
-from qdqtune.workflows.tuning.header import differences
+from qdqtune.workflows.tuning.header import difference_text, differences
 
 
 def check_state_file(path: Path, model: str, quant_type: str, precision: str | None = None) -> None:
@@ -67,9 +67,9 @@ def _check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -
     wanted = json.loads(json.dumps(here))
     for field, one, other in differences(_said_by(there, wanted), _said_by(wanted, there)):
         # A fingerprint tells models apart, but it tells people nothing.
-        values = "" if field == "model" else f": {one!r}, not {other!r}"
+        what = field if field == "model" else difference_text(field, one, other)
         raise UsageError(
-            f"{path} is the state of a run with another {field}{values}.",
+            f"{path} is the state of a run with another {what}.",
             "Name another state file, or none.",
         )
 
