@@ -76,6 +76,23 @@ def test_every_op_is_accounted_for(models: dict[str, str], capsys: Capture) -> N
     assert found["quantizable"]["Conv"] == {"can": 2, "all": 2}
 
 
+@pytest.mark.parametrize(
+    ("dialect", "converted_from"), [("onnxruntime", "float16"), ("tensorrt", "")]
+)
+def test_a_float16_model_is_shown_as_it_is_tuned(
+    dialect: str, converted_from: str, tmp_path: Path, capsys: Capture
+) -> None:
+    text = "g (float16[1,64] x) => (float16[1,64] y) { y = MatMul(x, w) }"
+    path = str(tmp_path / "half.onnx")
+    onnx.save(model_from_text(text, w=np.eye(64, dtype=np.float16)), path)
+    found = record(capsys, path, "--dialect", dialect)
+    assert found["quantizable"]["MatMul"] == {"can": 1, "all": 1}
+    assert found["converted_from"] == converted_from
+    assert main(["inspect", path, "--dialect", dialect]) == 0
+    shown = capsys.readouterr().out
+    assert ("tune and quantize convert it to float32" in shown) is bool(converted_from)
+
+
 def test_the_dialect_decides(models: dict[str, str], capsys: Capture) -> None:
     ours = record(capsys, models["vit"], "--dialect", "onnxruntime")
     theirs = record(capsys, models["vit"], "--engine", "tensorrt", "--quant_type", "fp8")

@@ -327,6 +327,8 @@ def test_the_text_says_what_matters() -> None:
     ):
         assert words in shown
     assert RANDOM_WARNING not in shown
+    assert "busy" not in shown
+    assert "the engine waited for a core 47 % of the time" in "\n".join(text(contention=0.47))
     assert text(calibration="random")[-1] == RANDOM_WARNING
 
 

@@ -158,7 +158,7 @@ def test_it_is_gone_on_with_in_half_precision_only(
     assert again.summary.memo_hits > 0
     assert again.summary.final_sha256 == result.summary.final_sha256
     for other in ({"state_file": None}, {"folder": tmp_path / "other"}):
-        with pytest.raises(UsageError, match="another precision: 'float16', not 'as given'"):
+        with pytest.raises(UsageError, match="another precision: float16, not as given"):
             tuned(**{**call, **other}, precision="float32")
     assert (call["folder"] / "baseline.onnx").read_bytes() == before
 
@@ -168,7 +168,7 @@ def test_what_was_measured_as_given_is_not_of_a_converted_model(tmp_path: Path) 
     first = Journal(tmp_path / "j.jsonl", header)
     first.keep_shares({})
     first.close()
-    with pytest.raises(UsageError, match="another precision: 'as given', not 'float16'"):
+    with pytest.raises(UsageError, match="another precision: as given, not float16"):
         Journal(tmp_path / "j.jsonl", {"precision": "float16", **header, "model": "b"})
 
 
@@ -318,7 +318,7 @@ def test_a_float16_model_is_tuned_in_float32(tmp_path: Path, options: dict[str, 
     assert any("no integer kernels for float16" in each for each in heard)
     shown = tune_text(result)
     assert "as given (float16)" in shown
-    assert "it was tuned in float32. Inputs and outputs stay float16." in shown
+    assert "it was tuned in float32. Inputs and outputs keep their types." in shown
 
 
 def test_what_is_not_faster_than_a_float16_model_is_not_handed_over(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_a_float16_model_is_quantized_in_float32(tmp_path: Path, autotune: str |
     assert not result.kept_float
     assert border(result.model) == border(model)
     assert result.report.to_dict()["converted_from"] == "float16"
-    assert "Inputs and outputs stay float16." in result.table
+    assert "Inputs and outputs keep their types." in result.table
 
 
 def test_onnx_runtime_runs_what_was_float16(tmp_path: Path) -> None:

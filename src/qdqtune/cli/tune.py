@@ -257,6 +257,7 @@ def _plan(options: argparse.Namespace) -> int:
         min_shapes=shape_request(options.min_shapes),
         max_shapes=shape_request(options.max_shapes),
         evaluate=options.evaluate,
+        precision=options.precision,
     )
     is_json = options.format == "json"
     print(json.dumps(plan.to_dict(), indent=1) if is_json else plan_text(plan))

@@ -130,6 +130,8 @@ class Inspection:
         fused: How many ops become part of the one before them.
         left_float: By reason: the ops that can't be quantized.
         why: What was asked about a tensor.
+        converted_from: The half float type of the file, if the model is looked at in float32 for
+            want of integer kernels for it.
     """
 
     model: str
@@ -144,6 +146,7 @@ class Inspection:
     fused: int
     left_float: Mapping[str, tuple[str, ...]]
     why: TensorAnswer | None = None
+    converted_from: str = ""
 
     @property
     def leaf_sizes(self) -> list[int]:

@@ -222,6 +222,8 @@ class Summary:
             dB of its worst output; None if that is in float32, or unknown.
         converted_from: The half float type of the model as given, if it was tuned in float32
             because the dialect has no integer kernels for that type; inputs and outputs have it.
+        contention: Share of the last comparison that the engine waited for a core, if that was
+            much; see `Comparison`.
     """
 
     model: str
@@ -282,6 +284,7 @@ class Summary:
     blanket: Blanket | None = None
     rejected: tuple[Rejected, ...] = ()
     converted_from: str = ""
+    contention: float = 0.0
 
     @property
     def min_sqnr_db(self) -> float | None:
@@ -405,6 +408,7 @@ class TunePlan:
         seeds: Whole-model placements to begin with, and how many tensors each quantizes.
         benchmarks: Candidates at most.
         mode: ``region`` or ``subgraph``.
+        converted_from: The half float type of the model, if it would be tuned in float32.
     """
 
     model: str
@@ -420,6 +424,7 @@ class TunePlan:
     seeds: Mapping[str, int]
     benchmarks: int
     mode: str = "region"
+    converted_from: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

@@ -42,6 +42,14 @@ def inspection_text(record: Inspection, *, all_regions: bool, max_items: int) ->
     return "\n\n".join(part for part in parts if part)
 
 
+def in_float32_line(half_type: str, dialect: str) -> str:
+    """What becomes of a model in half floats before it is quantized."""
+    return (
+        f"The model is {half_type}, for which {dialect} has no integer kernels: tune and quantize "
+        "convert it to float32 between its inputs and outputs, and so it is shown here."
+    )
+
+
 def answer_text(answer: TensorAnswer, record: Inspection) -> str:
     """Why a tensor can be quantized, or can't, place by place."""
     kind = "constant" if answer.constant else "tensor"
@@ -71,10 +79,13 @@ def histogram(sizes: Sequence[int]) -> str:
 
 def _head(record: Inspection) -> str:
     taken = f"; {record.pairs} DequantizeLinear taken out first" if record.pairs else ""
-    return printable(
+    lines = [
         f"{record.model}: {record.nodes} ops after folding{taken}. Looked at for "
         f"{record.quant_type} in the {record.dialect} dialect."
-    )
+    ]
+    if record.converted_from:
+        lines.append(in_float32_line(record.converted_from, record.dialect))
+    return "\n".join(map(printable, lines))
 
 
 def _quantizable(record: Inspection) -> str:

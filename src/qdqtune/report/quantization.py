@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from qdqtune.records.quantization import Decision, QuantizeReport
 from qdqtune.records.ranges import CalibrationSource
 from qdqtune.report.accuracy import float_error_line, near_limit_line
+from qdqtune.report.bench import busy_lines
 from qdqtune.report.insertion import RANDOM_WARNING
 from qdqtune.report.tables import printable, text_table
 
@@ -90,7 +91,7 @@ def _converted(report: QuantizeReport) -> list[str]:
         return []
     return [
         f"The model is {given}, for which {report.dialect} has no integer kernels: what is not "
-        f"quantized is float32 now. Inputs and outputs stay {given}."
+        f"quantized is float32 now. Inputs and outputs keep their types."
     ]
 
 
@@ -129,10 +130,12 @@ def _latency(report: QuantizeReport) -> list[str]:
     found = report.comparison
     if found is None or report.baseline_ms is None or report.final_ms is None:
         return [f"Latency was not measured: {report.not_timed}."]
+    busy = busy_lines(found.contention) if found.contention > 0.0 else []
     return [
         f"Latency on {report.engine}: as given {report.baseline_ms:.3f} ms, quantized "
         f"{report.final_ms:.3f} ms, {found.ratio:.3f}x ({found.low:.3f} to {found.high:.3f}, "
-        f"{100 * found.confidence:g} %)."
+        f"{100 * found.confidence:g} %).",
+        *busy,
     ]
 
 

@@ -8,9 +8,10 @@ from qdqtune.records.ranges import CalibrationSource
 from qdqtune.records.tuning import AS_GIVEN as UNCHANGED
 from qdqtune.records.tuning import Summary, TunePlan, TuneResult
 from qdqtune.report.accuracy import float_error_line, near_limit_line
-from qdqtune.report.bench import engine_lines, inputs_lines
+from qdqtune.report.bench import busy_lines, engine_lines, inputs_lines
 from qdqtune.report.durations import duration
 from qdqtune.report.insertion import RANDOM_WARNING
+from qdqtune.report.inspection import in_float32_line
 from qdqtune.report.subgraphs import AS_GIVEN, MODE, batches_lines, pieces_lines, plan_lines
 from qdqtune.report.tables import printable, text_table
 
@@ -32,6 +33,8 @@ def tune_text(result: TuneResult) -> str:
     if summary.batches:
         lines += [*batches_lines(summary), ""]
     lines += [printable(line) for line in _verdict(summary)]
+    if summary.contention > 0.0:
+        lines += busy_lines(summary.contention)
     lines += [printable(line) for line in _accuracy(summary)]
     lines += [printable(line) for line in _effort(summary)]
     lines += [printable(line) for line in _files(result)]
@@ -147,7 +150,7 @@ def _converted(summary: Summary) -> list[str]:
     if summary.converted_from:
         return [
             f"The model is {summary.converted_from}, for which {summary.dialect} has no integer "
-            f"kernels: it was tuned in float32. Inputs and outputs stay {summary.converted_from}."
+            "kernels: it was tuned in float32. Inputs and outputs keep their types."
         ]
     if summary.precision == UNCHANGED:
         why = summary.precision_reason
@@ -242,6 +245,7 @@ def plan_text(plan: TunePlan) -> str:
     lines = [
         f"{plan.model}: {plan.nodes} ops, {plan.quantizable} can be {plan.quant_type} in the "
         f"{plan.dialect} dialect",
+        *([in_float32_line(plan.converted_from, plan.dialect)] if plan.converted_from else []),
         *(
             f"left float: {count} ops, {reason}"
             for reason, count in sorted(plan.left_float.items(), key=lambda item: -item[1])
@@ -253,7 +257,7 @@ def plan_text(plan: TunePlan) -> str:
         seeds = (f"{name} ({count} tensors)" for name, count in plan.seeds.items())
         lines += [
             f"{plan.regions} regions, {plan.patterns} patterns, {plan.groups} choices",
-            f"first tried: {', '.join(seeds)}",
+            f"first tried: {', '.join(seeds) or 'nothing'}",
             f"at most {plan.benchmarks} benchmarks on {plan.engine}; nothing was measured or "
             "written",
         ]

@@ -59,7 +59,9 @@ def inspect_model(
     if engine == registry.AUTO and not dialect:
         engine = registry.resolve(engine)
     spoken = dialect_named(dialect) if dialect else native_dialect(engine)
-    source = open_source(model, spoken.format_of(quant_type).least_opset)
+    source = open_source(
+        model, spoken.format_of(quant_type).least_opset, float_types=spoken.float_types
+    )
     with at_shapes(source.model, resolve_shapes(source.model, inputs)):
         index = GraphIndex(source.model)
         completion = Completion(index, spoken, quant_type)
@@ -80,6 +82,7 @@ def inspect_model(
             fused=sum(node.name not in known for node in index.nodes),
             left_float=_by_reason(completion),
             why=answer,
+            converted_from=source.converted_from,
         )
 
 

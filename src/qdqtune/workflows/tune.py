@@ -251,6 +251,7 @@ def plan_tune(
     min_shapes: Asked | None = None,
     max_shapes: Asked | None = None,
     evaluate: str | Callable[[str], float] | None = None,
+    precision: str = ANY_PRECISION,
 ) -> TunePlan:
     """What `tune` would do, found out without running the model; nothing is written.
 
@@ -270,6 +271,7 @@ def plan_tune(
         min_shapes: The smallest inputs that the model will get.
         max_shapes: The largest ones.
         evaluate: What would tell the metric; it is looked up, and not called.
+        precision: The float type to tune it in.
 
     Raises:
         QdqtuneError: Whatever the user can act on.
@@ -277,11 +279,12 @@ def plan_tune(
     name = registry.resolve(engine, engine_options)
     _check_workflow(workflow, name, graph_json, min_shapes, max_shapes)
     _evaluator(evaluate)
+    check_precision(precision)
     dialect = native_dialect(name, options=engine_options)
     chosen = preset_named(preset)
     source = open_source(
         model, dialect.format_of(quant_type).least_opset, optimize=optimize,
-        float_types=dialect.float_types,
+        float_types=convertible(precision, dialect.float_types),
     )  # fmt: skip
     smallest, largest = request_of(min_shapes), request_of(max_shapes)
     timed = timed_request(source.model, inputs, smallest, largest)
@@ -316,6 +319,7 @@ def plan_tune(
             seeds={label: len(space.placement(state).tensors) for label, state in seeds.items()},
             benchmarks=most,
             mode=workflow,
+            converted_from=source.converted_from,
         )
 
 

@@ -277,7 +277,7 @@ class TuneRun:
             self._reporter.tell(
                 "precision",
                 f"{request.dialect.name} has no integer kernels for {story.converted_from}: the "
-                f"model is tuned in float32; inputs and outputs stay {story.converted_from}",
+                f"model is tuned in float32; inputs and outputs keep their types",
             )
         if form.model is not None:
             error = f", {form.sqnr_db:.1f} dB from it" if form.sqnr_db is not None else ""
