@@ -188,3 +188,24 @@ def test_tensors_without_a_range_are_named(
     assert "no range is known of 'image'," in caplog.text
     assert with_ranges(grouping, completion, lambda _: False).groups == ()
     assert " more, which took infinite" in caplog.text
+
+
+def test_what_nothing_could_quantize_is_not_said_to_lack_a_range(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = """
+    g (float[1,64] x, int64[1] i) => (float[1,64] y, float[1] z) {
+        y = MatMul(x, w)
+        e = Erf(x)
+        z = Gather<axis = 1>(e, i)
+    }"""
+    onnx.save(model_from_text(text, w=np.eye(64, dtype=np.float32)), tmp_path / "m.onnx")
+    source = open_source(tmp_path / "m.onnx")
+    base = PreparedModel(source.model, tmp_path)
+    feeding = feeding_of(source, InputRequest(), None, None)
+    completion, grouping = find_choices(base, dialect_named("onnxruntime"), "int8", feeding)
+    assert len(grouping.groups) == 2  # the Gather would follow the Erf, which has no kernel
+    assert len(with_ranges(grouping, completion, lambda tensor: tensor != "e").groups) == 1
+    assert not caplog.records
+    assert not with_ranges(grouping, completion, lambda _: False).groups
+    assert "1 of 2 choices are left out: no range is known of 'w', 'x'," in caplog.text

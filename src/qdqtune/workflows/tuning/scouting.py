@@ -141,18 +141,22 @@ def with_ranges(
         completion: What each op needs.
         known: Whether a tensor has a range, or is a constant.
     """
-    kept, unknown = [], set()
+    kept, unknown, lost = [], set(), 0
+    reach = completion.reach
+    # What only moves values that nothing quantizes is never quantized: it was not looked at.
+    watched = {edge.tensor for edge in completion.index.effective(reach)} | reach.outputs
     for group in grouping.groups:
         touched = {tensor for name in group.nodes for tensor in completion.units[name].tensors}
         missing = {tensor for tensor in touched if not known(tensor)}
-        unknown |= missing
+        unknown |= missing & watched
+        lost += not missing.isdisjoint(watched)
         if not missing:
             kept.append(group)
     if unknown:
         _logger.warning(
             "%d of %d choices are left out: no range is known of %s, which took infinite or "
             "undefined values, or none at all",
-            len(grouping.groups) - len(kept), len(grouping.groups), _some_of(sorted(unknown)),
+            lost, len(grouping.groups), _some_of(sorted(unknown)),
         )  # fmt: skip
     return replace(grouping, groups=tuple(kept))
 
