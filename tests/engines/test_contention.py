@@ -119,6 +119,7 @@ def test_bench_says_that_the_machine_is_busy() -> None:
         return bench_text(BenchRecord(engine, contestants, {}, 0))
 
     assert "the engine waited for a core 47 % of the time" in text(0.47)
+    assert "threads waited longer for cores than the runs took" in text(1.0)
     assert "busy" not in text(0.0)
 
 

@@ -41,9 +41,11 @@ def bench_text(record: BenchRecord) -> str:
 
 def busy_lines(share: float) -> list[str]:
     """What it means for a comparison that the engine waited for a core, and what helps."""
+    waited = f"the engine waited for a core {100 * share:.0f} % of the time"
+    if share >= 1.0:
+        waited = "all in all, the engine's threads waited longer for cores than the runs took"
     return [
-        f"The machine is busy: the engine waited for a core {100 * share:.0f} % of the time. The "
-        "speedup is that",
+        f"The machine is busy: {waited}. The speedup is that",
         "of undisturbed runs, estimated from the fastest ones, with a wider interval. Stop other "
         "work, or keep",
         "cores free for the engine (taskset) and use fewer --threads.",
