@@ -154,6 +154,17 @@ def test_with_everything_known_the_smallest_budget_gives_the_same(
     assert "final" not in {event.stage for event in events}
 
 
+def test_a_resumed_run_without_time_for_anything_says_what_is_needed(
+    model: Path, tmp_path: Path, slow: Clock
+) -> None:
+    limits = {"performance_threshold": 100.0}
+    first = tuned(model, tmp_path / "run", budget_s=400.0, **limits)
+    assert first.summary.kept_float
+    again = tuned(model, tmp_path / "run", budget_s=0.1, **limits)
+    assert again.summary.stopped == "budget"
+    assert re.match(r"--budget 0.1s is too short for this model: .* \d+ s$", again.summary.reason)
+
+
 def test_the_best_of_a_search_that_is_cut_short_is_finished(
     model: Path, tmp_path: Path, slow: Clock
 ) -> None:

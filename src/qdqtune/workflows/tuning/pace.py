@@ -24,6 +24,7 @@ _PART_FOR_FINAL = 0.1
 _PART_FOR_REPAIR = 0.25
 # What calibration may take of the time that is left beside a single candidate and the end.
 _PART_FOR_CALIBRATION = 0.3
+_ROUNDED_UP = 1.15
 
 
 class Pace:
@@ -105,6 +106,20 @@ class Pace:
     def least_s(self) -> float:
         """What a single candidate and the end take, as far as that is known."""
         return self.trial_s(1, Effort.CONFIRM) + self.end_s(least=True)
+
+    def needed(self, elapsed_s: float, also_s: float = 0.0) -> str:
+        """Says how long a budget has to be for a single candidate.
+
+        Args:
+            elapsed_s: What the run took so far.
+            also_s: Seconds that are needed before the candidate.
+        """
+        # What was foreseen is rounded up, so that a run with it is not too short again.
+        needed_s = math.ceil(_ROUNDED_UP * (elapsed_s + also_s + self.least_s))
+        return (
+            f"--budget {self._budget_s or 0.0:g}s is too short for this model: timing the baseline "
+            f"and checking a result take about {needed_s} s"
+        )
 
     @property
     def calibration_s(self) -> float:

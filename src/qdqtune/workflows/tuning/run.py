@@ -77,7 +77,6 @@ from qdqtune.workflows.tuning.subgraph_mode import RAW, SubgraphMode
 _logger = logging.getLogger(__name__)
 
 _FLOAT: State = frozenset()
-_ROUNDED_UP = 1.15
 # A step that takes longer is told before it begins.
 _TOLD_AHEAD_S = 2.0
 # Seeds that measurements led to: no blankets.
@@ -243,13 +242,8 @@ class TuneRun:
         is_known = journal.earlier_benchmarks or self._earlier is not None
         if budget_s is None or is_known or pace.left_s() >= also_s + pace.least_s:
             return False
-        # What was foreseen is rounded up, so that a run with it is not too short again.
-        needed_s = math.ceil(_ROUNDED_UP * (self._reporter.elapsed_s + also_s + pace.least_s))
         story.stopped = stops.BY_BUDGET
-        story.reason = (
-            f"--budget {budget_s:g}s is too short for this model: timing the baseline and checking "
-            f"a result take about {needed_s} s"
-        )
+        story.reason = pace.needed(self._reporter.elapsed_s, also_s)
         return True
 
     def _evaluate_float(self) -> None:

@@ -24,7 +24,7 @@ from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.measured_accuracy import MeasuredAccuracy
 from qdqtune.workflows.tuning.pace import Pace
 from qdqtune.workflows.tuning.request import TuneRequest
-from qdqtune.workflows.tuning.story import FINISHED, INTERRUPTED, Story
+from qdqtune.workflows.tuning.story import BY_BUDGET, FINISHED, INTERRUPTED, Story
 
 # A step that takes longer is told before it begins.
 _TOLD_AHEAD_S = 2.0
@@ -170,6 +170,8 @@ class Shipping:
         if not space.groups and story.stopped != INTERRUPTED:
             return story.why_nothing or "nothing of it has a range that it could be quantized with"
         if not story.benchmarks + story.memo_hits:
+            if story.stopped == BY_BUDGET:
+                return self._pace.needed(self._reporter.elapsed_s)
             return f"nothing was measured before the end ({story.stopped})"
         if story.why_all_failed:
             return f"the engine runs no candidate: {story.why_all_failed.splitlines()[0]}"
