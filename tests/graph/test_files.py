@@ -82,7 +82,7 @@ def test_a_data_file_is_not_overwritten_unasked(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "not an ONNX file"),
+        (b"", "is empty"),
         (b"this is not a model at all", "not an ONNX file"),
         (np.random.default_rng(0).bytes(4096), "not an ONNX file"),
     ],

@@ -71,8 +71,9 @@ def external_files(model_file: Path) -> set[Path]:
 
 
 def model_bytes(model_file: Path) -> int:
-    """The size of a model, with the files that its weights lie in."""
-    return sum(file.stat().st_size for file in {model_file.resolve(), *external_files(model_file)})
+    """The size of a model, with the files that its weights lie in, as far as they are there."""
+    files = {model_file.resolve(), *external_files(model_file)}
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _check(tensor: onnx.TensorProto, model_file: Path) -> None:

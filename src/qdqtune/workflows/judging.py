@@ -217,7 +217,10 @@ class Judge:
             of_float = self._exact.of_float()
         except WorkerFailure as failure:
             title = registry.title(self.kernels.engine)
-            raise EngineError(f"{title} does not run the float model: {failure}", "") from None
+            raise EngineError(
+                f"{title} does not run the float model: {failure}",
+                "`qdqtune bench` on it should say the same. Try other --engine_option values.",
+            ) from None
         return min(of_float.against_float.values(), default=None) if of_float else None
 
     def _check_kernels(self) -> None:

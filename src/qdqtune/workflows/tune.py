@@ -17,6 +17,7 @@ from qdqtune.engines.layer_files import read_layer_info
 from qdqtune.engines.native import native_dialect
 from qdqtune.engines.reference import require_reference
 from qdqtune.engines.shares import estimated_shares
+from qdqtune.graph.external import model_bytes
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
@@ -52,6 +53,7 @@ from qdqtune.workflows.tuning.shape_ranges import (
 from qdqtune.workflows.tuning.subgraph_mode import NOT_TRIED
 
 _NOTHING_SAID = InputRequest()
+_LARGE_BYTES = 50_000_000
 _FROM_PYTHON = "qdqtune.tune (Python)"
 _EVALUATE_EXAMPLE = "(path): return accuracy"
 
@@ -204,7 +206,8 @@ def tune(
         command=command,
     )
     layout = request.dialect.format_of(quant_type)
-    reporter.tell("model", f"reading {request.model.name}")
+    if model_bytes(request.model) > _LARGE_BYTES:  # else a mistake is told without ado
+        reporter.tell("model", f"reading {request.model.name}")
     source = open_source(
         model, layout.least_opset, optimize=optimize,
         float_types=convertible(precision, request.dialect.float_types),
