@@ -97,6 +97,8 @@ def test_sizes_by_input_are_a_request() -> None:
     [
         {"qdq_baseline": "model.onnx"},
         {"qdq_baseline": "gone.onnx"},
+        {"budget_s": 0.0},
+        {"budget_s": float("nan")},
         {"node_filter": ("gone*",)},
         {"engine_options": {"gone": "1"}},
         {"evaluate": lambda path: None},

@@ -168,6 +168,8 @@ def tune(
     name = registry.resolve(engine, engine_options)
     require_reference()
     _check_numbers(seed=seed, max_drop=max_drop, performance_threshold=performance_threshold)
+    if budget_s is not None and not budget_s > 0:
+        raise UsageError(f"budget_s is {budget_s}.", "It is a number of seconds, above 0.")
     _check_workflow(workflow, name, graph_json, min_shapes, max_shapes, incremental_validation)
     check_precision(precision)
     chosen = preset_named(preset).within(budget_s)
