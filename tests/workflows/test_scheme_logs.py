@@ -13,6 +13,7 @@ from qdqtune import zoo
 from qdqtune.autotune.patterns.state_file import read_state
 from qdqtune.autotune.region_inspect import inspect_region_search
 from qdqtune.autotune.regions.region import leaves
+from qdqtune.cli.main import main
 from qdqtune.engines import registry
 from qdqtune.engines.build_log import BuildLog
 from qdqtune.engines.simulated import QUIET
@@ -80,6 +81,45 @@ def test_regions_have_the_numbers_of_the_inspection_and_of_the_models(
             assert f"scheme: {scheme.hash}\n" in logs[region, number]
     grown = (result.output_dir / "region_models").glob("region_*_level_*.onnx")
     assert {int(file.name.split("_")[1]) for file in grown} <= set(logged)
+
+
+@pytest.mark.parametrize("given_type", ["float32", "float16"])
+def test_regions_of_a_converted_model_are_those_of_the_float_model(
+    given_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its casts move the numbers: inspecting the model as given would show other regions."""
+    model, profile = tmp_path / "model.onnx", "gpu"
+    sizes = {"layers": 1, "width": 32, "head_width": 16, "sequence": 8, "vocabulary": 50}
+    onnx.save(zoo.build("bert", **sizes), model)
+    if given_type == "float16":
+        single, model, profile = model, tmp_path / "half.onnx", "cpu"
+        line = ["convert", str(single), "--to", "fp16", "--no_keep_io", "-o", str(model)]
+        assert main(line) == 0
+    folder = tune(
+        model,
+        engine="simulated",
+        engine_options={**QUIET, "profile": profile},
+        precision="float16" if given_type == "float32" else "auto",
+        max_benchmarks=4,
+        output_dir=tmp_path / "run",
+    ).output_dir
+    given, tuned = (
+        {region.id: region for region in leaves(inspect_region_search(path))}
+        for path in (model, folder / "region_models" / "float.onnx")
+    )
+    capsys.readouterr()
+    assert [len(region.nodes) for region in given.values()] != [
+        len(region.nodes) for region in tuned.values()
+    ]
+    files = list((folder / "logs").glob("region_*_scheme_0.log"))
+    assert files
+    for file in files:
+        region = tuned[int(file.name.split("_")[1])]
+        text = file.read_text()
+        assert f"{region.id} (level {region.level}) of region_models/float.onnx, " in text
+        found = re.search(r"pattern: (.+)=>", text)
+        assert found is not None
+        assert len(found[1].split("->")) == len(region.nodes)
 
 
 def test_a_scheme_that_failed_has_a_log_and_an_error_in_the_state(

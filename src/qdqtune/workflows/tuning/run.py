@@ -171,7 +171,7 @@ class TuneRun:
         request = self._request = tuned.request
         self._open_files(given, journal)
         base = PreparedModel(self._source.model, self._folder / names.CANDIDATES, is_kept=True)
-        plain = base.write(base.whole(), "float")
+        plain = base.write(base.whole(), names.FLOAT_CANDIDATE)
         self._pace.write_s = self._reporter.elapsed_s - began_s
         if not self._time_baseline(plain, feeds, journal):
             return self._hand_over(info, journal)

@@ -10,7 +10,7 @@ from qdqtune.autotune.patterns.pattern_views import PatternView
 from qdqtune.engines.build_log import BuildLog
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.tuning import Summary
-from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, ENGINE_LOG, FINAL
+from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, ENGINE_LOG, FINAL, FLOAT_CANDIDATE
 from qdqtune.workflows.tuning.snapshot import TriedScheme
 
 _logger = logging.getLogger(__name__)
@@ -21,9 +21,10 @@ _SCHEMES = "region_{}_scheme_{}.log"
 class SchemeLogs:
     """Writes `baseline.log`, `final.log` and `region_<n>_scheme_<m>.log` into a run's logs.
 
-    The numbers are those of the region, as `region_inspect` and the names in `region_models` have
-    them, and of the scheme in the state file. Regions of one pattern share its schemes, which go by
-    the first of them. A log that can't be written spoils no run: it is warned of.
+    The numbers are those of the region, as `region_inspect` of the float model that is tuned and
+    the names in `region_models` have them, and of the scheme in the state file. Regions of one
+    pattern share its schemes, which go by the first of them. A log that can't be written spoils no
+    run: it is warned of.
 
     Args:
         folder: The folder of logs.
@@ -76,8 +77,8 @@ class SchemeLogs:
         if candidate.name:
             model = f"{CANDIDATES}/{candidate.name}.onnx"
         lines = [
-            f"region: {view.first.id} (level {view.first.level}), the first of {view.regions} "
-            "with the pattern",
+            f"region: {view.first.id} (level {view.first.level}) of "
+            f"{CANDIDATES}/{FLOAT_CANDIDATE}.onnx, the first of {view.regions} with the pattern",
             f"pattern: {view.pattern.signature}",
             f"scheme: {scheme.hash}",
             *(f"point: {point}" for point in points),
