@@ -139,15 +139,16 @@ def test_a_repair_is_not_made_again(
     limits = {"evaluate": metric, "max_drop": 2.0, "min_sqnr_db": 5.0}
     first = tuned(model, tmp_path / "run", **limits)
     assert len(evaluated) > 2
-    assert first.summary.metric is not None
-    assert -2.0 <= first.summary.metric["final"] < 0.0
+    rejected = [each.metric for each in first.summary.rejected]
+    assert len(rejected) > 1
+    assert all(found is not None and found < -2.0 for found in rejected)
     evaluated.clear()
     for name in ("quality", "roughly_db"):
         monkeypatch.setattr(Judge, name, lambda *_: pytest.fail("judged again"))
     again = tuned(model, tmp_path / "run", **limits)
     assert evaluated == [str(model)]
     assert again.placement == first.placement
-    assert again.summary.metric == first.summary.metric
+    assert again.summary.rejected == first.summary.rejected
     assert again.summary.output_sqnr_db == first.summary.output_sqnr_db
 
 
@@ -193,4 +194,4 @@ def test_a_limit_that_nothing_keeps_is_told_as_the_reason(model: Path, tmp_path:
     assert result.summary.kept_float
     reason = result.summary.reason
     assert "what is faster is not accurate enough: quantizers -" in reason
-    assert "below 0 of the float model, more than --max_drop 0.5; left float: " in reason
+    assert "below the float model's 0, more than --max_drop 0.5; left float: " in reason

@@ -190,6 +190,20 @@ def test_a_blanket_misses_the_users_metric_before_it_ships(
     ]
 
 
+def test_the_metric_is_that_of_what_is_handed_over(model: Path, tmp_path: Path) -> None:
+    def few(path: str) -> float:
+        nodes = onnx.load(path, load_external_data=False).graph.node
+        return -float(sum(node.op_type == "QuantizeLinear" for node in nodes))
+
+    call: dict[str, Any] = {"evaluate": few, "max_drop": 100.0}
+    shipped = simulated(model, tmp_path / "shipped", **call).summary
+    assert shipped.metric is not None
+    assert shipped.metric["final"] < shipped.metric["float"] == 0.0
+    kept = simulated(model, tmp_path / "kept", **call, performance_threshold=100.0).summary
+    assert kept.kept_float
+    assert kept.metric == {"float": 0.0}
+
+
 def test_a_blanket_is_shown_where_float_is_best(model: Path, tmp_path: Path) -> None:
     options = {**QUIET, "profile": "float-only"}
     summary = simulated(model, tmp_path / "run", engine_options=options).summary

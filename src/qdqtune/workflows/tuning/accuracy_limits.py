@@ -102,6 +102,6 @@ class AccuracyLimits:
         if found >= before - self._request.max_drop:
             return ""
         return (
-            f"{evaluate.label} {found:.6g} is {before - found:.3g} below {before:.6g} of the float "
-            f"model, more than --max_drop {self._request.max_drop:g}"
+            f"{evaluate.label} {found:.6g} is {before - found:.3g} below the float model's "
+            f"{before:.6g}, more than --max_drop {self._request.max_drop:g}"
         )

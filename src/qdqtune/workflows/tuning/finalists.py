@@ -78,9 +78,7 @@ class Finalists:
         if not kept:
             story.reason = f"what is faster is not accurate enough: {story.lost_to_accuracy}"
             return None
-        result = self._written("the result", kept, method, self._folder.staging())
-        self.note_metric(result)
-        return result
+        return self._written("the result", kept, method, self._folder.staging())
 
     def float_model(self) -> Finalist:
         """The float model inside a Q/DQ file, which may be faster than the file."""
