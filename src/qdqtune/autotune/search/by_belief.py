@@ -26,6 +26,8 @@ _NOTHING: State = frozenset()
 _SHORTLIST = 24
 # A saving too small to be seen, for which fewer pairs are the better choice.
 _IDLE = 0.0005
+# Candidates in a row that may bring nothing, by group and sweep.
+_IDLE_PER_SWEEP = 3
 _MOST_RIVALS = 2
 # Candidates that the last two steps may need.
 _RESERVED = _MOST_RIVALS + 1
@@ -61,7 +63,7 @@ class BeliefSearch(Strategy):
         yield from self._drop_what_does_not_pay()
 
     def _explore(self) -> Steps:
-        idle, patience = 0, self.limits.sweeps * len(self.space.groups)
+        idle, patience = 0, _IDLE_PER_SWEEP * self.limits.sweeps * len(self.space.groups)
         while idle < patience and self._room > _RESERVED:
             states, effort = self._most_promising(self._room - _RESERVED)
             if not states:

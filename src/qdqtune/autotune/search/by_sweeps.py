@@ -67,6 +67,7 @@ class SweepSearch(Strategy):
         base = yield from self._race_seeds()
         yield from self._cut(base)
         for name, sets in self._stages().items():
+            self._fruitless = 0
             before = self.incumbent
             yield from self._try(sets, name)
             while before != self.incumbent and self._fruitless < self.limits.sweeps:

@@ -18,14 +18,14 @@ class Limits:
     """How much a search may do.
 
     Attributes:
-        sweeps: Patience: among many groups, batches in a row that may bring nothing; among few, how
-            often as many candidates as there are groups may.
+        sweeps: Patience: among many groups, batches in a row that may bring nothing before the next
+            kind of step is tried; among few, a measure of the candidates in a row that may.
         benchmarks: Candidates built and timed, at most.
         together: Candidates raced in one trial.
         least_gain: Expected relative gain below which a candidate is not worth a benchmark.
     """
 
-    sweeps: int = 4
+    sweeps: int = 2
     benchmarks: int = 200
     together: int = 4
     least_gain: float = 0.0002

@@ -101,9 +101,9 @@ def _by_effort(screen: _Number, confirm: _Number) -> dict[Effort, _Number]:
 
 
 PRESETS: dict[str, Preset] = {
-    "quick": Preset(_by_effort(10, 24), _by_effort(1.5, 3.0), 3, (36, 0.6), 4.0, 12),
-    "default": Preset(_by_effort(14, 40), _by_effort(3.0, 8.0), 5, (60, 2.0), 8.0, 16),
-    "extensive": Preset(_by_effort(30, 100), _by_effort(8.0, 30.0), 12, (100, 8.0), 30.0, 30),
+    "quick": Preset(_by_effort(10, 24), _by_effort(1.5, 3.0), 1, (36, 0.6), 4.0, 12),
+    "default": Preset(_by_effort(14, 40), _by_effort(3.0, 8.0), 2, (60, 2.0), 8.0, 16),
+    "extensive": Preset(_by_effort(30, 100), _by_effort(8.0, 30.0), 5, (100, 8.0), 30.0, 30),
 }
 
 
