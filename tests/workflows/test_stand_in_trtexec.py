@@ -180,7 +180,7 @@ def test_region_mode_on_a_strongly_typed_version(
     assert any("as_given" in name for name in builds(calls))
     types = {weight.data_type for weight in onnx.load(result.model).graph.initializer}
     assert {TensorProto.INT8, TensorProto.FLOAT16} <= types
-    assert "threads" not in tune_text(result)
+    assert "thread" not in tune_text(result).splitlines()[0]  # a busy machine is advised on them
 
 
 @pytest.mark.usefixtures("stand_in")
