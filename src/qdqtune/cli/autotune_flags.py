@@ -40,7 +40,7 @@ class _Parser(Parser):
         return super().parse_known_args(normalize(given), namespace)
 
 
-class _Mode(argparse.Action):
+class _Mode(SaidOnce):
     """Keeps a preset, a workflow, or one of each; a second one of a kind must say the same."""
 
     def __call__(
@@ -52,10 +52,7 @@ class _Mode(argparse.Action):
     ) -> None:
         """Store the value where its kind goes."""
         kind = "workflow" if values in WORKFLOWS else "_preset"
-        before = getattr(namespace, kind, None)
-        if before not in (None, values):
-            raise argparse.ArgumentError(self, f"{before} and {values} contradict each other")
-        setattr(namespace, kind, values)
+        self.keep(namespace, kind, values)
         namespace.mode = getattr(namespace, "_preset", None) or values
 
 

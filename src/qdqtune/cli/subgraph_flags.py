@@ -20,10 +20,14 @@ class SaidOnce(argparse.Action):
         option_string: str | None = None,  # noqa: ARG002
     ) -> None:
         """Store the value."""
-        before = getattr(namespace, self.dest)
-        if before not in (None, values):
-            raise argparse.ArgumentError(self, f"{before} and {values} contradict each other")
-        setattr(namespace, self.dest, values)
+        self.keep(namespace, self.dest, values)
+
+    def keep(self, namespace: argparse.Namespace, name: str, value: Any) -> None:
+        """Store a value under a name, unless it contradicts the one that is there."""
+        before = getattr(namespace, name, None)
+        if before not in (None, value):
+            raise argparse.ArgumentError(self, f"{before} and {value} contradict each other")
+        setattr(namespace, name, value)
 
 
 def add_subgraph(parser: argparse.ArgumentParser) -> None:
