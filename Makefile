@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 DEMO   := work/demo
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test test-slow lint bench clean
 
 install: $(READY)
 
@@ -26,6 +26,9 @@ lint: $(READY)
 
 test: lint
 	$(BIN)/pytest -n auto --dist worksteal $(ARGS)
+
+test-slow: $(READY)
+	$(BIN)/pytest -n auto --dist worksteal --slow -m slow --timeout 3600 $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
