@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 DEMO   := work/demo
 
-.PHONY: install demo test test-slow lint bench clean
+.PHONY: install demo test test_slow lint bench clean
 
 install: $(READY)
 
@@ -27,7 +27,7 @@ lint: $(READY)
 test: lint
 	$(BIN)/pytest -n auto --dist worksteal $(ARGS)
 
-test-slow: $(READY)
+test_slow: $(READY)
 	$(BIN)/pytest -n auto --dist worksteal --slow -m slow --timeout 3600 $(ARGS)
 
 bench: $(READY)
