@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 
 HERE = Path(__file__).parent
+PATH = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
 
 CONV_TEXT = """
 <ir_version: 9, opset_import: ["" : 17]>
@@ -56,7 +58,7 @@ def faulty_with() -> Iterator[Callable[..., Worker]]:
     with contextlib.ExitStack() as stack:
 
         def start(**options: object) -> Worker:
-            defaults = {"timeout_s": 60, "environment": {"PYTHONPATH": str(HERE)}}
+            defaults = {"timeout_s": 60, "environment": {"PYTHONPATH": PATH}}
             worker = Worker("faulty_engine:FaultyEngine", **{**defaults, **options})
             return stack.enter_context(worker)
 

@@ -18,6 +18,15 @@ import numpy as np
 from qdqtune.engines.interface import InputSpec, SessionOptions
 from qdqtune.records.measurement import EngineInfo, LayerTime
 
+# Twice away: an orphan in a session that is not even its starter's.
+_DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    print(os.getpid(), flush=True)
+    time.sleep(1000)
+"""
+
 
 def _misbehave(fault: str) -> None:
     if fault == "segfault":
@@ -47,6 +56,13 @@ def _misbehave(fault: str) -> None:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
         os.write(2, f"grandchild {child.pid}\n".encode())
         time.sleep(1000)
+    elif fault == "daemon":
+        child = subprocess.Popen(
+            [sys.executable, "-c", _DAEMON], stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert child.stdout is not None
+        os.write(2, b"daemon " + child.stdout.readline())
+        child.wait()
     elif fault:
         raise ValueError(f"unknown fault {fault}")
 

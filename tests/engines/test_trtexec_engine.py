@@ -476,25 +476,6 @@ def test_trtexec_ends_with_its_parent(tmp_path: Path) -> None:
     _wait_for(lambda: not _is_alive(child))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_what_a_script_starts_ends_with_the_worker(tmp_path: Path) -> None:
-    told = tmp_path / "pid"
-    program = tmp_path / "trtexec"
-    program.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {told}\nwait\n")
-    program.chmod(0o755)
-    script = (
-        "import sys\n"
-        "from qdqtune.engines.trtexec.running import run_command\n"
-        "run_command(['/bin/true'])\n"
-        "run_command([sys.argv[1]])"
-    )
-    command = [sys.executable, "-c", script, str(program)]
-    with subprocess.Popen(command, start_new_session=True) as worker:
-        _wait_for(lambda: told.exists() and told.read_text().strip())
-        os.kill(worker.pid, signal.SIGKILL)
-    _wait_for(lambda: not _is_alive(int(told.read_text())))
-
-
 def _is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

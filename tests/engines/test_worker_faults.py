@@ -10,16 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from tests.engines.conftest import PATH
 
 from qdqtune.engines.isolated import FailureKind, WorkerFailure
 
 FEEDS = {"x": np.zeros(1, dtype=np.float32)}
-HERE = Path(__file__).parent
 
 
 def fails(worker, path) -> str:
@@ -131,6 +130,35 @@ def test_a_timeout_ends_the_grandchildren_too(faulty_with, model_that):
     assert gone(pid)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to a subreaper")
+@pytest.mark.parametrize("end", ["close", "timeout", "crash", "killed worker"])
+def test_daemons_of_an_engine_end_with_its_worker(faulty_with, model_that, tmp_path, end):
+    log = tmp_path / "engine.log"
+    worker = faulty_with(timeout_s=60, log_path=log)
+    worker.time(worker.open(model_that("daemon")), 1)
+    pid = int(re.search(r"daemon (\d+)", log.read_text()).group(1))
+    assert psutil.pid_exists(pid)
+    if end == "close":
+        worker.close()
+    elif end == "killed worker":
+        os.kill(worker.pid, signal.SIGKILL)
+    else:
+        worker.measure(
+            model_that({"timeout": "hang", "crash": "segfault"}[end]), FEEDS, timeout_s=1
+        )
+    assert gone(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to a subreaper")
+def test_daemons_of_an_engine_end_with_a_killed_parent(model_that, tmp_path):
+    log = tmp_path / "engine.log"
+    with parent_of_worker(model_that("daemon"), log) as (parent, worker):
+        pid = int(re.search(r"daemon (\d+)", log.read_text()).group(1))
+        parent.send_signal(signal.SIGKILL)
+        assert gone(pid)
+        assert gone(worker)
+
+
 def test_a_child_outlives_the_thread_that_started_it(faulty, model_that):
     thread = threading.Thread(target=faulty.info)
     thread.start()
@@ -143,8 +171,10 @@ def test_a_child_outlives_the_thread_that_started_it(faulty, model_that):
 
 PARENT = """
 import sys
+from pathlib import Path
 from qdqtune.engines.isolated import Worker
-worker = Worker("faulty_engine:FaultyEngine", timeout_s=100)
+log = Path(sys.argv[2]) if sys.argv[2] else None
+worker = Worker("faulty_engine:FaultyEngine", timeout_s=100, log_path=log)
 worker.info()
 model = worker.open(sys.argv[1])
 print(worker.pid, flush=True)
@@ -158,10 +188,13 @@ except KeyboardInterrupt:
 
 
 @contextlib.contextmanager
-def parent_of_worker(path):
+def parent_of_worker(path, log=""):
     """Another Python that runs a model in a worker; yields it and the worker's process id."""
-    environment = {**os.environ, "PYTHONPATH": str(HERE)}
-    argv = [sys.executable, "-c", PARENT, str(path)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": PATH,
+    }
+    argv = [sys.executable, "-c", PARENT, str(path), str(log)]
     with subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqtune.engines.drain import Drain
+from qdqtune.engines.supervisor import END
 from qdqtune.records.errors import EngineError
 
 _MAX_REPLY_BYTES = 256 * 1024 * 1024
@@ -29,6 +30,8 @@ _GRACE_S = 2.0
 _START = """\
 import sys
 sys.path = [path for path in sys.path if path]
+from qdqtune.engines.supervisor import supervise
+supervise(int(sys.argv.pop(1)))
 from qdqtune.engines.worker import main
 main()
 """
@@ -113,9 +116,8 @@ class ChildProcess:
     ) -> None:
         commands_read, self._commands = os.pipe()
         self._replies, replies_write = os.pipe()
-        argv = [sys.executable, "-c", _START, "--engine", engine]
+        argv = [sys.executable, "-c", _START, str(os.getpid()), "--engine", engine]
         argv += ["--commands", str(commands_read), "--replies", str(replies_write)]
-        argv += ["--parent", str(os.getpid())]
         try:
             self._process = _spawn(
                 argv,
@@ -139,11 +141,12 @@ class ChildProcess:
         self._unread = b""
         self._number = 0
         self._ended = False
+        self._pid = self._process.pid
 
     @property
     def pid(self) -> int:
-        """Process id of the child, also the id of its process group."""
-        return self._process.pid
+        """Process id of the worker; until it has answered, of the one that starts it."""
+        return self._pid
 
     def request(self, op: str, timeout_s: float, **arguments: Any) -> Any:
         """Sends one request and waits for its answer.
@@ -170,6 +173,7 @@ class ChildProcess:
             # Ctrl-C while waiting: the answer that is still to come must not meet a later question.
             self.kill()
             raise
+        self._pid = reply.get("pid", self._pid)
         if "error" in reply:
             raise WorkerFailure(str(reply["error"]), FailureKind.ERROR, reply.get("details", ""))
         return reply["result"]
@@ -183,10 +187,13 @@ class ChildProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Ends the child and every process in its group now."""
+        """Ends the child now, and every process that it has started."""
         if self._ended:
             return
         self._ended = True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.send_signal(END)
+            self._process.wait(_GRACE_S)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -1,7 +1,8 @@
-"""The child process that runs an engine: ``python -m qdqtune.engines.worker``.
+"""The child process that runs an engine.
 
-Started by ``qdqtune.engines.process`` only. Requests and answers are JSON lines on two private
-pipes; whatever an engine prints goes to stderr, which the parent drains.
+Started by ``qdqtune.engines.process`` only, under ``qdqtune.engines.supervisor``. Requests and
+answers are JSON lines on two private pipes; whatever an engine prints goes to stderr, which the
+parent drains.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from qdqtune.engines.arrays import read_arrays, write_arrays
 from qdqtune.engines.build_log import building
 from qdqtune.engines.contention import waited_for_cpu_s
 from qdqtune.engines.interface import SessionOptions, VirtualTime
-from qdqtune.engines.parent_death import end_with_parent
 
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Engine, Session
@@ -63,15 +63,14 @@ class Server:
 
     def answer(self, request: _Request) -> bytes:
         """Returns the line that answers a request; an engine's exception is an answer too."""
-        reply: dict[str, Any] = {"number": request["number"]}
+        reply = {"number": request["number"], "pid": os.getpid()}
         try:
-            reply["result"] = self._operations[request["op"]](request)
-            line = json.dumps(reply)
+            line = json.dumps({**reply, "result": self._operations[request["op"]](request)})
         except Exception as error:
             traceback.print_exc()
             message = f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]
             message = "".join(c if c.isprintable() or c == "\n" else "?" for c in message)
-            line = json.dumps({"number": request["number"], "error": message})
+            line = json.dumps({**reply, "error": message})
         return line.encode() + b"\n"
 
     def _info(self, request: _Request) -> Any:
@@ -148,15 +147,13 @@ class Server:
 
 
 def main() -> None:
-    """Serves until the command pipe ends or the parent does."""
+    """Serves until the command pipe ends."""
     parser = argparse.ArgumentParser(prog="qdqtune.engines.worker")
     parser.add_argument("--engine", required=True, help="module:Class of the engine")
     parser.add_argument("--commands", type=int, required=True, help="descriptor to read from")
     parser.add_argument("--replies", type=int, required=True, help="descriptor to write to")
-    parser.add_argument("--parent", type=int, required=True, help="process id of the parent")
     arguments = parser.parse_args()
 
-    _die_with_parent(arguments.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # whatever prints to stdout, natively or not, prints to stderr
     for descriptor in (arguments.commands, arguments.replies):
@@ -180,12 +177,6 @@ def _read_commands(descriptor: int, lines: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)
 
 
-def _die_with_parent(parent: int) -> None:
-    end_with_parent()
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(0)
-
-
 def _give_memory_back() -> None:
     """Returns freed memory to the system: sessions come and go by the hundred."""
     gc.collect()
@@ -194,7 +185,3 @@ def _give_memory_back() -> None:
             ctypes.CDLL(None).malloc_trim(0)
         except AttributeError:  # only glibc has it
             return
-
-
-if __name__ == "__main__":
-    main()

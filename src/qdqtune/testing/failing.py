@@ -71,8 +71,8 @@ def _check_gone(pids: list[int]) -> None:
     deadline = time.monotonic() + _GONE_WITHIN_S
     while alive := [pid for pid in pids if _is_alive(pid)]:
         assert time.monotonic() < deadline, (
-            f"processes {alive} outlived the engine's. Whatever an engine starts must stay in its "
-            "process group (no `start_new_session`), which is killed whole"
+            f"processes {alive} outlived the engine's. Where the system is not Linux, whatever an "
+            "engine starts must stay in its process group (no `start_new_session`)"
         )
         time.sleep(0.01)
 

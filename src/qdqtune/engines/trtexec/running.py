@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO
 
 from qdqtune.engines.parent_death import end_with_parent
-from qdqtune.engines.trtexec.guard import guard_group
 
 _LOG_BYTES = 4 << 20
 _LONGEST_LINE = 8000
@@ -54,7 +53,6 @@ def run_command(command: Sequence[str], log: Path | None = None) -> Finished:
     Raises:
         OSError: If it can't be started.
     """
-    guard_group()
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
