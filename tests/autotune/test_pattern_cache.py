@@ -201,11 +201,17 @@ def test_no_file(tmp_path: Path) -> None:
         ("schema: one\npattern_schemes: []", "line 1: 'one'"),
         ("pattern_schemes: !!python/object/apply:os.system ['true']", "line 1"),
         ("a: &a [1]\npattern_schemes: [*a, *a]", "aliases"),
-        ("[" * 5000, "not a pattern cache"),
+        ("a: &a 1\npattern_schemes: [*a]", "line 2: not a pattern cache: it has aliases"),
+        ("a: &a {b: 1}\nc: {<<: *a}", "line 2: not a pattern cache: it has aliases"),
+        ("[" * 50_000, "it is nested more than 50 levels deep"),
+        ("{a: " * 50_000, "it is nested more than 50 levels deep"),
+        ("- " * 50_000, "it is nested more than 50 levels deep"),
+        ("a: [" + "1," * 600_000, "it has more than 500,000 values"),
+        ("a: 1" + ":1" * 500_000, "it has a number of more than 4000 digits"),
         ("a: 2026-99-99\npattern_schemes: []", "not a pattern cache"),
         ("a: \x01", "not a pattern cache"),
     ],
-    ids=range(14),
+    ids=range(20),
 )  # fmt: skip
 def test_what_is_no_cache_is_named_by_file_and_line(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "broken.yaml"

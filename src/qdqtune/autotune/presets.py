@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from qdqtune.records.errors import UsageError
+from qdqtune.records.reading import read_text
 
 _log = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ def get_node_filter_list(path: str | os.PathLike[str] | None) -> list[str] | Non
     if path is None:
         return None
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise UsageError(

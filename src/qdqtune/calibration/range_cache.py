@@ -25,6 +25,7 @@ from qdqtune.calibration.inputs import Feeds
 from qdqtune.graph.whole_files import replacing
 from qdqtune.records.errors import OutputError
 from qdqtune.records.ranges import RangeMethod
+from qdqtune.records.reading import parse_json, read_text
 
 FOLDER = "QDQTUNE_CACHE"
 """The environment variable that names the folder; empty, nothing is kept."""
@@ -118,9 +119,9 @@ class RangeCache:
             return None
         path = self._folder / f"{key}-{samples}.json"
         try:
-            found = _read(path.read_text(encoding="utf-8"), path.stem)
+            found = _read(read_text(path), path.stem)
             os.utime(path)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             _logger.debug("%s is not used: %s", path, error)
             return None
         return found if set(ways) <= set(found.ways) else None
@@ -175,7 +176,7 @@ def _text(found: Calibrated, name: str) -> str:
 
 
 def _read(text: str, name: str) -> Calibrated:
-    body: Any = json.loads(text)
+    body: Any = parse_json(text, name)
     if (body["kind"], body["schema"], body["name"]) != ("calibration", _SCHEMA, name):
         raise ValueError("it is something else")
     ways = {

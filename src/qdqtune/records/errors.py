@@ -28,6 +28,13 @@ class UsageError(QdqtuneError):
     """The request itself makes no sense: an unknown op, engine or option. Exit code 2."""
 
 
+class LimitError(UsageError, ValueError):
+    """A file or text is larger, or nested deeper, than what is read of its kind.
+
+    Also a `ValueError`: whoever can do without a file takes it for a damaged one.
+    """
+
+
 class ModelError(QdqtuneError):
     """The model file is missing, broken or not what the command can work with."""
 

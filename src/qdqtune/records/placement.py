@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from qdqtune.records.errors import UsageError
+from qdqtune.records.errors import LimitError, UsageError
+from qdqtune.records.reading import parse_json
 
 SCHEMA = 1
 _DIGEST_BYTES = 16
@@ -94,8 +95,10 @@ class Placement:
             UsageError: If the text is not a placement of a schema that this version knows.
         """
         try:
-            body = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            body = parse_json(text, source)
+        except LimitError:
+            raise
+        except ValueError as error:
             raise UsageError(f"{source} is not a placement file: {error}.", _MADE_BY) from None
         if not isinstance(body, dict) or body.get("kind") != "placement":
             raise UsageError(

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from qdqtune.records.errors import UsageError
+from qdqtune.records.errors import LimitError, UsageError
+from qdqtune.records.reading import parse_json
 
 SCHEMA = 1
 
@@ -77,7 +78,7 @@ class Ranges:
             UsageError: If the text is not a ranges file.
         """
         try:
-            body = json.loads(text)
+            body = parse_json(text, name)
             if body["kind"] != "ranges" or body["schema"] != SCHEMA:
                 raise ValueError(f"kind {body['kind']!r}, schema {body['schema']!r}")
             pairs = {
@@ -88,14 +89,9 @@ class Ranges:
             ):
                 raise ValueError("a range is not finite, or its low end is above its high end")
             return cls(pairs, CalibrationSource(body["source"]), int(body["samples"]))
-        except (
-            KeyError,
-            TypeError,
-            AttributeError,
-            ValueError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+        except LimitError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise UsageError(
                 f"{name} is not a ranges file: {error}.", "Calibrate again to get one."
             ) from None

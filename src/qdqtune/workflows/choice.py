@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from qdqtune.qdq.selection import Selection, select_nodes, select_ops, select_te
 from qdqtune.qdq.units import merge
 from qdqtune.records.errors import UsageError
 from qdqtune.records.placement import Placement
+from qdqtune.records.reading import parse_json, read_text
 
 _logger = logging.getLogger(__name__)
 
@@ -66,13 +66,13 @@ def select(index: GraphIndex, dialect: Dialect, quant_type: str, choice: Choice)
 
 def _read_placement(path: str | Path, index: GraphIndex) -> Placement:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"The placement file {path} can't be read: {error}.", "Check the path."
         ) from None
     placement = Placement.from_json(text, str(path))
-    made_for = json.loads(text).get("model")
+    made_for = parse_json(text, str(path)).get("model")
     if made_for and made_for != fingerprint(index.model):
         _logger.warning("%s was made for another model, or another version of this one", path)
     return placement

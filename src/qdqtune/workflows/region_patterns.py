@@ -21,6 +21,7 @@ from qdqtune.engines.native import native_dialect
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError, ModelError, UsageError
 from qdqtune.records.ranges import Ranges
+from qdqtune.records.reading import read_text
 from qdqtune.records.tuning import TuneResult
 from qdqtune.workflows.benchmark_instance import current_benchmark
 from qdqtune.workflows.benchmarks import DEFAULT_TIMING_RUNS
@@ -192,7 +193,7 @@ def _autotuner(
     autotuner.load_state(state)
     ranges = result.output_dir / RANGES
     if ranges.is_file():
-        autotuner.use_ranges(Ranges.from_json(ranges.read_text(encoding="utf-8"), str(ranges)))
+        autotuner.use_ranges(Ranges.from_json(read_text(ranges), str(ranges)))
     _check_choice(autotuner, result)
     return autotuner
 

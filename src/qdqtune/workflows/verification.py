@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import filecmp
-import json
 import logging
 import math
 import os
@@ -22,6 +21,7 @@ from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Edge, Placement
+from qdqtune.records.reading import parse_json, read_bytes, read_text
 from qdqtune.records.verification import Claim, Edges, VerifyReport
 from qdqtune.workflows.comparison import bench
 from qdqtune.workflows.tuning.folder import BASELINE, JOURNAL, PLACEMENT, SUMMARY
@@ -128,7 +128,7 @@ def _claim_about(file: Path) -> tuple[Claim | None, bool]:
     if not path.is_file():
         return None, True
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary = parse_json(read_text(path), str(path))
         if summary["kind"] != "summary":
             return None, True
         if file.name not in summary["files"].values() or file.name == BASELINE:
@@ -174,7 +174,7 @@ def _compare_edges(file: Path) -> Edges | None:
     path = file.with_name(PLACEMENT)
     if not path.is_file():
         return None
-    placement = Placement.from_json(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    placement = Placement.from_json(read_bytes(path).decode(errors="replace"), str(path))
     model = load_model(file)
     found = strip(model).placement.edges
     index = GraphIndex(model)

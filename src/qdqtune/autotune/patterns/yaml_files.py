@@ -12,6 +12,7 @@ import yaml
 
 from qdqtune.autotune.errors import AutotunerError, NewerVersionError
 from qdqtune.graph.files import write_text
+from qdqtune.records.reading import read_text
 
 try:
     from yaml import CSafeDumper as _Dumper
@@ -20,6 +21,9 @@ except ImportError:  # PyYAML was built without libyaml: the same, only slower
     from yaml import SafeDumper as _Dumper  # type: ignore[assignment]
     from yaml import SafeLoader as _Loader  # type: ignore[assignment]
 
+_DEEPEST = 50
+_MOST_EVENTS = 500_000
+_LONGEST_NUMBER = 4000
 _LINE_WIDTH = 1 << 20  # a signature stays on one line
 _NEWER = "Update qdqtune, or use the version that wrote it."
 
@@ -86,17 +90,16 @@ def read_yaml(path: str | os.PathLike[str], what: str, hint: str) -> YamlFile:
     """
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except FileNotFoundError:
         raise
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise AutotunerError(f"{file} is not {what}: {why}.", hint) from None
     try:
+        _check_events(text)
         loader = _Loader(text)
         root = loader.get_single_node()
-        if root is not None:
-            _refuse_aliases(root)
         body = None if root is None else loader.construct_document(root)
     except Exception as error:  # PyYAML raises IndexError, KeyError, AttributeError for bad tags
         raise AutotunerError(f"{_line(file, error)}: not {what}: {_why(error)}.", hint) from None
@@ -143,19 +146,33 @@ def _below(node: Any, key: str | int) -> yaml.Node | None:
     return None
 
 
-def _refuse_aliases(root: yaml.Node) -> None:
-    """A few lines of aliases can stand for more items than there is memory."""
-    seen: set[int] = set()
-    waiting: list[Any] = [root]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, yaml.ScalarNode):
-            continue
-        if id(node) in seen:
-            raise yaml.MarkedYAMLError(problem="it has aliases", problem_mark=node.start_mark)
-        seen.add(id(node))
-        for item in node.value:
-            waiting += item if isinstance(item, tuple) else (item,)
+def _check_events(text: str) -> None:
+    """Refuse what takes more than its share of memory, stack or time to make values from.
+
+    The parser keeps to itself how deep it is; what makes values of its events calls itself.
+    A few lines of aliases can stand for more items than there is memory.
+    """
+    depth = 0
+    for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
+        problem = ""
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            problem = f"it is nested more than {_DEEPEST} levels deep" if depth > _DEEPEST else ""
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.AliasEvent):
+            problem = "it has aliases"
+        elif isinstance(event, yaml.ScalarEvent) and _is_long_number(event.value):
+            problem = f"it has a number of more than {_LONGEST_NUMBER} digits"
+        if number > _MOST_EVENTS:
+            problem = f"it has more than {_MOST_EVENTS:,} values"
+        if problem:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+
+def _is_long_number(value: str) -> bool:
+    """Whether the time to read a scalar may grow with its square: `1:1:1` is of base 60."""
+    return len(value) > _LONGEST_NUMBER and not value.strip("+-.:_0123456789")
 
 
 def _line(file: Path, error: Exception) -> str:
@@ -164,7 +181,5 @@ def _line(file: Path, error: Exception) -> str:
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
     problem = getattr(error, "problem", None) or str(error) or type(error).__name__
     return str(problem).strip().splitlines()[0]

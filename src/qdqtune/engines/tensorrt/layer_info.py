@@ -21,7 +21,8 @@ from qdqtune.engines.tensorrt.layers import (
     parse_layers,
     type_named,
 )
-from qdqtune.records.errors import UsageError
+from qdqtune.records.errors import LimitError, UsageError
+from qdqtune.records.reading import parse_json, read_bytes
 
 _LAYERS_KEYS = ("layers", "layerinfo")
 _BINDINGS_KEYS = ("bindings", "i/o tensors")
@@ -60,19 +61,25 @@ def read_layer_info(path: str | Path) -> LayerInfo:
         UsageError: If there is no such file, or no layers in it.
     """
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig", errors="replace")
+        text = read_bytes(path).decode("utf-8-sig", errors="replace")
     except OSError as error:
         raise UsageError(
             f"The layer information {path} can't be read: {error.strerror}.", _HOW_TO
         ) from error
     try:
-        return parse_layer_info(text)
+        return parse_layer_info(text, str(path))
+    except LimitError:
+        raise
     except ValueError as error:
         raise UsageError(f"{path} holds no TensorRT layer information: {error}.", _HOW_TO) from None
 
 
-def parse_layer_info(text: str) -> LayerInfo:
+def parse_layer_info(text: str, source: str = "The layer information") -> LayerInfo:
     """Reads layer information in any of its forms.
+
+    Args:
+        text: The text.
+        source: What to call it in an error message.
 
     Raises:
         ValueError: If it is none; the message says what is wrong where.
@@ -82,7 +89,7 @@ def parse_layer_info(text: str) -> LayerInfo:
     if start >= 0 and not text.lstrip().startswith("{"):
         listed = parse_layers(text[start:])
         return _of_first_profile(listed, _listed_bindings(text[start:]), detailed=True)
-    value = _json(text)
+    value = _json(text, source)
     entries = _entries(value)
     layers = [_layer(number, entry) for number, entry in enumerate(entries)]
     if not layers:
@@ -91,10 +98,10 @@ def parse_layer_info(text: str) -> LayerInfo:
     return _of_first_profile(layers, _bindings(value), detailed=detailed)
 
 
-def _json(text: str) -> Any:
+def _json(text: str, source: str) -> Any:
     try:
         # Not strict: names hold control characters as they are.
-        return json.loads(text, strict=False)
+        return parse_json(text, source, strict=False)
     except json.JSONDecodeError as error:
         if not text.strip():
             raise ValueError("it is empty") from None
@@ -104,7 +111,9 @@ def _json(text: str) -> Any:
             f"it is neither JSON ({error.msg} in line {error.lineno}, column {error.colno}) nor a "
             "log with a list of layers"
         ) from None
-    except (ValueError, RecursionError) as error:
+    except LimitError:
+        raise
+    except ValueError as error:
         raise ValueError(f"its JSON can't be read ({error})") from None
 
 

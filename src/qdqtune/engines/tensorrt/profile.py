@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict, deque
@@ -16,6 +15,7 @@ from qdqtune.engines.tensorrt.layers import Layer
 from qdqtune.engines.tensorrt.nodes import precision_of
 from qdqtune.engines.tensorrt.wiring import names
 from qdqtune.records.measurement import LayerTime
+from qdqtune.records.reading import parse_json
 
 # As trtexec writes it, with names as they are: a quote or a backslash in one makes no valid JSON.
 _ENTRY = re.compile(
@@ -121,8 +121,8 @@ def _as_written(text: str) -> Sequence[Mapping[str, Any]]:
 
 def _as_json(text: str) -> Sequence[Mapping[str, Any]]:
     try:
-        listed = json.loads(text, strict=False)
-    except (ValueError, RecursionError) as error:
+        listed = parse_json(text, "The profile", strict=False)
+    except ValueError as error:
         raise ValueError(f"the profile is no JSON: {error}") from None
     return [entry for entry in listed if isinstance(entry, Mapping)]
 

@@ -28,6 +28,7 @@ from qdqtune.engines.tensorrt.settings import Settings
 from qdqtune.engines.tensorrt.shapes import ShapeRange, widened
 from qdqtune.engines.tensorrt.signature import Signature
 from qdqtune.records.measurement import LayerTime
+from qdqtune.records.reading import parse_json
 
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Feeds, Outputs
@@ -260,7 +261,7 @@ class TensorRtSession:
 def _strict(text: str) -> str:
     """What is told about layers as JSON that others can read: 8.6 leaves separators unescaped."""
     try:
-        return json.dumps(json.loads(text, strict=False), indent=1) + "\n"
+        return json.dumps(parse_json(text, "The layer information", strict=False), indent=1) + "\n"
     except ValueError:  # it is no JSON but a list
         return text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections.abc import Mapping
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+
+from qdqtune.records.reading import parse_json
 
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Outputs
@@ -36,7 +37,8 @@ def last_times_ms(text: str, runs: int, median_ms: float) -> list[float] | None:
         None if it is no such file, has fewer runs, or says something else than the summary.
     """
     try:
-        times = [float(entry["computeMs"]) for entry in json.loads(text)][-runs:]
+        entries = parse_json(text, "The file of times")
+        times = [float(entry["computeMs"]) for entry in entries][-runs:]
     except (ValueError, KeyError, TypeError):
         return None
     if len(times) < runs or not abs(statistics.median(times) - median_ms) <= _NEAR * median_ms:

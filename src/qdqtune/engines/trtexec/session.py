@@ -25,9 +25,13 @@ from qdqtune.engines.trtexec.plans import ModelFile, Plan, PlanBuilder
 from qdqtune.engines.trtexec.program import TrtexecError
 from qdqtune.engines.trtexec.results import last_times_ms, parse_outputs
 from qdqtune.records.measurement import LayerTime
+from qdqtune.records.reading import TEXT_BYTES, read_bytes
 
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Feeds, Outputs
+
+# Six digits take about ten characters: 100 million values.
+_OUTPUTS_BYTES = 1 << 30
 
 
 class TrtexecSession:
@@ -82,7 +86,7 @@ class TrtexecSession:
         if refused or not file.exists():
             why = f"it doesn't know {min(refused)}" if refused else "it wrote no file"
             raise TrtexecError(f"this trtexec can't tell the outputs of a model: {why}")
-        return parse_outputs(_read(file), self._signature.outputs)
+        return parse_outputs(_read(file, _OUTPUTS_BYTES), self._signature.outputs)
 
     def time_runs(self, runs: int) -> list[float]:
         """Times runs on the kept feeds, in one process; what the GPU computes, no transfers.
@@ -191,5 +195,5 @@ def _first_read(*paths: Path | None) -> LayerInfo | None:
     return None
 
 
-def _read(path: Path) -> str:
-    return path.read_bytes().decode(errors="replace")
+def _read(path: Path, most: int = TEXT_BYTES) -> str:
+    return read_bytes(path, most).decode(errors="replace")

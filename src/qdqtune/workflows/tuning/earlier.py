@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqtune.records.errors import QdqtuneError
 from qdqtune.records.placement import Placement
+from qdqtune.records.reading import parse_json, read_text
 from qdqtune.records.tuning import Summary
 from qdqtune.workflows.tuning.folder import FINAL, PLACEMENT, SUMMARY, RunFolder
 
@@ -63,15 +63,15 @@ def earlier_result(folder: RunFolder) -> EarlierResult | None:
     """The result of an earlier run, if there is one, whole and unchanged."""
     model = folder / FINAL
     try:
-        body = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        body = parse_json(read_text(folder / SUMMARY), SUMMARY)
         summary = Summary.from_dict(body)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         _logger.warning("%s is damaged and left out: %s", folder / SUMMARY, error)
         return None
     try:
-        placement = Placement.from_json((folder / PLACEMENT).read_text(encoding="utf-8"))
+        placement = Placement.from_json(read_text(folder / PLACEMENT))
     except (OSError, ValueError, QdqtuneError) as error:
         _logger.warning("%s is damaged and left out: %s", folder / PLACEMENT, error)
         return None

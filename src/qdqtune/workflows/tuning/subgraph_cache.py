@@ -19,6 +19,7 @@ from typing import Any
 from qdqtune.autotune.subgraphs.costs import InModel
 from qdqtune.graph.files import write_text
 from qdqtune.graph.whole_files import writing
+from qdqtune.records.reading import parse_json, read_text
 from qdqtune.records.subgraphs import Batch, PieceTimes
 
 SCHEMA = 1
@@ -140,11 +141,11 @@ class SubgraphCache:
 
     def _read(self) -> None:
         try:
-            body = json.loads(self.path.read_text(encoding="utf-8"))
+            body = parse_json(read_text(self.path), self.path.name)
             self._take(body)
         except FileNotFoundError:
             return
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             self.__dict__.update(
                 groups=None, structural=0, pieces={}, is_profiled=False, seen={}, batches=[],
                 build_s=None,
