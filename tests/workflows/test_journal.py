@@ -126,6 +126,31 @@ def test_a_damaged_line_is_named_and_set_aside(
     assert aside == {"file": path.name, "line": number + 1, "text": "garbage \\xff"}
 
 
+def test_of_a_line_that_is_too_long_the_beginning_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "measurements.jsonl"
+    lines = write(path)
+    with path.open("wb") as file:
+        file.writelines(lines[:-1])
+        file.write(b"[")
+        file.truncate(file.tell() + (40 << 20))
+        file.seek(0, 2)
+        file.write(b"\n" + lines[-1])
+    (long,) = [line for line in read_journal(path) if line.body is None]
+    assert (long.number, len(long.text)) == (len(lines), 1 << 16)
+    assert set(known(Journal(path, HEADER))) == set(range(6))
+    assert (tmp_path / QUARANTINE).stat().st_size < 1 << 20
+
+
+def test_a_journal_of_too_many_lines_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "measurements.jsonl"
+    write(path)
+    monkeypatch.setattr("qdqtune.workflows.tuning.lines._MOST_LINES", 12)
+    with pytest.raises(UsageError, match=r"more than 12 lines or 1,024 MB"):
+        Journal(path, HEADER)
+
+
 def test_without_its_header_a_line_still_says_whose_it_is(tmp_path: Path) -> None:
     path = tmp_path / "measurements.jsonl"
     lines = write(path)

@@ -316,7 +316,7 @@ class Journal:
         damaged = [line for line in lines if not self._belongs(line, bool(headers))]
         if damaged:
             quarantine(self.path, damaged, self.path.with_name(QUARANTINE))
-        elif not self.path.read_bytes().endswith(b"\n") and lines:
+        elif lines and not _ends_with_line(self.path):
             with self.path.open("ab") as file:  # whole, but for its end
                 file.write(b"\n")
         spent_s: dict[int, float] = {}
@@ -397,6 +397,12 @@ class Journal:
         self._unsure[key] = self._unsure.get(key, 0) + 1
         if not body.get("unsure") or self._unsure[key] >= _BELIEVED:
             self._scores[key] = Score.failed(failure)
+
+
+def _ends_with_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
 
 
 def _without_run(body: Mapping[str, Any]) -> str:

@@ -9,10 +9,11 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from qdqtune.graph.whole_files import replacing
-from qdqtune.records.errors import UsageError
+from qdqtune.records.errors import LimitError, UsageError
+from qdqtune.records.reading import open_plain, parse_json, size_in_words
 
 SCHEMA = 2
 """What is written. All from 1 on are read."""
@@ -20,6 +21,9 @@ SCHEMA = 2
 _logger = logging.getLogger(__name__)
 
 _MOST_NAMED = 10
+# A journal of 100,000 lines has about 100 MB.
+_MOST_LINES, _MOST_BYTES = 500_000, 1 << 30
+_LONGEST_LINE, _SHOWN_OF_LONG = 16 << 20, 1 << 16
 _NUMBER = (int, float)
 _MAYBE = (int, float, type(None))
 # What every line may have.
@@ -113,12 +117,12 @@ def read_journal(path: Path) -> list[Line]:
 
     Raises:
         OSError: If it can't be read.
-        UsageError: If a line is of a schema that only newer versions know.
+        UsageError: If a line is of a schema that only newer versions know, or there are too many.
     """
-    texts = path.read_bytes().split(b"\n")
-    if not texts[-1]:
-        texts.pop()
-    lines = [Line(number, text, _decode(text)) for number, text in enumerate(texts, 1)]
+    with open_plain(path) as file:
+        lines = [
+            Line(number, text, _decode(text)) for number, text in enumerate(_texts(file, path), 1)
+        ]
     for line in lines:
         if line.body is not None and line.body["schema"] > SCHEMA:
             raise UsageError(
@@ -126,6 +130,23 @@ def read_journal(path: Path) -> list[Line]:
                 "Use that version, or choose another --output_dir.",
             )
     return lines
+
+
+def _texts(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The lines of a journal without their ends; of one that is too long, the beginning."""
+    count = size = 0
+    while text := file.readline(_LONGEST_LINE):
+        count, size = count + 1, size + len(text)
+        if count > _MOST_LINES or size > _MOST_BYTES:
+            raise LimitError(
+                f"{path} has more than {_MOST_LINES:,} lines or {size_in_words(_MOST_BYTES)}, "
+                "which is the most that is read of a journal.",
+                "Check that a run wrote it, or choose another --output_dir.",
+            )
+        rest = text
+        while not rest.endswith(b"\n") and (rest := file.readline(_LONGEST_LINE)):
+            text = text[:_SHOWN_OF_LONG]
+        yield text.removesuffix(b"\n")
 
 
 def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -180,7 +201,7 @@ def _checksum(body: Mapping[str, Any]) -> str:
 
 def _decode(text: bytes) -> dict[str, Any] | None:
     try:
-        body = json.loads(text)
+        body = parse_json(text, "The line")
         checksum = body.pop("checksum")
         is_whole = checksum == _checksum(body) and isinstance(body["kind"], str)
         schema = body["schema"]
