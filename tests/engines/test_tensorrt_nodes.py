@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -411,3 +412,21 @@ def random_graph(chance: random.Random, nodes: int) -> GraphIndex:
     weights = [onnx.helper.make_tensor(name, 1, [1], [1.0]) for name in "ws"]
     drawn = onnx.helper.make_graph(made, "g", ends[:2], ends[2:], weights)
     return index_of(onnx.helper.make_model(drawn))
+
+
+def test_a_name_of_nothing_but_dots_takes_no_more_memory_than_it_has() -> None:
+    index = graph("a = Relu(x) y = Relu(a)")
+    layer = Layer("{ForeignNode[" + "..." * 10_000 + "]}", "")
+    tracemalloc.start()
+    map_layers(index, LayerInfo((layer,)))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 100 << 20
+
+
+@pytest.mark.parametrize("name", ["a...y", "......a...y", "a...y......"])
+def test_ends_of_a_part_are_names_that_the_model_has(name: str) -> None:
+    (layer,) = map_layers(
+        graph("a = Relu(x) y = Relu(a)"), LayerInfo((Layer(f"{{ForeignNode[{name}]}}", ""),))
+    )
+    assert layer.nodes == ("a", "y")

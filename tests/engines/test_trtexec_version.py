@@ -66,6 +66,12 @@ class TestProgram:
         with pytest.raises(ValueError, match=r"libnvinfer\.so\.10"):
             version_of(path)
 
+    def test_that_prints_without_end_is_read_up_to_a_limit(self, tmp_path: Path) -> None:
+        path = tmp_path / "trtexec"
+        path.write_text(f"#!/bin/sh\necho '{banner('8601')}'\nexec yes\n")
+        path.chmod(0o755)
+        assert version_of(str(path)) == Version(8, 6, 1)
+
     def test_that_is_no_program(self, tmp_path: Path) -> None:
         path = tmp_path / "trtexec"
         path.write_bytes(b"\x7fELF but not really")

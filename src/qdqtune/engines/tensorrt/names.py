@@ -45,6 +45,7 @@ class NodeNames:
         # Weights are listed with the nodes that read them, and may be called anything as well.
         self._node: dict[str, str] = dict.fromkeys(index.model.graph.initializers, "")
         self._node.update((name, name) for name in index.node)
+        self._longest = max(map(len, self._node), default=0)
         separators = (sum(1 for _ in _BETWEEN.finditer(name)) for name in self._node)
         self._most = min(max(separators, default=0), _MOST_SEPARATORS)
 
@@ -72,8 +73,17 @@ class NodeNames:
         found = _FOREIGN.match(layer)
         text = found["ends"] if found else ""
         places = [match.start() for match in re.finditer(re.escape(_TO), text)]
-        parted = [(text[:place], text[place + len(_TO) :]) for place in places] or [(text, "")]
-        return next((pair for pair in parted if not self._node.keys().isdisjoint(pair)), parted[0])
+        known = (place for place in places if self._is_between_names(text, place))
+        place = next(known, places[0] if places else len(text))
+        return text[:place], text[place + len(_TO) :]
+
+    def _is_between_names(self, text: str, place: int) -> bool:
+        """Whether what is before a place, or behind it, is a name that the model has."""
+        behind = place + len(_TO)
+        # Texts are not copied to be looked up if no name is as long.
+        return (place <= self._longest and text[:place] in self._node) or (
+            len(text) - behind <= self._longest and text[behind:] in self._node
+        )
 
     def _terms(self, text: str) -> Iterator[str]:
         """Goes through the text; the longest known name that begins at a place is taken."""

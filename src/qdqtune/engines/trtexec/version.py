@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
+import threading
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from qdqtune.engines.parent_death import end_with_parent
 
 PROGRAM = "trtexec"
 _BANNER = re.compile(r"&&&& \w+ TensorRT\.trtexec \[TensorRT v(\d+)\]")
@@ -15,6 +22,8 @@ _TOLD = re.compile(r"\[I\] TensorRT version: (\d+)\.(\d+)\.(\d+)")
 # From 10 on the number has two digits for the minor version.
 _FIRST_LONG = 100_000
 _HELP_LIMIT_S = 120.0
+# The whole help has about 25 kB.
+_HELP_BYTES = 1 << 20
 
 
 class Version(NamedTuple):
@@ -76,19 +85,48 @@ def _asked(program: str, modified_ns: int, size: int) -> Version:
     """There is no option for it; the shortest way is the help, whose first line tells it."""
     del modified_ns, size  # they are here so that another program at the same place is asked again
     try:
-        done = subprocess.run(
-            [program, "--help"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_HELP_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        text = _first_printed([program, "--help"])
+    except (OSError, TimeoutError) as error:
         raise ValueError(f"{program} can't be asked for its version: {error}") from None
-    text = done.stdout.decode(errors="replace")
     version = parse_version(text)
     if version is None:
         said = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
         raise ValueError(f"{program} doesn't tell its version, it says: {said[:300]}")
     return version
+
+
+def _first_printed(command: Sequence[str]) -> str:
+    """The beginning of what a command prints; the command is ended when there is more.
+
+    Raises:
+        OSError: If it can't be started.
+        TimeoutError: If it takes too long.
+    """
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=end_with_parent if sys.platform == "linux" else None,
+    )
+    assert child.stdout is not None
+    timer = threading.Timer(_HELP_LIMIT_S, _end, [child])
+    timer.start()
+    try:
+        with child.stdout as stream:
+            text = stream.read(_HELP_BYTES).decode(errors="replace")
+        is_late = not timer.is_alive()
+    finally:
+        timer.cancel()
+        _end(child)
+        child.wait()
+    if is_late:
+        raise TimeoutError(f"it gave no answer in {_HELP_LIMIT_S:g} s")
+    return text
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a child, and what it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
