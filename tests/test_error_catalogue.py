@@ -303,6 +303,7 @@ REQUESTS: dict[str, tuple[str, int]] = {
     "No file to write is named": ("export {run} --candidate c0000", 2),
     "The file of the candidate": ("export {run} --candidate c0000 -o {out}", 1),
     "is not what was measured": ("export {run} --candidate c0001 -o {out}", 1),
+    "Nothing says what": ("export {run} --candidate c0002 -o {out}", 1),
     "among the candidates of the run": (
         "export {run} --candidate c0001 -o {run}/region_models/x.onnx",
         1,
@@ -312,14 +313,17 @@ REQUESTS: dict[str, tuple[str, int]] = {
 
 
 def unfinished_run(folder: Path) -> Path:
-    """The folder of a run over another model; one candidate has no file, one is another's."""
+    """The folder of a run over another model; one candidate has no file, others are another's."""
     (folder / CANDIDATES).mkdir(parents=True)
     (folder / LOGS).mkdir()
     onnx.save(sound(), folder / BASELINE)
-    onnx.save(sound(), folder / CANDIDATES / "c0001.onnx")
+    for name in ("c0001", "c0002"):
+        onnx.save(sound(), folder / CANDIDATES / f"{name}.onnx")
     journal = Journal(folder / JOURNAL, {"model": "another"})
     journal.name_of("first")
     journal.name_of("second")
+    journal.keep_file("second", "as it was")
+    journal.name_of("third")
     journal.close()
     return folder
 

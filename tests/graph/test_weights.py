@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from qdqtune.graph.file_digest import stored_digest
 from qdqtune.graph.weights import WEIGHTS_FILE, WeightStore
 
 
@@ -35,7 +36,9 @@ def test_what_an_earlier_run_wrote_is_found_in_any_order(tmp_path: Path) -> None
     assert (tmp_path / WEIGHTS_FILE).stat().st_size == size
 
 
-@pytest.mark.parametrize("index", [None, b"", b"garbage\n0 8000\n", b"0 8000 1\n"])
+@pytest.mark.parametrize(
+    "index", [None, b"", b"garbage\n0 8000\n", b"0 8000 1\n", b"9" * 5000 + b" 8000 1\n"]
+)
 def test_what_is_new_is_added_and_nothing_is_changed(tmp_path: Path, index: bytes | None) -> None:
     first = written(tmp_path, 1, 2)
     before = (tmp_path / WEIGHTS_FILE).read_bytes()
@@ -64,3 +67,17 @@ def test_a_torn_end_does_no_harm(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
     for proto, seed in zip(written(tmp_path, 1, 2), [1, 2], strict=True):
         assert values(proto, tmp_path) == tensor(seed).tobytes()
+
+
+def test_a_digest_is_of_the_bytes_that_were_given_wherever_they_lie(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, keep_index=True)
+    first, second = (store.reference(n, "w", tensor(seed)) for n, seed in enumerate([1, 2]))
+    assert store.digest_of(first) == stored_digest(first, tmp_path / "model.onnx")
+    assert store.digest_of(first) != store.digest_of(second)
+    file = tmp_path / WEIGHTS_FILE
+    file.write_bytes(bytes(file.stat().st_size))
+    again = WeightStore(tmp_path, keep_index=True)
+    moved = again.reference(1, "w", tensor(1))
+    assert moved != first
+    assert again.digest_of(moved) == store.digest_of(first)
+    assert again.digest_of(first) is None

@@ -308,3 +308,107 @@ def test_every_tag_in_a_state_file(run_folder: Path) -> None:
         except Exception as error:
             wrong[text] = error
     assert wrong == {}
+
+
+HEADER = {
+    "model": "0" * 32,
+    "engine": {"name": "simulated", "threads": None, "options": {"seed": "0"}},
+    "shapes": {"x": [4, 16]},
+}
+DETAILS = {"latency_ms": 1.5, "reference_ms": 2.0, "groups": [0], "rounds": 8, "unsure": True}
+
+
+@pytest.fixture(scope="module")
+def journal_bodies(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What a journal says that has lines of every kind."""
+    from qdqtune.autotune.search.trial import Score
+    from qdqtune.engines.timing import Round
+    from qdqtune.workflows.tuning.journal import AccuracyKey, Journal
+    from qdqtune.workflows.tuning.lines import whole_lines
+
+    path = tmp_path_factory.mktemp("journal") / "measurements.jsonl"
+    journal = Journal(path, HEADER)
+    float_key = Placement().digest()
+    for key in (float_key, "one", "two"):
+        journal.name_of(key)
+        journal.keep_file(key, "ab" * 16)
+    journal.keep_shares({"n0": 0.5, "n1": 0.5})
+    journal.keep_samples(4)
+    journal.add_round(float_key, ["one", "two"], "screen", Round(2.0, (1.5, 1.4), (0.2, 0.3)))
+    journal.add(float_key, "one", "screen", Score(0.2, 0.01), DETAILS)
+    journal.add("one", "two", "confirm", Score(0.1, 0.01), DETAILS)
+    journal.add("one", "bad", "confirm", Score.failed("no kernel"), DETAILS)
+    journal.keep_accuracy(AccuracyKey("sqnr_db", "one", "x"), 31.5)
+    journal._append({"kind": "adopted", "seconds": 3.5})
+    journal.end("finished")
+    journal.close()
+    return list(whole_lines(path))
+
+
+def sealed(body: Any) -> bytes:
+    """A line with the checksum that it has to have, whatever it says."""
+    from qdqtune.workflows.tuning.lines import _checksum
+
+    whole = {**body, "checksum": _checksum(body)} if isinstance(body, dict) else body
+    return json.dumps(whole).encode() + b"\n"
+
+
+def test_the_journal_is_sound(run_folder: Path, journal_bodies: list[dict[str, Any]]) -> None:
+    from qdqtune.workflows.tuning.journal_fields import _FIELDS
+    from qdqtune.workflows.tuning.lines import whole_lines
+
+    path = run_folder / "sound.jsonl"
+    path.write_bytes(b"".join(map(sealed, journal_bodies)))
+    assert list(whole_lines(path)) == journal_bodies
+    assert {body["kind"] for body in journal_bodies} == _FIELDS.keys()
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_journal_with_sound_checksums(
+    run_folder: Path, journal_bodies: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    """One field of one line is anything at all: what is opened afterwards can be gone on with."""
+    from qdqtune.workflows.tuning.export import list_candidates
+    from qdqtune.workflows.tuning.folder import JOURNAL
+    from qdqtune.workflows.tuning.journal import Journal
+    from qdqtune.workflows.verification import _shapes_of_run
+
+    number = data.draw(st.integers(0, len(journal_bodies) - 1))
+    lines = [*journal_bodies]
+    lines[number] = data.draw(changed(lines[number]) | odd_values)
+    path = run_folder / JOURNAL
+    path.write_bytes(b"".join(map(sealed, lines)))
+    ours(_list_in_words, list_candidates, run_folder)
+    ours(_shapes_of_run, run_folder)
+    ours(_go_on, Journal, path)
+
+
+def _list_in_words(list_candidates: Callable[[Path], Any], folder: Path) -> None:
+    from qdqtune.report.candidates import candidates_record, candidates_text
+
+    candidates = list_candidates(folder)
+    candidates_text(candidates)
+    json.dumps(candidates_record(candidates), allow_nan=False)
+
+
+def _go_on(journal_class: Any, path: Path) -> None:
+    """What a run that goes on does with a journal."""
+    from qdqtune.autotune.search.trial import Score, speedup_of
+
+    journal = journal_class(path, HEADER)
+    keys = [Placement().digest(), "one", "two", "bad"]
+    known = [journal.known(a, b, e) for a in keys for b in keys for e in ("screen", "confirm")]
+    for score in filter(None, known):
+        assert score.failure is not None or 0.0 < speedup_of(score.gain) < 1e5
+    for each in journal.rounds(Placement().digest(), ["one", "two"], "screen"):
+        assert each.baseline_ms > 0.0
+    names = [journal.name_of(key) for key in (*keys, "three")]
+    assert len(set(names)) == len(names)
+    assert all(name.startswith("c") and name[1:].isdecimal() for name in names)
+    journal.add("one", "three", "screen", Score(0.1, 0.01), DETAILS)
+    journal.end(f"after {journal.earlier_s:.1f} s and {journal.earlier_benchmarks}")
+    journal.close()
+    again = journal_class(path, HEADER)
+    assert again.known("one", "three", "screen") == Score(0.1, 0.01)
+    again.close()

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 
 from qdqtune.autotune.search.trial import Score
+from qdqtune.graph.file_digest import model_digest
 from qdqtune.graph.files import load_model
 from qdqtune.graph.folding import fold
 from qdqtune.graph.prepared import PreparedModel
@@ -22,15 +23,32 @@ from qdqtune.qdq.read import read
 from qdqtune.records.errors import ModelError, OutputError, UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import Ranges
+from qdqtune.workflows.tuning.earlier import sha256_of
 from qdqtune.workflows.tuning.export import export_candidate, list_candidates
 from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, JOURNAL
 from qdqtune.workflows.tuning.journal import Journal
+from qdqtune.workflows.tuning.lines import encode, whole_lines
+from tests.conftest import model_from_text
 
 FLOAT = Placement()
 
 
 def details(latency_ms: float | None, reference_ms: float | None) -> dict[str, object]:
     return {"latency_ms": latency_ms, "reference_ms": reference_ms}
+
+
+@pytest.fixture
+def residual() -> onnx.ModelProto:
+    """Two Convs, whose weights are large enough to lie in the shared file, also as int8."""
+    rng = np.random.default_rng(0)
+    text = """g (float[1,3,8,8] x) => (float[1,16,8,8] y) {
+        c1 = Conv<pads=[1,1,1,1]>(x, w1)
+        r1 = Relu(c1)
+        c2 = Conv(r1, w2)
+        y = Add(c2, r1)
+    }"""
+    w1, w2 = rng.normal(size=(16, 3, 3, 3)), rng.normal(size=(16, 16, 1, 1))
+    return model_from_text(text, w1=w1.astype(np.float32), w2=w2.astype(np.float32))
 
 
 @pytest.fixture
@@ -51,14 +69,16 @@ def run_dir(residual_path: Path, placements: list[Placement], tmp_path: Path) ->
     shutil.copy(residual_path, folder / BASELINE)
     model = load_model(residual_path)
     fold(model)
-    base = PreparedModel(model, folder / CANDIDATES)
+    base = PreparedModel(model, folder / CANDIDATES, is_kept=True)
     ranges = Ranges(dict.fromkeys(base.index.value, (-9.0, 9.0)))
     inserter = Inserter(base, dialect_named("onnxruntime"), "int8", ranges)
     journal = Journal(folder / JOURNAL, {"model": "residual"})
-    base.write(base.whole(), journal.name_of(FLOAT.digest()))
+    files = {FLOAT: base.write(base.whole(), journal.name_of(FLOAT.digest()))}
     one, every = placements
     for placement in placements:
-        inserter.write(placement, journal.name_of(placement.digest()))
+        files[placement] = inserter.write(placement, journal.name_of(placement.digest()))
+    for placement, file in files.items():
+        journal.keep_file(placement.digest(), model_digest(file, base.store.digest_of))
     journal.name_of("never written")
     gains = [
         (FLOAT, one.digest(), "confirm", Score(math.log(1.5), 0.01), details(2.0, 3.0)),
@@ -130,6 +150,103 @@ def test_a_file_that_was_not_measured_is_refused(run_dir: Path, tmp_path: Path) 
     with pytest.raises(ModelError, match="not what was measured as c0001"):
         export_candidate(run_dir, "c0001", tmp_path / "out.onnx")
     assert not (tmp_path / "out.onnx").exists()
+
+
+def weights_of(candidate: Path) -> dict[str, tuple[int, int]]:
+    """Where the weights of a candidate lie: offset and length."""
+    found = {}
+    for tensor in onnx.load(str(candidate), load_external_data=False).graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if entries:
+            found[tensor.name] = (int(entries["offset"]), int(entries["length"]))
+    return found
+
+
+@pytest.mark.parametrize("candidate", ["c0000", "c0001", "c0002"])
+@pytest.mark.parametrize("place", [0.0, 0.5, 0.999])
+def test_one_flipped_bit_of_the_weights_is_refused(
+    run_dir: Path, tmp_path: Path, candidate: str, place: float
+) -> None:
+    weights = run_dir / CANDIDATES / "weights.bin"
+    sound = weights.read_bytes()
+    places = weights_of(run_dir / CANDIDATES / f"{candidate}.onnx")
+    assert len(places) == 2
+    for name, (offset, length) in places.items():
+        content = bytearray(sound)
+        content[offset + int(place * length)] ^= 1
+        weights.write_bytes(content)
+        with pytest.raises(ModelError, match=f"not what was measured as {candidate}"):
+            export_candidate(run_dir, candidate, tmp_path / "out.onnx")
+        assert not (tmp_path / "out.onnx").exists(), name
+    weights.write_bytes(sound)
+    export_candidate(run_dir, candidate, tmp_path / "out.onnx")
+
+
+def test_damage_to_the_weights_of_others_does_not_matter(run_dir: Path, tmp_path: Path) -> None:
+    one, every = (weights_of(run_dir / CANDIDATES / f"c000{n}.onnx") for n in (1, 2))
+    offset, _ = next(iter(set(every.values()) - set(one.values())))
+    weights = run_dir / CANDIDATES / "weights.bin"
+    content = bytearray(weights.read_bytes())
+    content[offset] ^= 1
+    weights.write_bytes(content)
+    export_candidate(run_dir, "c0001", tmp_path / "out.onnx")
+
+
+def test_where_the_weights_lie_does_not_matter(run_dir: Path, tmp_path: Path) -> None:
+    """After a repair they lie elsewhere, and are the same."""
+    weights = run_dir / CANDIDATES / "weights.bin"
+    weights.write_bytes(bytes(4096) + weights.read_bytes())
+    candidate = run_dir / CANDIDATES / "c0002.onnx"
+    proto = onnx.load(str(candidate), load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "offset":
+                entry.value = str(int(entry.value) + 4096)
+    candidate.write_bytes(proto.SerializeToString())
+    export_candidate(run_dir, "c0002", tmp_path / "out.onnx")
+
+
+def test_a_candidate_whose_digest_is_lost_is_refused(run_dir: Path, tmp_path: Path) -> None:
+    lines = (run_dir / JOURNAL).read_text().splitlines(keepends=True)
+    kept = [line for line in lines if '"file"' not in line or "c0002" not in line]
+    assert len(kept) == len(lines) - 1
+    (run_dir / JOURNAL).write_text("".join(kept))
+    with pytest.raises(ModelError, match="Nothing says what"):
+        export_candidate(run_dir, "c0002", tmp_path / "out.onnx")
+    export_candidate(run_dir, "c0001", tmp_path / "out.onnx")
+
+
+def as_written_before_digests(run_dir: Path, *, sha256: bool) -> None:
+    """Makes the journal one of an older version, which kept at most the hash of the small file."""
+    journal = run_dir / JOURNAL
+    bodies = [body for body in whole_lines(journal) if body["kind"] != "file"]
+    ids = {body["key"]: body["id"] for body in bodies if body["kind"] == "candidate"}
+    for body in bodies:
+        file = run_dir / CANDIDATES / f"{ids.get(body.get('candidate', ''), '')}.onnx"
+        if body["kind"] == "measurement" and sha256 and file.is_file():
+            body["sha256"] = sha256_of(file)
+    journal.write_text("".join(map(encode, bodies)))
+
+
+def test_a_run_without_digests_is_checked_by_the_index(
+    run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    as_written_before_digests(run_dir, sha256=True)
+    output, weights = tmp_path / "out.onnx", run_dir / CANDIDATES / "weights.bin"
+    export_candidate(run_dir, "c0002", output)
+    assert not caplog.records
+    index = weights.with_suffix(".index")
+    sound = index.read_text()
+    index.write_text("".join(sound.splitlines(keepends=True)[1:]))
+    export_candidate(run_dir, "c0000", output, force=True)
+    assert "kept no digests: c0000.onnx, the weight 'w" in caplog.text
+    index.write_text(sound)
+    content = bytearray(weights.read_bytes())
+    offset, _ = next(iter(weights_of(run_dir / CANDIDATES / "c0002.onnx").values()))
+    content[offset] ^= 64
+    weights.write_bytes(content)
+    with pytest.raises(ModelError, match="not what was measured as c0002"):
+        export_candidate(run_dir, "c0002", output, force=True)
 
 
 def test_an_id_that_leads_out_of_the_folder_is_none(run_dir: Path, tmp_path: Path) -> None:

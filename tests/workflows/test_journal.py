@@ -257,6 +257,55 @@ def test_a_whole_line_that_makes_no_sense_does_no_harm(
     journal.close()
 
 
+ROUND = {
+    "kind": "round", "reference": "float", "effort": "screen-10", "candidates": ["c0000"],
+    "baseline_ms": 2.0, "latencies_ms": [1.0], "log_ratios": [0.7],
+}  # fmt: skip
+MEASUREMENT = {
+    "kind": "measurement", "reference": "float", "candidate": "key0", "effort": "screen-10",
+    "gain": 0.1, "error": 0.01, "failure": None, **DETAILS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *({**ROUND, "baseline_ms": ms} for ms in (1e308, 1e14, 5e-324, 0.0, -1.0, "2.0", True)),
+        *({**ROUND, "latencies_ms": each} for each in ([1e14], [None], [], [1.0] * 9, {"0": 1.0})),
+        {**ROUND, "log_ratios": [1e308]},
+        {**ROUND, "candidates": ["../../x"]},
+        {**ROUND, "candidates": ["c" + "9" * 5000]},
+        *({**MEASUREMENT, "gain": gain} for gain in (None, 1e308, -745.0, 10**400, "0.1", [0.1])),
+        *({**MEASUREMENT, "error": error} for error in (-0.1, 1e308, None)),
+        {**MEASUREMENT, "latency_ms": 1e14},
+        {**MEASUREMENT, "at_s": 1e300},
+        {**MEASUREMENT, "session": 10**300},
+        {"kind": "candidate", "id": "../../x", "key": "other"},
+        {"kind": "candidate", "id": "c0000", "key": "other"},
+        {"kind": "candidate", "id": "c0009", "key": "key0"},
+        {"kind": "shares", "shares": {"n": -1.0}},
+        {"kind": "calibration", "samples": 0},
+        {"kind": "run", "header": {**HEADER, "shapes": {"x": {"1": 2}}}},
+        {"kind": "run", "header": {**HEADER, "engine": ["simulated"]}},
+        {"kind": "run", "header": {**HEADER, "quant_type": "uint8"}},
+    ],
+    ids=lambda body: f"{body['kind']}-{list(body.values())[-1]!r}"[:40],
+)
+def test_a_line_that_can_not_be_is_set_aside_with_its_number(
+    tmp_path: Path, body: dict[str, Any]
+) -> None:
+    path = tmp_path / "measurements.jsonl"
+    write(path, 3)
+    lines = path.read_text().splitlines(keepends=True)
+    (run,) = {json.loads(line)["run"] for line in lines}
+    path.write_text("".join([*lines, encode({**body, "run": run})]))
+    journal = Journal(path, HEADER)
+    assert known(journal, 3) == {0: 0.0, 1: 0.1, 2: 0.2}
+    journal.close()
+    damaged = [json.loads(line) for line in (tmp_path / QUARANTINE).read_text().splitlines()]
+    assert [line["line"] for line in damaged] == [len(lines) + 1]
+
+
 def test_rounds_of_a_race_that_was_cut_off_are_known(tmp_path: Path) -> None:
     path = tmp_path / "measurements.jsonl"
     journal = Journal(path, HEADER)

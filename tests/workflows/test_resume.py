@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import psutil
 import pytest
 
@@ -28,7 +29,7 @@ from qdqtune.autotune.search.placement_search import PlacementSearch
 from qdqtune.engines.isolated import Worker
 from qdqtune.graph.files import load_model
 from qdqtune.qdq.read import read
-from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
+from qdqtune.records.errors import ModelError, OutputError, QdqtuneError, UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.records.tuning import TuneEvent, TuneResult
 from qdqtune.report.tuning import tune_text
@@ -481,6 +482,32 @@ def test_candidates_of_all_runs_in_a_folder_can_be_exported(
     assert len(kept) > len(before) / 2
     now = (run / "region_models/weights.bin").read_bytes()
     assert now.startswith(weights)
+
+
+@pytest.mark.parametrize("damaged", ["weights.index", "weights.bin"])
+def test_candidates_whose_weights_were_repaired_can_be_exported(
+    model: Path, run: Path, tmp_path: Path, damaged: str
+) -> None:
+    """The next run writes them to another place, and they are what was measured."""
+    feeds = {"x": np.random.default_rng(0).normal(size=(1, 32, 32, 32)).astype(np.float32)}
+    file, names = run / "region_models" / damaged, [one.id for one in list_candidates(run)]
+    before = {name: (run / f"region_models/{name}.onnx").read_bytes() for name in names}
+    last = sorted(names)[-1]
+    export_candidate(run, last, tmp_path / "before.onnx")
+    content = file.read_bytes()
+    file.write_bytes(content[1:] if damaged == "weights.index" else bytes(len(content)))
+    if damaged == "weights.bin":
+        with pytest.raises(ModelError, match="not what was measured"):
+            export_candidate(run, last, tmp_path / "damaged.onnx")
+    simulated(model, run)
+    assert before != {name: (run / f"region_models/{name}.onnx").read_bytes() for name in names}
+    for name in names:
+        export_candidate(run, name, tmp_path / f"{name}.onnx")
+    sound, repaired = (
+        onnxruntime.InferenceSession(tmp_path / f"{name}.onnx").run(None, feeds)[0]
+        for name in ("before", last)
+    )
+    np.testing.assert_array_equal(sound, repaired)
 
 
 def test_another_pattern_cache_is_a_place_to_begin(

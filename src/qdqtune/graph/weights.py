@@ -5,6 +5,7 @@ One weights file lies beside all candidates of a model, so that a candidate is a
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Hashable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
+from qdqtune.graph.file_digest import DIGEST_BYTES
 from qdqtune.graph.whole_files import writing
 
 WEIGHTS_FILE = "weights.bin"
@@ -26,6 +28,8 @@ _PAGE = 4096
 # What is worked on at once; a few copies of it may be in memory.
 _SLAB_BYTES = 1 << 24
 _INDEX_WORDS = 3
+# More digits than the size of any file.
+_MOST_DIGITS = 18
 
 
 def values_of(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
@@ -75,6 +79,7 @@ class WeightStore:
         self._file.touch()
         self._end = self._file.stat().st_size
         self._known: dict[Hashable, onnx.TensorProto] = {}
+        self._digests: dict[tuple[int, int], bytes] = {}
         self._index_file = self._file.with_suffix(".index") if keep_index else None
         self._index = self._read_index()
 
@@ -100,6 +105,20 @@ class WeightStore:
         """The same as a tensor, which holds no values but small ones; see `reference`."""
         return ir.serde.deserialize_tensor(self.reference(key, name, tensor), self.folder)
 
+    def digest_of(self, proto: onnx.TensorProto) -> bytes | None:
+        """The digest of a tensor's bytes as they were given, or found to be, in this run.
+
+        Args:
+            proto: What `reference` has handed out, or a copy of it.
+
+        Returns:
+            None if it is of another file, or no index is kept.
+        """
+        entries = {entry.key: entry.value for entry in proto.external_data}
+        if entries.get("location") != self._file.name:
+            return None
+        return self._digests.get((int(entries["offset"]), int(entries["length"])))
+
     def _append(self, name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
         offset = self._place_of(tensor)
         proto = onnx.TensorProto(
@@ -115,31 +134,37 @@ class WeightStore:
 
     def _place_of(self, tensor: ir.TensorProtocol) -> int:
         """Where a tensor's bytes lie in the file; they are added if they don't."""
-        key = (tensor.nbytes, _checksum(tensor)) if self._index_file is not None else None
-        for offset in self._index.get(key, ()) if key is not None else ():
-            if self._is_there(tensor, offset):
-                return offset
+        if self._index_file is None:
+            return self._added(tensor)
+        sums = _Summing()
+        _write(tensor, sums)
+        key = (tensor.nbytes, sums.checksum)
+        known = self._index.setdefault(key, [])
+        offset = next((each for each in known if self._is_there(tensor, each)), None)
+        if offset is None:
+            offset = self._added(tensor)
+            known.append(offset)
+            with writing(self._index_file), self._index_file.open("a", encoding="ascii") as index:
+                index.write(f"{offset} {key[0]} {key[1]}\n")
+        self._digests[offset, tensor.nbytes] = sums.digest.digest()
+        return offset
+
+    def _added(self, tensor: ir.TensorProtocol) -> int:
+        """Write a tensor's bytes to the end of the file; returns where that was."""
         alignment = _PAGE if tensor.nbytes >= _PAGE else 64
         offset = -(-self._end // alignment) * alignment
         with writing(self._file), self._file.open("r+b") as file:
             file.seek(offset)
             _write(tensor, file)
             self._end = file.tell()
-        if key is not None and self._index_file is not None:
-            self._index.setdefault(key, []).append(offset)
-            with writing(self._index_file), self._index_file.open("a", encoding="ascii") as index:
-                index.write(f"{offset} {key[0]} {key[1]}\n")
         return offset
 
     def _read_index(self) -> dict[tuple[int, int], list[int]]:
-        """Where tensors may lie, by length and checksum; a line that makes no sense is nothing."""
+        """Where tensors may lie, by length and checksum."""
         found: dict[tuple[int, int], list[int]] = {}
-        if self._index_file is not None and self._index_file.exists():
-            for line in self._index_file.read_bytes().splitlines():
-                numbers = [int(word) for word in line.split() if word.isdigit()]
-                if len(numbers) == _INDEX_WORDS:
-                    offset, length, checksum = numbers
-                    found.setdefault((length, checksum), []).append(offset)
+        if self._index_file is not None:
+            for offset, length, checksum in _index_lines(self._index_file):
+                found.setdefault((length, checksum), []).append(offset)
         return found
 
     def _is_there(self, tensor: ir.TensorProtocol, offset: int) -> bool:
@@ -151,6 +176,30 @@ class WeightStore:
             except _Different:
                 return False
         return True
+
+
+def indexed_checksums(weights_file: Path) -> dict[tuple[int, int], set[int]]:
+    """What the index beside a weights file says of the bytes in it.
+
+    Args:
+        weights_file: The weights.
+
+    Returns:
+        CRC-32 checksums by offset and length; several if a damaged tensor was written anew.
+    """
+    found: dict[tuple[int, int], set[int]] = {}
+    for offset, length, checksum in _index_lines(weights_file.with_suffix(".index")):
+        found.setdefault((offset, length), set()).add(checksum)
+    return found
+
+
+def _index_lines(file: Path) -> Iterator[tuple[int, int, int]]:
+    """Offset, length and checksum of each tensor; a line that makes no sense is nothing."""
+    for line in file.read_bytes().splitlines() if file.is_file() else ():
+        words = [word for word in line.split() if word.isdigit() and len(word) <= _MOST_DIGITS]
+        if len(words) == _INDEX_WORDS:
+            offset, length, checksum = map(int, words)
+            yield offset, length, checksum
 
 
 class _Different(Exception):
@@ -170,20 +219,16 @@ class _Comparing:
 
 
 class _Summing:
-    """Looks like a file that is written to, and keeps a checksum."""
+    """Looks like a file that is written to, and keeps a checksum and a digest."""
 
     def __init__(self) -> None:
         self.checksum = 0
+        self.digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
 
     def write(self, chunk: bytes) -> int:
         self.checksum = zlib.crc32(chunk, self.checksum)
+        self.digest.update(chunk)
         return len(chunk)
-
-
-def _checksum(tensor: ir.TensorProtocol) -> int:
-    sum_of = _Summing()
-    _write(tensor, sum_of)
-    return sum_of.checksum
 
 
 def _write(tensor: ir.TensorProtocol, file: BinaryIO | _Comparing | _Summing) -> None:

@@ -12,6 +12,9 @@ SEEDS = "seeds"
 """The stage of the first trials: whole-model choices against the float model."""
 
 
+_LARGEST_GAIN = 100.0
+
+
 class Effort(Enum):
     """How long a comparison may take: a few rounds sort out, more decide."""
 
@@ -63,3 +66,13 @@ class Score:
         if self.error > 0.0:
             return self.gain / self.error
         return math.copysign(math.inf, self.gain) if self.gain else 0.0
+
+
+def speedup_of(gain: float) -> float:
+    """What a gain comes to as a ratio of latencies.
+
+    Args:
+        gain: The logarithm of it; a sum of many that make no sense has no larger speedup than
+            numbers can tell.
+    """
+    return math.exp(min(max(gain, -_LARGEST_GAIN), _LARGEST_GAIN))

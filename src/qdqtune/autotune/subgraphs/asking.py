@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Sequence
 
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.autotune.search.strategy import Limits, Steps
-from qdqtune.autotune.search.trial import SEEDS, Effort, Score, Trial
+from qdqtune.autotune.search.trial import SEEDS, Effort, Score, Trial, speedup_of
 from qdqtune.records.subgraphs import Batch
 
 LAST = "against the best seed"
@@ -106,5 +105,5 @@ class Asking(ABC):
         accepted: bool,
     ) -> None:
         """Note what was tried: how many groups were quantized and dropped, and what came of it."""
-        measured = None if score.failure is not None else math.exp(score.gain)
+        measured = None if score.failure is not None else speedup_of(score.gain)
         self.batches.append(Batch(stage, *changed, predicted, measured, score.error, accepted))

@@ -17,11 +17,11 @@ from qdqtune.engines.contest import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.engines.timing import Round, gain_of
+from qdqtune.graph.file_digest import model_digest
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.measurement import LayerTime, Measurement
 from qdqtune.records.placement import Placement
-from qdqtune.workflows.tuning.earlier import sha256_of
 from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.settings import Preset
 from qdqtune.workflows.tuning.snapshot import Candidate
@@ -109,6 +109,8 @@ class Arena:
             if known is not None:
                 found[state] = known
                 self._write_again(state)
+        if found:
+            self._write_again(trial.reference)
         missing = [state for state in trial.candidates if state not in found]
         if missing[:most]:
             found.update(self._race(trial.reference, missing[:most], trial.effort))
@@ -127,11 +129,13 @@ class Arena:
         """The candidate's file."""
         key = self.key(state)
         if key not in self._files:
-            name = self.journal.name_of(key)
+            name, base = self.journal.name_of(key), self._inserter.base
             if state and self._space.placement(state):
-                self._files[key] = self._inserter.write(self._space.placement(state), name)
+                file = self._inserter.write(self._space.placement(state), name)
             else:
-                self._files[key] = self._inserter.base.write(self._inserter.base.whole(), name)
+                file = base.write(base.whole(), name)
+            self.journal.keep_file(key, model_digest(file, base.store.digest_of))
+            self._files[key] = file
         return self._files[key]
 
     def candidates(self) -> list[Candidate]:
@@ -293,7 +297,6 @@ class _Race:
                 rounds=len(rounds),
                 build_s=found.build_s if found is not None else 0.0,
                 timing_s=found.timing_s if found is not None else 0.0,
-                sha256=sha256_of(self._arena.file_of(state)),
             )
 
     def _options(self) -> SessionOptions | None:

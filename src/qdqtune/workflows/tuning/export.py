@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import re
+import logging
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import onnx
+
+from qdqtune.autotune.search.trial import speedup_of
 from qdqtune.graph.external import external_files
+from qdqtune.graph.file_digest import model_digest, read_stored
 from qdqtune.graph.files import EXTERNAL, check_targets, load_model, save_model
 from qdqtune.graph.op_classes import DEQUANTIZE
 from qdqtune.graph.parsing import parse_model
+from qdqtune.graph.proto_walk import contents
+from qdqtune.graph.weights import WEIGHTS_FILE, indexed_checksums
 from qdqtune.qdq.read import read
 from qdqtune.records.candidates import Candidate
 from qdqtune.records.errors import ModelError, OutputError, QdqtuneError, UsageError
@@ -21,8 +27,10 @@ from qdqtune.workflows.tuning.earlier import sha256_of
 from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, JOURNAL
 from qdqtune.workflows.tuning.lines import whole_lines
 
-_CANDIDATE_ID = re.compile(r"\w+")
+_logger = logging.getLogger(__name__)
+
 _FLOAT = Placement().digest()
+_MOST_NAMED = 3
 
 
 @dataclass
@@ -34,6 +42,7 @@ class _Tried:
     gain: float | None = None
     is_confirmed: bool = False
     failure: str | None = None
+    digest: str | None = None
     sha256: str | None = None
 
     def take(self, line: Mapping[str, Any], reference_gain: float | None) -> None:
@@ -41,7 +50,8 @@ class _Tried:
         if line["failure"] is not None:
             self.failure = line["failure"]
             return
-        self.sha256 = line.get("sha256", self.sha256)
+        sha256 = line.get("sha256")  # without the weights: earlier versions kept no more
+        self.sha256 = sha256 if isinstance(sha256, str) else self.sha256
         is_confirmed = line["effort"].startswith("confirm")
         if is_confirmed < self.is_confirmed:
             return
@@ -58,6 +68,7 @@ class _Run:
 
     folder: Path
     tried: dict[str, _Tried] = field(default_factory=dict)
+    has_digests: bool = False
 
     def file_of(self, candidate: str) -> Path:
         return self.folder / CANDIDATES / f"{candidate}.onnx"
@@ -78,7 +89,7 @@ def list_candidates(run_dir: str | Path) -> list[Candidate]:
             id=name,
             tensors=_quantized_tensors(run.file_of(name)),
             latency_ms=tried.latency_ms,
-            speedup=math.exp(tried.gain) if tried.gain is not None else None,
+            speedup=speedup_of(tried.gain) if tried.gain is not None else None,
             failure=tried.failure,
         )
         for name, tried in run.tried.items()
@@ -123,16 +134,69 @@ def export_candidate(
     check_targets(output, None, file, force=force)
     model = load_model(file)
     known = run.tried[candidate]
-    is_same = known.sha256 is None or sha256_of(file) == known.sha256
-    if not is_same or read(model).placement.digest() != known.key:
+    if known.digest is None and run.has_digests:
         raise ModelError(
-            f"{file} is not what was measured as {candidate}.",
-            f"It was changed since, or comes from another run. The others may be sound: "
-            f"`qdqtune export {run_dir} --list`.",
+            f"Nothing says what {file} was when it was measured: the line in {JOURNAL} that tells "
+            "its digest is damaged or missing.",
+            "Run the same `qdqtune tune` again: it writes the candidates anew.",
+        )
+    if read(model).placement.digest() != known.key or not _is_as_written(file, known):
+        raise ModelError(
+            f"{file} is not what was measured as {candidate}: the file, or its weights in "
+            f"{WEIGHTS_FILE}, were changed since, or come from another run.",
+            "Run the same `qdqtune tune` again: it writes the candidates anew. The others may be "
+            f"sound: `qdqtune export {run_dir} --list`.",
         )
     # Candidates share a file of weights; a model of its own has them where the given one had.
     model.meta[EXTERNAL] = bool(external_files(run.folder / BASELINE))
     return save_model(model, output, force=force)
+
+
+def _is_as_written(file: Path, known: _Tried) -> bool:
+    """Whether a candidate's file and weights are what the run had written."""
+    if known.digest is not None:
+        return model_digest(file) == known.digest
+    return _is_as_older_versions_wrote(file, known)
+
+
+def _is_as_older_versions_wrote(file: Path, known: _Tried) -> bool:
+    """The same as far as a run says it that kept no digests; what can't be checked is named."""
+    if known.sha256 is not None and sha256_of(file) != known.sha256:
+        return False
+    unchecked = [] if known.sha256 is not None else [file.name]
+    checksums = indexed_checksums(file.with_name(WEIGHTS_FILE))
+    for tensor in contents(parse_model(file)).tensors:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            place, found = _checksum(tensor, file)
+            if place not in checksums:
+                unchecked.append(f"the weight {tensor.name!r}")
+            elif found not in checksums[place]:
+                return False
+    if unchecked:
+        _logger.warning(
+            "%s was written by a version of qdqtune that kept no digests: %s can't be checked. "
+            "Run the same `qdqtune tune` again to write it anew.",
+            file, _some(unchecked),
+        )  # fmt: skip
+    return True
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _checksum(tensor: onnx.TensorProto, file: Path) -> tuple[tuple[int, int], int]:
+    """Where a tensor lies, and the checksum of what lies there."""
+    found = length = 0
+
+    def take(chunk: bytes) -> None:
+        nonlocal found, length
+        found, length = zlib.crc32(chunk, found), length + len(chunk)
+
+    read_stored(tensor, file, take)
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return (int(entries.get("offset", "0")), length), found
 
 
 def _read(folder: Path) -> _Run:
@@ -145,8 +209,11 @@ def _read(folder: Path) -> _Run:
         )
     by_key: dict[str, _Tried] = {}
     for line in whole_lines(journal):
-        if line["kind"] == "candidate" and _CANDIDATE_ID.fullmatch(line["id"]):
+        if line["kind"] == "candidate":
             run.tried[line["id"]] = by_key.setdefault(line["key"], _Tried(line["key"]))
+        elif line["kind"] == "file":
+            by_key.setdefault(line["key"], _Tried(line["key"])).digest = line["digest"]
+            run.has_digests = True
         elif line["kind"] == "measurement":
             tried = by_key.setdefault(line["candidate"], _Tried(line["candidate"]))
             tried.take(line, _gain_of(by_key, line["reference"]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from qdqtune.engines.timing import Round
 from qdqtune.records.errors import OutputError, UsageError
 from qdqtune.records.tuning import AS_GIVEN
 from qdqtune.workflows.tuning.header import NOTHING_MEASURED, difference_text, differences
+from qdqtune.workflows.tuning.journal_fields import header_digest
 from qdqtune.workflows.tuning.lines import Line, decode, encode, quarantine, read_journal
 
 QUARANTINE = "measurements.damaged.jsonl"
@@ -33,7 +33,7 @@ _Race = tuple[str, str, tuple[str, ...]]
 _BELIEVED = 2
 # What a header means that lacks such an entry; it is looked at before what follows from it.
 _UNSAID = {"precision": AS_GIVEN}
-_NOT_CARRIED = NOTHING_MEASURED | {"round"}
+_NOT_CARRIED = NOTHING_MEASURED | {"round", "file"}
 # What a line has from the run that wrote it.
 _OF_THE_RUN = frozenset({"run", "session", "at_s", "schema"})
 
@@ -101,9 +101,10 @@ class Journal:
         self._unsure: dict[_Comparison, int] = {}
         self._rounds: dict[_Race, list[Round]] = {}
         self.names: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
         self._last = -1
         wanted = json.loads(json.dumps(header))
-        self._run = _digest(wanted)
+        self._run = header_digest(wanted)
         try:
             has_header = self._take_in(wanted) if path.exists() else False
             self._file = path.open("a", encoding="utf-8")
@@ -170,6 +171,18 @@ class Journal:
             body = {"kind": "candidate", "id": self.names[key], "key": key}
             self._append(body, force=force)
         return self.names[key]
+
+    def keep_file(self, key: str, digest: str) -> None:
+        """Write down what the file of a candidate is like, before it is measured.
+
+        Args:
+            key: The candidate's key.
+            digest: Of the file and the weights that it refers to.
+        """
+        if self._digests.get(key) != digest:
+            name = self.name_of(key)
+            self._append({"kind": "file", "id": name, "key": key, "digest": digest}, force=False)
+            self._digests[key] = digest
 
     def add_round(
         self, reference: str, candidates: Sequence[str], effort: str, played: Round
@@ -370,6 +383,8 @@ class Journal:
             self._last = max(self._last, int(number) if number.isdecimal() else -1)
         if kind == "candidate":
             self.names[body["key"]] = body["id"]
+        elif kind == "file":
+            self._digests[body["key"]] = body["digest"]
         elif kind == "shares":
             self.shares = body["shares"]
         elif kind == "calibration":
@@ -417,8 +432,3 @@ def _part(played: Round, places: Sequence[int]) -> Round:
         tuple(played.latencies_ms[place] for place in places),
         tuple(played.log_ratios[place] for place in places),
     )
-
-
-def _digest(header: Mapping[str, Any]) -> str:
-    text = json.dumps(header, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -7,13 +7,14 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from qdqtune.graph.whole_files import replacing
 from qdqtune.records.errors import LimitError, UsageError
 from qdqtune.records.reading import open_plain, parse_json, size_in_words
+from qdqtune.workflows.tuning.journal_fields import makes_sense
 
 SCHEMA = 2
 """What is written. All from 1 on are read."""
@@ -24,55 +25,6 @@ _MOST_NAMED = 10
 # A journal of 100,000 lines has about 100 MB.
 _MOST_LINES, _MOST_BYTES = 500_000, 1 << 30
 _LONGEST_LINE, _SHOWN_OF_LONG = 16 << 20, 1 << 16
-_NUMBER = (int, float)
-_MAYBE = (int, float, type(None))
-# What every line may have.
-_COMMON: dict[str, type | tuple[type, ...]] = {
-    "run": str,
-    "session": int,
-    "at_s": _NUMBER,
-    "id": str,
-}
-# What a line of each kind must have; kinds that are not here are left alone.
-_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "run": {"header": dict},
-    "session": {"number": int},
-    "end": {"session": int, "seconds": _NUMBER},
-    "shares": {"shares": dict},
-    "calibration": {"samples": int},
-    "accuracy": {
-        "measure": str,
-        "placement": str,
-        "conditions": str,
-        "value": (int, float, str, type(None)),
-    },
-    "adopted": {"seconds": _NUMBER},
-    "candidate": {"id": str, "key": str},
-    "round": {
-        "reference": str,
-        "effort": str,
-        "candidates": list,
-        "baseline_ms": _NUMBER,
-        "latencies_ms": list,
-        "log_ratios": list,
-    },
-    "measurement": {
-        "reference": str,
-        "candidate": str,
-        "effort": str,
-        "gain": _MAYBE,
-        "error": _NUMBER,
-        "failure": (str, type(None)),
-        "latency_ms": _MAYBE,
-        "reference_ms": _MAYBE,
-    },
-}
-_INFINITE = ("inf", "-inf")
-_LISTS: dict[str, type | tuple[type, ...]] = {
-    "candidates": str,
-    "latencies_ms": _NUMBER,
-    "log_ratios": _NUMBER,
-}
 
 
 @dataclass(frozen=True)
@@ -129,7 +81,26 @@ def read_journal(path: Path) -> list[Line]:
                 f"{path}:{line.number} was written by a newer version of qdqtune.",
                 "Use that version, or choose another --output_dir.",
             )
-    return lines
+    return _without_contradictions(lines)
+
+
+def _without_contradictions(lines: list[Line]) -> list[Line]:
+    """Count a line as damaged that gives an id to a second candidate, or a candidate a second id.
+
+    Two candidates with one id would be written to one file, and one of them measured as the other.
+    """
+    keys: dict[tuple[Any, str], str] = {}
+    ids: dict[tuple[Any, str], str] = {}
+    kept = []
+    for line in lines:
+        if line.body is not None and line.kind == "candidate":
+            name, key = line.body["id"], line.body["key"]
+            run = line.body.get("run")
+            is_first = keys.setdefault((run, name), key) == key
+            if ids.setdefault((run, key), name) != name or not is_first:
+                line = replace(line, body=None)
+        kept.append(line)
+    return kept
 
 
 def _texts(file: BinaryIO, path: Path) -> Iterator[bytes]:
@@ -201,7 +172,7 @@ def _checksum(body: Mapping[str, Any]) -> str:
 
 def _decode(text: bytes) -> dict[str, Any] | None:
     try:
-        body = parse_json(text, "The line")
+        body = parse_json(text.decode("utf-8"), "The line")
         checksum = body.pop("checksum")
         is_whole = checksum == _checksum(body) and isinstance(body["kind"], str)
         schema = body["schema"]
@@ -209,25 +180,6 @@ def _decode(text: bytes) -> dict[str, Any] | None:
         return None
     if not is_whole or type(schema) is not int or schema < 1:
         return None
-    if schema <= SCHEMA and not _has_fields(body):
+    if schema <= SCHEMA and not makes_sense(body):
         return None
     return dict(body)
-
-
-def _has_fields(body: Mapping[str, Any]) -> bool:
-    wanted = _FIELDS.get(body["kind"], {})
-    also = {name: kinds for name, kinds in _COMMON.items() if name in body}
-    if not all(name in body and _is(body[name], kinds) for name, kinds in (wanted | also).items()):
-        return False
-    if body["kind"] == "accuracy" and isinstance(body["value"], str):
-        return body["value"] in _INFINITE
-    if body["kind"] == "shares" and not all(_is(each, _NUMBER) for each in body["shares"].values()):
-        return False
-    return body["kind"] != "round" or all(
-        len(body[name]) == len(body["candidates"]) and all(_is(each, kinds) for each in body[name])
-        for name, kinds in _LISTS.items()
-    )
-
-
-def _is(value: object, kinds: type | tuple[type, ...]) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool)

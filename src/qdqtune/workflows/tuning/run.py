@@ -15,7 +15,7 @@ from types import TracebackType
 from qdqtune.autotune.patterns.pattern_cache import PatternCache
 from qdqtune.autotune.search.placement_search import PlacementSearch
 from qdqtune.autotune.search.space import Space, State
-from qdqtune.autotune.search.trial import SEEDS, Effort, Score, Trial
+from qdqtune.autotune.search.trial import SEEDS, Effort, Score, Trial, speedup_of
 from qdqtune.engines import registry
 from qdqtune.engines.float_types import exact_options, float_type_in_effect
 from qdqtune.engines.isolated import StoredFeeds, Worker
@@ -506,7 +506,7 @@ class TuneRun:
                 trial.stage,
                 f"building and timing {_candidates(fitting)}, about {expected_s:.0f} s",
                 benchmarks=arena.benchmarks, known=arena.journal.memo_hits,
-                planned=search.planned, speedup=math.exp(search.gain),
+                planned=search.planned, speedup=speedup_of(search.gain),
             )  # fmt: skip
         began_s = self._reporter.elapsed_s
         scores = arena.answer(trial, fitting)
@@ -518,7 +518,7 @@ class TuneRun:
     ) -> None:
         gains = dict(zip(map(space.key, trial.candidates), scores, strict=True))
         self._story.seeds.update(
-            (label, math.exp(gains[space.key(state)].gain))
+            (label, speedup_of(gains[space.key(state)].gain))
             for label, state in seeds.items()
             if space.key(state) in gains and gains[space.key(state)].failure is None
         )
@@ -534,7 +534,7 @@ class TuneRun:
             benchmarks=arena.benchmarks,
             known=arena.journal.memo_hits,
             planned=search.planned,
-            speedup=math.exp(search.gain),
+            speedup=speedup_of(search.gain),
             rest_s=self._pace.end_s(),
         )
 

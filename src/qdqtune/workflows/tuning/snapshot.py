@@ -23,6 +23,7 @@ from qdqtune.autotune.patterns.pattern_views import PatternView
 from qdqtune.autotune.patterns.region_pattern import RegionPattern
 from qdqtune.autotune.patterns.scheme import InsertionScheme
 from qdqtune.autotune.patterns.state_file import pattern_cache_path, read_state, write_state
+from qdqtune.autotune.search.trial import speedup_of
 from qdqtune.graph.whole_files import writing
 from qdqtune.qdq.completion import Completion
 from qdqtune.records.placement import Edge, Placement
@@ -139,14 +140,14 @@ class Snapshots:
         """
         start_s = time.monotonic()
         found: list[dict[str, TriedScheme]] = [{} for _ in views]
-        best_ms = baseline_ms * math.exp(-best.gain)
+        best_ms = baseline_ms / speedup_of(best.gain)
         known = [each for each in candidates if each.key != best.key]
         place = next((n for n, each in enumerate(candidates) if each.key == best.key), len(known))
         known.insert(place, best)
         for each in known:
             latency_ms = best_ms
             if each.key != best.key:
-                own_ms = baseline_ms * math.exp(-each.gain)
+                own_ms = baseline_ms / speedup_of(each.gain)
                 latency_ms = max(own_ms, math.nextafter(best_ms, math.inf))
             schemes = self._schemes_of(completion, views, each)
             for tried, (digest, scheme) in zip(found, schemes, strict=True):
