@@ -7,6 +7,7 @@ memory of one sample, compressed or not.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import zipfile
 from collections.abc import Iterator
@@ -19,15 +20,20 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from qdqtune.calibration.column_major import column_major_samples, read_exactly
 from qdqtune.calibration.layout import Layout
-from qdqtune.records.errors import UsageError
+from qdqtune.records.errors import LimitError, UsageError
+from qdqtune.records.reading import open_plain, read_bytes, size_in_words
 
 Array = npt.NDArray[Any]
 
+# How the header of a version is read, and how many bytes tell its length.
 _HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
+    (1, 0): (np.lib.format.read_array_header_1_0, 2),
+    (2, 0): (np.lib.format.read_array_header_2_0, 4),
 }
+_HEADER_BYTES = 10_000  # numpy's own limit, which it applies to what it has read
+_SAMPLE_BYTES = 1 << 30
 
 
 class StoredArray(Protocol):
@@ -91,17 +97,38 @@ class NumpyFile:
 
     def samples(self, layout: Layout) -> Iterator[Array]:
         """Read samples one after the other."""
-        with _readable(self.label), _open(self.path, self.entry) as file:
-            if self.fortran_order or layout.rows is None:
-                # Samples of a column-major array are scattered over the whole file.
-                array = np.lib.format.read_array(file, allow_pickle=False)
-                yield from MemoryArray(self.label, array).samples(layout)
-                return
+        size = math.prod(layout.shape) * self.dtype.itemsize
+        if size > _SAMPLE_BYTES:
+            raise LimitError(
+                f"One sample in {self.label} has {size_in_words(size)}; samples are read up to "
+                f"{size_in_words(_SAMPLE_BYTES)}.",
+                "Save samples of the size that the model gets in use.",
+            )
+        with _readable(self.label):
+            if layout.rows is None:
+                yield from MemoryArray(self.label, self._whole()).samples(layout)
+            elif self.fortran_order:
+                yield from column_major_samples(
+                    self.label, self._values, self.shape, self.dtype, layout
+                )
+            else:
+                with self._values() as file:
+                    for _ in range(layout.samples):
+                        values = np.frombuffer(read_exactly(file, size), self.dtype)
+                        yield values.reshape(layout.shape)
+
+    def _whole(self) -> Array:
+        size = math.prod(self.shape) * self.dtype.itemsize
+        with self._values() as file:
+            values = np.frombuffer(read_exactly(file, size), self.dtype)
+        return values.reshape(self.shape, order="F" if self.fortran_order else "C")
+
+    @contextlib.contextmanager
+    def _values(self) -> Iterator[IO[bytes]]:
+        """The file, where its values begin."""
+        with _open(self.path, self.entry) as file:
             _read_header(file, self.label)
-            size = math.prod(layout.shape) * self.dtype.itemsize
-            for _ in range(layout.samples):
-                values = np.frombuffer(_read(file, size), self.dtype)
-                yield values.reshape(layout.shape)
+            yield file
 
 
 @dataclass(frozen=True)
@@ -120,19 +147,14 @@ class TensorFile:
         yield from MemoryArray(self.label, array).samples(layout)
 
 
-def numpy_file(path: Path, entry: str | None = None) -> NumpyFile:
-    """Read the header of a `.npy` file or of an `.npz` file's entry.
+def numpy_file(path: Path) -> NumpyFile:
+    """Read the header of a `.npy` file.
 
     Raises:
         UsageError: If it is not one, holds Python objects, or is cut off.
     """
-    label = str(path) if entry is None else f"{path}[{entry.removesuffix('.npy')!r}]"
-    with _readable(label), _open(path, entry) as file:
-        shape, fortran_order, dtype = _read_header(file, label)
-        have = _size(path, entry) - file.tell()
-    if have < math.prod(shape) * dtype.itemsize:
-        raise _cut_off(label)
-    return NumpyFile(path, entry, label, shape, dtype, fortran_order)
+    with _readable(str(path)), open_plain(path) as file:
+        return _described(path, None, str(path), file, path.stat().st_size)
 
 
 def numpy_entries(path: Path) -> dict[str, NumpyFile]:
@@ -141,9 +163,24 @@ def numpy_entries(path: Path) -> dict[str, NumpyFile]:
     Raises:
         UsageError: If it is no such file.
     """
-    with _readable(str(path)), zipfile.ZipFile(path) as archive:
-        entries = [name for name in archive.namelist() if name.endswith(".npy")]
-    return {entry.removesuffix(".npy"): numpy_file(path, entry) for entry in entries}
+    found = {}
+    with _readable(str(path)), open_plain(path) as file, zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            name = entry.filename.removesuffix(".npy")
+            if name != entry.filename:
+                label = f"{path}[{name!r}]"
+                with _readable(label), archive.open(entry) as member:
+                    found[name] = _described(path, entry.filename, label, member, entry.file_size)
+    return found
+
+
+def _described(path: Path, entry: str | None, label: str, file: IO[bytes], size: int) -> NumpyFile:
+    shape, fortran_order, dtype = _read_header(file, label)
+    if size - file.tell() < math.prod(shape) * dtype.itemsize:
+        raise UsageError(
+            f"{label} is cut off: it holds less than its header says.", "Save it again."
+        )
+    return NumpyFile(path, entry, label, shape, dtype, fortran_order)
 
 
 def tensor_file(path: Path) -> TensorFile:
@@ -159,7 +196,7 @@ def tensor_file(path: Path) -> TensorFile:
 
 
 def _parse_tensor(path: Path) -> onnx.TensorProto:
-    tensor: onnx.TensorProto = onnx.TensorProto.FromString(path.read_bytes())
+    tensor: onnx.TensorProto = onnx.TensorProto.FromString(read_bytes(path, _SAMPLE_BYTES))
     if tensor.data_type == onnx.TensorProto.UNDEFINED:
         raise ValueError("it holds no tensor")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -171,7 +208,17 @@ def _read_header(file: IO[bytes], label: str) -> tuple[tuple[int, ...], bool, np
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:  # only structured types need another one
         raise ValueError("it is not a plain array")
-    shape, fortran_order, dtype = _HEADERS[version](file)
+    read_header, bytes_of_length = _HEADERS[version]
+    length = file.read(bytes_of_length)
+    if int.from_bytes(length, "little") > _HEADER_BYTES:
+        raise ValueError(f"its header has more than {_HEADER_BYTES:,} bytes")
+    header = file.read(int.from_bytes(length, "little"))
+    try:
+        shape, fortran_order, dtype = read_header(io.BytesIO(length + header))
+    except MemoryError:  # Python's parser has a stack of its own
+        raise ValueError("its header is nested too deeply") from None
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its header says that its shape is {list(shape)}")
     if dtype.hasobject:
         raise UsageError(
             f"{label} holds pickled Python objects, which are never loaded.",
@@ -180,32 +227,14 @@ def _read_header(file: IO[bytes], label: str) -> tuple[tuple[int, ...], bool, np
     return shape, fortran_order, dtype
 
 
-def _read(file: IO[bytes], size: int) -> bytes:
-    data = file.read(size)
-    if len(data) < size:
-        raise EOFError("it ends in the middle of a sample")
-    return data
-
-
 @contextlib.contextmanager
 def _open(path: Path, entry: str | None) -> Iterator[IO[bytes]]:
     if entry is None:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             yield file
     else:
         with zipfile.ZipFile(path) as archive, archive.open(entry) as member:
             yield member
-
-
-def _size(path: Path, entry: str | None) -> int:
-    if entry is None:
-        return path.stat().st_size
-    with zipfile.ZipFile(path) as archive:
-        return archive.getinfo(entry).file_size
-
-
-def _cut_off(label: str) -> UsageError:
-    return UsageError(f"{label} is cut off: it holds less than its header says.", "Save it again.")
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from qdqtune.records.errors import UsageError
 
 _ARRAY_SUFFIXES = (".npy", ".npz")
 _KNOWN_SUFFIXES = (*_ARRAY_SUFFIXES, ".pb")
+_MOST_NAMED = 20
 _TEST_SETS = "test_data_set_*"
 
 _T = TypeVar("_T")
@@ -115,7 +117,9 @@ def by_input(
         if each.name not in found:
             close = difflib.get_close_matches(each.name, found, n=1)
             guess = f"Is it {close[0]!r}? " if close else ""
-            have = ", ".join(repr(str(name)) for name in found) or "nothing"
+            have = ", ".join(repr(str(name)) for name in islice(found, _MOST_NAMED)) or "nothing"
+            if len(found) > _MOST_NAMED:
+                have += f" and {len(found) - _MOST_NAMED} more"
             raise UsageError(
                 f"{where} has no array for the input {each.name!r}; it has {have}.",
                 f"{guess}Name arrays as the model names its inputs: "
