@@ -91,6 +91,9 @@ class FaultySession:
 
     def time_runs(self, runs: int) -> list[float]:
         self._at("time")
+        if "raw" in self._model:  # in place of the worker's own answer
+            raw = self._model["raw"] * self._model.get("times", 1)
+            os.write(int(sys.argv[sys.argv.index("--replies") + 1]), raw.encode() + b"\n")
         value = self._model.get("latency_ms", 5.0)
         return [float(value)] * runs
 

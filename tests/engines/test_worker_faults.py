@@ -87,6 +87,35 @@ def test_impossible_times_fail(faulty, model_that, latency):
     assert "impossible latency" in fails(faulty, model_that(latency_ms=latency))
 
 
+@pytest.mark.parametrize("latency", ["1e14", "5e-324", "1e308"])
+def test_absurd_times_fail(faulty, model_that, latency):
+    assert "impossible latency" in fails(faulty, model_that(latency_ms=latency))
+
+
+@pytest.mark.parametrize(
+    ("raw", "times"),
+    [
+        ("", 1),
+        ("[", 50_000),
+        ("9", 50_000),
+        ("[]", 1),
+        ("null", 1),
+        ('{"number": 3}', 1),
+        ('{"number": 3, "error": 5}', 1),
+        ('{"number": 3, "error": ""}', 1),
+        ('{"number": 1e400, "result": 1}', 1),
+        ('{"number": 3, "result": {"samples_ms": "soon"}}', 1),
+        ('{"number": 3, "result": NaN}', 1),
+    ],
+)
+def test_answers_that_are_none_fail(faulty, model_that, raw, times):
+    assert fails(faulty, model_that(raw=raw, times=times))
+
+
+def test_a_limit_beyond_the_systems_clock_is_none(faulty, model_that):
+    assert faulty.measure(model_that(), FEEDS, blocks=1, runs=2, timeout_s=1e300).ok
+
+
 def test_times_that_are_no_numbers_fail(faulty, model_that):
     assert "could not convert" in fails(faulty, model_that(latency_ms="soon"))
 

@@ -23,6 +23,14 @@ from qdqtune.engines.entry import EngineEntry
 from qdqtune.engines.interface import InputSpec, SessionOptions
 from qdqtune.engines.places import LOGS, SCRATCH
 from qdqtune.engines.process import ChildProcess, FailureKind, WorkerFailure
+from qdqtune.engines.replies import (
+    read_info,
+    read_layers,
+    read_opened,
+    read_samples,
+    read_seconds,
+    understand,
+)
 from qdqtune.records.measurement import EngineInfo, LayerTime, Measurement
 
 if TYPE_CHECKING:
@@ -150,7 +158,7 @@ class Worker:
     ) -> EngineInfo:
         """Says which engine, version and device answer."""
         reply = self._ask("info", timeout_s, options=(options or self.options).to_dict())
-        return EngineInfo.from_dict(reply)
+        return understand("info", read_info, reply)
 
     def open(
         self,
@@ -162,9 +170,9 @@ class Worker:
         """Opens a model file."""
         full = os.path.abspath(path)
         reply = self._ask("open", timeout_s, path=full, options=(options or self.options).to_dict())
-        self.building_s += reply["seconds"]
-        inputs = tuple(InputSpec(i["name"], i["dtype"], tuple(i["shape"])) for i in reply["inputs"])
-        return OpenModel(full, inputs, reply["seconds"], reply["session"], self._generation)
+        session, inputs, build_s = understand("open", read_opened, reply)
+        self.building_s += build_s
+        return OpenModel(full, inputs, build_s, session, self._generation)
 
     def store(self, feeds: Feeds) -> StoredFeeds:
         """Writes inputs once so that many models can be fed with them."""
@@ -189,8 +197,9 @@ class Worker:
         stored = feeds if isinstance(feeds, StoredFeeds) else self.store(feeds)
         try:
             reply = self._ask_of(model, "feed", timeout_s, feeds=str(stored.path))
-            self.building_s += reply["seconds"]
-            return float(reply["seconds"])
+            fed_s = understand("feed", read_seconds, reply)
+            self.building_s += fed_s
+            return fed_s
         finally:
             if stored is not feeds:
                 self.discard(stored)
@@ -203,7 +212,7 @@ class Worker:
         outputs = self.scratch / "outputs.npz"
         try:
             self._ask_of(model, "run", timeout_s, feeds=str(stored.path), outputs=str(outputs))
-            return read_arrays(outputs)
+            return understand("run", read_arrays, outputs)
         finally:
             outputs.unlink(missing_ok=True)
             if stored is not feeds:
@@ -212,9 +221,9 @@ class Worker:
     def time(self, model: OpenModel, runs: int, *, timeout_s: float | None = None) -> list[float]:
         """Runs the model back to back on its feeds; the milliseconds of each run, unchecked."""
         reply = self._ask_of(model, "time", timeout_s, runs=runs)
-        self.timing_s += reply["seconds"]
-        self.contended_s += reply["contended_s"]
-        samples: list[float] = reply["samples_ms"]
+        samples, spent_s, contended_s = understand("time", read_samples, reply)
+        self.timing_s += spent_s
+        self.contended_s += contended_s
         return samples
 
     def layers(
@@ -226,8 +235,9 @@ class Worker:
         except WorkerFailure as failure:
             self.deaths_by_layers += failure.kind in (FailureKind.CRASH, FailureKind.TIMEOUT)
             raise
-        self.timing_s += reply["seconds"]
-        return [LayerTime.from_dict(layer) for layer in reply["layers"]]
+        layers, spent_s = understand("layers", read_layers, reply)
+        self.timing_s += spent_s
+        return layers
 
     def release(self, model: OpenModel, *, timeout_s: float | None = None) -> None:
         """Closes a model; nothing happens when its child is already gone."""

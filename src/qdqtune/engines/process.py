@@ -24,7 +24,8 @@ from qdqtune.engines.drain import Drain
 from qdqtune.engines.supervisor import END
 from qdqtune.records.errors import EngineError
 
-_MAX_REPLY_BYTES = 256 * 1024 * 1024
+_MAX_REPLY_BYTES = 64 * 1024 * 1024
+_LONGEST_POLL_S = 3600.0  # the system counts in 32 bits
 _GRACE_S = 2.0
 # A json.py in the folder the user stands in is not ours to import.
 _START = """\
@@ -164,7 +165,7 @@ class ChildProcess:
             self.kill()
             what = f"the engine gave no answer to '{op}' within {timeout_s:g} s and was stopped"
             raise WorkerFailure(what, FailureKind.TIMEOUT, self._drain.tail()) from None
-        except (EOFError, OSError, ValueError) as error:
+        except (EOFError, OSError, ValueError, RecursionError) as error:
             ending = self._ending()
             details = self._drain.tail() or str(error)
             what = f"the engine's process {ending} during '{op}'"
@@ -174,8 +175,8 @@ class ChildProcess:
             self.kill()
             raise
         self._pid = reply.get("pid", self._pid)
-        if "error" in reply:
-            raise WorkerFailure(str(reply["error"]), FailureKind.ERROR, reply.get("details", ""))
+        if "result" not in reply:
+            raise WorkerFailure(reply["error"], FailureKind.ERROR)
         return reply["result"]
 
     def close(self) -> None:
@@ -217,8 +218,11 @@ class ChildProcess:
         poller = select.poll()
         poller.register(self._replies, select.POLLIN)
         while b"\n" not in chunks[-1]:
-            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise TimeoutError
+            left_s = max(0.0, deadline - time.monotonic())
+            if not poller.poll(min(left_s, _LONGEST_POLL_S) * 1000):
+                if left_s <= _LONGEST_POLL_S:
+                    raise TimeoutError
+                continue
             chunks.append(os.read(self._replies, 1 << 20))
             size += len(chunks[-1])
             if not chunks[-1]:
@@ -229,6 +233,8 @@ class ChildProcess:
         reply = json.loads(line)
         if not isinstance(reply, dict) or reply.get("number") != self._number:
             raise ValueError("the child answered something else")
+        if "result" not in reply and not (reply.get("error") and isinstance(reply["error"], str)):
+            raise ValueError("the child's answer is neither a result nor an error")
         return reply
 
     def _ending(self) -> str:

@@ -29,6 +29,8 @@ Blocks = list[tuple[float, ...]]
 """The kept samples of one model, in milliseconds, block by block."""
 
 _HALF_BLOCK_MS = 4.0
+# No call of an engine is so short that more runs would be needed; an engine may claim anything.
+_MOST_RUNS = 1 << 14
 # Blocks that are processes of their own: how long half of one runs at least, as a part of what it
 # takes to start it; how many of them a screening is worth, and which part of blocks that are none.
 _WORTH_OVERHEAD = 0.125
@@ -89,7 +91,7 @@ class BlockShape:
         6 ms, 0.3 % of 50 ms), the second to matter only to models below 2 ms.
         """
         half_ms = max(_HALF_BLOCK_MS, _WORTH_OVERHEAD * overhead_ms)
-        half = max(1, math.ceil(half_ms / latency_ms))
+        half = min(_MOST_RUNS, max(1, math.ceil(half_ms / latency_ms)))
         return cls(2 if latency_ms < 2.0 else 1, half, latency_ms)
 
     def leaner(self) -> BlockShape:

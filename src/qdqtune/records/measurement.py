@@ -12,13 +12,17 @@ from typing import Any
 FLOAT32 = "float32"
 """What floats are computed in unless an engine says otherwise."""
 
+LEAST_MS, MOST_MS = 1e-6, 1e9
+"""What a run may take at all: a nanosecond, and eleven days."""
+
 
 @dataclass(frozen=True)
 class Measurement:
     """Latency samples of one model on one engine, or an error; never both.
 
-    A sample that cannot be a latency (NaN, infinite, zero, negative) turns the whole measurement
-    into a failed one, because an engine that returns it cannot be believed about the others.
+    A sample that cannot be a latency (NaN, zero, negative, less than a nanosecond, more than eleven
+    days) turns the whole measurement into a failed one, because an engine that returns it cannot be
+    believed about the others.
 
     Attributes:
         blocks_ms: Samples in milliseconds, one tuple per block of runs made back to back.
@@ -74,9 +78,9 @@ def _fault_of(blocks_ms: tuple[tuple[float, ...], ...]) -> str | None:
     for block in blocks_ms:
         for sample in block:
             if isinstance(sample, bool) or not isinstance(sample, (int, float)):
-                return f"the engine returned a latency that is no number: {sample!r}"
-            if not (math.isfinite(sample) and sample > 0):
-                return f"the engine returned an impossible latency: {sample!r} ms"
+                return f"the engine returned a latency that is no number: {sample!r:.40}"
+            if not LEAST_MS <= sample <= MOST_MS:  # ints may be too large to become floats
+                return f"the engine returned an impossible latency: {sample!r:.40} ms"
     return None
 
 
