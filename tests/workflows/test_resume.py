@@ -34,6 +34,7 @@ from qdqtune.records.placement import Placement
 from qdqtune.records.tuning import TuneEvent, TuneResult
 from qdqtune.report.tuning import tune_text
 from qdqtune.workflows.tune import tune
+from qdqtune.workflows.tuning import handover
 from qdqtune.workflows.tuning.arena import Arena
 from qdqtune.workflows.tuning.export import export_candidate, list_candidates
 from qdqtune.workflows.tuning.folder import RunFolder
@@ -356,7 +357,7 @@ def test_a_kill_while_handing_over_leaves_the_old_result_or_the_new_one(
     onnx.save(onnx.load(model), source, save_as_external_data=is_external, location="weights.bin")
     first = simulated(source, tmp_path / "run", max_benchmarks=1, min_sqnr_db=None)
     assert not first.summary.kept_float
-    replace, finish = os.replace, RunFolder._finish_handover
+    replace, put = os.replace, handover._put_into_place
     left = [0]
 
     def die(one: Any, other: Any) -> None:
@@ -365,15 +366,14 @@ def test_a_kill_while_handing_over_leaves_the_old_result_or_the_new_one(
             raise Killed
         replace(one, other)
 
-    def finish_or_die(folder: RunFolder) -> None:
-        if (folder.path / ".handover").exists():
-            monkeypatch.setattr(os, "replace", die)
-        finish(folder)
+    def put_or_die(folder: Path, names: set[str]) -> None:
+        monkeypatch.setattr(os, "replace", die)
+        put(folder, names)
 
     for steps in (0, 3):
         run = Path(shutil.copytree(tmp_path / "run", tmp_path / f"run{steps}"))
         left[0] = steps
-        monkeypatch.setattr(RunFolder, "_finish_handover", finish_or_die)
+        monkeypatch.setattr(handover, "_put_into_place", put_or_die)
         with contextlib.suppress(Killed):
             simulated(source, run)
         monkeypatch.undo()

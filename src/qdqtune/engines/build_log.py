@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qdqtune.engines.places import LOGS
+from qdqtune.records.reading import open_plain
 
 _MARK = "=== qdqtune: "
 _BEGIN, _END = f"{_MARK}building ", f"{_MARK}built in "
@@ -67,9 +68,7 @@ class BuildLog:
 
     def _read_on(self) -> None:
         """Read what was added since, up to the last whole line."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
+        with open_plain(self._path) as file:
             file.seek(self._offset)
             added = file.read()
         whole = added[: added.rfind(b"\n") + 1]

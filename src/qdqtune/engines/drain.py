@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import IO
 
 from qdqtune.engines.build_log import is_mark
+from qdqtune.graph.whole_files import open_to_append
+from qdqtune.records.errors import OutputError
 
 _TAIL_BYTES = 64 * 1024
 _LOG_BYTES = 8 * 1024 * 1024
@@ -47,8 +49,8 @@ class Drain:
             room = 0
             if self._log_path is not None:
                 # A log that cannot be written must not stop the draining.
-                with contextlib.suppress(OSError):
-                    log = stack.enter_context(open(self._log_path, "ab", buffering=0))
+                with contextlib.suppress(OSError, OutputError):
+                    log = stack.enter_context(open_to_append(self._log_path, buffering=0))
                     room = max(0, _LOG_BYTES - log.tell())
             while chunk := self._stream.read1(1 << 16):  # type: ignore[attr-defined]
                 with self._lock:

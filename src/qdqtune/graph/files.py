@@ -176,7 +176,7 @@ def check_writable(path: str | os.PathLike[str], *, force: bool) -> None:
         raise OutputError(f"{target} is a folder, not a file.", "Name a file: -o OUT.onnx.")
     if target.exists() and not target.is_file():
         raise OutputError(f"{target} is not a plain file.", "Choose another name.")
-    if target.exists() and not force:
+    if os.path.lexists(target) and not force:
         raise OutputError(f"{target} exists already.", "Choose another name, or pass --force.")
     if not target.parent.is_dir():
         raise OutputError(f"The folder {target.parent} does not exist.", "Create it first.")

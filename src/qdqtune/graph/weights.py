@@ -17,9 +17,11 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune.graph.file_digest import DIGEST_BYTES
-from qdqtune.graph.whole_files import writing
+from qdqtune.graph.whole_files import make_own, open_to_append, writing
+from qdqtune.records.reading import open_plain
 
 WEIGHTS_FILE = "weights.bin"
+WEIGHTS_INDEX = "weights.index"
 
 # Small tensors stay inside the model: engines read shapes and scalars while they load.
 _INLINE_BYTES = 128
@@ -76,7 +78,9 @@ class WeightStore:
     ) -> None:
         self.folder = folder
         self._file = folder / file_name
-        self._file.touch()
+        with writing(self._file):
+            make_own(self._file)
+            self._file.touch()
         self._end = self._file.stat().st_size
         self._known: dict[Hashable, onnx.TensorProto] = {}
         self._digests: dict[tuple[int, int], bytes] = {}
@@ -144,8 +148,8 @@ class WeightStore:
         if offset is None:
             offset = self._added(tensor)
             known.append(offset)
-            with writing(self._index_file), self._index_file.open("a", encoding="ascii") as index:
-                index.write(f"{offset} {key[0]} {key[1]}\n")
+            with writing(self._index_file), open_to_append(self._index_file) as index:
+                index.write(f"{offset} {key[0]} {key[1]}\n".encode())
         self._digests[offset, tensor.nbytes] = sums.digest.digest()
         return offset
 
@@ -169,7 +173,7 @@ class WeightStore:
 
     def _is_there(self, tensor: ir.TensorProtocol, offset: int) -> bool:
         """Whether an earlier run wrote just this there."""
-        with self._file.open("rb") as file:
+        with open_plain(self._file) as file:
             file.seek(offset)
             try:
                 _write(tensor, _Comparing(file))

@@ -29,7 +29,8 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import input_dims
 from qdqtune.graph.open_dims import measured_shapes
 from qdqtune.graph.shapes import infer_shapes
-from qdqtune.records.errors import EngineError, ModelError, QdqtuneError, UsageError
+from qdqtune.graph.whole_files import open_to_append
+from qdqtune.records.errors import EngineError, ModelError, OutputError, QdqtuneError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import Measurement
 from qdqtune.workflows.layer_profile import write_profile
@@ -218,10 +219,10 @@ class EngineBenchmark(Benchmark):
             lines.append(f"failed: {measured.error}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as log:
-                log.write("\n".join(lines) + "\n")
-        except OSError as error:
-            _logger.warning("the log %s can't be written: %s", path, error.strerror)
+            with open_to_append(path) as log:
+                log.write(("\n".join(lines) + "\n").encode())
+        except (OSError, OutputError) as error:
+            _logger.warning("the log %s can't be written: %s", path, error)
 
 
 class TensorRTPyBenchmark(EngineBenchmark):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from qdqtune.graph.files import write_text
 from qdqtune.records.measurement import LayerTime
 
 
@@ -29,4 +30,5 @@ def write_profile(layers: Sequence[LayerTime], runs: int, target: Path) -> None:
         for layer in layers
     ]
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps([{"count": runs}, *entries], indent=1) + "\n", encoding="utf-8")
+    text = json.dumps([{"count": runs}, *entries], indent=1) + "\n"
+    write_text(target, text, force=True)

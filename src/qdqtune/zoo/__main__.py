@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
+from qdqtune.graph.files import check_writable, write_bytes
+from qdqtune.records.errors import QdqtuneError, UsageError
 from qdqtune.zoo import ARCHITECTURES, build, default_settings, describe
 from qdqtune.zoo.settings import parse_setting
 
@@ -56,16 +57,10 @@ def _write(arguments: argparse.Namespace) -> None:
     if arguments.name is None:
         raise UsageError("no architecture is named", f"Models: {', '.join(ARCHITECTURES)}.")
     path = arguments.output or Path(f"{arguments.name}.onnx")
-    if path.exists() and not arguments.force:
-        raise OutputError(f"{path} exists", "Choose another file with -o, or give --force.")
+    check_writable(path, force=arguments.force)
     settings = _read_settings(arguments.name, arguments.set)
     content = build(arguments.name, seed=arguments.seed, **settings).SerializeToString()
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise OutputError(
-            f"{path} can't be written: {error.strerror}", "Choose another file with -o."
-        ) from error
+    write_bytes(path, content, force=arguments.force)
     sys.stdout.write(f"{path}: {len(content) / 1e6:.1f} MB\n")
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from qdqtune.engines.tensorrt.layers import is_layer_list
 from qdqtune.engines.tensorrt.settings import STRONG, WEAK
+from qdqtune.graph.whole_files import open_to_append
+from qdqtune.records.errors import OutputError
 
 # Without a GPU, other errors drag this one along.
 _NO_DRIVER = "catchCudaError"
@@ -101,18 +103,18 @@ def make_log(api: Any) -> Any:
             api.ILogger.__init__(self)
             self.layer_list = ""
             self.errors: list[str] = []
-            self._file: IO[str] | None = None
+            self._file: IO[bytes] | None = None
             self._room = 0
 
         @contextmanager
         def about(self, path: Path | None) -> Iterator[None]:
             """While it lasts, a file gets what is said; errors and layers begin anew."""
             self.layer_list, self.errors = "", []
-            if path is None:
-                yield
-                return
-            with path.open("a", encoding="utf-8", errors="replace") as file:
-                self._file, self._room = file, _MOST_LOGGED - path.stat().st_size
+            with ExitStack() as stack:
+                if path is not None:
+                    with suppress(OSError, OutputError):  # a log spoils no build
+                        self._file = stack.enter_context(open_to_append(path))
+                        self._room = _MOST_LOGGED - self._file.tell()
                 try:
                     yield
                 finally:
@@ -125,7 +127,8 @@ def make_log(api: Any) -> Any:
                 self.errors.append(message.strip())
             if severity <= api.ILogger.INFO and self._file is not None and self._room > 0:
                 level = str(severity).rpartition(".")[2]
-                self._room -= self._file.write(f"[{level}] {message}\n")
+                line = f"[{level}] {message}\n".encode(errors="replace")
+                self._room -= self._file.write(line)
 
     return Log()
 

@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from qdqtune.graph.whole_files import open_to_append
+from qdqtune.records.errors import OutputError
+from qdqtune.records.reading import open_plain
+
 NO_CACHE = "none"
 """What the option says if no file is wanted."""
 
@@ -85,7 +89,7 @@ class TimingCacheFile:
                 if others is not None:
                     cache.combine(others, False)
                 _write(self.path, bytes(cache.serialize()))
-        except OSError as error:
+        except (OSError, OutputError) as error:
             _logger.warning("the timing cache %s can't be written: %s", self.path, error)
 
 
@@ -95,7 +99,8 @@ def _key(engine: str, version: str, device: str) -> str:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open_plain(path) as file:
+            return file.read()
     except OSError:
         return b""
 
@@ -114,6 +119,6 @@ def _write(path: Path, content: bytes) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One writer at a time; the lock is a file beside, which stays."""
-    with path.with_name(f"{path.name}.lock").open("w") as lock:
+    with open_to_append(path.with_name(f"{path.name}.lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

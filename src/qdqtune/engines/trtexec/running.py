@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from qdqtune.engines.parent_death import end_with_parent
+from qdqtune.graph.whole_files import open_to_append
+from qdqtune.records.errors import OutputError
 
 _LOG_BYTES = 4 << 20
 _LONGEST_LINE = 8000
@@ -126,6 +128,6 @@ def _opened(path: Path | None) -> Iterator[_Log]:
     with contextlib.ExitStack() as stack:
         file: IO[bytes] | None = None
         if path is not None:
-            with contextlib.suppress(OSError):
-                file = stack.enter_context(path.open("ab", buffering=0))
+            with contextlib.suppress(OSError, OutputError):
+                file = stack.enter_context(open_to_append(path, buffering=0))
         yield _Log(file)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnx_ir as ir
 from onnx.helper import (
     make_graph,
@@ -21,6 +20,7 @@ from onnx.helper import (
 
 from qdqtune.engines.isolated import StoredFeeds
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE
+from qdqtune.graph.whole_files import replacing
 from qdqtune.qdq.encoding import TensorFormat
 from qdqtune.records.measurement import Measurement
 
@@ -91,5 +91,7 @@ class Conversions:
         )
         opset = make_opsetid("", self._opset)
         path = self._folder / f"{name}.{'pair' if with_pair else 'none'}.onnx"
-        onnx.save(make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION), path)
+        model = make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION)
+        with replacing(path, durable=False) as file:
+            file.write(model.SerializeToString())
         return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,11 +10,11 @@ from qdqtune.records.errors import QdqtuneError
 from qdqtune.records.placement import Placement
 from qdqtune.records.reading import parse_json, read_text
 from qdqtune.records.tuning import Summary
-from qdqtune.workflows.tuning.folder import FINAL, PLACEMENT, SUMMARY, RunFolder
+from qdqtune.workflows.tuning.folder import RunFolder
+from qdqtune.workflows.tuning.handover import FINAL, PLACEMENT, SUMMARY, sha256_of_model
 
 _logger = logging.getLogger(__name__)
 
-_CHUNK = 1 << 20
 # What a summary says about its run, and not about the result.
 _OF_A_RUN = (
     "version",
@@ -78,19 +77,3 @@ def earlier_result(folder: RunFolder) -> EarlierResult | None:
     if summary.kept_float or not model.is_file() or sha256_of_model(model) != summary.final_sha256:
         return None
     return EarlierResult(model, summary, placement)
-
-
-def sha256_of(*files: Path) -> str:
-    """The hash of a file, or of some one after the other."""
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as content:
-            while chunk := content.read(_CHUNK):
-                digest.update(chunk)
-    return digest.hexdigest()
-
-
-def sha256_of_model(model: Path) -> str:
-    """The hash of a model's file, and of the weights that may lie beside it under its name."""
-    weights = model.with_name(model.name + ".data")
-    return sha256_of(model, weights) if weights.is_file() else sha256_of(model)

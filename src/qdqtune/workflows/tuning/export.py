@@ -19,11 +19,11 @@ from qdqtune.graph.op_classes import DEQUANTIZE
 from qdqtune.graph.parsing import parse_model
 from qdqtune.graph.proto_walk import contents
 from qdqtune.graph.weights import WEIGHTS_FILE, indexed_checksums
+from qdqtune.graph.whole_files import sha256_of
 from qdqtune.qdq.read import read
 from qdqtune.records.candidates import Candidate
 from qdqtune.records.errors import ModelError, OutputError, QdqtuneError, UsageError
 from qdqtune.records.placement import Placement
-from qdqtune.workflows.tuning.earlier import sha256_of
 from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, JOURNAL
 from qdqtune.workflows.tuning.lines import whole_lines
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -11,20 +10,30 @@ from pathlib import Path
 from types import TracebackType
 
 from qdqtune.graph.external import external_files
-from qdqtune.graph.files import write_text
-from qdqtune.graph.whole_files import sync, writing
+from qdqtune.graph.weights import WEIGHTS_FILE, WEIGHTS_INDEX
+from qdqtune.graph.whole_files import (
+    check_folder,
+    copy_file,
+    kind_at,
+    make_folder,
+    remove,
+    sync,
+    writing,
+)
 from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
+from qdqtune.workflows.tuning.handover import COMMITTED, finish_handover, hand_over
+from qdqtune.workflows.tuning.handover import FINAL as FINAL
+from qdqtune.workflows.tuning.handover import PLACEMENT as PLACEMENT
+from qdqtune.workflows.tuning.handover import RANGES as RANGES
+from qdqtune.workflows.tuning.handover import RESULT as RESULT
+from qdqtune.workflows.tuning.handover import SUMMARY as SUMMARY
 from qdqtune.workflows.tuning.journal import QUARANTINE
 from qdqtune.workflows.tuning.lock import LOCK, FolderLock
 from qdqtune.workflows.tuning.piece_files import holds_pieces, is_empty, remove_pieces
 
 BASELINE = "baseline.onnx"
-FINAL = "optimized_final.onnx"
 RAW = "optimized_raw.onnx"
-PLACEMENT = "placement.json"
-RANGES = "ranges.json"
 JOURNAL = "measurements.jsonl"
-SUMMARY = "summary.json"
 STATE = "autotuner_state.yaml"
 PATTERN_CACHE = "autotuner_state_pattern_cache.yaml"
 CANDIDATES = "region_models"
@@ -41,17 +50,20 @@ ENGINE_LOG = "engine.log"
 ASIDE = "earlier"
 
 _STAGING = ".staged"
-_HANDOVER = ".handover"
 _SCRATCH = ".scratch"
 _PARTIAL_RUN, _PARTIAL_RESULT = ".partial-run", ".partial-result"
-_MANIFEST = "names.json"
 _OURS = (
     BASELINE, FINAL, RAW, PLACEMENT, RANGES, JOURNAL, SUMMARY, STATE, PATTERN_CACHE, SUBGRAPH_CACHE,
     DAMAGED_CACHE, QUARANTINE,
 )  # fmt: skip
-
-RESULT = (FINAL + ".data", FINAL, RANGES, PLACEMENT, SUMMARY)
-"""What a run comes to: files that belong together."""
+_FOLDERS = (
+    LOGS, CANDIDATES, SUBGRAPHS, ASIDE, f"{ASIDE}/{_PARTIAL_RUN}", f"{ASIDE}/{_PARTIAL_RESULT}"
+)  # fmt: skip
+# What is added to, and can't be replaced by a new file without losing what is in it.
+_ADDED_TO = (
+    JOURNAL, QUARANTINE, f"{CANDIDATES}/{WEIGHTS_FILE}", f"{CANDIDATES}/{WEIGHTS_INDEX}",
+    f"{SUBGRAPHS}/{WEIGHTS_FILE}", f"{SUBGRAPHS}/{WEIGHTS_INDEX}",
+)  # fmt: skip
 
 AUTO, NEVER = "auto", "never"
 RESUME = (AUTO, NEVER)
@@ -115,7 +127,8 @@ class RunFolder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove(self.scratch)
         if kind is not None and not (self.path / JOURNAL).exists():
             self._leave_nothing(is_refused=issubclass(kind, UsageError))
         self._lock.close()
@@ -149,12 +162,12 @@ class RunFolder:
         folders = (self.path / CANDIDATES, *(self.path / name for name in self._more))
         layers = [self.path / name for name in self._layer_files() if SUBGRAPHS in self._more]
         for file in (*self._written(), *folders, *copies, *layers):
-            if file.exists() and file.resolve() not in self._read:
+            if os.path.lexists(file) and file.resolve() not in self._read:
                 raise _in_the_way(file, JOURNAL)
 
     def _refuse_others_pieces(self) -> None:
         for file in (self.path / RAW, self.path / f"{RAW}.data"):
-            if file.exists():
+            if os.path.lexists(file):
                 raise _in_the_way(file, SUBGRAPH_CACHE)
         if not is_empty(self.path / SUBGRAPHS):
             raise _in_the_way(self.path / SUBGRAPHS, SUBGRAPH_CACHE)
@@ -165,13 +178,33 @@ class RunFolder:
         caches = (self.path / SUBGRAPH_CACHE, self.path / DAMAGED_CACHE)
         return any(file.exists() for file in caches) or holds_pieces(self.path / SUBGRAPHS)
 
+    def _refuse_foreign_entries(self) -> None:
+        """Nothing is written to where a link leads, and nothing waits at a pipe.
+
+        What is written whole replaces a link; other things in place of a file are refused before
+        a long run, not after it.
+        """
+        for name in _FOLDERS:
+            check_folder(self.path / name)
+        is_kept = not self.begins_anew
+        logs = sorted((self.path / LOGS).rglob("*"))
+        added_to = [self.path / name for name in _ADDED_TO if is_kept]
+        for file in (*added_to, *(each for each in logs if kind_at(each) != "a folder")):
+            if kind := kind_at(file):
+                raise _not_a_file(file, kind)
+        for name in _OURS:
+            for file in (self.path / name, self.path / f"{name}.data"):
+                if kind_at(file) == "a folder" and not self._is_restart:
+                    raise _not_a_file(file, "a folder")
+
     def _prepare(self, *, resume: str) -> None:
+        self._refuse_foreign_entries()
         # What a kill came in between of.
         if (self.path / ASIDE / _PARTIAL_RUN).exists():
             self._set_aside()
         if (self.path / ASIDE / _PARTIAL_RESULT).exists():
             self._move_aside(RESULT, _PARTIAL_RESULT)
-        self._finish_handover()
+        finish_handover(self.path)
         if (self.path / JOURNAL).exists() and resume == NEVER:
             raise UsageError(
                 f"{self.path} holds a run already.",
@@ -207,19 +240,20 @@ class RunFolder:
 
     def _written(self) -> set[Path]:
         """Every file that a run may write but for candidates and copies of weights."""
-        files = {(self.path / name).resolve() for name in _OURS}
+        files = {self.path.resolve() / name for name in _OURS}
         return files | {file.with_name(file.name + ".data") for file in files}
 
     def _copy_of(self, weights: Path, model: Path) -> Path:
-        return (self.path / weights.relative_to(model.absolute().parent.resolve())).resolve()
+        return self.path.resolve() / weights.relative_to(model.absolute().parent.resolve())
 
     def _protect(self, model: Path, others: Sequence[Path]) -> None:
         """Refuse to write over what is read, or over one copy with another."""
         written = self._written()
-        ours = (CANDIDATES, SUBGRAPHS, LOGS, _STAGING, _SCRATCH, _HANDOVER)
+        ours = (CANDIDATES, SUBGRAPHS, LOGS, _STAGING, _SCRATCH, COMMITTED)
         inside = [(self.path / name).resolve() for name in ours]
         for source in (model, *others):
-            for file in {source.resolve(), *external_files(source)}:
+            itself = {source.resolve(), source.absolute().parent.resolve() / source.name}
+            for file in itself | external_files(source):
                 if file in written or any(folder in file.parents for folder in inside):
                     raise OutputError(
                         f"{source} lies in the output folder, where the run would replace "
@@ -278,45 +312,28 @@ class RunFolder:
 
     def staging(self) -> Path:
         """The same, empty."""
-        self.clear_staging()
-        self.staged.mkdir()
+        with writing(self.staged):
+            remove(self.staged)
+            self.staged.mkdir()
         return self.staged
 
     def clear_staging(self) -> None:
         """Remove what was not finished."""
-        shutil.rmtree(self.staged, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove(self.staged)
 
     def hand_over(self, *, keep_old: bool) -> None:
         """Make what is staged the result of the run, all of it or nothing.
 
-        What is committed by the renaming below is put into place by the next run if a kill comes
-        in between.
-
         Args:
             keep_old: Whether the result that is there is kept aside.
+
+        Raises:
+            OutputError: If it can't be written.
         """
         if keep_old:
             self._move_aside(RESULT, _PARTIAL_RESULT)
-        staged = sorted(file.name for file in self.staged.iterdir())
-        write_text(self.staged / _MANIFEST, json.dumps(staged), force=True)
-        with writing(self.path / FINAL):
-            for file in self.staged.iterdir():
-                sync(file)
-            os.rename(self.staged, self.path / _HANDOVER)
-            sync(self.path)
-            self._finish_handover()
-
-    def _finish_handover(self) -> None:
-        committed = self.path / _HANDOVER
-        if not committed.exists():
-            return
-        names = json.loads((committed / _MANIFEST).read_text(encoding="utf-8"))
-        for name in RESULT:
-            if name not in names:
-                (self.path / name).unlink(missing_ok=True)
-            elif (committed / name).exists():
-                os.replace(committed / name, self.path / name)
-        shutil.rmtree(committed)
+        hand_over(self.path, self.staged)
 
     def copy_model(self, model: Path, target: Path) -> None:
         """Copy a model byte for byte; the files that its weights lie in are copied to the folder.
@@ -331,8 +348,8 @@ class RunFolder:
         with writing(target):
             for file in sorted(external_files(model)):
                 beside = self._copy_of(file, model)
-                beside.parent.mkdir(parents=True, exist_ok=True)
-                if not beside.exists() or not beside.samefile(file):
+                make_folder(beside.parent, self.path.resolve())
+                if beside != file:
                     self._copy(file, beside)
             self._copy(model, target)
 
@@ -346,17 +363,21 @@ class RunFolder:
     def remove_region_models(self) -> None:
         """Remove the files that show how a result grew together."""
         for file in (self.path / CANDIDATES).glob(REGION_MODELS.format("*", "*")):
-            file.unlink()
+            with writing(file):
+                remove(file)
 
     def _clear(self) -> None:
-        for name in _OURS:
-            for file in (self.path / name, self.path / f"{name}.data"):
-                file.unlink(missing_ok=True)
-        for file in (self.path / name for name in self._layer_files()):
-            if file.resolve() not in self._read:
-                file.unlink()
-        shutil.rmtree(self.path / CANDIDATES, ignore_errors=True)
-        remove_pieces(self.path / SUBGRAPHS)
+        """Remove an earlier run; the journal goes last, so that what is left is known to be one."""
+        layers = [self.path / name for name in self._layer_files()]
+        with writing(self.path / JOURNAL):
+            remove(self.path / CANDIDATES)
+            remove_pieces(self.path / SUBGRAPHS)
+            for file in layers:
+                if file.resolve() not in self._read:
+                    remove(file)
+            for name in (*(name for name in _OURS if name != JOURNAL), JOURNAL):
+                (self.path / f"{name}.data").unlink(missing_ok=True)
+                (self.path / name).unlink(missing_ok=True)
 
     def _set_aside(self) -> None:
         """Move an earlier run, all of it, into a folder of its own; the journal goes last."""
@@ -371,15 +392,15 @@ class RunFolder:
         partial = self.path / ASIDE / while_moving
         self._make(partial)
         number = 1
-        while (self.path / ASIDE / str(number)).exists():
+        while os.path.lexists(self.path / ASIDE / str(number)):
             number += 1
         with writing(self.path / ASIDE / str(number)):
             for name in files:
                 file, kept = self.path / name, partial / name
-                if file.exists():
-                    kept.parent.mkdir(parents=True, exist_ok=True)
+                if os.path.lexists(file):
+                    make_folder(kept.parent, partial)
                     if file.resolve() in self._read:  # the user's own weights stay where they are
-                        shutil.copyfile(file, kept)
+                        copy_file(file, kept)
                     else:
                         os.replace(file, kept)
             os.rename(partial, self.path / ASIDE / str(number))
@@ -395,19 +416,27 @@ class RunFolder:
 
     def _remove_leftovers(self) -> None:
         """Remove what a run that was killed had not finished writing."""
-        self.clear_staging()
-        for folder in (self.scratch, *(self.path / CANDIDATES).glob("twin-*")):
-            shutil.rmtree(folder, ignore_errors=True)
-        ours = [file for name in _OURS for file in self.path.glob(f".{name}.*.tmp")]
-        parts = [f for name in (CANDIDATES, SUBGRAPHS) for f in (self.path / name).glob(".*.tmp")]
-        for file in (*ours, *parts):
-            file.unlink(missing_ok=True)
+        layers = (LAYER_FILE.format("*", "*"), BUILD_LOG.format("*", "*"))
+        ours = [file for name in (*_OURS, *layers) for file in self.path.glob(f".{name}.*.tmp")]
+        folders = [self.path / name for name in (CANDIDATES, SUBGRAPHS, LOGS)]
+        parts = [file for folder in folders for file in folder.glob(".*.tmp")]
+        twins = (self.path / CANDIDATES).glob("twin-*")
+        with writing(self.scratch):
+            for each in (self.staged, self.scratch, *twins, *ours, *parts):
+                remove(each)
 
 
 def _in_the_way(file: Path, missing: str) -> OutputError:
     return OutputError(
         f"{file} is there already, without the {missing} of a run.",
         "Choose another --output_dir, or pass --force to replace it.",
+    )
+
+
+def _not_a_file(file: Path, kind: str) -> OutputError:
+    return OutputError(
+        f"{file} is {kind}, where a run has a file of its own.",
+        "Remove it, or choose another --output_dir.",
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from qdqtune._version import __version__
 from qdqtune.autotune.search.trial import Score
 from qdqtune.engines.timing import Round
+from qdqtune.graph.whole_files import open_to_append, replacing
 from qdqtune.records.errors import OutputError, UsageError
 from qdqtune.records.tuning import AS_GIVEN
 from qdqtune.workflows.tuning.header import NOTHING_MEASURED, difference_text, differences
@@ -107,7 +108,7 @@ class Journal:
         self._run = header_digest(wanted)
         try:
             has_header = self._take_in(wanted) if path.exists() else False
-            self._file = path.open("a", encoding="utf-8")
+            self._file = open_to_append(path)
         except OSError as error:
             raise OutputError(
                 f"{path} can't be written: {error.strerror}.", "Choose another --output_dir."
@@ -300,7 +301,7 @@ class Journal:
         if body["kind"] not in _NOT_CARRIED:
             self.carried.append(line.rstrip("\n"))
         try:
-            self._file.write(line)
+            self._file.write(line.encode())
             self._file.flush()
             if force:
                 os.fsync(self._file.fileno())
@@ -320,7 +321,8 @@ class Journal:
         lines = read_journal(self.path)
         headers = [line.body["header"] for line in lines if line.kind == "run" and line.body]
         if lines and all(line.kind in NOTHING_MEASURED for line in lines):
-            self.path.write_bytes(b"")  # a run that came to nothing stands in nobody's way
+            with replacing(self.path):  # a run that came to nothing stands in nobody's way
+                pass
             return False
         for header in headers:
             self._check(header, wanted, lines)
@@ -330,7 +332,7 @@ class Journal:
         if damaged:
             quarantine(self.path, damaged, self.path.with_name(QUARANTINE))
         elif lines and not _ends_with_line(self.path):
-            with self.path.open("ab") as file:  # whole, but for its end
+            with open_to_append(self.path) as file:  # whole, but for its end
                 file.write(b"\n")
         spent_s: dict[int, float] = {}
         left_out = {line.number for line in damaged}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,8 @@ from qdqtune.engines.layer_files import map_layers, read_layer_info
 from qdqtune.engines.opened import opened
 from qdqtune.engines.shares import estimated_shares
 from qdqtune.graph.index import GraphIndex
-from qdqtune.records.errors import QdqtuneError
+from qdqtune.graph.whole_files import copy_file
+from qdqtune.records.errors import OutputError, QdqtuneError
 from qdqtune.records.layers import MappedLayer
 from qdqtune.records.measurement import LayerTime
 
@@ -45,8 +45,8 @@ def write_layer_file(worker: Worker, plain: Path, feeds: StoredFeeds, target: Pa
     try:
         with opened(worker, plain, options) as model:
             worker.feed(model, feeds)
-        shutil.copyfile(staged, target)
-    except (WorkerFailure, OSError) as failure:
+        copy_file(staged, target)
+    except (WorkerFailure, OSError, OutputError) as failure:
         _logger.info("the engine does not write its layers: %s", failure)
         return False
     finally:
@@ -56,8 +56,8 @@ def write_layer_file(worker: Worker, plain: Path, feeds: StoredFeeds, target: Pa
 
 def copy_log(log: Path, target: Path) -> None:
     """Keep what an engine said while it built a model, if it said something."""
-    with contextlib.suppress(OSError):
-        shutil.copyfile(log, target)
+    with contextlib.suppress(OSError, OutputError):
+        copy_file(log, target)
 
 
 def layers_in_file(

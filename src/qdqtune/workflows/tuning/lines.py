@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from qdqtune.graph.whole_files import replacing
+from qdqtune.graph.whole_files import open_to_append, replacing
 from qdqtune.records.errors import LimitError, UsageError
 from qdqtune.records.reading import open_plain, parse_json, size_in_words
 from qdqtune.workflows.tuning.journal_fields import makes_sense
@@ -146,10 +146,11 @@ def quarantine(path: Path, damaged: list[Line], quarantined: Path) -> None:
         OSError: If it can't be read, or the lines not be kept.
         OutputError: If it can't be replaced.
     """
-    with quarantined.open("a", encoding="utf-8") as file:
+    with open_to_append(quarantined) as file:
         for line in damaged:
             text = line.text.decode("utf-8", "backslashreplace")
-            file.write(json.dumps({"file": path.name, "line": line.number, "text": text}) + "\n")
+            kept_line = json.dumps({"file": path.name, "line": line.number, "text": text})
+            file.write(f"{kept_line}\n".encode())
         file.flush()
         os.fsync(file.fileno())
     numbers = {line.number for line in damaged}

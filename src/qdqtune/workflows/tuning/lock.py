@@ -10,6 +10,7 @@ import os
 import socket
 from pathlib import Path
 
+from qdqtune.graph.whole_files import kind_at
 from qdqtune.records.errors import OutputError, UsageError
 
 LOCK = ".lock"
@@ -35,6 +36,11 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         path = folder / LOCK
+        if kind := kind_at(path):
+            raise OutputError(
+                f"{path} is {kind}, where a run has its lock.",
+                "Remove it, or choose another --output_dir.",
+            )
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except OSError as error:
@@ -65,6 +71,8 @@ class FolderLock:
             self._descriptor = -1
 
     def _sign(self) -> None:
+        if self._has_other_names:
+            return
         text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
         try:
             os.ftruncate(self._descriptor, 0)
@@ -72,7 +80,14 @@ class FolderLock:
         except OSError as error:  # a full disk: the lock holds, it only says nothing
             _logger.info("the lock can't be signed: %s", error.strerror)
 
+    @property
+    def _has_other_names(self) -> bool:
+        """Whether it is another file as well, which is not ours to write to."""
+        return os.fstat(self._descriptor).st_nlink > 1
+
     def _owner(self) -> str:
+        if self._has_other_names:
+            return ""
         try:
             found = json.loads(os.pread(self._descriptor, 4096, 0))
             return f" (process {int(found['pid'])} on {str(found['host'])[:100]})"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qdqtune.graph.weights import WEIGHTS_FILE
+from qdqtune.graph.weights import WEIGHTS_FILE, WEIGHTS_INDEX
 
 _PIECES = "subgraph_*.onnx"
 _WRITTEN = (
     _PIECES,
     "conversion_*.onnx",
     WEIGHTS_FILE,
-    str(Path(WEIGHTS_FILE).with_suffix(".index")),
+    WEIGHTS_INDEX,
 )
 
 

@@ -24,6 +24,7 @@ from qdqtune.graph.external import model_bytes
 from qdqtune.graph.files import load_model, save_model, write_text
 from qdqtune.graph.precision_types import HALF_TYPES
 from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.whole_files import sha256_of
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.errors import EngineError
@@ -46,10 +47,11 @@ from qdqtune.workflows.tuning.beginning import (
 )
 from qdqtune.workflows.tuning.bounded_samples import BoundedSamples
 from qdqtune.workflows.tuning.clock import Reporter
-from qdqtune.workflows.tuning.earlier import earlier_result, sha256_of, sha256_of_model
+from qdqtune.workflows.tuning.earlier import earlier_result
 from qdqtune.workflows.tuning.final_round import fastest_first
 from qdqtune.workflows.tuning.float_type import wanted_type, written_type
 from qdqtune.workflows.tuning.folder import RunFolder
+from qdqtune.workflows.tuning.handover import sha256_of_model
 from qdqtune.workflows.tuning.header import as_said_before
 from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.measured_accuracy import METRIC, MeasuredAccuracy, checked_metric

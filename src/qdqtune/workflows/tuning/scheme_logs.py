@@ -8,6 +8,8 @@ from pathlib import Path
 
 from qdqtune.autotune.patterns.pattern_views import PatternView
 from qdqtune.engines.build_log import BuildLog
+from qdqtune.graph.whole_files import replacing
+from qdqtune.records.errors import OutputError
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.tuning import Summary
 from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, ENGINE_LOG, FINAL, FLOAT_CANDIDATE
@@ -105,9 +107,10 @@ class SchemeLogs:
             for name, lines in texts.items():
                 text = "\n".join(lines) + "\n"
                 if self._written.get(name) != text:
-                    (self._folder / name).write_text(text, encoding="utf-8")
+                    with replacing(self._folder / name, durable=False) as file:
+                        file.write(text.encode())
                     self._written[name] = text
-        except OSError as error:
+        except OutputError as error:
             if not self._is_broken:
-                _logger.warning("the logs of the schemes can't be written: %s", error)
+                _logger.warning("the logs of the schemes can't be written: %s", error.what)
             self._is_broken = True

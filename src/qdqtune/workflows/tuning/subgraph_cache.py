@@ -18,7 +18,7 @@ from typing import Any
 
 from qdqtune.autotune.subgraphs.costs import InModel
 from qdqtune.graph.files import write_text
-from qdqtune.graph.whole_files import writing
+from qdqtune.graph.whole_files import remove, writing
 from qdqtune.records.reading import parse_json, read_text
 from qdqtune.records.subgraphs import Batch, PieceTimes
 
@@ -156,6 +156,7 @@ class SubgraphCache:
                 self.path, moved.name,
             )  # fmt: skip
             with writing(moved):
+                remove(moved)
                 os.replace(self.path, moved)
 
     def _take(self, body: Mapping[str, Any]) -> None:

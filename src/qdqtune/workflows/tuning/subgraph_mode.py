@@ -27,13 +27,13 @@ from qdqtune.graph.dims import dims_of
 from qdqtune.graph.extraction import Dims
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.whole_files import sha256_of
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.measurement import LayerTime
 from qdqtune.workflows.calibrating import Feeding
 from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning.clock import Reporter
-from qdqtune.workflows.tuning.earlier import sha256_of
 from qdqtune.workflows.tuning.float_type import written_type
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.layer_file import copy_log, write_layer_file
