@@ -16,6 +16,7 @@ from qdqtune.graph.file_digest import model_digest
 from qdqtune.graph.files import load_model
 from qdqtune.graph.folding import fold
 from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.whole_files import sha256_of
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
@@ -23,7 +24,6 @@ from qdqtune.qdq.read import read
 from qdqtune.records.errors import ModelError, OutputError, UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import Ranges
-from qdqtune.workflows.tuning.earlier import sha256_of
 from qdqtune.workflows.tuning.export import export_candidate, list_candidates
 from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, JOURNAL
 from qdqtune.workflows.tuning.journal import Journal
