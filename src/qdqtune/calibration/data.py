@@ -6,7 +6,6 @@ import difflib
 import itertools
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from qdqtune.calibration.items import tables_of
 from qdqtune.calibration.tables import Table, tables_in
 from qdqtune.calibration.user_code import UserSamples, find_function
 from qdqtune.engines.arrays import read_arrays, write_arrays
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.records.errors import UsageError
 
 __all__ = ["ExpectedInput", "SampleSet", "expected_inputs", "open_samples"]
@@ -137,12 +137,12 @@ class _Spool:
 
     def __init__(self, samples: Iterator[Feeds]) -> None:
         self._samples = samples
-        self._folder = tempfile.TemporaryDirectory(prefix="qdqtune-samples-")
+        self._folder = TemporaryFolder()
         self._kept = 0
 
     def __iter__(self) -> Iterator[Feeds]:
         for number in itertools.count():
-            path = Path(self._folder.name) / f"{number}.npz"
+            path = self._folder.path / f"{number}.npz"
             if number < self._kept:
                 yield read_arrays(path)
                 continue

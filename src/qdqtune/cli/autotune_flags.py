@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +24,7 @@ from qdqtune.cli.flags import (
 )
 from qdqtune.cli.parser import Parser
 from qdqtune.cli.subgraph_flags import SaidOnce, add_subgraph
+from qdqtune.graph.temporary_place import temporary_place
 
 _DEFAULTS = MODE_PRESETS["default"]
 
@@ -175,7 +174,7 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
         "--timing_cache",
         action=StoreWithExplicitFlag,
         explicit_attr="_explicit_timing_cache",
-        default=os.path.join(tempfile.gettempdir(), "trtexec_timing.cache"),
+        default=str(temporary_place() / "trtexec_timing.cache"),
         metavar="FILE",
         help="TensorRT's timing cache; without it, one of qdqtune's for each GPU and version",
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -31,6 +30,7 @@ from qdqtune.engines.replies import (
     read_seconds,
     understand,
 )
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.records.measurement import EngineInfo, LayerTime, Measurement
 
 if TYPE_CHECKING:
@@ -117,11 +117,12 @@ class Worker:
         self.waited_s = 0.0
         self.deaths_by_layers = 0
         self._log_path = log_path
-        self._folder = tempfile.TemporaryDirectory(prefix="qdqtune-", dir=scratch)
-        self.scratch = Path(self._folder.name)
+        self._folder = TemporaryFolder(scratch)
+        self.scratch = self._folder.path
         self._environment = {
             **_CHILD_ENVIRONMENT,
             SCRATCH: str(self.scratch),
+            "TMPDIR": str(self.scratch),  # what an engine forgets there goes as well
             LOGS: str(log_path.parent.absolute()) if log_path is not None else "",
             **(environment or {}),
         }

@@ -16,6 +16,7 @@ from qdqtune.engines import isa
 from qdqtune.engines.clock import RunClock
 from qdqtune.engines.interface import InputSpec, SessionOptions
 from qdqtune.engines.onnxruntime_profile import layer_times_of
+from qdqtune.engines.places import scratch_folder
 from qdqtune.records.measurement import EngineInfo, LayerTime
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class OnnxRuntimeSession:
         """
         if self._feeds is None:
             raise ValueError("the model was given no feeds to run on")
-        with tempfile.TemporaryDirectory(prefix="qdqtune-profile-") as folder:
+        with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
             optimized = Path(folder) / "optimized.onnx"
             settings = _settings(self._options)
             settings.enable_profiling = True

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-import tempfile
 from pathlib import Path
+
+from qdqtune.graph.temporary import TemporaryFolder
 
 SCRATCH = "QDQTUNE_SCRATCH"
 """Variable that names the folder that goes with the worker."""
@@ -16,8 +18,13 @@ _NOT_IN_NAMES = re.compile(r"[^\w.+-]+")
 
 
 def scratch_folder() -> Path:
-    """Where an engine may leave files that nobody needs after it; outside a worker, a new one."""
-    return Path(os.environ.get(SCRATCH) or tempfile.mkdtemp(prefix="qdqtune-"))
+    """Where an engine may leave files that nobody needs after it; outside a worker, our own."""
+    return Path(os.environ.get(SCRATCH) or _own_scratch().path)
+
+
+@functools.cache
+def _own_scratch() -> TemporaryFolder:
+    return TemporaryFolder()
 
 
 def log_of(model: str | os.PathLike[str], engine: str) -> Path | None:

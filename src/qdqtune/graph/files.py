@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.onnx_checks import first_line, inconsistency
 from qdqtune.graph.parsing import check_not_empty, parse_model
 from qdqtune.graph.proto_walk import contents
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.graph.validity import check_model
 from qdqtune.graph.weights import WeightStore, values_of
 from qdqtune.graph.whole_files import replacing, sync, writing
@@ -108,13 +108,13 @@ def save_model(model: ir.Model, path: str | os.PathLike[str], *, force: bool = F
     external = bool(model.meta.get(EXTERNAL)) or _is_too_large(model)
     if external:
         check_writable(target.with_name(data_name), force=force)
-    with tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=target.parent) as folder:
-        staged = Path(folder) / target.name
+    with TemporaryFolder(target.parent) as folder:
+        staged = folder / target.name
         with writing(target):
-            store = WeightStore(Path(folder), data_name) if external else None
+            store = WeightStore(folder, data_name) if external else None
             with _weights_in(model, store):
                 ir.save(model, staged)
-            for file in sorted(Path(folder).iterdir(), reverse=True):
+            for file in sorted(folder.iterdir(), reverse=True):
                 sync(file)
                 os.replace(file, target.parent / file.name)
     return target

@@ -7,7 +7,6 @@ through, a file with a second name is copied before it is added to, and nothing 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import shutil
@@ -16,24 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from qdqtune.graph.disk_errors import REMOVE, NotPlainFileError
+from qdqtune.graph.disk_errors import writing as writing
+from qdqtune.graph.temporary import temporary_file
 from qdqtune.records.errors import OutputError
 from qdqtune.records.reading import open_plain
 
-_ROOM = "Check that the disk has room and the folder can be written to."
-_REMOVE = "Remove it, or choose another place."
 _CHUNK = 1 << 20
-
-
-class NotPlainFileError(OSError):
-    """Where a file is expected, there is a link, a folder, a pipe, a socket or a device.
-
-    Args:
-        path: The place.
-        kind: What is there, with its article.
-    """
-
-    def __init__(self, path: Path, kind: str) -> None:
-        super().__init__(errno.EINVAL, f"it is {kind}, not a plain file", str(path))
 
 
 def kind_at(path: Path) -> str:
@@ -73,20 +61,15 @@ def replacing(target: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     Raises:
         OutputError: If it can't be written.
     """
-    staged = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with writing(target):
-            staged.unlink(missing_ok=True)
-            with staged.open("xb") as file:
-                yield file
-                if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.replace(staged, target)
+    with writing(target):
+        with temporary_file(target.parent) as (staged, file):
+            yield file
+            file.flush()
             if durable:
-                sync(target.parent)
-    finally:
-        staged.unlink(missing_ok=True)
+                os.fsync(file.fileno())
+            os.replace(staged, target)
+        if durable:
+            sync(target.parent)
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -142,7 +125,7 @@ def check_folder(folder: Path) -> None:
     if kind != "a folder" and os.path.lexists(folder):
         raise OutputError(
             f"{folder} is {kind or 'a file'}, where a folder is expected.",
-            f"{_REMOVE} What a link leads to is never written to." if kind == "a link" else _REMOVE,
+            f"{REMOVE} What a link leads to is never written to." if kind == "a link" else REMOVE,
         )
 
 
@@ -178,22 +161,6 @@ def sha256_of(*files: Path) -> str:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
     return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def writing(target: Path) -> Iterator[None]:
-    """Say it in our words if the system can't write a file.
-
-    Raises:
-        OutputError: If it can't be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        # numpy tells a full disk without the system's reason.
-        why = error.strerror or "not all of it could be written"
-        hint = _REMOVE if isinstance(error, NotPlainFileError) else _ROOM
-        raise OutputError(f"{target} could not be written: {why}.", hint) from None
 
 
 def sync(path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,6 +11,7 @@ import onnx_ir as ir
 
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import infer_shapes
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.selection import select_ops
@@ -130,8 +129,8 @@ def _quantize(
     model = ir.from_proto(proto)
     infer_shapes(model)
     spoken = dialect_named(dialect)
-    with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
-        inserter = Inserter(PreparedModel(model, Path(folder)), spoken, quant_type, ranges)
+    with TemporaryFolder() as folder:
+        inserter = Inserter(PreparedModel(model, folder), spoken, quant_type, ranges)
         chosen = select_ops(inserter.index, spoken, [op_type], quant_type)
         if not chosen.placement:
             raise ValueError(f"{dialect} does not quantize {op_type}: {chosen.left_float}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import input_dims
 from qdqtune.graph.open_dims import measured_shapes
 from qdqtune.graph.shapes import infer_shapes
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.graph.whole_files import open_to_append
 from qdqtune.records.errors import EngineError, ModelError, OutputError, QdqtuneError, UsageError
 from qdqtune.records.inputs import InputRequest
@@ -324,8 +324,8 @@ def _as_file(model: Model) -> Iterator[Path]:
     if not isinstance(model, bytes):
         yield Path(model)
         return
-    with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
-        path = Path(folder) / "model.onnx"
+    with TemporaryFolder() as folder:
+        path = folder / "model.onnx"
         path.write_bytes(model)
         if external_files(path):
             raise ModelError(

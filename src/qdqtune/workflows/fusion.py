@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from qdqtune.autotune.subgraphs.content import content_of
 from qdqtune.autotune.subgraphs.fusion_groups import fusion_groups
@@ -17,6 +16,7 @@ from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.shapes import at_shapes
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError
@@ -71,8 +71,8 @@ def groups_of(
     name = registry.resolve(engine, engine_options, only_layers=True)
     spoken = native_dialect(name, options=engine_options)
     source = open_source(path, spoken.format_of(quant_type).least_opset)
-    with TemporaryDirectory() as folder:
-        written = str(save_model(source.model, Path(folder) / "model.onnx"))
+    with TemporaryFolder() as folder:
+        written = str(save_model(source.model, folder / "model.onnx"))
         try:
             ran = layers_of(
                 written,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune.graph.files import load_model, model_from_proto, save_model
+from qdqtune.graph.temporary import TemporaryFolder
 
 AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 """What functions take that only read a model."""
@@ -24,9 +24,9 @@ def as_file(model: AnyModel) -> Iterator[Path]:
     if not isinstance(model, onnx.ModelProto | ir.Model):
         yield Path(model)
         return
-    with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
+    with TemporaryFolder() as folder:
         graph = model_from_proto(model) if isinstance(model, onnx.ModelProto) else model
-        yield save_model(graph, Path(folder) / "model.onnx")
+        yield save_model(graph, folder / "model.onnx")
 
 
 def in_form_of(given: AnyModel, written: Path) -> Any:

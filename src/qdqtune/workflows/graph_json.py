@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.open_dims import measured_shapes
 from qdqtune.graph.precision import convert_precision
 from qdqtune.graph.shapes import infer_shapes
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.records.errors import EngineError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.precision import FLOAT_TYPES, Precision
@@ -60,11 +60,11 @@ def generate_graph_json(
     target = folder / LAYER_FILE.format(path.stem, Precision.FP16.value)
     log = folder / BUILD_LOG.format(path.stem, Precision.FP16.value)
     target.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="qdqtune-") as scratch:
-        printed = Path(scratch) / "engine.log"
+    with TemporaryFolder() as scratch:
+        printed = scratch / "engine.log"
         options = SessionOptions(benchmark.threads, benchmark.engine_options)
         with Worker(benchmark.engine, options, log_path=printed) as worker:
-            half = _in_half(path, worker, benchmark.engine, Path(scratch))
+            half = _in_half(path, worker, benchmark.engine, scratch)
             feeds = worker.store(_feeds(half, benchmark.inputs))
             is_written = write_layer_file(worker, half, feeds, target)
         copy_log(printed.parent / benchmark.engine / f"{half.stem}.log", log)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.precision_types import HALF_TYPES
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import at_shapes
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.given import is_kept, tells_range
@@ -103,13 +103,13 @@ def insert_qdq(
     check_method(method, data)
     feeding = feeding_of(source, inputs, data, samples)
     selection = _selection(source, feeding.shapes, spoken, quant_type, choice)
-    room = tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=Path(output).absolute().parent)
+    room = TemporaryFolder(Path(output).parent)
     with (
         room as folder,
         reference_worker() as worker,
         open_kernels(engine_of_dialect(spoken, engine), worker) as kernels,
     ):
-        base = PreparedModel(source.model, Path(folder))
+        base = PreparedModel(source.model, folder)
         if spoken.asks_for_shapes and unknown_tensors(base.index):
             observe_shapes(base, worker, next(iter(feeding.judged())))
             selection = _selection(source, feeding.shapes, spoken, quant_type, choice)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import tempfile
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from qdqtune.graph.precision_rules import SENSITIVE_OPS
 from qdqtune.graph.precision_types import HALF_TYPES
 from qdqtune.graph.rounding import compute_in_float32
 from qdqtune.graph.shapes import infer_shapes
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.precision import ConvertReport, Precision
@@ -76,15 +76,15 @@ def convert_model(
         keep_nodes=keep_nodes,
         keep_ops=sensitive.union(keep_ops),
     )
-    with tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=target.parent) as folder:
-        staged = save_model(loaded, Path(folder) / target.name)
+    with TemporaryFolder(target.parent) as folder:
+        staged = save_model(loaded, folder / target.name)
         check_result(staged, source)
         sqnr_db, overflow = judge_conversion(
             source,
             staged,
             lambda model: random_inputs(GraphIndex(model), _JUDGED_SAMPLES, request),
         )
-        for file in sorted(Path(folder).iterdir(), reverse=True):
+        for file in sorted(folder.iterdir(), reverse=True):
             check_writable(target.with_name(file.name), force=force)
             os.replace(file, target.with_name(file.name))
     return ConvertReport(target, conversion, sqnr_db, overflow)
@@ -113,8 +113,7 @@ def judge_conversion(
         title = registry.title(registry.REFERENCE)
         _logger.warning("what it costs could not be measured: %s is not installed", title)
         return {}, ""
-    with tempfile.TemporaryDirectory(prefix="qdqtune-") as name, reference_worker() as worker:
-        folder = Path(name)
+    with TemporaryFolder() as folder, reference_worker() as worker:
         before, reference, _ = _runnable(source, folder / "before.onnx")
         after, candidate, rounded = _runnable(staged, folder / "after.onnx")
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.native import native_dialect
 from qdqtune.graph.external import external_files, model_bytes
 from qdqtune.graph.files import check_targets, load_model, save_model, write_bytes, write_text
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
@@ -136,11 +136,11 @@ def quantize(
         check_targets(target, save_placement, path, force=force)
         bytes_before = model_bytes(path)
         run_folder = Path(autotune_output_dir or target.with_name(f"{target.stem}_autotune"))
-        with tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=target.absolute().parent) as room:
+        with TemporaryFolder(target.parent) as room:
             if autotune:
                 made = Autotuned(request, path, _preset(autotune), run_folder).run()
             else:
-                made = OneShot(request, path, Path(room)).run()
+                made = OneShot(request, path, room).run()
             if made.quantized is None:
                 _hand_back(path, target, force=force)
             else:
@@ -217,8 +217,8 @@ def _target_file(
     elif isinstance(model, str | os.PathLike):
         yield path.with_name(path.stem + _SUFFIX)
     else:
-        with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
-            yield Path(folder) / "quantized.onnx"
+        with TemporaryFolder() as folder:
+            yield folder / "quantized.onnx"
 
 
 def _hand_back(path: Path, target: Path, *, force: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from qdqtune.autotune.config import Config
 from qdqtune.autotune.patterns.state_file import read_state
 from qdqtune.autotune.presets import get_node_filter_list, preset_for_schemes
 from qdqtune.engines.native import native_dialect
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError, ModelError, UsageError
 from qdqtune.records.ranges import Ranges
@@ -164,8 +164,8 @@ def _folder(output_dir: _Path | None) -> Iterator[Path]:
     if output_dir is not None:
         yield Path(output_dir)
         return
-    with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
-        yield Path(folder) / "run"
+    with TemporaryFolder() as folder:
+        yield folder / "run"
 
 
 def _patterns(node_filter_list: Sequence[str] | _Path | None) -> Sequence[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import onnx_ir as ir
@@ -21,6 +20,7 @@ from qdqtune.graph.input_shapes import (
     symbols_of,
 )
 from qdqtune.graph.shapes import set_input_dims
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.shapes import Proof, ShapesReport, TensorDims
@@ -69,10 +69,10 @@ def fix_shapes(
         )
     bound = bind_dims(declared, request, change_fixed=True)
     rewritten = _apply(loaded, declared, bound)
-    with tempfile.TemporaryDirectory(prefix=".qdqtune-", dir=target.parent) as folder:
-        staged = save_model(loaded, Path(folder) / target.name)
+    with TemporaryFolder(target.parent) as folder:
+        staged = save_model(loaded, folder / target.name)
         proof = try_shapes(source, staged, loaded)
-        _publish(Path(folder), target.parent, force=force)
+        _publish(folder, target.parent, force=force)
     return _report(os.fspath(model), loaded, os.fspath(output), rewritten, proof)
 
 

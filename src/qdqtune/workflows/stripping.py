@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from pathlib import Path
 
 from qdqtune.calibration.inputs import random_inputs
@@ -16,6 +15,7 @@ from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.opset import raise_opset
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.qdq.integer_ops import refuse_integer_ops
 from qdqtune.qdq.read import strip
 from qdqtune.records.errors import ModelError
@@ -73,10 +73,8 @@ def strip_qdq(
             if reading.left
             else "A float model can be used as it is.",
         )
-    with tempfile.TemporaryDirectory(
-        prefix=".qdqtune-", dir=Path(output).absolute().parent
-    ) as room:
-        staged = save_model(loaded, Path(room) / "stripped.onnx")
+    with TemporaryFolder(Path(output).parent) as room:
+        staged = save_model(loaded, room / "stripped.onnx")
         check_result(staged, Path(model))
         sqnr_db = _compared(Path(model), staged, GraphIndex(loaded), inputs)
     written = save_model(loaded, output, force=force)

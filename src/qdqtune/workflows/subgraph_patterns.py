@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from qdqtune.graph.files import load_model, model_from_proto, save_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import infer_shapes
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.workflows.benchmark_instance import current_benchmark
 from qdqtune.workflows.graph_json import guides_program
@@ -113,12 +113,12 @@ def extract_subgraph(
     loaded = model_from_proto(model) if isinstance(model, onnx.ModelProto) else load_model(model)
     infer_shapes(loaded)
     nodes = _between(GraphIndex(loaded), input_names, output_names)
-    with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
-        base = PreparedModel(loaded, Path(folder))
+    with TemporaryFolder() as folder:
+        base = PreparedModel(loaded, folder)
         known = {name: base.index.shape(name) for name in (*input_names, *output_names)}
         dims: dict[str, Dims] = {name: dim for name, dim in known.items() if dim is not None}
         piece = extract(base, nodes, input_names, output_names, {**dims, **(shapes or {})})
-        return onnx.load(save_model(piece, Path(folder) / "piece.onnx"))
+        return onnx.load(save_model(piece, folder / "piece.onnx"))
 
 
 def _between(index: GraphIndex, inputs: Sequence[str], outputs: Sequence[str]) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from qdqtune.engines.shares import estimated_shares
 from qdqtune.graph.external import model_bytes
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
@@ -297,8 +297,8 @@ def plan_tune(
     check_ranges(source.model, feeding.shapes, smallest, largest)
     if graph_json is not None:
         check_layer_file(GraphIndex(source.model), graph_json)
-    with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
-        base = PreparedModel(source.model, Path(folder))
+    with TemporaryFolder() as folder:
+        base = PreparedModel(source.model, folder)
         completion, grouping = find_choices(
             base, dialect, quant_type, feeding, node_filter=node_filter
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.opset import raise_opset
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import at_shapes
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.qdq.opening import make_float
 from qdqtune.qdq.reading import ReadEncoding
 from qdqtune.records.inputs import InputRequest
@@ -73,8 +73,8 @@ class TunedModel:
             )
         self._shapes = contextlib.ExitStack()
         self._fingerprint = ""
-        self._folder = tempfile.mkdtemp(prefix="qdqtune-")
-        weakref.finalize(self._model, shutil.rmtree, self._folder, ignore_errors=True)
+        self._folder = TemporaryFolder()
+        weakref.finalize(self._model, self._folder.cleanup)
         self._prepared: PreparedModel | None = None
         self.index = self._indexed()
 
@@ -109,7 +109,7 @@ class TunedModel:
     def prepared(self) -> PreparedModel:
         """The model, ready for variants of it to be written; its weights move into a file."""
         if self._prepared is None:
-            folder = Path(tempfile.mkdtemp(dir=self._folder))
+            folder = Path(tempfile.mkdtemp(dir=self._folder.path))
             self._prepared = PreparedModel(self._model, folder)
         return self._prepared
 

@@ -6,13 +6,13 @@ import contextlib
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
 
 from qdqtune.graph.proto_walk import contents
+from qdqtune.graph.temporary import TemporaryFolder
 
 PLAN, LAYERS = ".plan", ".layers.json"
 """Endings of what is kept: the engine, and what is known of its layers."""
@@ -70,8 +70,8 @@ class PlanCache:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path_for(key, ending)
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".new-") as folder:
-            new = Path(folder, path.name)
+        with TemporaryFolder(self.folder) as folder:
+            new = folder / path.name
             if isinstance(content, bytes):
                 new.write_bytes(content)
             else:

@@ -6,13 +6,12 @@ import fcntl
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qdqtune.graph.whole_files import open_to_append
+from qdqtune.graph.whole_files import open_to_append, replacing
 from qdqtune.records.errors import OutputError
 from qdqtune.records.reading import open_plain
 
@@ -88,7 +87,8 @@ class TimingCacheFile:
                 others = config.create_timing_cache(_read(self.path))
                 if others is not None:
                     cache.combine(others, False)
-                _write(self.path, bytes(cache.serialize()))
+                with replacing(self.path, durable=False) as file:
+                    file.write(bytes(cache.serialize()))
         except (OSError, OutputError) as error:
             _logger.warning("the timing cache %s can't be written: %s", self.path, error)
 
@@ -103,17 +103,6 @@ def _read(path: Path) -> bytes:
             return file.read()
     except OSError:
         return b""
-
-
-def _write(path: Path, content: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 @contextmanager

@@ -6,8 +6,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 from qdqtune.engines import places
@@ -21,6 +19,7 @@ from qdqtune.engines.trtexec.program import Program
 from qdqtune.engines.trtexec.session import TrtexecSession
 from qdqtune.engines.trtexec.usage import Usage, path_option, usage_of
 from qdqtune.engines.trtexec.version import PROGRAM, find_program, version_of
+from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.records.measurement import EngineInfo
 
 _logger = logging.getLogger(__name__)
@@ -28,6 +27,7 @@ _logger = logging.getLogger(__name__)
 UNKNOWN_GPU, UNKNOWN_ISA = "unknown GPU", "unknown"
 # In arguments that list files, these stand between the files.
 _SEPARATORS = frozenset(",:'")
+_WITHOUT_SEPARATORS = Path("/tmp")  # noqa: S108  (what is made there has a name of its own)
 
 
 class TrtexecEngine:
@@ -60,14 +60,14 @@ class TrtexecEngine:
         device, _ = device_of(usage.settings.device)
         usage = dataclasses.replace(usage, timing_cache=_timing_cache(usage, device))
         signature = _signature(path)
-        folder = self._session_folder()
+        room = TemporaryFolder(self._session_place())
         log = places.log_of(path, PROGRAM)
-        model = ModelFile(path, signature, program, usage, device, folder, log)
+        model = ModelFile(path, signature, program, usage, device, room, log)
         cache = PlanCache(usage.settings.plan_cache or self._scratch / "plans")
         try:
             return TrtexecSession(model, PlanBuilder(model, cache), options.optimized_model_path)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            room.cleanup()
             raise
 
     def _program(self, options: SessionOptions) -> Program:
@@ -78,9 +78,9 @@ class TrtexecEngine:
             known = self._programs[path] = Program(path, version)
         return known
 
-    def _session_folder(self) -> Path:
+    def _session_place(self) -> Path:
         usable = _SEPARATORS.isdisjoint(str(self._scratch))
-        return Path(tempfile.mkdtemp(prefix="trtexec-", dir=self._scratch if usable else None))
+        return self._scratch if usable else _WITHOUT_SEPARATORS
 
 
 def device_of(number: int) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from qdqtune.engines.trtexec.flags import PLUGIN_FLAGS, name_of
 from qdqtune.engines.trtexec.output import finds_no_kernel
 from qdqtune.engines.trtexec.program import Program, TrtexecError
 from qdqtune.engines.trtexec.usage import Usage
+from qdqtune.graph.temporary import TemporaryFolder
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class ModelFile:
         program: What builds and runs it.
         usage: How.
         device: The GPU, as far as it is known.
-        folder: For files that go with the session.
+        room: What keeps `folder`, and removes it.
         log: File for what is printed; None for nowhere.
     """
 
@@ -63,7 +64,7 @@ class ModelFile:
     program: Program
     usage: Usage
     device: str
-    folder: Path
+    room: TemporaryFolder
     log: Path | None
 
     def call(self, what: str, command: Sequence[str]) -> str:
@@ -77,6 +78,11 @@ class ModelFile:
             return self.program.call(command, self.usage.given, self.log)
         except TrtexecError as error:
             raise TrtexecError(f"trtexec can't {what} {self.name}: {error}", error.text) from None
+
+    @property
+    def folder(self) -> Path:
+        """Where files go that go with the session."""
+        return self.room.path
 
     @property
     def name(self) -> str:

@@ -129,7 +129,7 @@ class TrtexecSession:
 
     def close(self) -> None:
         """Removes the session's files."""
-        shutil.rmtree(self._model.folder, ignore_errors=True)
+        self._model.room.cleanup()
 
     def _open_shapes(self, feeds: Feeds) -> dict[str, tuple[int, ...]]:
         return {name: tuple(feeds[name].shape) for name in self._signature.open_inputs}

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from qdqtune.graph.external import external_files
+from qdqtune.graph.temporary import remove_abandoned
 from qdqtune.graph.weights import WEIGHTS_FILE, WEIGHTS_INDEX
 from qdqtune.graph.whole_files import (
     check_folder,
@@ -424,6 +425,8 @@ class RunFolder:
         with writing(self.scratch):
             for each in (self.staged, self.scratch, *twins, *ours, *parts):
                 remove(each)
+            for folder in (self.path, *folders):
+                remove_abandoned(folder)
 
 
 def _in_the_way(file: Path, missing: str) -> OutputError:
