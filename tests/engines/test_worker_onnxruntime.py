@@ -162,7 +162,8 @@ def test_the_scratch_folder_goes_with_the_worker(conv_path, conv_feeds):
     with Worker(timeout_s=60) as worker:
         worker.measure(conv_path, conv_feeds, blocks=1, runs=1)
         folder = worker.scratch
-        assert list(folder.iterdir()) == []
+        left_by_engines = {".ses"}  # ONNX Runtime's, in every folder for temporary files
+        assert {path.name for path in folder.iterdir()} <= left_by_engines
         assert folder.stat().st_mode & 0o077 == 0
     assert not folder.exists()
 
