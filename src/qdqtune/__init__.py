@@ -14,6 +14,7 @@ from qdqtune._version import __version__
 if TYPE_CHECKING:
     from qdqtune.records.quantization import QuantizeResult
     from qdqtune.records.tuning import TuneResult
+    from qdqtune.resources.limits import resource_limits
     from qdqtune.workflows.comparison import bench
     from qdqtune.workflows.error_comparison import compare
     from qdqtune.workflows.optimization import optimize
@@ -28,6 +29,7 @@ __all__ = [
     "compare",
     "optimize",
     "quantize",
+    "resource_limits",
     "tune",
 ]
 
@@ -38,6 +40,7 @@ _HOMES = {
     "compare": "qdqtune.workflows.error_comparison",
     "optimize": "qdqtune.workflows.optimization",
     "quantize": "qdqtune.workflows.quantization",
+    "resource_limits": "qdqtune.resources.limits",
     "tune": "qdqtune.workflows.tune",
 }
 

@@ -42,6 +42,8 @@ def _misbehave(fault: str) -> None:
         ctypes.PyDLL(None).sleep(1000)
     elif fault == "raise":
         raise RuntimeError("this model is \x1b[31mbad")
+    elif fault == "allocate":
+        bytearray(1 << 40)
     elif fault == "gigabyte":
         chunk = b"spam and eggs\n" * 80_000
         for _ in range(1_000_000_000 // len(chunk)):

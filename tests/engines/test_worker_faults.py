@@ -17,6 +17,7 @@ import pytest
 from tests.engines.conftest import PATH
 
 from qdqtune.engines.isolated import FailureKind, WorkerFailure
+from qdqtune.resources.limits import resource_limits
 
 FEEDS = {"x": np.zeros(1, dtype=np.float32)}
 
@@ -40,9 +41,38 @@ def test_segfault(faulty, model_that, moment):
 
 def test_abort_shows_the_last_words_without_escape_codes(faulty, model_that):
     error = fails(faulty, model_that("abort"))
-    assert "SIGABRT" in error
+    assert "SIGABRT during 'time': it ran out of memory" in error
     assert "std::bad_alloc" in error
     assert "\x1b" not in error
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to it")
+@pytest.mark.parametrize("moment", ["open", "feed", "time"])
+def test_too_much_memory_is_one_failed_measurement(faulty_with, model_that, moment):
+    with resource_limits(max_memory="1GiB"):
+        worker = faulty_with()
+    error = fails(worker, model_that("allocate", at=moment))
+    assert f"ran out of memory (limit 1 GiB; --max_memory) during '{moment}'" in error
+    with pytest.raises(WorkerFailure) as caught:
+        worker.open(model_that("allocate", at="open"))
+    assert caught.value.kind is FailureKind.MEMORY
+    assert worker.pid is None, "whatever it still holds is not left to the next model"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to it")
+def test_the_limit_is_what_the_kernel_is_told(faulty_with):
+    with resource_limits(max_memory="1GiB"):
+        worker = faulty_with()
+    worker.info()
+    assert psutil.Process(worker.pid).rlimit(psutil.RLIMIT_DATA)[0] == 1 << 30
+
+
+def test_the_users_timeout_is_the_longest_of_all(faulty_with, model_that):
+    with resource_limits(timeout_s=2):
+        worker = faulty_with(timeout_s=None)
+    assert worker.timeout_s == 2
+    with pytest.raises(WorkerFailure, match="no answer to 'open' within 2 s"):
+        worker.open(model_that("hang", at="open"), timeout_s=600)
 
 
 def test_silent_exit(faulty, model_that):

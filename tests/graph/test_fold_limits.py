@@ -72,3 +72,38 @@ def test_bombs_are_not_set_off(made: str) -> None:
     model = ir.from_proto(model_from_text(ADD.format(made=made), **weights))
     fold(model)
     assert len(model.graph) == 2
+
+
+@pytest.mark.parametrize(
+    "doubled", ["Concat<axis = 0>(w, w)", "Expand(w, two)", "Tile(w, two)", "Gather<axis=0>(w, i)"]
+)
+def test_what_doubles_again_and_again_is_folded_up_to_a_limit(doubled: str) -> None:
+    levels = 60
+    steps = "".join(f"w{n + 1} = {doubled.replace('w', f'w{n}')} " for n in range(levels))
+    text = f"g (float[1] x) => (float[N] y) {{ w0 = Identity(w) {steps} y = Add(x, w{levels}) }}"
+    weights = {"w": np.ones(2, np.float32)}
+    weights |= {"two": np.array([2])} if "two" in doubled else {}
+    weights |= {"i": np.array([0, 1, 0, 1])} if "i)" in doubled else {}
+    model = ir.from_proto(model_from_text(text, **weights))
+    fold(model)
+    largest = max(tensor.const_value.size for tensor in model.graph.initializers.values())
+    assert largest <= 1 << 17
+
+
+def test_results_that_do_not_grow_have_a_limit_together() -> None:
+    text = "g (float[1] x) => (float[N] y) { n = Neg(w) y = Add(x, n) }"
+    model = ir.from_proto(model_from_text(text, w=np.ones(1, np.float32)))
+    node = next(iter(model.graph))
+    large = np.broadcast_to(np.float32(1), (1 << 26,))  # 256 MiB that are not there
+    node.inputs[0].const_value = ir.Tensor(large)
+    for known, times in ((0, 4), (1 << 28, 12)):
+        limits = FoldLimits(known)
+        assert [limits.allow(node) for _ in range(20)] == [True] * times + [False] * (20 - times)
+
+
+def test_ops_that_are_slow_to_compute_are_counted_as_such() -> None:
+    text = "g (float[1] x) => (float[N] y) { s = ScatterND(w, i, u) y = Add(x, s) }"
+    ones = np.ones(1 << 22, np.float32)
+    indices = np.zeros((1 << 22, 1), np.int64)
+    assert not decide(text, w=ones, i=indices, u=ones)
+    assert decide(text, w=ones, i=indices[:1000], u=ones[:1000])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 
 import numpy as np
 import onnx_ir as ir
+import psutil
 import pytest
 
 from qdqtune.graph import guarded
 from qdqtune.graph.guarded import call_guarded
 from qdqtune.graph.shapes import infer_shapes
+from qdqtune.resources.limits import resource_limits
 from tests.conftest import model_from_text
 
 
@@ -43,6 +47,48 @@ def test_a_hang_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.monotonic()
     assert call_guarded(hang) is None
     assert time.monotonic() - start < 30
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to it")
+def test_too_much_memory_is_no_answer() -> None:
+    assert call_guarded(lambda: bytes(600 << 20)[:1], room_bytes=200 << 20) is None
+    assert call_guarded(lambda: bytes(600 << 20)[:1], room_bytes=900 << 20) == b"\0"
+    with resource_limits(max_memory="256MiB"):
+        assert call_guarded(lambda: bytes(600 << 20)[:1], room_bytes=900 << 20) is None
+
+
+def test_the_users_timeout_counts() -> None:
+    def wait() -> bytes:
+        time.sleep(60)
+        return b""
+
+    with resource_limits(timeout_s=0.2):
+        assert call_guarded(wait) is None
+
+
+ORPHAN = """
+import os, sys, time
+from qdqtune.graph.guarded import call_guarded
+
+def hang():
+    print(os.getpid(), flush=True)
+    while True:
+        pass
+
+call_guarded(hang)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the death of a parent")
+def test_nothing_guarded_outlives_its_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        copy = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    _, alive = psutil.wait_procs([copy], timeout=5)
+    for each in alive:
+        each.kill()
+    assert not alive
 
 
 def test_sizes_that_shape_inference_aborts_on() -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import onnx_ir as ir
-import onnx_ir.passes.common as passes
 
+from qdqtune.graph.function_calls import inline_functions
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.op_classes import DEQUANTIZE, FLOAT_TYPES, QDQ_OPS, QUANTIZE, WEIGHTED_OPS, is_op
@@ -187,7 +187,7 @@ def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
 def _make_comparable(model: ir.Model, opset: int) -> None:
     """Let a model have no functions, the given opset, known types, and nothing in bfloat16."""
     if model.functions:
-        passes.InlinePass()(model)
+        inline_functions(model)
     raise_opset(model, opset)
     name_nodes(model)
     infer_shapes(model)

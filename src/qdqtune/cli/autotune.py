@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     said = sys.argv[1:] if arguments is None else arguments
     options.command_line = shlex.join(["python", "-m", "qdqtune.autotune", *said])
     set_up_logging(2 if options.verbose else 0, quiet=False)
-    return run_safely(lambda: _without_traceback(options), usage=FAILED)
+    return run_safely(lambda: _without_traceback(options), options, usage=FAILED)
 
 
 def run_autotune() -> int:

@@ -15,6 +15,7 @@ from qdqtune.cli.flags import (
     add_engine_option,
     add_format,
     add_inputs,
+    add_limits,
     add_resume,
     add_shape_ranges,
     natural,
@@ -218,3 +219,4 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
         help="what the whole run may take; the search ends in time to check and write the best",
     )
     add_resume(group)
+    add_limits(parser)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from qdqtune.records.inputs import InputRequest, is_item
 from qdqtune.records.ranges import RangeMethod
+from qdqtune.records.sizes import parse_size
 
 #: Their value is a command line of its own, and may begin with dashes.
 WHOLE_LINES = ("--trtexec_benchmark_args", "--trtexec_args")
@@ -38,7 +39,34 @@ def common() -> argparse.ArgumentParser:
         help="say more on stderr; twice for everything",
     )
     group.add_argument("-q", "--quiet", action="store_true", help="only errors on stderr")
+    add_limits(parser)
     return parser
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """Add `--max_memory` and `--timeout`, which `run_safely` obeys."""
+    group = parser.add_argument_group("limits (see docs/reliability.md)")
+    group.add_argument(
+        "--max_memory",
+        type=_memory,
+        metavar="SIZE",
+        help="memory that each process may take, such as 4GiB (default: what is free, less a "
+        "reserve)",
+    )
+    group.add_argument(
+        "--timeout",
+        type=seconds,
+        metavar="TIME",
+        help="longest time for one step, such as opening a model or a block of runs: 300, 90s, 30m "
+        "or 2h (default: the engine's)",
+    )
+
+
+def _memory(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:

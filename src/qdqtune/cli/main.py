@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
         return stop.code if isinstance(stop.code, int) else USAGE
     options.command_line = shlex.join(["qdqtune", *arguments])
     set_up_logging(options.verbose, options.quiet)
-    return run_safely(lambda: int(options.run(options)))
+    return run_safely(lambda: int(options.run(options)), options)
 
 
 def get_parser() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import normalize, positive
+from qdqtune.cli.flags import add_limits, normalize, positive
 from qdqtune.cli.parser import Parser
 from qdqtune.cli.running import FAILED, OK, USAGE, run_safely, set_up_logging
 
@@ -41,6 +41,7 @@ def get_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="name nodes and tensors; log what is done"
     )
+    add_limits(parser)
     return parser
 
 
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return OK
 
-    return run_safely(run, usage=FAILED)
+    return run_safely(run, options, usage=FAILED)
 
 
 def inspect_region_search(

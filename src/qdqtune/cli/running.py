@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
@@ -11,15 +12,19 @@ from collections.abc import Callable
 
 from qdqtune.records.errors import QdqtuneError, UsageError
 from qdqtune.report.tables import message
+from qdqtune.resources.limits import resource_limits, this_process_limited
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
-def run_safely(command: Callable[[], int], *, usage: int = USAGE) -> int:
-    """Run a command; what the user can act on is told in a line or two.
+def run_safely(
+    command: Callable[[], int], options: argparse.Namespace, *, usage: int = USAGE
+) -> int:
+    """Run a command within its limits; what the user can act on is told in a line or two.
 
     Args:
         command: Does it, and returns the exit code.
+        options: What was parsed, with what `add_limits` adds.
         usage: The exit code for a request that makes no sense.
 
     Returns:
@@ -29,7 +34,8 @@ def run_safely(command: Callable[[], int], *, usage: int = USAGE) -> int:
     with contextlib.suppress(ValueError):  # only the main thread may say so
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        code = command()
+        with resource_limits(options.max_memory, options.timeout), this_process_limited():
+            code = command()
         sys.stdout.flush()
         return code
     except QdqtuneError as error:
@@ -46,7 +52,10 @@ def run_safely(command: Callable[[], int], *, usage: int = USAGE) -> int:
         return FAILED
     except MemoryError:
         print("error: There is not enough memory for this.", file=sys.stderr)
-        print("       Try a smaller batch, or a machine with more of it.", file=sys.stderr)
+        print(
+            "       Try a smaller batch, a higher --max_memory, or a machine with more of it.",
+            file=sys.stderr,
+        )
         return FAILED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -32,6 +32,7 @@ from qdqtune.engines.replies import (
 )
 from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.records.measurement import EngineInfo, LayerTime, Measurement
+from qdqtune.resources.limits import current_limits
 
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Feeds, Outputs
@@ -71,12 +72,13 @@ class StoredFeeds:
 
 
 class Worker:
-    """An engine in a child process.
+    """An engine in a child process, within the limits of memory and time that hold where it is made.
 
     Args:
         engine: Name of an engine in the registry, or ``module:Class`` for one under test.
         options: How models are opened, unless said otherwise at ``open``.
-        timeout_s: Limit for each request, unless said otherwise; None is what the engine may take.
+        timeout_s: Limit for each request, unless said otherwise; None is the user's limit, or else
+            what the engine may take. No request may take longer than the user's limit.
         log_path: File for what the engine prints, limited in size.
         environment: Variables set in the child beside the inherited ones.
         scratch: Where its folder for inputs and outputs goes; None is where the system has such.
@@ -89,6 +91,7 @@ class Worker:
         waited_s: Seconds that callers waited for its answers.
         deaths_by_layers: How often it crashed or hung when it was asked for layers.
         scratch: Its folder, which goes with it.
+        memory_bytes: What the child may take; None if nothing limits it.
 
     Everything that can fail inside the engine raises ``WorkerFailure``; ``measure`` and
     ``qdqtune.engines.contest.compare_files`` turn it into a failed ``Measurement``.
@@ -108,9 +111,11 @@ class Worker:
         self.engine = engine
         self._engine = engine if is_path else registry.worker_class(engine)
         self.options = options or SessionOptions()
-        if timeout_s is None:
-            timeout_s = EngineEntry.open_limit_s if is_path else registry.entry(engine).open_limit_s
-        self.timeout_s = timeout_s
+        limits = current_limits()
+        self._longest_s = limits.timeout_s
+        self.memory_bytes = limits.memory_bytes
+        usual_s = EngineEntry.open_limit_s if is_path else registry.entry(engine).open_limit_s
+        self.timeout_s = timeout_s or limits.timeout_s or usual_s
         self.building_s = 0.0
         self.timing_s = 0.0
         self.contended_s = 0.0
@@ -293,9 +298,13 @@ class Worker:
 
     def _ask(self, op: str, timeout_s: float | None, **arguments: Any) -> Any:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
+        if self._longest_s is not None:
+            limit_s = min(limit_s, self._longest_s)
         with self._lock:
             if self._child is None:
-                self._child = ChildProcess(self._engine, self._environment, self._log_path)
+                self._child = ChildProcess(
+                    self._engine, self._environment, self._log_path, self.memory_bytes
+                )
                 self._generation += 1
             start = time.monotonic()
             try:

@@ -23,6 +23,7 @@ from typing import Any
 from qdqtune.engines.drain import Drain
 from qdqtune.engines.supervisor import END
 from qdqtune.records.errors import EngineError
+from qdqtune.resources.limits import is_out_of_memory, out_of_memory_text
 
 _MAX_REPLY_BYTES = 64 * 1024 * 1024
 _LONGEST_POLL_S = 3600.0  # the system counts in 32 bits
@@ -47,6 +48,8 @@ class FailureKind(enum.Enum):
     """The child ended before it answered."""
     TIMEOUT = "timeout"
     """The child did not answer in time and was killed."""
+    MEMORY = "memory"
+    """The child took more memory than it may, and was killed if it hadn't ended."""
     LOST = "lost"
     """The model was open in a child that is gone."""
 
@@ -107,6 +110,7 @@ class ChildProcess:
         engine: The engine to make inside the child, as ``module:Class``.
         environment: Variables set in the child beside the inherited ones.
         log_path: Where the child's output is kept, up to a limit; None keeps only the end of it.
+        memory_bytes: What it may take; None sets no limit.
     """
 
     def __init__(
@@ -114,11 +118,15 @@ class ChildProcess:
         engine: str,
         environment: Mapping[str, str],
         log_path: Path | None = None,
+        memory_bytes: int | None = None,
     ) -> None:
+        self._memory_bytes = memory_bytes
         commands_read, self._commands = os.pipe()
         self._replies, replies_write = os.pipe()
         argv = [sys.executable, "-c", _START, str(os.getpid()), "--engine", engine]
         argv += ["--commands", str(commands_read), "--replies", str(replies_write)]
+        if memory_bytes is not None:
+            argv += ["--memory", str(memory_bytes)]
         try:
             self._process = _spawn(
                 argv,
@@ -169,12 +177,20 @@ class ChildProcess:
             ending = self._ending()
             details = self._drain.tail() or str(error)
             what = f"the engine's process {ending} during '{op}'"
+            if is_out_of_memory(details):
+                what += f": it {out_of_memory_text(self._memory_bytes)}"
+                raise WorkerFailure(what, FailureKind.MEMORY, details) from None
             raise WorkerFailure(what, FailureKind.CRASH, details) from None
         except BaseException:
             # Ctrl-C while waiting: the answer that is still to come must not meet a later question.
             self.kill()
             raise
         self._pid = reply.get("pid", self._pid)
+        if "result" not in reply and is_out_of_memory(reply["error"]):
+            # What it holds by now is unknown; the next model is to find all of the memory free.
+            self.kill()
+            what = f"the engine {out_of_memory_text(self._memory_bytes)} during '{op}'"
+            raise WorkerFailure(what, FailureKind.MEMORY, reply["error"])
         if "result" not in reply:
             raise WorkerFailure(reply["error"], FailureKind.ERROR)
         return reply["result"]
@@ -246,6 +262,8 @@ class ChildProcess:
         self.kill()
         if status is None:
             return "stopped answering"
+        if status == -signal.SIGKILL:
+            return "was ended by SIGKILL, which is how a system ends those that take all memory"
         if status < 0:
             try:
                 return f"was ended by {signal.Signals(-status).name}"

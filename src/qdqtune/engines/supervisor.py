@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import NoReturn
 
-from qdqtune.engines.parent_death import end_with_parent
+from qdqtune.resources.parent_death import end_with_parent
 
 END = signal.SIGUSR1
 """Asks a supervisor to end the worker and all that it started, and itself."""

@@ -28,6 +28,7 @@ from qdqtune.engines.arrays import read_arrays, write_arrays
 from qdqtune.engines.build_log import building
 from qdqtune.engines.contention import waited_for_cpu_s
 from qdqtune.engines.interface import SessionOptions, VirtualTime
+from qdqtune.resources.limits import set_memory_limit
 
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Engine, Session
@@ -152,8 +153,10 @@ def main() -> None:
     parser.add_argument("--engine", required=True, help="module:Class of the engine")
     parser.add_argument("--commands", type=int, required=True, help="descriptor to read from")
     parser.add_argument("--replies", type=int, required=True, help="descriptor to write to")
+    parser.add_argument("--memory", type=int, help="bytes that this process may take")
     arguments = parser.parse_args()
 
+    set_memory_limit(arguments.memory)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # whatever prints to stdout, natively or not, prints to stderr
     for descriptor in (arguments.commands, arguments.replies):

@@ -11,14 +11,26 @@ import onnx_ir as ir
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
 
 # In elements. What only exists to save space is written out up to the first size, and up to the
-# second if it is a weight (the largest layer of VGG has 103 million); all of it up to the third.
+# second if it is a weight (the largest layer of VGG has 103 million).
 _MOST_ELEMENTS = 1 << 16
 _MOST_WEIGHT_ELEMENTS = 1 << 27
-_MOST_GROWTH = 1 << 28
 _MOST_MULTIPLICATIONS = 1 << 28
 _MOST_DIMS = 64
 
-# Ops whose result has as many elements as their inputs, or fewer.
+# In bytes. All results together, and all that is read and written for them: a model of nothing but
+# nodes has the first size, and each byte of its constants may be made and read some times over.
+_MOST_MADE = 1 << 30
+_TIMES_MADE = 8
+_MOST_WORK = 1 << 34
+_TIMES_READ = 64
+# Ops that are computed in a loop of Python, an element of their indices at a time, and what one
+# such element costs in bytes that could be moved meanwhile.
+_LOOPS = frozenset({"GatherND", "ScatterElements", "ScatterND"})
+_LOOP_COST = 1 << 12
+_STRING_BYTES = 128  # as NumPy writes numbers
+_LARGEST_ITEM_BYTES = 16
+
+# Ops whose result has as many elements as their inputs together, or fewer.
 _NEVER_GROW = frozenset(
     {
         "Abs", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Concat", "Cos", "CumSum", "Erf",
@@ -39,36 +51,72 @@ _MOVES = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
 class FoldLimits:
-    """Decides which standard ops on constants are computed, and keeps account of what it costs."""
+    """Decides which standard ops on constants are computed, and keeps account of what it costs.
 
-    def __init__(self) -> None:
-        self._growth = 0
+    Args:
+        constant_bytes: The size of the constants that the model has before.
+    """
+
+    def __init__(self, constant_bytes: int = 0) -> None:
+        self._left_to_make = _MOST_MADE + _TIMES_MADE * constant_bytes
+        self._left_to_do = _MOST_WORK + _TIMES_READ * constant_bytes
 
     def allow(self, node: ir.Node) -> bool:
         """Whether an op is worth computing, and can't get out of hand."""
-        if node.op_type in _NEVER_GROW:
-            return True
-        constants = [
-            value.const_value
-            for value in node.inputs
-            if value is not None and value.const_value is not None
-        ]
+        inputs = [value for value in node.inputs if value is not None]
+        constants = [value.const_value for value in inputs if value.const_value is not None]
         elements = _most_elements(node.op_type, constants)
         if elements is None:
             return False
-        known = sum(constant.size for constant in constants)
+        # What is read twice is there once.
+        distinct = {id(constant): constant for constant in constants}.values()
+        growth = elements - sum(constant.size for constant in distinct)
         limit = _MOST_WEIGHT_ELEMENTS if _becomes_weight(node.outputs[0]) else _MOST_ELEMENTS
-        growth = max(0, elements - known)
-        if growth > limit or self._growth + growth > _MOST_GROWTH:
+        made = elements * _item_bytes(node, constants)
+        work = made + sum(constant.nbytes for constant in distinct)
+        work += _extra_work(node.op_type, constants)
+        if growth > limit or made > self._left_to_make or work > self._left_to_do:
             return False
-        self._growth += growth
+        self._left_to_make -= made
+        self._left_to_do -= work
         return True
+
+
+def constant_bytes(model: ir.Model) -> int:
+    """The size of all constants of the main graph."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def _item_bytes(node: ir.Node, constants: Sequence[ir.TensorProtocol]) -> int:
+    """An upper bound for the size of one element of a result."""
+    dtype = node.outputs[0].dtype
+    if dtype is None and node.op_type == "ConstantOfShape":
+        value = node.attributes.get("value")
+        dtype = value.as_tensor().dtype if value is not None else ir.DataType.FLOAT
+    elif dtype is None and constants:
+        dtype = constants[0].dtype
+    if dtype is None or dtype == ir.DataType.UNDEFINED:
+        return _LARGEST_ITEM_BYTES
+    return _STRING_BYTES if dtype == ir.DataType.STRING else math.ceil(dtype.itemsize)
+
+
+def _extra_work(op_type: str, constants: Sequence[ir.TensorProtocol]) -> int:
+    """What it costs beside reading and writing, in bytes that could be moved meanwhile."""
+    if op_type in _LOOPS:
+        return _LOOP_COST * constants[1].size
+    if op_type == "MatMul":
+        rows = constants[0].size // max(1, tuple(constants[0].shape.numpy())[-1])
+        return rows * constants[1].size
+    return 0
 
 
 def _most_elements(op_type: str, constants: Sequence[ir.TensorProtocol]) -> int | None:
     """An upper bound for the size of a result; None if there is none, or no such op is folded."""
     shapes = [tuple(constant.shape.numpy()) for constant in constants]
     sizes = [math.prod(shape) for shape in shapes]
+    if op_type in _NEVER_GROW:
+        return _unexpanded(op_type, shapes, sizes)
     if op_type in _BROADCASTING:
         try:
             return math.prod(np.broadcast_shapes(*shapes))
@@ -90,6 +138,15 @@ def _most_elements(op_type: str, constants: Sequence[ir.TensorProtocol]) -> int 
         work = rows * columns * shapes[0][-1]
         return rows * columns if work <= _MOST_MULTIPLICATIONS else None
     return None
+
+
+def _unexpanded(op_type: str, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> int:
+    """An upper bound for the size of a result that is no larger than the inputs."""
+    if op_type == "Concat":
+        return sum(sizes)
+    if op_type == "NonZero":  # the place of each element, in every dim
+        return sum(len(shape) * size for shape, size in zip(shapes, sizes, strict=True))
+    return max(sizes, default=0)
 
 
 def _product(dims: ir.TensorProtocol) -> int | None:

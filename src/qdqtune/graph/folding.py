@@ -8,7 +8,7 @@ functions stay as they are.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,12 +24,13 @@ from onnxscript.rewriter.rules.common import (
 from qdqtune.graph.bodies import bodies_aside, body_shapes_kept, drop_unused_nodes
 from qdqtune.graph.constants import retyped
 from qdqtune.graph.conv_biases import fold_conv_biases
-from qdqtune.graph.fold_limits import FoldLimits
+from qdqtune.graph.fold_limits import FoldLimits, constant_bytes
 from qdqtune.graph.kernel_shapes import write_kernel_shapes
 from qdqtune.graph.naming import name_apart_from_bodies, name_nodes
 from qdqtune.graph.onnx_checks import first_line
 from qdqtune.graph.op_classes import QDQ_OPS, is_op, is_standard
 from qdqtune.graph.quantized_parts import ROUNDED_ALIKE, given_to_qdq, holds_qdq, pinned
+from qdqtune.graph.runaway_nodes import runaway_nodes
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.errors import ModelError
 
@@ -106,9 +107,9 @@ def _complaints() -> Iterator[None]:
     """Turn whatever a stranger's model makes onnxscript or onnx_ir stumble over into our error."""
     try:
         yield
-    except ModelError:
+    except (ModelError, MemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # in their own words
         reason = first_line(error.__cause__ or error)
         raise ModelError(
             f"The model's constants can't be folded: {reason}",
@@ -132,7 +133,7 @@ def _make_ready(model: ir.Model) -> bool:
 
 
 def _fold_constants(model: ir.Model, *, keep_qdq: bool) -> bool:
-    limits = FoldLimits()
+    limits = FoldLimits(constant_bytes(model))
     guarded = given_to_qdq(model) if keep_qdq else frozenset()
 
     def is_decided(node: ir.Node) -> bool:
@@ -141,7 +142,11 @@ def _fold_constants(model: ir.Model, *, keep_qdq: bool) -> bool:
     modified = False
     decided = frozenset(filter(is_decided, model.graph))
     while True:
-        with bodies_aside(model, but=decided) as without_body, np.errstate(all="ignore"):
+        with (
+            bodies_aside(model, but=decided) as without_body,
+            _aside(runaway_nodes(model)),
+            np.errstate(all="ignore"),
+        ):
             result = optimizer.fold_constants(
                 model,
                 onnx_shape_inference=False,
@@ -196,7 +201,10 @@ def _fold_batchnorms(model: ir.Model) -> bool:
     if not absorbed:
         return False
     before = len(model.graph)
-    with _training_aside(model):
+    # onnxscript 0.7 folds those that use the statistics of their batch, too.
+    with _aside(
+        node for node in model.graph if is_op(node, "BatchNormalization") and _is_training(node)
+    ):
         rewriter.RewritePass(list(_BATCHNORM_RULES))(model)
     passes.RemoveUnusedNodesPass()(model)
     kept = {node.name for node in model.graph}
@@ -210,13 +218,9 @@ def _fold_batchnorms(model: ir.Model) -> bool:
 
 
 @contextmanager
-def _training_aside(model: ir.Model) -> Iterator[None]:
-    """Hide BatchNorms that use the statistics of their batch: onnxscript 0.7 folds them, too."""
-    hidden = [
-        (node, node.domain)
-        for node in model.graph
-        if is_op(node, "BatchNormalization") and _is_training(node)
-    ]
+def _aside(nodes: Iterable[ir.Node]) -> Iterator[None]:
+    """Let nodes be of nobody's domain for a while, so that no pass knows what they do."""
+    hidden = [(node, node.domain) for node in nodes]
     try:
         for node, _ in hidden:
             node.domain = _ELSEWHERE

@@ -1,7 +1,7 @@
 """Native code that ends its whole process when it meets something that it did not expect.
 
 ONNX's shape inference aborts on some models: a Slice of a tensor that a Conv has made smaller than
-nothing is enough, and an open dim taken as 1 leads there.
+nothing is enough, and an open dim taken as 1 leads there. Of others it makes terabytes.
 """
 
 from __future__ import annotations
@@ -16,31 +16,42 @@ import warnings
 from collections.abc import Callable
 from typing import NoReturn
 
-_LIMIT_S = 300.0
+from qdqtune.resources.limits import current_limits, set_memory_limit
+from qdqtune.resources.machine import private_bytes
+from qdqtune.resources.parent_death import end_with_parent
+
+_LIMIT_S = 120.0
+_ROOM_BYTES = 1 << 30
 _DONE = b"."
 
 
-def call_guarded(action: Callable[[], bytes]) -> bytes | None:
-    """Call something in a copy of this process.
+def call_guarded(action: Callable[[], bytes], room_bytes: int = _ROOM_BYTES) -> bytes | None:
+    """Call something in a copy of this process, which ends with it.
 
     Args:
         action: What to do; it must not need other threads.
+        room_bytes: The memory that it may take beside what this process has, within the limit that
+            holds for both.
 
     Returns:
-        What it returned; None if it raised, crashed or did not come to an end.
+        What it returned; None if it raised, crashed, took too much memory or did not come to an
+        end in time.
     """
     if sys.platform != "linux":  # elsewhere a fork costs more than it saves, or isn't there
         return _tried(action)
     reading, writing = os.pipe()
+    limits, parent = current_limits(), os.getpid()
+    sizes = (limits.memory_bytes, private_bytes() + room_bytes)
+    memory = min(size for size in sizes if size is not None)
     with warnings.catch_warnings():
         # Our threads wait for pipes; none holds a lock that the copy would need.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
-        _answer(action, writing)
+        _answer(action, writing, parent, memory)
     os.close(writing)
     try:
-        answer = _read(reading, time.monotonic() + _LIMIT_S)
+        answer = _read(reading, time.monotonic() + (limits.timeout_s or _LIMIT_S))
     finally:
         os.close(reading)
         os.kill(child, signal.SIGKILL)  # it is done, late, or no longer wanted
@@ -48,9 +59,11 @@ def call_guarded(action: Callable[[], bytes]) -> bytes | None:
     return answer[:-1] if answer.endswith(_DONE) else None
 
 
-def _answer(action: Callable[[], bytes], writing: int) -> NoReturn:
+def _answer(action: Callable[[], bytes], writing: int, parent: int, memory: int) -> NoReturn:
     """The copy's whole life."""
     try:
+        end_with_parent(parent)
+        set_memory_limit(memory)
         faulthandler.disable()  # nobody wants its last words
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         answer = _tried(action)
@@ -64,7 +77,7 @@ def _answer(action: Callable[[], bytes], writing: int) -> NoReturn:
 def _tried(action: Callable[[], bytes]) -> bytes | None:
     try:
         return action()
-    except Exception:
+    except Exception:  # of native code that a stranger's model has confused, in its own words
         return None
 
 

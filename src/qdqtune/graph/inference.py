@@ -15,6 +15,9 @@ _logger = logging.getLogger(__name__)
 
 # Constants up to this size may be shapes and axes, whose values inference wants to see.
 _SMALL_BYTES = 1024
+# What inference may take: it copies the model some times, and keeps a few numbers for each tensor.
+_ROOM_BYTES = 256 << 20
+_TIMES_FILE = 64
 
 
 def infer(model: ir.Model) -> bool:
@@ -25,13 +28,25 @@ def infer(model: ir.Model) -> bool:
     """
     with _weights_as_inputs(model):
         proto: onnx.ModelProto = ir.to_proto(model)
-    answer = call_guarded(
-        lambda: onnx.shape_inference.infer_shapes(proto, data_prop=True).SerializeToString()
-    )
+    answer = _inferred(proto, follow_values=True) or _inferred(proto, follow_values=False)
     if answer is None:
         _logger.debug("shape inference failed; what the model says itself has to do")
         return False
     return _merge(model, onnx.ModelProto.FromString(answer))
+
+
+def _inferred(proto: onnx.ModelProto, *, follow_values: bool) -> bytes | None:
+    """The model with shapes; None if inference fails.
+
+    Following the values of tensors that are shapes tells more, and takes memory without end where
+    they are made to grow.
+    """
+    return call_guarded(
+        lambda: onnx.shape_inference.infer_shapes(
+            proto, data_prop=follow_values
+        ).SerializeToString(),
+        _ROOM_BYTES + _TIMES_FILE * proto.ByteSize(),
+    )
 
 
 def _merge(model: ir.Model, inferred: onnx.ModelProto) -> bool:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 
 import onnx
 import onnx_ir as ir
-import onnx_ir.passes.common as passes
 from onnxscript.version_converter import ConvertVersionPass
 
+from qdqtune.graph.function_calls import inline_functions
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.onnx_checks import first_line
@@ -57,7 +57,7 @@ def raise_opset(model: ir.Model, least: int) -> bool:
             advice,
         )
     if model.functions:
-        passes.InlinePass()(model)
+        inline_functions(model)
     name_nodes(model)
     notes = {node.name: dict(node.metadata_props) for node in model.graph}
     graph_notes = dict(model.graph.metadata_props)

@@ -11,17 +11,14 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from qdqtune.graph.function_calls import check_calls
 from qdqtune.graph.onnx_checks import invalidity
-from qdqtune.graph.proto_walk import Contents, nodes_within
+from qdqtune.graph.proto_walk import Contents
 from qdqtune.records.errors import ModelError
 
 _EXPORT_AGAIN = "Export it again, or see what `onnx.checker.check_model` says about it."
-# How deep functions may call functions, here and in ONNX's own checker.
-_DEEPEST_CALL = 100
 # NumPy before 2.0 takes no more dims.
 _MOST_DIMS = 32
-
-_Function = tuple[str, str, str]
 
 
 def check_model(proto: onnx.ModelProto, found: Contents, file: Path) -> None:
@@ -44,7 +41,7 @@ def check_model(proto: onnx.ModelProto, found: Contents, file: Path) -> None:
         )
     _check_versions(proto, file)
     _check_tensors(proto, found, file)
-    _check_calls(proto, file)
+    check_calls(proto, file)
     fault = invalidity(proto, found)
     if fault:
         raise ModelError(f"{file} is not a valid ONNX model: {fault}", _EXPORT_AGAIN)
@@ -131,30 +128,3 @@ def _typed_count(elements: int, dtype: ir.DataType) -> int:
         return 2 * elements
     packed = {4: 2, 2: 4}.get(dtype.bitwidth, 1)
     return -(-elements // packed)
-
-
-def _check_calls(proto: onnx.ModelProto, file: Path) -> None:
-    """Functions must not call themselves: some readers follow them until their stack ends."""
-    called: dict[_Function, set[_Function]] = {
-        (each.domain, each.name, each.overload): set() for each in proto.functions
-    }
-    for function in proto.functions:
-        own = called[function.domain, function.name, function.overload]
-        for node in nodes_within(function.node):
-            callee = (node.domain, node.op_type, node.overload)
-            if callee in called:
-                own.add(callee)
-    depth = 0
-    while called:
-        leaves = {name for name, callees in called.items() if not callees}
-        depth += 1
-        if not leaves:
-            names = ", ".join(repr(name) for _, name, _ in sorted(called)[:3])
-            raise ModelError(f"{file} has functions that call themselves: {names}.", _EXPORT_AGAIN)
-        if depth > _DEEPEST_CALL:
-            raise ModelError(
-                f"{file} has functions nested too deeply: more than {_DEEPEST_CALL} that call each "
-                "other in a row.",
-                "Inline them: onnx.inliner.inline_local_functions(model).",
-            )
-        called = {name: callees - leaves for name, callees in called.items() if name not in leaves}

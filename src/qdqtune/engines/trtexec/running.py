@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from qdqtune.engines.parent_death import end_with_parent
 from qdqtune.graph.whole_files import open_to_append
 from qdqtune.records.errors import OutputError
+from qdqtune.resources.parent_death import end_with_parent
 
 _LOG_BYTES = 4 << 20
 _LONGEST_LINE = 8000

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from qdqtune.engines.parent_death import end_with_parent
+from qdqtune.resources.parent_death import end_with_parent
 
 PROGRAM = "trtexec"
 _BANNER = re.compile(r"&&&& \w+ TensorRT\.trtexec \[TensorRT v(\d+)\]")
