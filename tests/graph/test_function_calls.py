@@ -1,4 +1,4 @@
-"""Functions that stand for more nodes than any memory holds are refused before they are expanded."""
+"""Functions that stand for more nodes than any memory holds are refused, not expanded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_functions_that_double_are_refused(tmp_path: Path, levels: int, function
     path = tmp_path / "m.onnx"
     onnx.save(doubling(levels, function), path)
     assert path.stat().st_size < 30_000
-    with pytest.raises(ModelError, match="expand to .* nodes"):
+    with pytest.raises(ModelError, match=r"expand to .* nodes"):
         load_model(path)
 
 

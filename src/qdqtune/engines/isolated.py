@@ -72,7 +72,7 @@ class StoredFeeds:
 
 
 class Worker:
-    """An engine in a child process, within the limits of memory and time that hold where it is made.
+    """An engine in a child process, within the limits that hold where it is made.
 
     Args:
         engine: Name of an engine in the registry, or ``module:Class`` for one under test.

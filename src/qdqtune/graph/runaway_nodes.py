@@ -1,8 +1,8 @@
 """Nodes that onnxscript would turn into something without end when it folds a model.
 
-It follows shapes symbolically and takes sequences apart. A Concat or an Add of a symbolic shape with
-itself doubles what is kept of it; a sequence of all rows of a tensor becomes a node with as many
-outputs.
+It follows shapes symbolically and takes sequences apart. A Concat or an Add of a symbolic shape
+with itself doubles what is kept of it; a sequence of all rows of a tensor becomes a node with as
+many outputs.
 """
 
 from __future__ import annotations
@@ -65,12 +65,13 @@ def _symbols_of(value: ir.Value | None, known: dict[ir.Value, int]) -> int:
 
 def _parts(node: ir.Node) -> int:
     """How many tensors a sequence would have, as far as that is known."""
-    data, split = (*node.inputs, None, None)[:2]
+    data, split = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
     if data is None or split is None:
         return 0
     if split.shape is not None and len(split.shape) == 1:
         count = split.shape[0]
         return count if isinstance(count, int) else 0
-    size = split.const_value.numpy().reshape(-1) if split.const_value is not None else ()
+    if split.const_value is None or split.const_value.size != 1:
+        return 0
     dims = [dim for dim in data.shape or () if isinstance(dim, int)]
-    return max(dims, default=0) // max(1, int(size[0])) if len(size) == 1 else 0
+    return max(dims, default=0) // max(1, int(split.const_value.numpy().item()))

@@ -51,7 +51,8 @@ class ResourceLimits:
         return usable_memory() if self.max_memory is None else self.max_memory
 
 
-_limits: ContextVar[ResourceLimits] = ContextVar("limits", default=ResourceLimits())
+_NONE = ResourceLimits()
+_limits: ContextVar[ResourceLimits] = ContextVar("limits", default=_NONE)
 
 
 def current_limits() -> ResourceLimits:
@@ -75,7 +76,9 @@ def resource_limits(
     Raises:
         UsageError: If they make no sense.
     """
-    token = _limits.set(ResourceLimits(_memory(max_memory), _seconds(timeout_s)))
+    # Told once, so that everything inside has the same.
+    memory = usable_memory() if max_memory is None else _memory(max_memory)
+    token = _limits.set(ResourceLimits(memory, _seconds(timeout_s)))
     try:
         yield _limits.get()
     finally:
@@ -125,12 +128,12 @@ def out_of_memory_text(limit: int | None) -> str:
     return f"ran out of memory{shown}"
 
 
-def _memory(given: int | str | None) -> int | None:
+def _memory(given: int | str) -> int:
     try:
         size = parse_size(given) if isinstance(given, str) else given
     except ValueError as error:
         raise UsageError(f"max_memory: {error}.") from None
-    if size is not None and size < LEAST_MEMORY:
+    if size < LEAST_MEMORY:
         raise UsageError(
             f"A limit of {size_text(size)} leaves no room for any engine.",
             f"Allow at least {size_text(LEAST_MEMORY)}: --max_memory.",

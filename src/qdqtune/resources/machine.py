@@ -11,6 +11,8 @@ if sys.platform != "win32":
 
 _RESERVE_SHARE = 0.1
 _MOST_RESERVE = 2 << 30
+# Such limits count code and what processes share as well.
+_SHARE_OF_LIMIT = 0.75
 # Nobody works with less; that so little is free may change at any moment.
 _LEAST = 1 << 30
 
@@ -19,7 +21,7 @@ def usable_memory(root: Path = Path("/")) -> int | None:
     """What one process can take without harm to the machine, in bytes.
 
     It is the memory that is free, in the machine and in the control groups around this process,
-    less a reserve, and no more than the limits (`ulimit -v`, `ulimit -d`) it was started under.
+    less a reserve, and no more than most of what it was started under (`ulimit -v`, `ulimit -d`).
 
     Args:
         root: Where the system's own files are.
@@ -47,7 +49,7 @@ def _inherited() -> Iterator[int]:
         for which in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
             limit, _ = resource.getrlimit(which)
             if limit != resource.RLIM_INFINITY:
-                yield limit
+                yield int(limit * _SHARE_OF_LIMIT)
 
 
 def _free_in_machine(root: Path) -> Iterator[int]:
@@ -63,10 +65,10 @@ def _free_in_groups(root: Path) -> Iterator[int]:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
-            places = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
+            places = ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
             names = ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            places = ("sys/fs/cgroup/memory",)
+            places = ["sys/fs/cgroup/memory"]
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
             continue
