@@ -6,6 +6,8 @@ import inspect
 import io
 import json
 import os
+import pty
+import select
 import shlex
 import shutil
 import signal
@@ -172,8 +174,18 @@ def test_an_accuracy_that_nothing_reaches(
     assert not json.loads(capsys.readouterr().out)["kept_float"]
 
 
-def test_ctrl_c_leaves_the_best_so_far(model: Path, tmp_path: Path) -> None:
-    """The whole foreground group gets the signal, as on a terminal."""
+@pytest.mark.parametrize(
+    "signals",
+    [
+        [signal.SIGINT],  # the whole foreground group gets it, as on a terminal
+        [signal.SIGHUP, signal.SIGHUP],  # a shell repeats what the kernel sent
+        [signal.SIGTERM, signal.SIGHUP],  # some supervisors send both
+    ],
+    ids=lambda signals: "+".join(each.name for each in signals),
+)
+def test_signals_leave_the_best_so_far(
+    model: Path, tmp_path: Path, signals: list[signal.Signals]
+) -> None:
     command = [sys.executable, "-m", "qdqtune", "tune", str(model), "-o", str(tmp_path)]
     process = subprocess.Popen(
         [*command, "--engine", "simulated", "--preset", "extensive"],
@@ -186,7 +198,8 @@ def test_ctrl_c_leaves_the_best_so_far(model: Path, tmp_path: Path) -> None:
         if "benchmarks" in line:
             break
     time.sleep(0.2)
-    os.killpg(process.pid, signal.SIGINT)
+    for each in signals:
+        os.killpg(process.pid, each)
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 130, read_so_far + errors
     assert "Traceback" not in errors
@@ -194,6 +207,25 @@ def test_ctrl_c_leaves_the_best_so_far(model: Path, tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["stopped"] == "interrupted"
     onnx.checker.check_model(str(tmp_path / "optimized_final.onnx"), full_check=True)
+
+
+def test_a_terminal_that_is_closed_leaves_the_best_so_far(model: Path, tmp_path: Path) -> None:
+    """Nothing can be written to it any more, and the run must not end of that."""
+    command = [sys.executable, "-m", "qdqtune", "tune", str(model), "-o", str(tmp_path / "run")]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(command[0], [*command, "--engine", "simulated", "--preset", "extensive"])
+    journal = tmp_path / "run" / "measurements.jsonl"
+    deadline = time.monotonic() + 60
+    while not (journal.exists() and journal.read_text().count('"measurement"') > 1):
+        assert time.monotonic() < deadline
+        if select.select([terminal], [], [], 0.05)[0]:
+            os.read(terminal, 1 << 16)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["stopped"] == "interrupted"
+    onnx.checker.check_model(str(tmp_path / "run" / "optimized_final.onnx"), full_check=True)
 
 
 def test_any_candidate_can_be_exported(finished: Finished, tmp_path: Path, capsys: Capture) -> None:

@@ -33,6 +33,7 @@ from qdqtune.records.errors import ModelError, OutputError, QdqtuneError, UsageE
 from qdqtune.records.placement import Placement
 from qdqtune.records.tuning import TuneEvent, TuneResult
 from qdqtune.report.tuning import tune_text
+from qdqtune.workflows.interrupts import interrupt_on_signals
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning import handover
 from qdqtune.workflows.tuning.arena import Arena
@@ -449,6 +450,37 @@ def test_a_first_interrupt_while_finishing_is_only_noted(
 
     with pytest.raises(KeyboardInterrupt):
         simulated(model, tmp_path / "run", callbacks=[twice])
+
+
+def test_hanging_up_is_never_a_second_interrupt(model: Path, tmp_path: Path) -> None:
+    def hang_up(event: TuneEvent) -> None:
+        if event.stage == "accuracy":
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
+
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        interrupt_on_signals()
+        result = simulated(model, tmp_path / "run", callbacks=[hang_up])
+        assert not result.summary.kept_float
+        assert signal.getsignal(signal.SIGHUP) is not before[signal.SIGHUP]
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """`nohup` starts commands like that; SIGQUIT is nobody's but the user's."""
+    script = (
+        "import signal\n"
+        "from qdqtune.workflows.interrupts import interrupt_on_signals\n"
+        "interrupt_on_signals()\n"
+        "print(*(int(signal.getsignal(each)) for each in (signal.SIGHUP, signal.SIGQUIT)))"
+    )
+    command = ["nohup", sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(int(signal.SIG_IGN)), str(int(signal.SIG_DFL))]
 
 
 def test_a_result_that_somebody_changed_is_not_called_proven(model: Path, run: Path) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 
 from qdqtune.records.errors import QdqtuneError, UsageError
 from qdqtune.report.tables import message
 from qdqtune.resources.limits import resource_limits, this_process_limited
+from qdqtune.workflows.interrupts import interrupt_on_signals
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -30,9 +29,7 @@ def run_safely(
     Returns:
         The exit code.
     """
-    # Schedulers that take a machine back ask first: that ends a run as Ctrl-C does.
-    with contextlib.suppress(ValueError):  # only the main thread may say so
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupt_on_signals()
     try:
         with resource_limits(options.max_memory, options.timeout), this_process_limited():
             code = command()

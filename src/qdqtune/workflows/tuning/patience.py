@@ -9,33 +9,42 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-_logger = logging.getLogger(__name__)
+from qdqtune.workflows.interrupts import SIGNALS, interrupts, is_repeated
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def patient(*, is_over: bool) -> Iterator[None]:
     """Let a first interrupt only be noted, and a second one end the run.
 
+    A hang-up is never a second one: whoever closes a terminal after Ctrl-C wants no less.
+
     Args:
         is_over: Whether there was a first one already.
     """
-    before = {each: signal.getsignal(each) for each in _SIGNALS}
-    interrupting = [each for each in _SIGNALS if before[each] is signal.default_int_handler]
-    if is_over or threading.current_thread() is not threading.main_thread():
-        interrupting = []
+    deferred = [each for each in SIGNALS if interrupts(each)]
+    if threading.current_thread() is not threading.main_thread():
+        deferred = []
+    elif is_over:
+        deferred = [each for each in deferred if each == signal.SIGHUP]
+    before = {each: signal.getsignal(each) for each in deferred}
 
     def note(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        for each in interrupting:
-            signal.signal(each, before[each])
+        del frame
+        nonlocal is_over
+        if is_repeated(number) or is_over:
+            return
+        is_over = True
+        for each in deferred:
+            if each != signal.SIGHUP:
+                signal.signal(each, before[each])
         _logger.warning("interrupted: the result is being finished; once more to abort")
 
-    for each in interrupting:
+    for each in deferred:
         signal.signal(each, note)
     try:
         yield
     finally:
-        for each in interrupting:
+        for each in deferred:
             signal.signal(each, before[each])
