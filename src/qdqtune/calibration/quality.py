@@ -20,9 +20,15 @@ from qdqtune.records.tensor_errors import OutputError, TensorError
 
 
 class SignalToNoise:
-    """How far each output is from what it should be, gathered sample by sample."""
+    """How far each output is from what it should be, gathered sample by sample.
+
+    Attributes:
+        missing: Outputs that the reference has and the other model lacks.
+    """
 
     def __init__(self) -> None:
+        self.missing: set[str] = set()
+        self._undefined: dict[str, bool] = {}
         self._errors: dict[str, TensorError] = {}
         self._equal: dict[str, int] = {}
         self._elements: dict[str, int] = {}
@@ -33,10 +39,13 @@ class SignalToNoise:
         """Take in the outputs of one sample; those that only one model has don't count."""
         for name, expected in reference.items():
             if name not in actual:
+                self.missing.add(name)
                 continue
             found = actual[name]
             if _is_real(expected.dtype):
                 expected, found = expected.astype(np.float64), found.astype(np.float64)
+                is_undefined = expected.size > 0 and bool(np.isnan(expected).all())
+                self._undefined[name] = is_undefined and self._undefined.get(name, True)
                 error = _error(expected, found)
                 self._errors[name] = error + self._errors.get(name, TensorError())
             equal = _equal(expected, found) if expected.shape == found.shape else np.array(False)
@@ -44,9 +53,16 @@ class SignalToNoise:
             elements = max(expected.size, found.size)
             self._elements[name] = self._elements.get(name, 0) + elements
 
+    @property
+    def undefined(self) -> set[str]:
+        """Outputs of which the reference has nothing but NaN: there is nothing to be near to."""
+        return {name for name, is_undefined in self._undefined.items() if is_undefined}
+
     def decibels(self) -> dict[str, float]:
-        """The signal-to-noise ratio of every float output."""
-        return {name: error.sqnr_db for name, error in self._errors.items()}
+        """The signal-to-noise ratio of every float output that is defined."""
+        return {
+            name: error.sqnr_db for name, error in self._errors.items() if not self._undefined[name]
+        }
 
     def errors(self) -> tuple[OutputError, ...]:
         """The error of every output."""
@@ -84,13 +100,17 @@ class Reference:
         self._folder = tempfile.TemporaryDirectory(prefix="outputs-", dir=worker.scratch)
         self._kept: list[tuple[StoredFeeds, Path]] = []
         self._options = options
-        opened = worker.open(model, options)
-        for feeds in samples:
-            stored = worker.store(feeds)
-            outputs = Path(self._folder.name) / f"{len(self._kept)}.npz"
-            write_arrays(outputs, worker.run(opened, stored))
-            self._kept.append((stored, outputs))
-        worker.release(opened)
+        try:
+            opened = worker.open(model, options)
+            for feeds in samples:
+                stored = worker.store(feeds)
+                outputs = Path(self._folder.name) / f"{len(self._kept)}.npz"
+                self._kept.append((stored, outputs))
+                write_arrays(outputs, worker.run(opened, stored))
+            worker.release(opened)
+        except BaseException:
+            self.close()
+            raise
 
     def sqnr_db(self, model: Path, options: SessionOptions | None = None) -> dict[str, float]:
         """Compare a model with the reference, output by output.
@@ -137,10 +157,10 @@ def output_sqnr(
 
 
 def _error(expected: npt.NDArray[Any], actual: npt.NDArray[Any]) -> TensorError:
-    """What is off; where both are infinite alike or no number, there is no signal and no noise."""
+    """What is off; infinities that are alike don't count, nor what is NaN in the float model."""
     if expected.shape != actual.shape:  # as many as the data has: boxes that were found
         return TensorError(noise=math.inf, max_error=math.inf)
-    apart = ~(_equal(expected, actual) & ~np.isfinite(expected))
+    apart = ~(np.isnan(expected) | (_equal(expected, actual) & ~np.isfinite(expected)))
     with np.errstate(invalid="ignore"):
         expected, actual = expected[apart], actual[apart]
         off = np.abs(actual - expected)

@@ -57,6 +57,17 @@ def add_scores(path: Path) -> tuple[Path, dict[str, str]]:
     return copy, found
 
 
+def has_scores(path: Path) -> bool:
+    """Whether an output of a model is decided by scores.
+
+    Args:
+        path: A model.
+    """
+    graph = onnx.load(path, load_external_data=False).graph
+    producers = {output: node for node in graph.node for output in node.output}
+    return any(_deciding(output.name, producers) is not None for output in graph.output)
+
+
 def _deciding(output: str, producers: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
     """The first of the ops at the end of a model that decide on what came before them."""
     found, seen = None, 0

@@ -8,14 +8,16 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import signal
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from qdqtune.records.errors import UsageError
@@ -23,6 +25,10 @@ from qdqtune.records.errors import UsageError
 _logger = logging.getLogger(__name__)
 _END = object()
 _LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")})
+
+
+class TookTooLong(UsageError):
+    """A user's function did not return in time."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,32 @@ class UserFunction:
         """
         with _running(self.label, self.folder):
             return self.function(*arguments)
+
+    def within(self, limit_s: float, *arguments: Any) -> Any:
+        """Call it, for so many seconds at most.
+
+        Only the main thread of a process can be interrupted; elsewhere there is no limit.
+
+        Raises:
+            TookTooLong: If it takes longer.
+            UsageError: If it raises anything.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return self(*arguments)
+
+        def interrupt(_signal: int, _frame: FrameType | None) -> None:
+            raise TookTooLong(
+                f"{self.label} did not return within {limit_s:g} s.",
+                "Run it alone on the model to see why.",
+            )
+
+        earlier = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
+        try:
+            return self(*arguments)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, earlier)
 
 
 def find_function(spec: str, example: str = "(): yield {…}") -> UserFunction:

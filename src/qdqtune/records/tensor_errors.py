@@ -41,7 +41,9 @@ class TensorError:
             return -math.inf
         if self.noise == 0.0:
             return math.inf
-        return 10.0 * math.log10(self.signal / self.noise) if self.signal > 0.0 else -math.inf
+        if not 0.0 < self.signal < math.inf:
+            return -math.inf
+        return 10.0 * (math.log10(self.signal) - math.log10(self.noise))
 
     @property
     def cosine(self) -> float:

@@ -103,6 +103,8 @@ def _measured(report: QuantizeReport) -> list[str]:
         if name in report.scores_db:
             found.append(f"scores that it comes from {report.scores_db[name]:.1f} dB")
         lines.append(f"Output {name}: {', '.join(found)}, against float ({report.judged_with}).")
+    if not lines and not report.kept_float:
+        lines.append("Output SQNR unknown: its outputs could not be compared with float.")
     worst = report.worst_db
     if report.float_sqnr_db is not None:
         lines.append(float_error_line(report.float_type, report.float_sqnr_db))

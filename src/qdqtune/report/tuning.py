@@ -175,6 +175,8 @@ def _accuracy(summary: Summary) -> list[str]:
             lines.append(float_error_line(summary.engine.float_type, summary.float_sqnr_db))
         if summary.near_min_sqnr and summary.allowed_sqnr_db is not None:
             lines.append(near_limit_line(summary.output_sqnr_db, summary.allowed_sqnr_db))
+    elif summary.qdq_pairs and not summary.kept_float:
+        lines.append("Output SQNR unknown: its outputs could not be compared with float.")
     if summary.lost_to_accuracy and not summary.kept_float:
         lines.append(f"The fastest model was not accurate enough: {summary.lost_to_accuracy}.")
     if summary.metric is not None:

@@ -124,6 +124,8 @@ class ErrorGuard:
         own = self._own_errors(best.inserter, self._draft.placement())
         if self._least_db is None:
             return Guarded(self._draft, self._draft.placement(), best, best.quality, own)
+        if best.quality.why_unknown:  # no part of it could be compared, either
+            return Guarded(self._draft, Placement(), best, best.quality, own)
         least = self._least_db
         dropped = self._failing(best, own, least)
         tried = self._without(dropped, best)
@@ -287,11 +289,13 @@ class ErrorGuard:
 
 
 def is_enough(quality: Quality, least_db: float) -> bool:
-    """Whether every output that could be compared is near enough.
+    """Whether every output is near enough; not, if one of them could not be compared.
 
     Scores may be a bit farther than other outputs; then it is they who count, unless what comes out
     of them has nothing left of what it was. The engine's own float type is not to blame on a draft.
     """
+    if quality.why_unknown:
+        return False
     of_float = quality.of_float or Quality()
 
     def is_near(found: float, least: float, own: float | None) -> bool:

@@ -7,18 +7,19 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import onnx_ir as ir
 
 from qdqtune.calibration.inputs import Feeds
-from qdqtune.calibration.quality import Reference
+from qdqtune.calibration.quality import Reference, SignalToNoise
 from qdqtune.calibration.scores import add_scores
 from qdqtune.engines import registry
 from qdqtune.engines.float_types import exact_options
 from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker, WorkerFailure
+from qdqtune.engines.isolated import FailureKind, Worker, WorkerFailure
 from qdqtune.engines.native import native_dialect
 from qdqtune.engines.reference import AS_WRITTEN, opening_options
 from qdqtune.graph.files import load_model, save_model
@@ -29,6 +30,8 @@ from qdqtune.workflows.comparison import engine_info
 from qdqtune.workflows.source import Source, float32_twin, has_types
 
 _logger = logging.getLogger(__name__)
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,14 @@ class Quality:
             comes out of.
         of_float: The same of the float model itself, as the engine computes it; None if that is in
             float32, as what is compared with.
+        why_unknown: Why no output, or not every output, could be compared; empty if all were.
     """
 
     against_float: dict[str, float] = field(default_factory=dict)
     against_given: dict[str, float] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
     of_float: Quality | None = None
+    why_unknown: str = ""
 
     @property
     def decisive(self) -> dict[str, float]:
@@ -57,6 +62,8 @@ class Quality:
     @property
     def worst_db(self) -> float:
         """Of the output that is farthest from the float model; minus infinity if unknown."""
+        if self.why_unknown:
+            return -math.inf
         return min(self.decisive.values(), default=-math.inf)
 
 
@@ -175,6 +182,7 @@ class Judge:
                 reference=reference, exact_options=kernels.exact_options,
             )  # fmt: skip
         self._is_checked = False
+        self._hung: WorkerFailure | None = None
 
     def quality(self, candidate: Path) -> Quality:
         """How far a candidate is from the float model, and from the file as it was given.
@@ -185,11 +193,9 @@ class Judge:
         Raises:
             EngineError: If the engine does not run a model in its own dialect.
         """
-        self._check_kernels()
         try:
-            against_float, scores = self._exact.against_float(candidate)
-            against_given = self._exact.against_given(candidate) if self._has_reading else {}
-            of_float = self._exact.of_float()
+            self._check_kernels()
+            return self._in_worker(lambda: self._quality(candidate))
         except WorkerFailure as failure:
             if self.kernels is not None:
                 title = registry.title(self.kernels.engine)
@@ -198,8 +204,13 @@ class Judge:
                     "Nothing was written. Leave out the op that it names, and report this.",
                 ) from None
             _logger.warning("the output error could not be measured here: %s", failure)
-            return Quality()
-        return Quality(against_float, against_given, scores, of_float)
+            why = str(failure).splitlines()[0]
+            return Quality(why_unknown=f"the outputs could not be computed: {why}")
+
+    def _quality(self, candidate: Path) -> Quality:
+        found = self._exact.against_float(candidate)
+        against_given = self._exact.against_given(candidate) if self._has_reading else {}
+        return replace(found, against_given=against_given, of_float=self._exact.of_float())
 
     def float_sqnr_db(self) -> float | None:
         """How near to float32 the float model itself is, as the engine computes it.
@@ -212,9 +223,9 @@ class Judge:
         """
         if self.kernels is None or self.kernels.exact_options is None:
             return None
-        self._check_kernels()
         try:
-            of_float = self._exact.of_float()
+            self._check_kernels()
+            of_float = self._in_worker(self._exact.of_float)
         except WorkerFailure as failure:
             title = registry.title(self.kernels.engine)
             raise EngineError(
@@ -224,16 +235,23 @@ class Judge:
         return min(of_float.against_float.values(), default=None) if of_float else None
 
     def _check_kernels(self) -> None:
-        """Do without the engine's own kernels if it can't tell what the float model computes."""
+        """Do without the engine's own kernels if it can't tell what the float model computes.
+
+        Raises:
+            WorkerFailure: If it dies of the question, or does not answer: that is no answer.
+        """
         if self._is_checked or self.kernels is None or self._exact is self._written:
             return
-        self._is_checked = True
-        why = self._exact.why_not()
-        if why:
+        try:
+            self._in_worker(self._exact.run_float_models)
+        except WorkerFailure as failure:
+            if failure.kind is not FailureKind.ERROR:
+                raise
             title = registry.title(self.kernels.engine)
-            _logger.info("%s does not tell outputs, models are run as written: %s", title, why)
+            _logger.info("%s does not tell outputs, models are run as written: %s", title, failure)
             self._exact.close()
             self._exact, self.kernels = self._written, None
+        self._is_checked = True
 
     def roughly_db(self, candidate: Path) -> float:
         """The worst output's distance from the float model, without the engine's own kernels.
@@ -241,10 +259,34 @@ class Judge:
         A session that optimizes nothing opens fast; to rank many candidates, it is near enough.
         """
         try:
-            found, scores = self._rough.against_float(candidate, AS_WRITTEN)
-            return min({**found, **scores}.values(), default=math.inf)
+            found = self._in_worker(lambda: self._rough.against_float(candidate, AS_WRITTEN))
+            return min(found.decisive.values(), default=math.inf)
         except WorkerFailure:
             return -math.inf
+
+    def _in_worker(self, action: Callable[[], _Found]) -> _Found:
+        """Run models, and once more in a fresh process if the first one died or hung.
+
+        The machine may be to blame for that. What hung twice is not asked again: each time costs
+        the whole limit.
+
+        Raises:
+            WorkerFailure: If there is no result.
+        """
+        if self._hung is not None:
+            raise self._hung
+        try:
+            return action()
+        except WorkerFailure as failure:
+            if failure.kind is FailureKind.ERROR:
+                raise
+            _logger.warning("comparing outputs failed: %s; trying again in a new process", failure)
+        try:
+            return action()
+        except WorkerFailure as failure:
+            if failure.kind is FailureKind.TIMEOUT:
+                self._hung = failure
+            raise
 
     def close(self) -> None:
         """Forget the outputs of the models that were run."""
@@ -291,10 +333,8 @@ class _Bench:
         self._float: Reference | None = None
         self._given: Reference | None = None
 
-    def against_float(
-        self, candidate: Path, options: SessionOptions | None = None
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Decibels of a candidate's outputs, and of the scores behind them.
+    def against_float(self, candidate: Path, options: SessionOptions | None = None) -> Quality:
+        """How far a candidate's outputs are from the float model's, and the scores behind them.
 
         Args:
             candidate: A file in the base's folder.
@@ -302,26 +342,29 @@ class _Bench:
         """
         reference = self._reference()
         shown, decided = add_scores(self._runnable(candidate, self._needs_twin))
-        found = reference.sqnr_db(shown, options or self._options)
-        scores = {decided[name]: db for name, db in found.items() if name in decided}
-        return {name: db for name, db in found.items() if name not in decided}, scores
+        compared = reference.compare(shown, options or self._options)
+        found = compared.decibels()
+        return Quality(
+            {name: db for name, db in found.items() if name not in decided},
+            scores={decided[name]: db for name, db in found.items() if name in decided},
+            why_unknown=_why_unknown(compared, found, decided),
+        )
 
     def of_float(self) -> Quality | None:
         """How far the float model is from itself in float32; None if it is computed in that."""
         if self._exact_options is not None and self._of_float is None:
-            found, scores = self.against_float(self._float_model())
-            self._of_float = Quality(found, scores=scores)
+            self._of_float = self.against_float(self._float_model())
         return self._of_float
 
-    def why_not(self) -> str:
-        """Why float models can't be run, as given or converted; empty if they can."""
-        try:
-            self._reference()
-            if self._original is not None:
-                self.against_float(self._float_model())
-        except WorkerFailure as failure:
-            return str(failure)
-        return ""
+    def run_float_models(self) -> None:
+        """Run the float model as given, and converted.
+
+        Raises:
+            WorkerFailure: If that can't be done.
+        """
+        self._reference()
+        if self._original is not None:
+            self.against_float(self._float_model())
 
     def _reference(self) -> Reference:
         """What the float model computes."""
@@ -357,6 +400,19 @@ class _Bench:
         folder = self._base.store.folder
         twin = folder / f"twin{len(list(folder.iterdir()))}.onnx"
         return save_model(float32_twin(load_model(path)), twin)
+
+
+def _why_unknown(
+    compared: SignalToNoise, found: Mapping[str, float], decided: Mapping[str, str]
+) -> str:
+    """Why not every output could be compared; empty if every one was."""
+    missing = sorted(compared.missing - decided.keys())
+    if missing:
+        return f"the engine does not tell the output {missing[0]!r} of the quantized model"
+    undefined = sorted(compared.undefined - decided.keys())
+    if undefined:
+        return f"the float model's output {undefined[0]!r} is NaN on every sample"
+    return "" if found else "the model has no output of floats"
 
 
 def _options(kernels: Kernels | None, runner: Worker, base: PreparedModel) -> SessionOptions | None:

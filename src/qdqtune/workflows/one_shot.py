@@ -161,7 +161,7 @@ class OneShot:
             if guarded is None or not guarded.placement:
                 reason = "nothing of it can be quantized"
                 if guarded is not None:
-                    reason = f"it would be farther from float than {request.min_sqnr_db:g} dB"
+                    reason = _why_not_accurate(guarded, request.min_sqnr_db or 0.0)
                 report = replace(report, kept_float=True, reason=reason)
                 return Made(None, report, base.fingerprint)
             with self._step("insert"):
@@ -333,6 +333,13 @@ class OneShot:
         began = time.monotonic()
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
+
+
+def _why_not_accurate(guarded: Guarded, least_db: float) -> str:
+    why = guarded.quality.why_unknown
+    if why:
+        return f"--min_sqnr {least_db:g} could not be checked: {why}"
+    return f"it would be farther from float than {least_db:g} dB"
 
 
 def _without_range(

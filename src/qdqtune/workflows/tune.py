@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqtune.autotune.search.space import Space
+from qdqtune.calibration.scores import has_scores
 from qdqtune.calibration.user_code import UserFunction, find_function
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
@@ -34,7 +35,7 @@ from qdqtune.records.tuning import (
 )
 from qdqtune.workflows.calibrating import feeding_of
 from qdqtune.workflows.name_filters import NameFilters
-from qdqtune.workflows.source import open_source
+from qdqtune.workflows.source import Source, open_source
 from qdqtune.workflows.tuning.clock import Reporter
 from qdqtune.workflows.tuning.float_type import check_precision, convertible
 from qdqtune.workflows.tuning.folder import AUTO, SUBGRAPHS, RunFolder
@@ -214,6 +215,7 @@ def tune(
         model, layout.least_opset, optimize=optimize,
         float_types=convertible(precision, request.dialect.float_types),
     )  # fmt: skip
+    _check_comparable(request, source)
     timed = timed_request(source.model, inputs, request.min_shapes, request.max_shapes)
     feeding = feeding_of(source, replace(timed, seed=seed), calibration_data, calibration_samples)
     all_options = options_with_ranges(
@@ -357,6 +359,20 @@ def _check_workflow(
         )
     if graph_json is not None:
         read_layer_info(graph_json)  # what is wrong with it is told before anything is done
+
+
+def _check_comparable(request: TuneRequest, source: Source) -> None:
+    """Refuse a limit at once that could not be checked at the end."""
+    if request.min_sqnr_db is None:
+        return
+    types = [value.dtype for value in source.model.graph.outputs]
+    has_floats = any(dtype is None or dtype.is_floating_point() for dtype in types)
+    if not has_floats and not has_scores(request.model):
+        raise UsageError(
+            f"No output of {request.model} holds floats: --min_sqnr {request.min_sqnr_db:g} can't "
+            "be checked.",
+            "Pass --min_sqnr none, and --evaluate to bound what your own metric may lose.",
+        )
 
 
 def _check_numbers(**numbers: float) -> None:

@@ -28,6 +28,7 @@ class AccuracyLimits:
 
     Attributes:
         missed: The choices that were asked about and must not be shipped, and why.
+        unchecked: Those of them that may be accurate enough, but it could not be measured.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class AccuracyLimits:
         self._request = request
         self._float_metric = float_metric
         self.missed: dict[State, str] = {}
+        self.unchecked: set[State] = set()
 
     def shortfall(self, choice: State) -> str:
         """Which limit a choice fails, and by how much; empty if it may be shipped."""
@@ -81,6 +83,13 @@ class AccuracyLimits:
             self.missed[choice] = shortfall
         return shortfall
 
+    def _not_checked(self, limit: str, measure: str, choice: State) -> str:
+        """What is said of a limit that could not be checked: then nothing is shipped."""
+        self.unchecked.add(choice)
+        placement = self._space.placement(choice)
+        why = self._accuracy.why_unknown(measure, self._inserter, placement)
+        return f"{limit} could not be checked: {why}"
+
     def _sqnr_shortfall(self, choice: State) -> str:
         least_db = self._request.min_sqnr_db
         if least_db is None or not self._space.placement(choice):
@@ -88,17 +97,31 @@ class AccuracyLimits:
         found = self._accuracy.sqnr_db(self._inserter, self._space.placement(choice))
         of_float = self._accuracy.float_sqnr_db(self._inserter)
         allowed_db = allowed_sqnr_db(least_db, of_float)
-        if found is None or found >= allowed_db:
+        if found is None:
+            return self._not_checked(f"--min_sqnr {least_db:g}", SQNR, choice)
+        if found >= allowed_db:
             return ""
         below = f"{allowed_db - found:.1f} dB below" if math.isfinite(found) else "below"
         with_float = "" if of_float is None else f" (float itself: {of_float:.1f} dB)"
         return f"SQNR {found:.1f} dB is {below} --min_sqnr {least_db:g}{with_float}"
 
+    def float_shortfall(self) -> str:
+        """Whether the user's metric of the float model is too far below that of the file as given.
+
+        They differ where the file has Q/DQ.
+        """
+        return self._metric_of(frozenset())
+
     def _metric_shortfall(self, choice: State) -> str:
+        return self._metric_of(choice) if self._space.placement(choice) else ""
+
+    def _metric_of(self, choice: State) -> str:
         before, evaluate = self._float_metric, self._request.evaluate
-        if before is None or evaluate is None or not self._space.placement(choice):
+        if before is None or evaluate is None:
             return ""
         found = self._accuracy.metric(self._inserter, self._space.placement(choice))
+        if found is None:
+            return self._not_checked(f"--max_drop {self._request.max_drop:g}", METRIC, choice)
         if found >= before - self._request.max_drop:
             return ""
         return (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,8 +24,6 @@ from qdqtune.workflows.tuning.measured_accuracy import METRIC, SQNR, MeasuredAcc
 from qdqtune.workflows.tuning.pace import Pace
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.story import Story
-
-_logger = logging.getLogger(__name__)
 
 
 class Finalists:
@@ -76,13 +73,24 @@ class Finalists:
         method = self.best_ranges(space.placement(state))
         kept = self._correct(state, method)
         if not kept:
-            story.reason = f"what is faster is not accurate enough: {story.lost_to_accuracy}"
+            story.reason = story.lost_to_accuracy
+            if state not in self.limits(method).unchecked:
+                story.reason = f"what is faster is not accurate enough: {story.reason}"
             return None
         return self._written("the result", kept, method, self._folder.staging())
 
-    def float_model(self) -> Finalist:
-        """The float model inside a Q/DQ file, which may be faster than the file."""
-        base = next(iter(self._inserters.values())).base
+    def float_model(self) -> Finalist | None:
+        """The float model inside a Q/DQ file, which may be faster than the file.
+
+        Returns:
+            None if the user's metric of it is too low: it was asked for of the file as given.
+        """
+        inserter = next(iter(self._inserters.values()))
+        shortfall = self.limits(next(iter(self._inserters))).float_shortfall()
+        if shortfall:
+            self._story.reason = f"the float model in it is not accurate enough: {shortfall}"
+            return None
+        base = inserter.base
         file = save_model(base.load(base.whole()), self._folder.staging() / names.FINAL)
         return Finalist("the float model", frozenset(), Placement(), file)
 
@@ -143,9 +151,10 @@ class Finalists:
             finalist: Of whom.
             most_s: Seconds that it may take.
         """
-        if self._request.evaluate is None or finalist.method is None:
+        if self._request.evaluate is None:
             return None
-        inserter = self._inserters[finalist.method]
+        method = finalist.method or next(iter(self._inserters))
+        inserter = self._inserters[method]
         is_known = self._accuracy.knows(METRIC, inserter, finalist.placement)
         if not is_known and self._accuracy.seconds.get(METRIC, math.inf) > most_s:
             return None
@@ -204,10 +213,6 @@ class Finalists:
         placement = self._space.placement(state)
         sqnr_db = self._accuracy.sqnr_db(inserter, placement)
         self._story.float_sqnr_db = self._accuracy.float_sqnr_db(inserter)
-        if sqnr_db is None and request.min_sqnr_db is not None and request.evaluate is None:
-            _logger.warning(
-                "how accurate it is can't be told: no output could be compared; use --evaluate"
-            )
         file = write_final(inserter, placement, folder, request.file)
         return Finalist(name, state, placement, file, method, sqnr_db)
 
@@ -231,6 +236,10 @@ class Finalists:
         space, story, reporter = self._space, self._story, self._reporter
         limits = self.limits(method)
         shortfall = limits.shortfall(state)
+        if state in limits.unchecked:  # leaving parts of it float would not help
+            story.lost_to_accuracy = shortfall
+            reporter.tell("accuracy", shortfall)
+            return frozenset()
         if shortfall:
             reporter.tell("accuracy", f"{shortfall}; looking for what has to stay float")
         repair = AccuracyRepair(

@@ -158,6 +158,8 @@ def convert_to(
     worst = min(found.values(), default=None)
     if overflow:
         return _as_given(f"in {name} it is not accurate enough: {overflow} is no longer finite")
+    if least_db is not None and worst is None:
+        return _as_given(f"in {name} its outputs could not be compared with the model as given")
     if least_db is not None and worst is not None and worst < least_db:
         return _as_given(f"in {name} it is not accurate enough: its outputs are {worst:.1f} dB")
     rounds, seconds = preset.rounds[Effort.CONFIRM], preset.seconds[Effort.CONFIRM]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from qdqtune.calibration.inputs import Feeds
 from qdqtune.calibration.range_cache import SampleDigest
-from qdqtune.calibration.user_code import UserFunction
+from qdqtune.calibration.user_code import TookTooLong, UserFunction
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.errors import EngineError, UsageError
@@ -19,8 +19,14 @@ from qdqtune.workflows.judging import Judge
 from qdqtune.workflows.tuning.journal import AccuracyKey, Journal
 
 SQNR, APPROXIMATE_SQNR, METRIC = "sqnr_db", "approximate_sqnr_db", "metric"
-_FLOAT_SQNR = "float_sqnr_db"
 """What is measured of a placement."""
+_FLOAT_SQNR = "float_sqnr_db"
+# No ratio of float64 numbers that differ is larger; equal outputs are infinitely near.
+_MOST_DB = 400.0
+# A call of the user's function on a candidate is a hang after so many seconds, or after so many
+# times what the call on the float model took, if that is more.
+_SHORTEST_LIMIT_S = 600.0
+_TIMES_FLOAT = 20.0
 
 _logger = logging.getLogger(__name__)
 
@@ -63,13 +69,21 @@ class MeasuredAccuracy:
         self._has_float_error = has_float_error
         self._of_samples = ""
         self._here: dict[AccuracyKey, float | None] = {}
+        self._unknown: dict[AccuracyKey, str] = {}
 
     def sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
-        """The worst output's distance from the float model; None if it can't be known here.
-
-        What the engine doesn't run, or dies of, is as far from it as can be.
-        """
+        """The worst output's distance from the float model; None if it can't be known here."""
         return self._measured(SQNR, inserter, placement, self._find_sqnr_db)
+
+    def why_unknown(self, measure: str, inserter: Inserter, placement: Placement) -> str:
+        """Why a measurement of this run gave nothing; empty if it gave something.
+
+        Args:
+            measure: `SQNR` or `METRIC`.
+            inserter: With which ranges.
+            placement: Of what.
+        """
+        return self._unknown.get(self._key(measure, inserter, placement), "")
 
     def float_sqnr_db(self, inserter: Inserter) -> float | None:
         """How near to float32 the float model itself is, as the engine computes it.
@@ -89,14 +103,9 @@ class MeasuredAccuracy:
         found = self._measured(APPROXIMATE_SQNR, inserter, placement, self._find_approximate_db)
         return math.inf if found is None else found
 
-    def metric(self, inserter: Inserter, placement: Placement) -> float:
-        """What the user's function says of it.
-
-        Raises:
-            UsageError: If it fails, or says something that is no number.
-        """
-        found = self._measured(METRIC, inserter, placement, self._find_metric)
-        return math.nan if found is None else found
+    def metric(self, inserter: Inserter, placement: Placement) -> float | None:
+        """What the user's function says of it; None if it fails, or says nothing of use."""
+        return self._measured(METRIC, inserter, placement, self._find_metric)
 
     def knows(self, measure: str, inserter: Inserter, placement: Placement) -> bool:
         """Whether it was measured before.
@@ -107,7 +116,16 @@ class MeasuredAccuracy:
             placement: Of what.
         """
         key = self._key(measure, inserter, placement)
-        return key in self._here or key in self._journal.accuracy
+        return key in self._here or self._journaled(key) is not None
+
+    def _journaled(self, key: AccuracyKey) -> float | None:
+        """What an earlier run has measured; None if that is nothing, or can't be true."""
+        value = self._journal.accuracy.get(key)
+        if value is None or math.isnan(value):
+            return None
+        if key.measure == METRIC:
+            return value if math.isfinite(value) else None
+        return value if math.isinf(value) or abs(value) <= _MOST_DB else None
 
     def _measured(
         self,
@@ -117,20 +135,23 @@ class MeasuredAccuracy:
         find: Callable[[Inserter, Placement], float | None],
     ) -> float | None:
         key = self._key(measure, inserter, placement)
-        for known in (self._here, self._journal.accuracy):
-            if key in known:
-                return known[key]
+        if key in self._here:
+            return self._here[key]
+        known = self._journaled(key)
+        if known is not None:
+            return known
         began = time.monotonic()
+        found = None
         try:
             found = find(inserter, placement)
-        except EngineError as error:  # the machine's fault, perhaps: another run tries again
+        except (EngineError, UsageError) as error:
             _logger.warning("a candidate can't be judged: %s", error.what)
-            self._here[key] = -math.inf
-            return -math.inf
+            self._unknown[key] = error.what.splitlines()[0].rstrip(".")
         finally:
             took_s = time.monotonic() - began
             self.seconds[measure] = max(took_s, self.seconds.get(measure, 0.0))
-        if measure == METRIC and not self._of_evaluate():
+        # What failed may be the machine's fault: another run tries again.
+        if found is None or (measure == METRIC and not self._of_evaluate()):
             self._here[key] = found
         else:
             self._journal.keep_accuracy(key, found)
@@ -138,8 +159,10 @@ class MeasuredAccuracy:
 
     def _find_sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
         path = inserter.write(placement, "judged")
-        found = self._judge(inserter.base).quality(path).against_float
-        return min(found.values(), default=None)
+        found = self._judge(inserter.base).quality(path)
+        if found.why_unknown:
+            raise EngineError(found.why_unknown, "--min_sqnr none hands it over unchecked.")
+        return min((found.against_float or found.scores).values())
 
     def _find_approximate_db(self, inserter: Inserter, placement: Placement) -> float:
         path = inserter.write(placement, "judged")
@@ -147,8 +170,15 @@ class MeasuredAccuracy:
 
     def _find_metric(self, inserter: Inserter, placement: Placement) -> float:
         assert self._evaluate is not None
-        path = inserter.write(placement, "evaluated")
-        return checked_metric(self._evaluate(str(path)), self._evaluate.label)
+        path = str(inserter.write(placement, "evaluated"))
+        limit_s = max(_SHORTEST_LIMIT_S, _TIMES_FLOAT * self.seconds.get(METRIC, 0.0))
+        try:
+            return checked_metric(self._evaluate.within(limit_s, path), self._evaluate.label)
+        except TookTooLong:
+            raise
+        except UsageError as error:
+            _logger.warning("%s Calling it once more.", error.what)
+            return checked_metric(self._evaluate.within(limit_s, path), self._evaluate.label)
 
     def _key(self, measure: str, inserter: Inserter, placement: Placement) -> AccuracyKey:
         of_measure = self._of_evaluate() if measure == METRIC else self._of_outputs()
@@ -186,9 +216,9 @@ def checked_metric(value: object, name: str) -> float:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         number = math.nan
-    if math.isnan(number):
+    if not math.isfinite(number):
         raise UsageError(
-            f"{name} returned {value!r}, which is not a number.",
+            f"{name} returned {value!r}, which is not a number, or not a finite one.",
             "It takes the path of a model and returns a metric: more is better.",
         )
     return number
