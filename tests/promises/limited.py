@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,7 +71,7 @@ def run_limited(
     """
     mark = uuid.uuid4().hex
     temporary = folder.with_name(folder.name + ".tmp")
-    temporary.mkdir(exist_ok=True)
+    temporary.mkdir()
     paths = [str(_ROOT / "src"), str(_ROOT)]
     environment = {
         **os.environ, _MARK: mark, "TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(paths),
@@ -100,6 +101,7 @@ def run_limited(
         output = read.read(1 << 20).decode(errors="replace")
     left = [path.name for path in temporary.rglob("*") if path.name not in _OF_ENGINES]
     left += [path.name for path in folder.rglob("*qdqtune-*")]
+    shutil.rmtree(temporary)
     return Outcome(ended, output, seconds, peak, orphans, tuple(left))
 
 

@@ -266,7 +266,9 @@ class ChildProcess:
             return "was ended by SIGKILL, which is how a system ends those that take all memory"
         if status < 0:
             try:
-                return f"was ended by {signal.Signals(-status).name}"
+                name = signal.Signals(-status).name
             except ValueError:
                 return f"was ended by signal {-status}"
+            reason = " (a file that it was reading has become shorter)" if name == "SIGBUS" else ""
+            return f"was ended by {name}{reason}"
         return f"exited with code {status}"

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qdqtune.graph.op_classes import is_op
-from qdqtune.graph.weights import slabs, values_of
+from qdqtune.graph.weights import pieces_of, values_of
 
 #: The largest finite number of a float type.
 LARGEST = {
@@ -72,16 +72,15 @@ def constant_behind(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 def magnitudes(tensor: ir.TensorProtocol) -> Magnitudes:
     """Look at every number of a float tensor, a piece at a time."""
-    values = values_of(tensor)
     least, most, lowest = math.inf, 0.0, 0.0
-    for slab in slabs(values):
-        numbers = np.asarray(values[slab]).astype(np.float32)
+    for piece in pieces_of(tensor):
+        numbers = np.asarray(piece).astype(np.float32)
         finite = numbers[np.isfinite(numbers)]
         sizes = np.abs(finite)
         least = min(least, float(np.min(sizes, where=sizes > 0, initial=math.inf)))
         most = max(most, float(np.max(sizes, initial=0.0)))
         lowest = min(lowest, float(np.min(finite, initial=0.0)))
-    return Magnitudes(values.size, least, most, lowest)
+    return Magnitudes(tensor.size, least, most, lowest)
 
 
 def retyped(tensor: ir.TensorProtocol, dtype: ir.DataType, name: str | None) -> ir.TensorProtocol:

@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph.bodies import has_body
+from qdqtune.graph.file_tensor import FileTensor
 from qdqtune.graph.fingerprint import tensor_digest
 from qdqtune.graph.op_classes import QDQ_OPS, WEIGHTED_OPS, is_op, is_standard
-from qdqtune.graph.weights import values_of
 
 _RANDOM_OPS = frozenset(
     {
@@ -124,7 +124,9 @@ def _may_share(value: ir.Value) -> bool:
 def _beginning(tensor: ir.TensorProtocol) -> str:
     if tensor.dtype == ir.DataType.STRING or tensor.dtype.bitwidth < 8:
         return ""
-    return np.ascontiguousarray(values_of(tensor).reshape(-1)[:_FIRST_ELEMENTS]).tobytes().hex()
+    if isinstance(tensor, ir.ExternalTensor):
+        return FileTensor.of(tensor).first_bytes(_FIRST_ELEMENTS * tensor.dtype.bitwidth // 8).hex()
+    return np.ascontiguousarray(tensor.numpy().reshape(-1)[:_FIRST_ELEMENTS]).tobytes().hex()
 
 
 def _parted(

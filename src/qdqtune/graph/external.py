@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import onnx
 import onnx_ir as ir
 
+from qdqtune.graph.file_tensor import FileTensor
 from qdqtune.graph.proto_walk import Contents, contents
 from qdqtune.records.errors import ModelError
 
@@ -46,8 +47,9 @@ def load_attributes(found: Contents, model_file: Path) -> None:
     """
     for tensor in found.in_attributes:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            folder = str(model_file.absolute().parent)
-            onnx.external_data_helper.load_external_data_for_tensor(tensor, folder)
+            values = ir.serde.deserialize_tensor(tensor, model_file.absolute().parent)
+            assert isinstance(values, ir.ExternalTensor)  # its data_location says so
+            tensor.raw_data = FileTensor.of(values).tobytes()
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
 

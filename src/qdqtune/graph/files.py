@@ -1,7 +1,7 @@
 """Models on disk: loaded and saved by path, with or without external data.
 
 A model is data from a stranger: nothing outside its folder is read, and nothing is overwritten
-unless asked. Weights stay in their files (memory-mapped) until somebody needs their values.
+unless asked. Weights stay in their files until somebody needs their values.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune.graph.external import check_external_data, external_files, load_attributes
+from qdqtune.graph.file_tensor import read_weights
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.onnx_checks import first_line, inconsistency
 from qdqtune.graph.parsing import check_not_empty, parse_model
@@ -81,6 +82,7 @@ def _checked(proto: onnx.ModelProto, file: Path) -> ir.Model:
         ) from error
     name_nodes(model)
     ir.external_data.set_base_dir(model.graph, str(file.absolute().parent))
+    read_weights(model)
     model.meta[EXTERNAL] = any(isinstance(each, ir.ExternalTensor) for each in _weights(model))
     return model
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from qdqtune.graph.weights import slabs, values_of
+from qdqtune.graph.weights import pieces_of
 
 _DIGEST_BYTES = 16
 
@@ -37,9 +37,8 @@ def tensor_digest(tensor: ir.TensorProtocol) -> str:
     elif tensor.dtype.bitwidth < 8:
         digest.update(tensor.tobytes())  # several to a byte
     else:
-        values = values_of(tensor)
-        for slab in slabs(values):
-            digest.update(np.ascontiguousarray(values[slab]).reshape(-1).view(np.uint8).data)
+        for piece in pieces_of(tensor):
+            digest.update(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

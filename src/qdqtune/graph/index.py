@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph.op_classes import FLOAT_TYPES
-from qdqtune.graph.weights import slabs, values_of
+from qdqtune.graph.weights import pieces_of
 from qdqtune.records.errors import ModelError, UsageError
 from qdqtune.records.placement import Edge, Placement
 
@@ -97,10 +97,9 @@ class GraphIndex:
         if tensor not in self._finite:
             constant = self.value[tensor].const_value
             assert constant is not None
-            values = values_of(constant)
             self._finite[tensor] = all(
-                np.isfinite(values[slab].astype(np.float32, copy=False)).all()
-                for slab in slabs(values)
+                np.isfinite(piece.astype(np.float32, copy=False)).all()
+                for piece in pieces_of(constant)
             )
         return self._finite[tensor]
 

@@ -5,12 +5,13 @@ Every weight is copied once, from the file to its place: models are large, and c
 
 from __future__ import annotations
 
-import mmap
-from contextlib import ExitStack
+import io
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
+from qdqtune.graph.file_tensor import FileTensor
 from qdqtune.graph.wire import field_head
 
 
@@ -32,38 +33,30 @@ def inlined(variant: bytes, folder: Path) -> bytes:
         folder: Where the files with its weights lie.
     """
     proto = onnx.ModelProto.FromString(variant)
-    weights = [tensor for tensor in proto.graph.initializer if _is_external(tensor)]
-    parts: list[bytes | memoryview] = []
-    with ExitStack() as stack:
-        files: dict[str, memoryview] = {}
-        for tensor in weights:
-            location, offset, length = _place(tensor)
-            if location not in files:
-                files[location] = _mapped(folder / location, stack)
-            values = stack.enter_context(files[location][offset : offset + length])
-            parts += _initializer(tensor, values)
-        small = [tensor for tensor in proto.graph.initializer if not _is_external(tensor)]
-        del proto.graph.initializer[:]
-        proto.graph.initializer.extend(small)
-        parts.insert(0, proto.graph.SerializeToString())
-        proto.ClearField("graph")
-        length = sum(map(len, parts))
-        head = field_head(onnx.ModelProto, "graph", length)
-        return b"".join((proto.SerializeToString(), head, *parts))
+    weights = [_initializer(each, folder) for each in proto.graph.initializer if _is_external(each)]
+    small = [tensor for tensor in proto.graph.initializer if not _is_external(tensor)]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(small)
+    rest = proto.graph.SerializeToString()
+    proto.ClearField("graph")
+    length = len(rest) + sum(len(head) + tensor.nbytes for head, tensor in weights)
+    whole = io.BytesIO()
+    whole.write(proto.SerializeToString() + field_head(onnx.ModelProto, "graph", length) + rest)
+    for head, tensor in weights:
+        whole.write(head)
+        tensor.tofile(whole)
+    return whole.getvalue()
 
 
-def _initializer(tensor: onnx.TensorProto, values: memoryview) -> list[bytes | memoryview]:
-    """A weight as a part of a graph."""
+def _initializer(tensor: onnx.TensorProto, folder: Path) -> tuple[bytes, FileTensor]:
+    """A weight as a part of a graph: what comes before its values, and the values."""
+    values = FileTensor.of(ir.ExternalTensor(
+        *_place(tensor), ir.DataType(tensor.data_type), shape=ir.Shape(tensor.dims),
+        name=tensor.name, base_dir=folder,
+    ))  # fmt: skip
     bare = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    start = bare.SerializeToString() + field_head(onnx.TensorProto, "raw_data", len(values))
-    head = field_head(onnx.GraphProto, "initializer", len(start) + len(values))
-    return [head, start, values]
-
-
-def _mapped(file: Path, stack: ExitStack) -> memoryview:
-    opened = stack.enter_context(file.open("rb"))
-    area = stack.enter_context(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
-    return stack.enter_context(memoryview(area))
+    start = bare.SerializeToString() + field_head(onnx.TensorProto, "raw_data", values.nbytes)
+    return field_head(onnx.GraphProto, "initializer", len(start) + values.nbytes) + start, values
 
 
 def _is_external(tensor: onnx.TensorProto) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from qdqtune.graph.file_tensor import read_weights
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.weights import WeightStore
@@ -113,6 +114,7 @@ class PreparedModel:
         """A variant as a model, its weights still in the shared file."""
         model: ir.Model = ir.from_proto(onnx.ModelProto.FromString(variant))
         ir.external_data.set_base_dir(model.graph, str(self.store.folder))
+        read_weights(model)
         model.meta.update(self.index.model.meta)
         return model
 

@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune.graph.file_digest import DIGEST_BYTES
+from qdqtune.graph.file_tensor import FileTensor
 from qdqtune.graph.whole_files import make_own, open_to_append, writing
 from qdqtune.records.reading import open_plain
 
@@ -35,12 +36,20 @@ _MOST_DIGITS = 18
 
 
 def values_of(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
-    """A tensor's values; what lies in a file is in memory only as long as the array is.
+    """A tensor's values; what lies in a file is in memory only as long as the array is."""
+    return (FileTensor.of(tensor) if isinstance(tensor, ir.ExternalTensor) else tensor).numpy()
 
-    An external tensor would keep its file mapped after the first look, and with it in memory
-    every page that was ever read.
-    """
-    return (_twin(tensor) if isinstance(tensor, ir.ExternalTensor) else tensor).numpy()
+
+def pieces_of(tensor: ir.TensorProtocol) -> Iterator[npt.NDArray[Any]]:
+    """A tensor's values in order, a part of bounded size at a time; what shape it has is lost."""
+    if isinstance(tensor, ir.ExternalTensor) and tensor.dtype.bitwidth >= 8:
+        kind = np.dtype(tensor.dtype.numpy()).newbyteorder("<")
+        for chunk in FileTensor.of(tensor).chunks():
+            yield np.frombuffer(chunk, kind)
+    else:
+        values = values_of(tensor)
+        for slab in slabs(values):
+            yield values[slab]
 
 
 def slabs(values: npt.NDArray[Any]) -> Iterator[tuple[slice, ...]]:
@@ -107,7 +116,8 @@ class WeightStore:
 
     def stored(self, key: Hashable, name: str, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         """The same as a tensor, which holds no values but small ones; see `reference`."""
-        return ir.serde.deserialize_tensor(self.reference(key, name, tensor), self.folder)
+        found = ir.serde.deserialize_tensor(self.reference(key, name, tensor), self.folder)
+        return FileTensor.of(found) if isinstance(found, ir.ExternalTensor) else found
 
     def digest_of(self, proto: onnx.TensorProto) -> bytes | None:
         """The digest of a tensor's bytes as they were given, or found to be, in this run.
@@ -236,9 +246,9 @@ class _Summing:
 
 
 def _write(tensor: ir.TensorProtocol, file: BinaryIO | _Comparing | _Summing) -> None:
-    """Write a tensor's bytes; from one file to another they don't come into memory."""
+    """Write a tensor's bytes; from one file to another, they are never all in memory."""
     if isinstance(tensor, ir.ExternalTensor):
-        _twin(tensor).tofile(file)
+        FileTensor.of(tensor).tofile(file)  # type: ignore[arg-type]
         return
     values = tensor.numpy()
     if values.flags.c_contiguous or tensor.dtype.bitwidth < 8:
@@ -246,16 +256,3 @@ def _write(tensor: ir.TensorProtocol, file: BinaryIO | _Comparing | _Summing) ->
         return
     for slab in slabs(values):  # a transposed view: element by element it would take minutes
         ir.Tensor(np.ascontiguousarray(values[slab]), tensor.dtype).tofile(file)
-
-
-def _twin(tensor: ir.ExternalTensor) -> ir.ExternalTensor:
-    """The same tensor, not yet mapped; a file may give it more room than it needs."""
-    return ir.ExternalTensor(
-        tensor.location,
-        tensor.offset,
-        tensor.nbytes,
-        tensor.dtype,
-        shape=tensor.shape,
-        name=tensor.name or "",
-        base_dir=tensor.base_dir,
-    )
