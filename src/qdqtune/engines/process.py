@@ -23,6 +23,7 @@ from typing import Any
 from qdqtune.engines.drain import Drain
 from qdqtune.engines.supervisor import END
 from qdqtune.records.errors import EngineError
+from qdqtune.records.reading import parse_json
 from qdqtune.resources.limits import is_out_of_memory, out_of_memory_text
 
 _MAX_REPLY_BYTES = 64 * 1024 * 1024
@@ -173,7 +174,7 @@ class ChildProcess:
             self.kill()
             what = f"the engine gave no answer to '{op}' within {timeout_s:g} s and was stopped"
             raise WorkerFailure(what, FailureKind.TIMEOUT, self._drain.tail()) from None
-        except (EOFError, OSError, ValueError, RecursionError) as error:
+        except (EOFError, OSError, ValueError) as error:
             ending = self._ending()
             details = self._drain.tail() or str(error)
             what = f"the engine's process {ending} during '{op}'"
@@ -246,7 +247,7 @@ class ChildProcess:
             if size > _MAX_REPLY_BYTES:
                 raise ValueError("the child's answer is too long")
         line, _, self._unread = b"".join(chunks).partition(b"\n")
-        reply = json.loads(line)
+        reply = parse_json(line, "the child's answer")
         if not isinstance(reply, dict) or reply.get("number") != self._number:
             raise ValueError("the child answered something else")
         if "result" not in reply and not (reply.get("error") and isinstance(reply["error"], str)):

@@ -7,9 +7,6 @@ model may be larger than the memory.
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -19,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune.records.errors import ModelError
+from qdqtune.records.reading import open_plain
 
 # What is copied at once; a file is read no further than what is wanted.
 _CHUNK_BYTES = 1 << 24
@@ -97,8 +95,8 @@ class FileTensor(ir.ExternalTensor):
     def _chunks(self, size: int, most: int) -> Iterator[bytes]:
         if size == 0:
             return
-        try:
-            with open(self.path, "rb", opener=_open_plain) as file:
+        try:  # it was plain and beside its model when that was loaded
+            with open_plain(self.path, linked=False) as file:
                 file.seek(self.offset or 0)
                 while size:
                     chunk = file.read(min(most, size))
@@ -112,18 +110,6 @@ class FileTensor(ir.ExternalTensor):
                 f"The weight {self.name!r} lies in {self.path}, but that file {happened} now.",
                 "It was changed while it was in use: copy it again, and start anew.",
             ) from None
-
-
-def _open_plain(path: str, flags: int) -> int:
-    """Open a file that may have become something else since it was checked: a link, or a pipe."""
-    for name in ("O_NOFOLLOW", "O_NONBLOCK"):
-        flags |= getattr(os, name, 0)  # not every system has them
-    opened = os.open(path, flags)
-    facts = os.fstat(opened)
-    if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
-        os.close(opened)
-        raise OSError(errno.EINVAL, "no plain file", path)
-    return opened
 
 
 def read_weights(model: ir.Model) -> None:

@@ -70,12 +70,14 @@ def _merge(model: ir.Model, inferred: onnx.ModelProto) -> bool:
 
 def _learn(value: ir.Value, found: ir.Value) -> bool:
     """Take over what was found about a value; returns whether that is something new."""
-    known = (value.shape, value.dtype)
+    known = (value.shape, value.type)
     if found.shape is not None and found.shape != value.shape:
         value.shape = found.shape
-    if found.dtype is not None and found.dtype != value.dtype:
+    if found.type is not None and value.type is None:
+        value.type = found.type  # not always a tensor's: a dtype alone would make it one
+    elif found.dtype is not None and found.dtype != value.dtype:
         value.dtype = found.dtype
-    return (value.shape, value.dtype) != known
+    return (value.shape, value.type) != known
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -24,16 +24,22 @@ _CHECK = "Check that it is the file you mean."
 _PART_STARTS = ("{", "[", ",")
 
 
-def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
+def open_plain(path: str | os.PathLike[str], *, linked: bool = True) -> BinaryIO:
     """Open a plain file to read it.
+
+    Args:
+        path: The file.
+        linked: Whether it may be a link, or have other names.
 
     Raises:
         OSError: If it can't be read, or is no plain file: a pipe could be waited for endlessly.
     """
     # Not blocking: opening a pipe would wait for somebody who writes to it.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags if linked else flags | os.O_NOFOLLOW)
+    facts = os.fstat(descriptor)
+    mode = facts.st_mode
+    if stat.S_ISREG(mode) and (linked or facts.st_nlink == 1):
         return open(descriptor, "rb")
     os.close(descriptor)
     if stat.S_ISDIR(mode):
