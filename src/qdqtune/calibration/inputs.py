@@ -21,6 +21,7 @@ from qdqtune.graph.input_shapes import input_dims, input_named, model_inputs, re
 from qdqtune.graph.op_classes import FLOAT_TYPES, is_op
 from qdqtune.records.errors import ModelError, UsageError
 from qdqtune.records.inputs import InputRequest
+from qdqtune.resources.limits import current_limits
 
 _logger = logging.getLogger(__name__)
 
@@ -34,9 +35,6 @@ _REAL_TYPES = FLOAT_TYPES | {ir.DataType.DOUBLE}
 _PIXEL_TYPES = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
 
 _NOTHING_SAID = InputRequest()
-
-# Larger inputs are a mistake in the model's shapes, not something to wait for.
-_MOST_BYTES = 1 << 34
 
 Feeds = dict[str, npt.NDArray[Any]]
 
@@ -86,7 +84,8 @@ class _Maker:
                 f"No values can be made up for the input {self.name!r}: it is {kind}.",
                 "Give calibration data.",
             )
-        if math.prod(shape) * value.dtype.itemsize > _MOST_BYTES:
+        limit = current_limits().memory_bytes
+        if limit is not None and math.prod(shape) * value.dtype.itemsize > limit:
             raise ModelError(
                 f"No values can be made up for the input {self.name!r}: its shape is {shape}, more "
                 "than memory could hold.",

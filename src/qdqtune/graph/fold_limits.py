@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
+from qdqtune.resources.limits import current_limits
 
 # In elements. What only exists to save space is written out up to the first size, and up to the
 # second if it is a weight (the largest layer of VGG has 103 million).
@@ -27,6 +28,9 @@ _TIMES_READ = 64
 # such element costs in bytes that could be moved meanwhile.
 _LOOPS = frozenset({"GatherND", "ScatterElements", "ScatterND"})
 _LOOP_COST = 1 << 12
+# In a model's `meta`: its account. In a value's: the names of what onnxscript computed it from.
+_ACCOUNT = "qdqtune.fold_limits"
+_FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 _STRING_BYTES = 128  # as NumPy writes numbers
 _LARGEST_ITEM_BYTES = 16
 
@@ -54,12 +58,29 @@ class FoldLimits:
     """Decides which standard ops on constants are computed, and keeps account of what it costs.
 
     Args:
-        constant_bytes: The size of the constants that the model has before.
+        given: The constants that the model has before, by name.
     """
 
-    def __init__(self, constant_bytes: int = 0) -> None:
-        self._left_to_make = _MOST_MADE + _TIMES_MADE * constant_bytes
-        self._left_to_do = _MOST_WORK + _TIMES_READ * constant_bytes
+    def __init__(self, given: Mapping[str, ir.TensorProtocol] | None = None) -> None:
+        self._given = {name: tensor.size for name, tensor in (given or {}).items()}
+        given_bytes = sum(tensor.nbytes for tensor in (given or {}).values())
+        memory = current_limits().memory_bytes
+        most_made = _MOST_MADE if memory is None else min(_MOST_MADE, memory // 4)
+        self._left_to_make = most_made + _TIMES_MADE * given_bytes
+        self._left_to_do = _MOST_WORK + _TIMES_READ * given_bytes
+
+    @classmethod
+    def of(cls, model: ir.Model) -> FoldLimits:
+        """The account of a model, which goes on when it is folded once more."""
+        if _ACCOUNT not in model.meta:
+            tensors = {
+                name: value.const_value
+                for name, value in model.graph.initializers.items()
+                if value.const_value is not None
+            }
+            model.meta[_ACCOUNT] = cls(tensors)
+        account: FoldLimits = model.meta[_ACCOUNT]
+        return account
 
     def allow(self, node: ir.Node) -> bool:
         """Whether an op is worth computing, and can't get out of hand."""
@@ -68,9 +89,8 @@ class FoldLimits:
         elements = _most_elements(node.op_type, constants)
         if elements is None:
             return False
-        # What is read twice is there once.
         distinct = {id(constant): constant for constant in constants}.values()
-        growth = elements - sum(constant.size for constant in distinct)
+        growth = elements - self._given_elements(inputs)
         limit = _MOST_WEIGHT_ELEMENTS if _becomes_weight(node.outputs[0]) else _MOST_ELEMENTS
         made = elements * _item_bytes(node, constants)
         work = made + sum(constant.nbytes for constant in distinct)
@@ -81,11 +101,17 @@ class FoldLimits:
         self._left_to_do -= work
         return True
 
-
-def constant_bytes(model: ir.Model) -> int:
-    """The size of all constants of the main graph."""
-    tensors = (value.const_value for value in model.graph.initializers.values())
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    def _given_elements(self, inputs: Sequence[ir.Value]) -> int:
+        """The elements that stand in the file behind some constants, each counted once."""
+        known: dict[str, int] = {}
+        for value in inputs:
+            name, constant = value.name or "", value.const_value
+            made_from = value.meta.get(_FOLDED_FROM)
+            if name not in self._given and made_from is not None:
+                known.update({each: self._given[each] for each in made_from if each in self._given})
+            elif constant is not None:
+                known[name] = constant.size
+        return sum(known.values())
 
 
 def _item_bytes(node: ir.Node, constants: Sequence[ir.TensorProtocol]) -> int:

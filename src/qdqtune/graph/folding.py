@@ -24,7 +24,7 @@ from onnxscript.rewriter.rules.common import (
 from qdqtune.graph.bodies import bodies_aside, body_shapes_kept, drop_unused_nodes
 from qdqtune.graph.constants import retyped
 from qdqtune.graph.conv_biases import fold_conv_biases
-from qdqtune.graph.fold_limits import FoldLimits, constant_bytes
+from qdqtune.graph.fold_limits import FoldLimits
 from qdqtune.graph.kernel_shapes import write_kernel_shapes
 from qdqtune.graph.naming import name_apart_from_bodies, name_nodes
 from qdqtune.graph.onnx_checks import first_line
@@ -133,7 +133,7 @@ def _make_ready(model: ir.Model) -> bool:
 
 
 def _fold_constants(model: ir.Model, *, keep_qdq: bool) -> bool:
-    limits = FoldLimits(constant_bytes(model))
+    limits = FoldLimits.of(model)
     guarded = given_to_qdq(model) if keep_qdq else frozenset()
 
     def is_decided(node: ir.Node) -> bool:

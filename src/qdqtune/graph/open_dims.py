@@ -19,6 +19,7 @@ from qdqtune.graph.input_shapes import (
     symbols_of,
 )
 from qdqtune.graph.op_classes import is_op
+from qdqtune.graph.tensor_sizes import check_fits
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest, shape_text
 
@@ -58,7 +59,7 @@ def measured_shapes(
 
     Raises:
         UsageError: If a size is missing, or the request does not fit the model.
-        ModelError: If not even the rank of an input is known.
+        ModelError: If not even the rank of an input is known, or a tensor is too large for memory.
     """
     bound = bind_dims(input_dims(model), request)
     missing = {name: dims for name, dims in bound.items() if dims and _is_open(dims, bound)}
@@ -71,7 +72,9 @@ def measured_shapes(
             f"Give the sizes that you will use, such as {sizes}"
             f"{', or calibration data' if takes_data else ''}.",
         )
-    return resolve_shapes(model, request)
+    shapes = resolve_shapes(model, request)
+    check_fits(model, shapes)
+    return shapes
 
 
 def with_sizes_from(

@@ -114,6 +114,7 @@ class Health:
         engines: Every engine that qdqtune knows.
         broken: Those of other packages that can't be used.
         gpu: The NVIDIA GPUs, which some engines need.
+        max_memory: Bytes that each process may take; None if nothing limits it.
     """
 
     python: str
@@ -123,3 +124,4 @@ class Health:
     engines: tuple[EngineHealth, ...]
     broken: tuple[BrokenEngine, ...] = ()
     gpu: GpuHealth = GpuHealth()
+    max_memory: int | None = None

@@ -32,6 +32,8 @@ def parse_size(text: str) -> int:
 
 def size_text(size: int) -> str:
     """A number of bytes for people, such as `3.5 GiB`."""
+    if size > _LARGEST:
+        return "more than 4 million TiB"
     for unit, scale in _SHOWN:
         if size >= scale:
             number = size / scale

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from qdqtune.records.health import EngineHealth, GpuHealth, Health
+from qdqtune.records.sizes import size_text
 from qdqtune.report.tables import printable, text_table
 
 
@@ -44,11 +45,17 @@ def health_text(health: Health) -> str:
         for broken in health.broken
     ]
     parts = [
-        f"{machine}\n{printable(_gpus(health.gpu))}",
+        f"{machine}\n{printable(_gpus(health.gpu))}{_memory(health.max_memory)}",
         text_table(columns, rows),
         *map(printable, notes),
     ]
     return "\n\n".join(parts)
+
+
+def _memory(limit: int | None) -> str:
+    if limit is None:
+        return ""
+    return f"\nEach process that reads or runs a model may take {size_text(limit)} (--max_memory)."
 
 
 def _usable(engine: EngineHealth) -> str:

@@ -12,6 +12,7 @@ from qdqtune.engines.native import native_dialect
 from qdqtune.records.errors import QdqtuneError
 from qdqtune.records.health import EngineHealth, Health, IsaLimit
 from qdqtune.records.measurement import FLOAT32, EngineInfo
+from qdqtune.resources.limits import current_limits
 
 _ANSWER_TIMEOUT_S = 60.0
 
@@ -23,7 +24,7 @@ def examine() -> Health:
     broken = registry.plugins().broken
     return Health(
         platform.python_version(), cpu.device, cpu.isa, cpu.saturates_u8s8, engines, broken,
-        find_gpus(),
+        find_gpus(), current_limits().memory_bytes,
     )  # fmt: skip
 
 
