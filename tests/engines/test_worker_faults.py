@@ -195,7 +195,11 @@ def test_daemons_of_an_engine_end_with_its_worker(faulty_with, model_that, tmp_p
     log = tmp_path / "engine.log"
     worker = faulty_with(timeout_s=60, log_path=log)
     worker.time(worker.open(model_that("daemon")), 1)
-    pid = int(re.search(r"daemon (\d+)", log.read_text()).group(1))
+    deadline = time.monotonic() + 10.0
+    while not (told := re.search(r"daemon (\d+)\n", log.read_text())):  # it is drained by a thread
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    pid = int(told.group(1))
     assert psutil.pid_exists(pid)
     if end == "close":
         worker.close()

@@ -190,6 +190,12 @@ def test_arrays_survive_the_trip(tmp_path, array):
     np.testing.assert_array_equal(back, array.astype(back.dtype))
 
 
+@pytest.mark.parametrize("kind", [object, np.str_])
+def test_text_travels(tmp_path, kind):
+    write_arrays(tmp_path / "a.npz", {"n": np.array(["a", "longer"], kind)})
+    assert read_arrays(tmp_path / "a.npz")["n"].tolist() == ["a", "longer"]
+
+
 def test_arrays_without_a_tensor_type_are_refused(tmp_path):
     with pytest.raises(TypeError, match="'n'"):
         write_arrays(tmp_path / "a.npz", {"n": np.zeros(2, dtype=[("a", "i4")])})

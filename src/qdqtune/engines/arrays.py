@@ -29,7 +29,7 @@ def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         array = np.asarray(value)
         if array.dtype.kind == "O":
             array = array.astype(np.str_)
-        elif array.dtype.kind == "V" or array.dtype.isbuiltin != 1:
+        elif array.dtype.kind == "V" or (array.dtype.kind != "U" and array.dtype.isbuiltin != 1):
             if not hasattr(ml_dtypes, array.dtype.name):
                 raise TypeError(f"'{name}' has type {array.dtype}, which no tensor can have")
             array = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")

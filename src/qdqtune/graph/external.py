@@ -17,6 +17,8 @@ import onnx_ir as ir
 from qdqtune.graph.file_tensor import FileTensor
 from qdqtune.graph.proto_walk import Contents, contents
 from qdqtune.records.errors import ModelError
+from qdqtune.records.sizes import size_text
+from qdqtune.resources.limits import current_limits
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -97,6 +99,13 @@ def _check(tensor: onnx.TensorProto, model_file: Path) -> None:
             f"{what}, where {length} bytes are its own; its shape {list(tensor.dims)} does not fit "
             "that.",
             "Export the model again.",
+        )
+    limit = current_limits().memory_bytes
+    if limit is not None and needed > limit:
+        raise ModelError(
+            f"{what} and takes {size_text(needed)}, which is more than the memory that may be used "
+            f"({size_text(limit)}; --max_memory).",
+            "Use a machine with more memory, or split the weight.",
         )
     if offset + length > size and is_lfs_pointer(_beginning(folder / location)):
         raise ModelError(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from qdqtune.graph.dims import Dim, dims_of, evaluate, symbols_in
+from qdqtune.graph.validity import MOST_DIMS
 from qdqtune.records.errors import ModelError, UsageError
 from qdqtune.records.inputs import InputRequest, shape_text
 
@@ -179,6 +180,12 @@ def _texts(inputs: Inputs) -> list[str]:
 def _check_shape(
     name: str, dims: Dims | None, shape: Sequence[int | None], change_fixed: bool
 ) -> None:
+    if len(shape) > MOST_DIMS:
+        raise UsageError(
+            f"The shape for the input {name!r} has {len(shape)} dims; arrays have {MOST_DIMS} at "
+            "most.",
+            "Give a shape of fewer dims.",
+        )
     if dims is None:
         return
     if len(dims) != len(shape):

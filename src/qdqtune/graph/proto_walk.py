@@ -22,6 +22,7 @@ class Contents:
         has_sparse: Whether some of them are parts of sparse ones.
         has_references: Whether attributes outside of functions refer to a function's.
         is_text: Whether every name and text is one: what is not UTF-8 comes as bytes.
+        longest_name: How many characters the longest name of a node or tensor has.
     """
 
     tensors: list[onnx.TensorProto] = field(default_factory=list)
@@ -30,6 +31,7 @@ class Contents:
     has_sparse: bool = False
     has_references: bool = False
     is_text: bool = True
+    longest_name: int = 0
 
 
 def contents(proto: onnx.ModelProto) -> Contents:
@@ -55,7 +57,8 @@ def contents(proto: onnx.ModelProto) -> Contents:
     found.nested += found.in_attributes
     found.tensors += found.nested
     for tensor in found.tensors:
-        _see(found, (tensor.name, tensor.doc_string))
+        _see(found, (tensor.doc_string,))
+        _see_names(found, (tensor.name,))
         _see(found, (text for entry in tensor.external_data for text in (entry.key, entry.value)))
     return found
 
@@ -75,7 +78,8 @@ def _walk_graphs(pending: list[onnx.GraphProto], found: Contents) -> None:
         graph = pending.pop()
         _see(found, (graph.name, graph.doc_string))
         for value in (*graph.input, *graph.output, *graph.value_info):
-            _see(found, (value.name, value.doc_string))
+            _see(found, (value.doc_string,))
+            _see_names(found, (value.name,))
             _see(found, (dim.dim_param for dim in value.type.tensor_type.shape.dim))
         found.nested += graph.initializer
         for sparse in graph.sparse_initializer:
@@ -87,8 +91,8 @@ def _walk_nodes(nodes: Iterable[onnx.NodeProto], found: Contents) -> list[onnx.G
     """Look at nodes; returns the bodies in them."""
     bodies: list[onnx.GraphProto] = []
     for node in nodes:
-        _see(found, (node.name, node.op_type, node.domain, node.doc_string, *node.input))
-        _see(found, node.output)
+        _see(found, (node.doc_string,))
+        _see_names(found, (node.name, node.op_type, node.domain, *node.input, *node.output))
         for attribute in node.attribute:
             bodies += _look_at(attribute, found)
     return bodies
@@ -124,3 +128,8 @@ def _see(found: Contents, texts: Iterable[str | bytes]) -> None:
     for text in texts:
         if type(text) is not str:
             found.is_text = False
+
+
+def _see_names(found: Contents, names: Sequence[str | bytes]) -> None:
+    _see(found, names)
+    found.longest_name = max(found.longest_name, *map(len, names))

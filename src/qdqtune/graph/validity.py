@@ -17,8 +17,10 @@ from qdqtune.graph.proto_walk import Contents
 from qdqtune.records.errors import ModelError
 
 _EXPORT_AGAIN = "Export it again, or see what `onnx.checker.check_model` says about it."
-# NumPy before 2.0 takes no more dims.
-_MOST_DIMS = 32
+MOST_DIMS = 32
+"""How many dims a tensor that we hold may have: NumPy before 2.0 takes no more."""
+# Names are looked up, compared and printed all the time.
+_LONGEST_NAME = 1 << 16
 
 
 def check_model(proto: onnx.ModelProto, found: Contents, file: Path) -> None:
@@ -34,6 +36,12 @@ def check_model(proto: onnx.ModelProto, found: Contents, file: Path) -> None:
     """
     if not found.is_text:
         raise ModelError(f"{file} has a name in it that is not UTF-8 text.", _EXPORT_AGAIN)
+    if found.longest_name > _LONGEST_NAME:
+        raise ModelError(
+            f"{file} has a name of {found.longest_name:,} characters in it; names are read up to "
+            f"{_LONGEST_NAME:,}.",
+            "Give its nodes and tensors shorter names.",
+        )
     if found.has_references:
         raise ModelError(
             f"{file} has attributes that stand for those of a function, but outside of any.",
@@ -41,6 +49,7 @@ def check_model(proto: onnx.ModelProto, found: Contents, file: Path) -> None:
         )
     _check_versions(proto, file)
     _check_tensors(proto, found, file)
+    _check_inputs(proto, file)
     check_calls(proto, file)
     fault = invalidity(proto, found)
     if fault:
@@ -86,10 +95,22 @@ def _check_tensors(proto: onnx.ModelProto, found: Contents, file: Path) -> None:
             f"{file} has sparse weights, which qdqtune does not read.", "Export them as dense ones."
         )
     for tensor in found.tensors:
-        fault = "" if tensor.data_location == onnx.TensorProto.EXTERNAL else _fault(tensor)
+        is_external = tensor.data_location == onnx.TensorProto.EXTERNAL
+        fault = _dims_fault(tensor) if is_external else _fault(tensor)
         if fault:
             raise ModelError(
                 f"{file}: the constant {tensor.name!r} is broken: {fault}.", "Export it again."
+            )
+
+
+def _check_inputs(proto: onnx.ModelProto, file: Path) -> None:
+    for value in proto.graph.input:
+        dims = len(value.type.tensor_type.shape.dim)
+        if dims > MOST_DIMS:
+            raise ModelError(
+                f"{file}: the input {value.name!r} has {dims} dims; arrays have {MOST_DIMS} at "
+                "most.",
+                "Reshape it: an input of fewer dims can hold the same.",
             )
 
 
@@ -101,8 +122,8 @@ def _fault(tensor: onnx.TensorProto) -> str:
         return f"there is no element type {tensor.data_type}"
     if dtype == ir.DataType.UNDEFINED:
         return "it has no element type"
-    if len(tensor.dims) > _MOST_DIMS or min(tensor.dims, default=0) < 0:
-        return "no tensor has such dims"
+    if fault := _dims_fault(tensor):
+        return fault
     elements = math.prod(tensor.dims)
     if dtype == ir.DataType.STRING:
         found, wanted = len(tensor.string_data), elements
@@ -113,6 +134,12 @@ def _fault(tensor: onnx.TensorProto) -> str:
     if found != wanted:
         return f"it holds {found} values or bytes where its shape needs {wanted}"
     return ""
+
+
+def _dims_fault(tensor: onnx.TensorProto) -> str:
+    if len(tensor.dims) > MOST_DIMS:
+        return f"it has {len(tensor.dims)} dims; arrays have {MOST_DIMS} at most"
+    return "it has negative dims" if min(tensor.dims, default=0) < 0 else ""
 
 
 def _typed_values(tensor: onnx.TensorProto) -> int:
