@@ -19,6 +19,8 @@ from qdqtune.workflows.judging import Judge
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning import accuracy as repairing
 from qdqtune.workflows.tuning.accuracy import AccuracyRepair
+from qdqtune.workflows.tuning.folder import JOURNAL
+from qdqtune.workflows.tuning.lines import encode, whole_lines
 from tests.conftest import model_from_text
 
 CHECK_S, PART_S = 4.0, 1.0
@@ -143,10 +145,15 @@ def test_a_repair_is_not_made_again(
     assert len(rejected) > 1
     assert all(found is not None and found < -2.0 for found in rejected)
     evaluated.clear()
-    for name in ("quality", "roughly_db"):
-        monkeypatch.setattr(Judge, name, lambda *_: pytest.fail("judged again"))
+    judged: list[Path] = []
+    quality = Judge.quality
+    monkeypatch.setattr(Judge, "roughly_db", lambda *_: pytest.fail("judged again"))
+    monkeypatch.setattr(
+        Judge, "quality", lambda judge, path: judged.append(path) or quality(judge, path)
+    )
     again = tuned(model, tmp_path / "run", **limits)
     assert evaluated == [str(model)]
+    assert 1 <= len(judged) <= 2, "what may be handed over is judged by every run: result, blanket"
     assert again.placement == first.placement
     assert again.summary.rejected == first.summary.rejected
     assert again.summary.output_sqnr_db == first.summary.output_sqnr_db
@@ -195,3 +202,21 @@ def test_a_limit_that_nothing_keeps_is_told_as_the_reason(model: Path, tmp_path:
     reason = result.summary.reason
     assert "what is faster is not accurate enough: quantizers -" in reason
     assert "below the float model's 0, more than --max_drop 0.5; left float: " in reason
+
+
+def test_what_a_journal_says_of_the_error_ships_nothing(model: Path, tmp_path: Path) -> None:
+    """A journal may have been changed: what is handed over is judged by the run that does so."""
+    first = tuned(model, tmp_path / "run", min_sqnr_db=5.0)
+    honest = first.summary.output_sqnr_db
+    assert honest is not None
+    journal = tmp_path / "run" / JOURNAL
+    bodies = [
+        {**body, "value": 300.0} if body["kind"] == "accuracy" else body
+        for body in whole_lines(journal)
+    ]
+    journal.write_text("".join(map(encode, bodies)))
+    again = tuned(model, tmp_path / "run", min_sqnr_db=5.0)
+    assert again.summary.output_sqnr_db == pytest.approx(honest)
+    limit = honest + 1.0
+    strict = tuned(model, tmp_path / "run", min_sqnr_db=limit)
+    assert strict.summary.kept_float or (strict.summary.output_sqnr_db or 0.0) >= limit

@@ -72,12 +72,20 @@ class Finalists:
         self._reporter.tell("accuracy", "comparing outputs with the float model")
         method = self.best_ranges(space.placement(state))
         kept = self._correct(state, method)
+        while kept and self._is_misjudged(kept, method):
+            kept = self._correct(state, method)
         if not kept:
             story.reason = story.lost_to_accuracy
             if state not in self.limits(method).unchecked:
                 story.reason = f"what is faster is not accurate enough: {story.reason}"
             return None
         return self._written("the result", kept, method, self._folder.staging())
+
+    def _is_misjudged(self, state: State, method: RangeMethod) -> bool:
+        """Whether a choice is less accurate than an earlier run in the folder has written down."""
+        placement = self._space.placement(state)
+        was_known = self._accuracy.forget_sqnr_db(self._inserters[method], placement)
+        return was_known and bool(self.limits(method).sqnr_shortfall(state))
 
     def float_model(self) -> Finalist | None:
         """The float model inside a Q/DQ file, which may be faster than the file.
@@ -211,6 +219,7 @@ class Finalists:
     def _written(self, name: str, state: State, method: RangeMethod, folder: Path) -> Finalist:
         request, inserter = self._request, self._inserters[method]
         placement = self._space.placement(state)
+        self._accuracy.forget_sqnr_db(inserter, placement)
         sqnr_db = self._accuracy.sqnr_db(inserter, placement)
         self._story.float_sqnr_db = self._accuracy.float_sqnr_db(inserter)
         file = write_final(inserter, placement, folder, request.file)

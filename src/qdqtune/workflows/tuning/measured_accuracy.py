@@ -70,6 +70,7 @@ class MeasuredAccuracy:
         self._of_samples = ""
         self._here: dict[AccuracyKey, float | None] = {}
         self._unknown: dict[AccuracyKey, str] = {}
+        self._written: set[AccuracyKey] = set()
 
     def sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
         """The worst output's distance from the float model; None if it can't be known here."""
@@ -127,6 +128,24 @@ class MeasuredAccuracy:
             return value if math.isfinite(value) else None
         return value if math.isinf(value) or abs(value) <= _MOST_DB else None
 
+    def forget_sqnr_db(self, inserter: Inserter, placement: Placement) -> bool:
+        """Let `sqnr_db` measure anew what an earlier run has written down.
+
+        What is handed over is judged by the run that does so: a journal may have been changed.
+
+        Args:
+            inserter: With which ranges.
+            placement: Of what.
+
+        Returns:
+            Whether there was something to forget.
+        """
+        key = self._key(SQNR, inserter, placement)
+        if key in self._written or key not in self._journal.accuracy:
+            return False
+        del self._journal.accuracy[key]
+        return True
+
     def _measured(
         self,
         measure: str,
@@ -155,6 +174,7 @@ class MeasuredAccuracy:
             self._here[key] = found
         else:
             self._journal.keep_accuracy(key, found)
+            self._written.add(key)
         return found
 
     def _find_sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
