@@ -412,3 +412,40 @@ def _go_on(journal_class: Any, path: Path) -> None:
     again = journal_class(path, HEADER)
     assert again.known("one", "three", "screen") == Score(0.1, 0.01)
     again.close()
+
+
+@pytest.fixture(scope="module")
+def subgraph_cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What subgraph mode keeps, with something in every part of it."""
+    from qdqtune.autotune.subgraphs.costs import InModel
+    from qdqtune.records.subgraphs import BY_LAYERS, Batch, PieceTimes, SchemeTimes
+    from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
+
+    cache = SubgraphCache(tmp_path_factory.mktemp("cache") / "autotune_cache.json", HEADER)
+    cache.keep_groups([(("n0", "n1"), 0.4), (("n2",), 0.2)], 1)
+    cache.keep_build_s(0.05)
+    forms = [SchemeTimes(name, 0.4, 0.3, (0.1, 0.0), (0.0, 0.1)) for name in ("none", "full")]
+    cache.keep_piece(PieceTimes("piece", BY_LAYERS, tuple(forms), "subgraph_0000.none.onnx"))
+    cache.keep_batches([Batch("raw", 2, 0, 1.6, 1.5, 0.01, True)])
+    cache.keep_seen("key", InModel(frozenset({0}), {0: 0.3}, 0.1, {"x": 0.1}, {"y": 0.1}), "units")
+    cache.keep_profiled()
+    return dict(json.loads(cache.path.read_text()))
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_the_cache_of_subgraph_mode(
+    run_folder: Path, subgraph_cache: dict[str, Any], data: st.DataObject
+) -> None:
+    """What is read is written again, and is the same then; what can't be is done without."""
+    from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
+
+    path = run_folder / "autotune_cache.json"
+    path.write_text(json.dumps(data.draw(changed(subgraph_cache) | odd_values)))
+    read = SubgraphCache(path, HEADER)
+    read.keep_profiled()
+    again = SubgraphCache(path, HEADER)
+    assert (again.pieces, again.groups, again.batches) == (read.pieces, read.groups, read.batches)
+    assert again.seen == read.seen
+    for times in again.pieces.values():
+        assert all(0.0 <= form.total_ms <= 1e9 for form in times.forms)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+# Eleven days: no piece of a model takes longer.
+_LONGEST_MS = 1e9
+_LARGEST = 1e300
 
 BY_LAYERS = "layers"
 """The engine told where the time of the piece goes."""
@@ -38,9 +41,10 @@ class SchemeTimes:
         """Read the JSON form."""
         borders = {name: tuple(map(float, value[name])) for name in ("conversion_ms", "layout_ms")}
         found = cls(**{**value, **borders})
-        times = (found.total_ms, found.inside_ms, *found.conversion_ms, *found.layout_ms)
-        if not all(0.0 <= ms < math.inf for ms in times):
-            raise ValueError("a time is no number")
+        for ms in (found.total_ms, found.inside_ms, *found.conversion_ms, *found.layout_ms):
+            checked_ms(ms)
+        if not isinstance(found.scheme, str) or not isinstance(found.error, str | None):
+            raise TypeError("a scheme or an error is no text")
         if len(found.conversion_ms) != len(found.layout_ms):
             raise ValueError("borders are missing")
         return found
@@ -80,6 +84,8 @@ class PieceTimes:
             ValueError: If a field can't be what it is.
         """
         found = cls(**{**value, "forms": tuple(map(SchemeTimes.from_dict, value["forms"]))})
+        if not all(isinstance(text, str) for text in (found.key, found.how, found.file)):
+            raise TypeError("a key or a name is no text")
         timed = [form for form in found.forms if form.error is None]
         if len({len(form.conversion_ms) for form in timed}) > 1:
             raise ValueError("the forms of a piece have different borders")
@@ -114,5 +120,31 @@ class Batch:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Batch:
-        """Read the JSON form."""
-        return cls(**value)
+        """Read the JSON form.
+
+        Raises:
+            TypeError: If it is not the JSON form.
+            ValueError: If a field can't be what it is.
+        """
+        found = cls(**value)
+        numbers = [found.quantized, found.dropped, found.predicted, found.error]
+        numbers += [] if found.measured is None else [found.measured]
+        if not all(isinstance(each, int | float) and 0 <= each < _LARGEST for each in numbers):
+            raise ValueError("a count or a speedup is none")
+        if not isinstance(found.stage, str):
+            raise TypeError("a stage is no text")
+        return found
+
+
+def checked_ms(value: Any) -> float:
+    """A time in milliseconds.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is none that a piece can take.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no time")
+    if not 0.0 <= value <= _LONGEST_MS:
+        raise ValueError(f"{value!r} ms is no time")
+    return float(value)

@@ -84,7 +84,7 @@ class PiecePhase:
         """
         cache, story, reporter = self._cache, self._story, self._reporter
         cache.describe({piece.key: self._details(piece) for piece in pieces})
-        missing = [piece for piece in pieces if piece.key not in cache.pieces]
+        missing = [piece for piece in pieces if not self._is_known(piece)]
         missing.sort(key=lambda piece: -self._share_ms(piece))
         known = len(pieces) - len(missing)
         reporter.search_begins()
@@ -114,6 +114,14 @@ class PiecePhase:
             story.subgraph_benchmarks += self._profiler.benchmarks
             story.subgraph_failed += self._profiler.failed
         cache.keep_profiled()
+
+    def _is_known(self, piece: Piece) -> bool:
+        """Whether an earlier run has timed a piece, with a time for each of its borders."""
+        times = self._cache.pieces.get(piece.key)
+        borders = len(piece.content.inputs) + len(piece.content.outputs)
+        return times is not None and all(
+            len(form.conversion_ms) == borders for form in times.forms if form.error is None
+        )
 
     def _with_values(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, dict[str, Array]]]:
         """Pieces with what they read in a run, some at a time: memory is limited."""

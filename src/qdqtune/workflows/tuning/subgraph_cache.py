@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from qdqtune.autotune.subgraphs.costs import InModel
 from qdqtune.graph.files import write_text
 from qdqtune.graph.whole_files import remove, writing
 from qdqtune.records.reading import parse_json, read_text
-from qdqtune.records.subgraphs import Batch, PieceTimes
+from qdqtune.records.subgraphs import Batch, PieceTimes, checked_ms
 
 SCHEMA = 1
 KIND = "autotune_cache"
@@ -145,7 +144,7 @@ class SubgraphCache:
             self._take(body)
         except FileNotFoundError:
             return
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
             self.__dict__.update(
                 groups=None, structural=0, pieces={}, is_profiled=False, seen={}, batches=[],
                 build_s=None,
@@ -166,7 +165,7 @@ class SubgraphCache:
             _logger.warning("%s is of another run and is not used", self.path)
             return
         first, second, third = body["phase_1"], body["phase_2"], body["phase_3"]
-        self.build_s = None if body["build_s"] is None else _number(body["build_s"])
+        self.build_s = None if body["build_s"] is None else checked_ms(body["build_s"])
         for entry in second["pieces"]:
             details = entry.pop("details", {})
             times = PieceTimes.from_dict(entry)
@@ -175,25 +174,13 @@ class SubgraphCache:
         if first["told_by"] != self._told_by:
             return  # other groups: what was seen of them means nothing
         self.structural = int(first["structural"])
-        groups = [(tuple(g["nodes"]), _number(g["ms"])) for g in first["groups"]]
+        groups = [(tuple(map(str, g["nodes"])), checked_ms(g["ms"])) for g in first["groups"]]
         self.groups = groups or None
         self.is_profiled = bool(second["complete"])
         self.batches = [Batch.from_dict(each) for each in third["batches"]]
         self.seen = {
             key: (str(each["units"]), _seen_from_dict(each)) for key, each in third["seen"].items()
         }
-
-
-def _number(value: Any) -> float:
-    """A time.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    number = float(value)
-    if not 0.0 <= number < math.inf:
-        raise ValueError(f"{value!r} is no time")
-    return number
 
 
 def _seen_to_dict(seen: InModel) -> dict[str, Any]:
@@ -209,10 +196,10 @@ def _seen_to_dict(seen: InModel) -> dict[str, Any]:
 
 def _seen_from_dict(value: Mapping[str, Any]) -> InModel:
     return InModel(
-        frozenset(value["quantized"]),
-        {int(number): _number(ms) for number, ms in value["unit_ms"].items()},
-        _number(value["rest_ms"]),
-        {str(tensor): _number(ms) for tensor, ms in value["quantize_ms"].items()},
-        {str(tensor): _number(ms) for tensor, ms in value["dequantize_ms"].items()},
-        frozenset(value["otherwise"]),
+        frozenset(map(int, value["quantized"])),
+        {int(number): checked_ms(ms) for number, ms in value["unit_ms"].items()},
+        checked_ms(value["rest_ms"]),
+        {str(tensor): checked_ms(ms) for tensor, ms in value["quantize_ms"].items()},
+        {str(tensor): checked_ms(ms) for tensor, ms in value["dequantize_ms"].items()},
+        frozenset(map(int, value["otherwise"])),
     )
