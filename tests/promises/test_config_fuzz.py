@@ -36,6 +36,7 @@ from qdqtune.records.ranges import CalibrationSource, Ranges
 from tests.promises.models import one_matmul
 
 EXAMPLES = settings(max_examples=60)
+OLD_SUMMARY = Path(__file__).parents[1] / "data" / "runs" / "schema-2" / "summary.json"
 
 DEEP = "[" * 5000 + "]" * 5000
 ODD: list[Any] = [
@@ -449,3 +450,38 @@ def test_the_cache_of_subgraph_mode(
     assert again.seen == read.seen
     for times in again.pieces.values():
         assert all(0.0 <= form.total_ms <= 1e9 for form in times.forms)
+
+
+@pytest.mark.parametrize("mode", ["region", "subgraph"])
+def test_the_summary_of_an_earlier_run(mode: str) -> None:
+    """It is told again if nothing better was found: what is read can be told."""
+    from qdqtune.records.subgraphs import Batch
+    from qdqtune.records.tuning import Summary, TuneResult
+    from qdqtune.report.tuning import tune_text
+
+    sound = Summary.from_dict(json.loads(OLD_SUMMARY.read_text())).to_dict()
+    if mode == "subgraph":
+        counts = dict.fromkeys(("groups", "structural", "all_pieces", "pieces", "units"), 2)
+        batch = Batch("raw", 2, 0, 1.6, 1.5, 0.01, True)
+        sound.update(mode=mode, subgraphs=counts, batches=[batch.to_dict()])
+    sound = json.loads(json.dumps(sound))
+    wrong, told = {}, 0
+    for path in (path for path in places(sound) if path):
+        for value in ODD:
+            document = copy.deepcopy(sound)
+            holder = document
+            for key in path[:-1]:
+                holder = holder[key]
+            holder[path[-1]] = value
+            try:
+                summary = Summary.from_dict(document)
+            except (ValueError, LookupError, TypeError, AttributeError):
+                continue
+            told += 1
+            try:
+                tune_text(TuneResult(Path("m.onnx"), Path("run"), Placement(), summary))
+                json.dumps(summary.to_dict(), allow_nan=False)
+            except Exception as error:
+                wrong[path, repr(value)[:20]] = error
+    assert not wrong
+    assert told > 100

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from qdqtune.records.typed import check_types
+
 # Eleven days: no piece of a model takes longer.
 _LONGEST_MS = 1e9
-_LARGEST = 1e300
 
 BY_LAYERS = "layers"
 """The engine told where the time of the piece goes."""
@@ -43,8 +44,6 @@ class SchemeTimes:
         found = cls(**{**value, **borders})
         for ms in (found.total_ms, found.inside_ms, *found.conversion_ms, *found.layout_ms):
             checked_ms(ms)
-        if not isinstance(found.scheme, str) or not isinstance(found.error, str | None):
-            raise TypeError("a scheme or an error is no text")
         if len(found.conversion_ms) != len(found.layout_ms):
             raise ValueError("borders are missing")
         return found
@@ -84,8 +83,7 @@ class PieceTimes:
             ValueError: If a field can't be what it is.
         """
         found = cls(**{**value, "forms": tuple(map(SchemeTimes.from_dict, value["forms"]))})
-        if not all(isinstance(text, str) for text in (found.key, found.how, found.file)):
-            raise TypeError("a key or a name is no text")
+        check_types(found)
         timed = [form for form in found.forms if form.error is None]
         if len({len(form.conversion_ms) for form in timed}) > 1:
             raise ValueError("the forms of a piece have different borders")
@@ -127,12 +125,9 @@ class Batch:
             ValueError: If a field can't be what it is.
         """
         found = cls(**value)
-        numbers = [found.quantized, found.dropped, found.predicted, found.error]
-        numbers += [] if found.measured is None else [found.measured]
-        if not all(isinstance(each, int | float) and 0 <= each < _LARGEST for each in numbers):
-            raise ValueError("a count or a speedup is none")
-        if not isinstance(found.stage, str):
-            raise TypeError("a stage is no text")
+        check_types(found)
+        if found.predicted <= 0.0 or (found.measured is not None and found.measured <= 0.0):
+            raise ValueError("a speedup is none")
         return found
 
 

@@ -12,8 +12,10 @@ from qdqtune.records.accuracy import Rejected, allowed_sqnr_db, finite, is_near_
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.subgraphs import Batch
+from qdqtune.records.typed import check_types
 
 SCHEMA = 1
+_OF_SUBGRAPHS = {"groups", "structural", "units"}
 
 DEFAULT_OUTPUT_DIR = "autotuner_output"
 DEFAULT_MAX_DROP = 0.01
@@ -341,7 +343,7 @@ class Summary:
             raise ValueError("this is not a summary that this version can read")
         known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
         blanket = value.get("blanket")
-        return cls(
+        summary = cls(
             **{
                 **known,
                 "engine": EngineInfo.from_dict(value["engine"]),
@@ -354,6 +356,13 @@ class Summary:
                 "shapes": {name: tuple(dims) for name, dims in value.get("shapes", {}).items()},
             }
         )
+        check_types(summary)
+        least_db = summary.min_sqnr_db
+        if least_db is not None and not (isinstance(least_db, int | float) and 0 <= least_db < 1e9):
+            raise ValueError("the least SQNR is none")
+        if summary.subgraphs and not summary.subgraphs.keys() >= _OF_SUBGRAPHS:
+            raise ValueError("some counts of subgraph mode are missing")
+        return summary
 
 
 def _interval_to_json(interval: tuple[float, float]) -> list[float | None]:
@@ -365,7 +374,13 @@ def _interval_from_json(value: Sequence[float | None]) -> tuple[float, float]:
     low, high = value
     if low is None:
         raise TypeError("an interval has no low end")
-    return float(low), math.inf if high is None else float(high)
+    try:
+        ends = float(low), math.inf if high is None else float(high)
+    except OverflowError as error:
+        raise ValueError(str(error)) from None
+    if math.isinf(ends[0]):
+        raise ValueError("an interval begins nowhere")
+    return ends
 
 
 @dataclass(frozen=True)
