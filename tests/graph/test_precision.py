@@ -647,3 +647,29 @@ def test_there_and_back(
     least = 35 if half is FP16 else 17
     for name, result in run(back, x=x).items():
         assert decibels(reference[name], result) > least
+
+
+def test_a_node_of_very_many_constants_is_not_rewired_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """onnx_ir copies all inputs of a node for each that is replaced."""
+    count = 500
+    names = [f"w{number}" for number in range(count)]
+    weights = ", ".join(f"float[1] {name} = {{0.1}}" for name in names)
+    read = ", ".join(["x", *names])
+    proto = model_from_text(
+        f"g (float[1] x) => (float[{count + 1}] y) <{weights}> {{"
+        f" c = Concat<axis=0>({read}) y = Exp(c) }}"
+    )
+    model, _ = converted(proto)
+    asked: list[int] = []
+    original = ir.Node.replace_input_with
+    monkeypatch.setattr(
+        ir.Node,
+        "replace_input_with",
+        lambda node, index, value: (asked.append(index), original(node, index, value))[1],
+    )
+    (result,) = run(model, x=np.ones(1, np.float32)).values()
+    assert len(asked) < 10
+    rounded = np.exp(np.float32(np.float16(0.1))).astype(np.float16)
+    assert np.array_equal(result[1:], np.full(count, rounded, np.float32))

@@ -15,6 +15,7 @@ import onnxruntime as ort
 from qdqtune.engines import isa
 from qdqtune.engines.clock import RunClock
 from qdqtune.engines.interface import InputSpec, SessionOptions
+from qdqtune.engines.onnxruntime_files import to_open
 from qdqtune.engines.onnxruntime_profile import layer_times_of
 from qdqtune.engines.places import scratch_folder
 from qdqtune.records.measurement import EngineInfo, LayerTime
@@ -211,7 +212,7 @@ def _timed_runs(session: Any, binding: Any, runs: int, clock: Callable[[], int])
 
 
 def _open(path: str, settings: Any) -> Any:
-    return ort.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(to_open(path), settings, providers=["CPUExecutionProvider"])
 
 
 def _settings(options: SessionOptions) -> Any:

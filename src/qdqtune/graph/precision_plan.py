@@ -71,7 +71,11 @@ class Plan:
         stays = node.graph is not self._graph or node.name in self.kept
         if not stays and takes_any_type(node, position):
             return None
-        if not stays and node.name not in self._stays and position in self._slots_of(node).inputs:
+        if (
+            not stays
+            and node.name not in self._stays
+            and position in self._slots_of(node).input_set
+        ):
             return self.change.target
         return dtype_of(value)
 
@@ -166,6 +170,6 @@ class Plan:
             or user.name in self.kept
             or user.name in quiet
             or takes_any_type(user, position)
-            or position not in self._slots_of(user).inputs
+            or position not in self._slots_of(user).input_set
             for user, position in value.uses()
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import onnx
 import onnx_ir as ir
@@ -89,6 +89,11 @@ class Slots:
     fixed: tuple[int, ...] = ()
     whole: bool = False
 
+    @cached_property
+    def input_set(self) -> frozenset[int]:
+        """The inputs that can change: to ask for each of very many takes no longer than that."""
+        return frozenset(self.inputs)
+
     @property
     def concerned(self) -> bool:
         """Whether the node has to do with a type that goes."""
@@ -111,13 +116,17 @@ def slots(node: ir.Node, change: Change) -> Slots:
     schema = schema_of(node.op_type, change.opset) if is_standard(node) else None
     if schema is None:
         return Slots(fixed=tuple(inputs))
-    movable = [i for i in inputs if _allows(schema, schema.inputs, i, change.target)]
+    last = len(schema.inputs) - 1  # the one that may be repeated
+    takes = {
+        i: _allows(schema, schema.inputs, i, change.target) for i in {min(i, last) for i in inputs}
+    }
+    movable = [i for i in inputs if takes[min(i, last)]]
     movable = [i for i in movable if i not in _FIXED_INPUTS.get(node.op_type, ())]
     fixed = _FIXED_OUTPUTS.get(node.op_type, ())
     settled = [i for i in outputs if i not in fixed]
     changing = [i for i in settled if _allows(schema, schema.outputs, i, change.target)]
     whole = bool(movable or changing) and changing == settled and (0 not in inputs or 0 in movable)
-    left = tuple(i for i in inputs if i not in movable)
+    left = tuple(sorted(set(inputs).difference(movable)))
     return Slots(tuple(movable), tuple(changing), left, whole)
 
 

@@ -6,11 +6,16 @@ precision and add up in float32, then round: that is what a model becomes here, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
+from qdqtune.graph.constants import retyped
 from qdqtune.graph.op_classes import is_op
-from qdqtune.graph.precision_types import HALF_TYPES, Change, dtype_of, slots
+from qdqtune.graph.precision_types import HALF_TYPES, Change, Slots, dtype_of, slots
 from qdqtune.graph.retyping import set_output_type
+
+_SMALL_BYTES = 1 << 16
 
 
 def compute_in_float32(model: ir.Model) -> dict[str, str]:
@@ -30,6 +35,7 @@ def compute_in_float32(model: ir.Model) -> dict[str, str]:
     change = Change(HALF_TYPES, ir.DataType.FLOAT, model.opset_imports.get("", 1))
     nodes = [node for node in graph if not is_op(node, "Cast", "Constant")]
     found = {node: slots(node, change) for node in nodes}
+    _widen_small_constants(graph, found)
     wide: dict[ir.Value, ir.Value] = {}
     rounded: dict[ir.Node, ir.Value] = {}
     for value in graph.inputs:
@@ -41,7 +47,8 @@ def compute_in_float32(model: ir.Model) -> dict[str, str]:
         for position in movable.inputs:
             source = node.inputs[position]
             assert source is not None
-            node.replace_input_with(position, _widened(source, graph, wide))
+            if dtype_of(source) in HALF_TYPES or source in wide:
+                node.replace_input_with(position, _widened(source, graph, wide))
         for position in movable.outputs:
             set_output_type(node, ir.DataType.FLOAT)
             rounded[node] = _round(node.outputs[position], graph, wide)
@@ -49,6 +56,28 @@ def compute_in_float32(model: ir.Model) -> dict[str, str]:
         if value in wide or change.concerns(value):
             _widen_output(graph, position, wide)
     return {node.name or "": value.name or "" for node, value in rounded.items()}
+
+
+def _widen_small_constants(graph: ir.Graph, found: Mapping[ir.Node, Slots]) -> None:
+    """Store constants in float32 that nothing reads in half precision; no number changes.
+
+    A Cast for each would do, too, but a model can have 100,000 of them.
+    """
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if (
+            tensor is not None
+            and tensor.dtype in HALF_TYPES
+            and tensor.nbytes <= _SMALL_BYTES
+            and not value.is_graph_input()
+            and not value.is_graph_output()
+            and all(
+                node in found and found[node].whole and position in found[node].input_set
+                for node, position in value.uses()
+            )
+        ):
+            value.const_value = retyped(tensor, ir.DataType.FLOAT, value.name)
+            value.type = ir.TensorType(ir.DataType.FLOAT)
 
 
 def _round(value: ir.Value, graph: ir.Graph, wide: dict[ir.Value, ir.Value]) -> ir.Value:
