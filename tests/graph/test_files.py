@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.graph.files import load_model, save_model
+from qdqtune.graph.files import check_targets, load_model, save_model
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.folding import fold
 from qdqtune.records.errors import ModelError, OutputError
@@ -150,6 +150,24 @@ def test_external_data_links(residual: onnx.ModelProto, tmp_path: Path) -> None:
     (folder / "weights.bin").unlink()
     os.link(outside, folder / "weights.bin")
     with pytest.raises(ModelError, match="is a link"):
+        load_model(path)
+
+
+def test_links_in_a_circle_are_no_weights_and_no_model(
+    residual: onnx.ModelProto, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(residual, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    (tmp_path / "w.bin").unlink()
+    (tmp_path / "w.bin").symlink_to("v.bin")
+    (tmp_path / "v.bin").symlink_to("w.bin")
+    check_targets(tmp_path / "out.onnx", tmp_path / "placement.json", path, force=False)
+    with pytest.raises(ModelError, match="is a link, not a plain file"):
+        load_model(path)
+    path.unlink()
+    path.symlink_to(path.name)
+    check_targets(tmp_path / "out.onnx", None, path, force=False)
+    with pytest.raises(ModelError):
         load_model(path)
 
 

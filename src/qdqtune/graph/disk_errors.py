@@ -10,6 +10,7 @@ from pathlib import Path
 
 from qdqtune.graph.temporary_place import temporary_place
 from qdqtune.records.errors import OutputError
+from qdqtune.records.reading import real_path
 
 _ROOM = "Check that the disk has room and the folder can be written to."
 REMOVE = "Remove it, or choose another place."
@@ -59,7 +60,7 @@ def _advice(number: int | None, target: Path) -> str:
     folder = next(each for each in (target, *target.absolute().parents) if each.is_dir())
     elsewhere = (
         "set TMPDIR to a folder on another disk"
-        if temporary_place().resolve() in (folder.resolve(), *folder.resolve().parents)
+        if real_path(temporary_place()) in (real_path(folder), *real_path(folder).parents)
         else "write to another disk"
     )
     if number == errno.ENOSPC or number is None:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from qdqtune.graph.file_tensor import FileTensor
 from qdqtune.graph.proto_walk import Contents, contents
 from qdqtune.records.errors import ModelError
+from qdqtune.records.reading import real_path
 from qdqtune.records.sizes import size_text
 from qdqtune.resources.limits import current_limits
 
@@ -66,7 +67,7 @@ def external_files(model_file: Path) -> set[Path]:
         return set()
     folder = model_file.absolute().parent
     return {
-        (folder / entry.value).resolve()
+        real_path(folder / entry.value)
         for tensor in contents(proto).tensors
         if tensor.data_location == onnx.TensorProto.EXTERNAL
         for entry in tensor.external_data
@@ -76,7 +77,7 @@ def external_files(model_file: Path) -> set[Path]:
 
 def model_bytes(model_file: Path) -> int:
     """The size of a model, with the files that its weights lie in, as far as they are there."""
-    files = {model_file.resolve(), *external_files(model_file)}
+    files = {real_path(model_file), *external_files(model_file)}
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
@@ -147,7 +148,7 @@ def _file_size(location: str, folder: Path, what: str) -> int:
     if not location or "\0" in location:
         raise ModelError(f"{what}, which is no file name.", "Export the model again.")
     file = folder / location
-    if not _stays_inside(location) or not _resolved(file).is_relative_to(_resolved(folder)):
+    if not _stays_inside(location) or not real_path(file).is_relative_to(real_path(folder)):
         raise ModelError(
             f"{what}, which is outside the model's folder.",
             "External data must lie beside the model, as a relative path.",
@@ -174,13 +175,6 @@ def _stays_inside(location: str) -> bool:
         path.is_absolute() or path.drive or ".." in path.parts
         for path in (PurePosixPath(location), PureWindowsPath(location))
     )
-
-
-def _resolved(path: Path) -> Path:
-    try:
-        return path.resolve()
-    except (OSError, RuntimeError):  # a link to itself, which is found to be one later
-        return path
 
 
 def _number(text: str) -> int:

@@ -25,6 +25,7 @@ from qdqtune.graph.validity import check_model
 from qdqtune.graph.weights import WeightStore, values_of
 from qdqtune.graph.whole_files import replacing, sync, writing
 from qdqtune.records.errors import ModelError, OutputError, UsageError
+from qdqtune.records.reading import real_path
 
 #: In a model's `meta`: whether its weights lay beside it when it was loaded.
 EXTERNAL = "qdqtune.external_data"
@@ -207,10 +208,10 @@ def check_targets(
     check_writable(output, force=force)
     models = [Path(source) for source in sources if source is not None]
     weights = {file: model for model in models for file in external_files(model)}
-    target = Path(output).resolve()
+    target = real_path(output)
     data = target.with_name(target.name + ".data")
     owner = weights.get(data)
-    if target in weights or (owner is not None and owner.resolve() != target):
+    if target in weights or (owner is not None and real_path(owner) != target):
         raise OutputError(
             f"{output} would replace weights that {weights.get(target, owner)} needs.",
             "Choose another name.",
@@ -218,7 +219,7 @@ def check_targets(
     if beside is None:
         return
     check_writable(beside, force=force)
-    if Path(beside).resolve() in {target, data, *weights, *(model.resolve() for model in models)}:
+    if real_path(beside) in {target, data, *weights, *map(real_path, models)}:
         raise UsageError(f"{beside} can't be written over a model.", "Choose another name.")
 
 

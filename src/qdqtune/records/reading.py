@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import sys
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from qdqtune.records.errors import LimitError
@@ -45,6 +46,11 @@ def open_plain(path: str | os.PathLike[str], *, linked: bool = True) -> BinaryIO
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "It is not a plain file", str(path))
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """Where a path leads; links that lead to themselves lead nowhere, which is no error yet."""
+    return Path(os.path.realpath(path))
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = TEXT_BYTES) -> bytes:

@@ -25,6 +25,7 @@ from qdqtune.records.placement import Placement
 from qdqtune.records.precision import Precision
 from qdqtune.records.quantization import QuantizeResult
 from qdqtune.records.ranges import RangeMethod
+from qdqtune.records.reading import real_path
 from qdqtune.records.tuning import DEFAULT_THRESHOLD
 from qdqtune.report.quantization import quantize_text
 from qdqtune.workflows.autotuned import Autotuned
@@ -223,7 +224,7 @@ def _target_file(
 
 def _hand_back(path: Path, target: Path, *, force: bool) -> None:
     """Write the model as it was given: byte for byte if it is one file."""
-    if target.resolve() == path.resolve():
+    if real_path(target) == real_path(path):
         return
     if external_files(path):
         save_model(load_model(path), target, force=force)

@@ -24,6 +24,7 @@ from qdqtune.qdq.read import read
 from qdqtune.records.candidates import Candidate
 from qdqtune.records.errors import ModelError, OutputError, QdqtuneError, UsageError
 from qdqtune.records.placement import Placement
+from qdqtune.records.reading import real_path
 from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, JOURNAL
 from qdqtune.workflows.tuning.lines import whole_lines
 
@@ -127,7 +128,7 @@ def export_candidate(
             f"The file of the candidate {candidate} is missing: {file}.",
             "It could not be written, or was deleted: run the same `qdqtune tune` again.",
         )
-    if Path(output).resolve().parent == file.resolve().parent:
+    if real_path(output).parent == real_path(file).parent:
         raise OutputError(
             f"{output} would lie among the candidates of the run.", "Choose another folder."
         )

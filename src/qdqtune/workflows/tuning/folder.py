@@ -22,6 +22,7 @@ from qdqtune.graph.whole_files import (
     writing,
 )
 from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
+from qdqtune.records.reading import real_path
 from qdqtune.workflows.tuning.handover import COMMITTED, finish_handover, hand_over
 from qdqtune.workflows.tuning.handover import FINAL as FINAL
 from qdqtune.workflows.tuning.handover import PLACEMENT as PLACEMENT
@@ -104,7 +105,7 @@ class RunFolder:
         self._made: list[Path] = []
         if resume not in RESUME:
             raise UsageError(f"There is no resume={resume!r}.", f"Choices: {', '.join(RESUME)}.")
-        self._read = {file.resolve() for source in (model, *others) for file in _files_of(source)}
+        self._read = {real_path(file) for source in (model, *others) for file in _files_of(source)}
         self._protect(model, others)
         if not force:
             self._refuse_others_files(model)
@@ -163,7 +164,7 @@ class RunFolder:
         folders = (self.path / CANDIDATES, *(self.path / name for name in self._more))
         layers = [self.path / name for name in self._layer_files() if SUBGRAPHS in self._more]
         for file in (*self._written(), *folders, *copies, *layers):
-            if os.path.lexists(file) and file.resolve() not in self._read:
+            if os.path.lexists(file) and real_path(file) not in self._read:
                 raise _in_the_way(file, JOURNAL)
 
     def _refuse_others_pieces(self) -> None:
@@ -241,19 +242,19 @@ class RunFolder:
 
     def _written(self) -> set[Path]:
         """Every file that a run may write but for candidates and copies of weights."""
-        files = {self.path.resolve() / name for name in _OURS}
+        files = {real_path(self.path) / name for name in _OURS}
         return files | {file.with_name(file.name + ".data") for file in files}
 
     def _copy_of(self, weights: Path, model: Path) -> Path:
-        return self.path.resolve() / weights.relative_to(model.absolute().parent.resolve())
+        return real_path(self.path) / weights.relative_to(real_path(model.absolute().parent))
 
     def _protect(self, model: Path, others: Sequence[Path]) -> None:
         """Refuse to write over what is read, or over one copy with another."""
         written = self._written()
         ours = (CANDIDATES, SUBGRAPHS, LOGS, _STAGING, _SCRATCH, COMMITTED)
-        inside = [(self.path / name).resolve() for name in ours]
+        inside = [real_path(self.path / name) for name in ours]
         for source in (model, *others):
-            itself = {source.resolve(), source.absolute().parent.resolve() / source.name}
+            itself = {real_path(source), real_path(source.absolute().parent) / source.name}
             for file in itself | external_files(source):
                 if file in written or any(folder in file.parents for folder in inside):
                     raise OutputError(
@@ -349,7 +350,7 @@ class RunFolder:
         with writing(target):
             for file in sorted(external_files(model)):
                 beside = self._copy_of(file, model)
-                make_folder(beside.parent, self.path.resolve())
+                make_folder(beside.parent, real_path(self.path))
                 if beside != file:
                     self._copy(file, beside)
             self._copy(model, target)
@@ -374,7 +375,7 @@ class RunFolder:
             remove(self.path / CANDIDATES)
             remove_pieces(self.path / SUBGRAPHS)
             for file in layers:
-                if file.resolve() not in self._read:
+                if real_path(file) not in self._read:
                     remove(file)
             for name in (*(name for name in _OURS if name != JOURNAL), JOURNAL):
                 (self.path / f"{name}.data").unlink(missing_ok=True)
@@ -400,7 +401,7 @@ class RunFolder:
                 file, kept = self.path / name, partial / name
                 if os.path.lexists(file):
                     make_folder(kept.parent, partial)
-                    if file.resolve() in self._read:  # the user's own weights stay where they are
+                    if real_path(file) in self._read:  # the user's own weights stay where they are
                         copy_file(file, kept)
                     else:
                         os.replace(file, kept)
@@ -412,7 +413,7 @@ class RunFolder:
             files = external_files(self.path / BASELINE)
         except (OSError, QdqtuneError):  # a baseline that can't be read has no weights that matter
             return []
-        here = self.path.resolve()
+        here = real_path(self.path)
         return [str(file.relative_to(here)) for file in files if here in file.parents]
 
     def _remove_leftovers(self) -> None:
