@@ -197,7 +197,7 @@ def test_no_file(tmp_path: Path) -> None:
         ("pattern_schemes: 3", "pattern_schemes"),
         ("minimum_distance: far\npattern_schemes: []", "minimum_distance"),
         ("kind: autotuner_state\npattern_schemes: []", "line 1: the file's kind"),
-        ("schema: 2\npattern_schemes: []", "line 1: written by a newer qdqtune"),
+        ("schema: 2\npattern_schemes: []", "line 1 was written by a newer version"),
         ("schema: one\npattern_schemes: []", "line 1: 'one'"),
         ("pattern_schemes: !!python/object/apply:os.system ['true']", "line 1"),
         ("a: &a [1]\npattern_schemes: [*a, *a]", "aliases"),

@@ -105,7 +105,7 @@ patterns:
         ("patterns: []\ncurrent_profile_pattern_schemes_signature: 4", "line 2"),
         ("patterns:\n- {pattern_signature: a, pattern_size: 1, schemes: []}\n- 7", "line 3"),
         ("kind: pattern_cache\npatterns: []", "kind"),
-        ("schema: 99\npatterns: []", "written by a newer qdqtune"),
+        ("schema: 99\npatterns: []", "written by a newer version"),
     ],
     ids=range(12),
 )

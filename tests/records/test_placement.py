@@ -39,7 +39,7 @@ def test_equal_placements_are_equal_files() -> None:
         ("nonsense", "not a placement file"),
         ("[]", "not a placement file"),
         ('{"kind": "ranges"}', "not a placement file"),
-        ('{"kind": "placement", "schema": 99}', "schema 99"),
+        ('{"kind": "placement", "schema": 99}', "schema is 99"),
         ('{"kind": "placement", "schema": 1, "edges": [["a", "b"]]}', "is not an edge"),
         ('{"kind": "placement", "schema": 1, "edges": [["a", "b", true]]}', "is not an edge"),
         ('{"kind": "placement", "schema": 1, "edges": 3}', "must be a list"),

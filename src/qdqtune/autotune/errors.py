@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtune.records.errors import QdqtuneError
+from qdqtune.records.errors import NewerSchemaError, QdqtuneError
 
 
 class AutotunerError(QdqtuneError):
@@ -17,8 +17,8 @@ class AutotunerError(QdqtuneError):
         super().__init__(what, hint)
 
 
-class NewerVersionError(AutotunerError):
-    """A file was written by a version of qdqtune that knows more than this one."""
+class NewerVersionError(AutotunerError, NewerSchemaError):
+    """A state or pattern cache was written by a newer version of qdqtune."""
 
 
 class AutotunerNotInitializedError(AutotunerError):

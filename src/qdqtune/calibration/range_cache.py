@@ -23,15 +23,16 @@ import numpy as np
 from qdqtune.calibration.clipping import RangesByWay
 from qdqtune.calibration.inputs import Feeds
 from qdqtune.graph.whole_files import replacing
-from qdqtune.records.errors import OutputError
+from qdqtune.records.errors import NewerSchemaError, OutputError
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.reading import parse_json, read_text
+from qdqtune.records.schemas import SCHEMAS, check_schema
 
 FOLDER = "QDQTUNE_CACHE"
 """The environment variable that names the folder; empty, nothing is kept."""
 
 # To be raised whenever other ranges are found in the same values.
-_SCHEMA = 1
+_SCHEMA = SCHEMAS["calibration"]
 _MOST_FILES = 200
 _DIGEST_BYTES = 16
 _logger = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class RangeCache:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
+        self._newer: set[Path] = set()
 
     def may_have(self, key: str) -> bool:
         """Whether there is an entry for this model and the first of these samples."""
@@ -121,6 +123,10 @@ class RangeCache:
         try:
             found = _read(read_text(path), path.stem)
             os.utime(path)
+        except NewerSchemaError as error:
+            _logger.info("%s It is not used.", error.what)
+            self._newer.add(path)
+            return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             _logger.debug("%s is not used: %s", path, error)
             return None
@@ -131,6 +137,8 @@ class RangeCache:
         if self._folder is None:
             return
         path = self._folder / f"{key}-{samples}.json"
+        if path in self._newer:
+            return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with replacing(path, durable=False) as file:
@@ -177,6 +185,8 @@ def _text(found: Calibrated, name: str) -> str:
 
 def _read(text: str, name: str) -> Calibrated:
     body: Any = parse_json(text, name)
+    if body["kind"] == "calibration":
+        check_schema("calibration", body["schema"], name)
     if (body["kind"], body["schema"], body["name"]) != ("calibration", _SCHEMA, name):
         raise ValueError("it is something else")
     ways = {

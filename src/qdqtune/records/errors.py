@@ -35,6 +35,10 @@ class LimitError(UsageError, ValueError):
     """
 
 
+class NewerSchemaError(UsageError):
+    """A file was written by a version of qdqtune that knows more than this one."""
+
+
 class ModelError(QdqtuneError):
     """The model file is missing, broken or not what the command can work with."""
 

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from qdqtune.records.errors import LimitError, UsageError
 from qdqtune.records.reading import parse_json
+from qdqtune.records.schemas import SCHEMAS, check_schema
 
-SCHEMA = 1
+SCHEMA = SCHEMAS["placement"]
 _DIGEST_BYTES = 16
 _MADE_BY = "Such files are made by `qdqtune insert … --save_placement FILE`."
 
@@ -104,6 +105,7 @@ class Placement:
             raise UsageError(
                 f'{source} is not a placement file: it has no "kind": "placement".', _MADE_BY
             )
+        check_schema("placement", body.get("schema"), source)
         if body.get("schema") != SCHEMA:
             raise UsageError(
                 f"{source} has placement schema {body.get('schema')!r}, not {SCHEMA}.",

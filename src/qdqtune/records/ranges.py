@@ -11,8 +11,9 @@ from enum import Enum
 
 from qdqtune.records.errors import LimitError, UsageError
 from qdqtune.records.reading import parse_json
+from qdqtune.records.schemas import SCHEMAS, check_schema
 
-SCHEMA = 1
+SCHEMA = SCHEMAS["ranges"]
 
 
 class CalibrationSource(str, Enum):
@@ -79,6 +80,8 @@ class Ranges:
         """
         try:
             body = parse_json(text, name)
+            if body["kind"] == "ranges":
+                check_schema("ranges", body["schema"], name)
             if body["kind"] != "ranges" or body["schema"] != SCHEMA:
                 raise ValueError(f"kind {body['kind']!r}, schema {body['schema']!r}")
             pairs = {

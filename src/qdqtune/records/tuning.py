@@ -11,10 +11,11 @@ from typing import Any
 from qdqtune.records.accuracy import Rejected, allowed_sqnr_db, finite, is_near_limit
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
+from qdqtune.records.schemas import SCHEMAS, check_schema
 from qdqtune.records.subgraphs import Batch
 from qdqtune.records.typed import check_types
 
-SCHEMA = 1
+SCHEMA = SCHEMAS["summary"]
 _OF_SUBGRAPHS = {"groups", "structural", "units"}
 
 DEFAULT_OUTPUT_DIR = "autotuner_output"
@@ -331,14 +332,21 @@ class Summary:
         }
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Summary:
+    def from_dict(cls, value: Mapping[str, Any], source: str = "The summary") -> Summary:
         """Read the JSON form, of this version or an earlier one.
 
+        Args:
+            value: The JSON form.
+            source: What to call it in an error message.
+
         Raises:
+            NewerSchemaError: If a newer version wrote it.
             KeyError: If a field is missing.
             TypeError: If it is not the JSON form.
             ValueError: If a field can't be what it is.
         """
+        if value["kind"] == "summary":
+            check_schema("summary", value["schema"], source)
         if value["kind"] != "summary" or not 1 <= value["schema"] <= SCHEMA:
             raise ValueError("this is not a summary that this version can read")
         known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}

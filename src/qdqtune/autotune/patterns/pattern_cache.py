@@ -17,11 +17,12 @@ from qdqtune.autotune.patterns.yaml_files import YamlFile, read_yaml, write_yaml
 from qdqtune.autotune.regions.listed import Listed
 from qdqtune.autotune.regions.region import Region
 from qdqtune.graph.index import GraphIndex
+from qdqtune.records.schemas import SCHEMAS
 
 _log = logging.getLogger(__name__)
 
 KIND = "pattern_cache"
-SCHEMA = 1
+SCHEMA = SCHEMAS[KIND]
 _MAKE_AGAIN = "Leave it out: a tuning run writes a new one."
 
 
@@ -178,7 +179,7 @@ class PatternCache:
             AutotunerError: If it is not a pattern cache, or one of a newer version.
         """
         file = read_yaml(path, "a pattern cache", _MAKE_AGAIN)
-        file.check_kind(KIND, SCHEMA, _MAKE_AGAIN)
+        file.check_kind(KIND, _MAKE_AGAIN)
         try:
             cache = cls._empty(file.body)
             entries = _entries(file.body)

@@ -13,11 +13,12 @@ from qdqtune.autotune.config import Config
 from qdqtune.autotune.errors import AutotunerError
 from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
 from qdqtune.autotune.patterns.yaml_files import Lines, YamlFile, read_yaml, write_yaml
+from qdqtune.records.schemas import SCHEMAS
 
 _log = logging.getLogger(__name__)
 
 KIND = "autotuner_state"
-SCHEMA = 1
+SCHEMA = SCHEMAS[KIND]
 _MAKE_AGAIN = "Remove the file to start over; the pattern cache beside it can still be used."
 _CURRENT = "current_profile_pattern_schemes_signature"
 
@@ -91,7 +92,7 @@ def read_state(path: str | os.PathLike[str]) -> SavedState:
         AutotunerError: If it is not a state file, damaged, or of a newer version.
     """
     file = read_yaml(path, "an autotuner state", _MAKE_AGAIN)
-    file.check_kind(KIND, SCHEMA, _MAKE_AGAIN)
+    file.check_kind(KIND, _MAKE_AGAIN)
     body = file.body
     if not isinstance(body.get("patterns"), list):
         raise _broken(file, "there is no list of patterns", "patterns")

@@ -12,7 +12,9 @@ import yaml
 
 from qdqtune.autotune.errors import AutotunerError, NewerVersionError
 from qdqtune.graph.files import write_text
+from qdqtune.records.errors import NewerSchemaError
 from qdqtune.records.reading import read_text
+from qdqtune.records.schemas import check_schema
 
 try:
     from yaml import CSafeDumper as _Dumper
@@ -25,7 +27,6 @@ _DEEPEST = 50
 _MOST_EVENTS = 500_000
 _LONGEST_NUMBER = 4000
 _LINE_WIDTH = 1 << 20  # a signature stays on one line
-_NEWER = "Update qdqtune, or use the version that wrote it."
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class YamlFile:
             node = below
         return f"{self.path}, line {node.start_mark.line + 1}"
 
-    def check_kind(self, kind: str, schema: int, make_again: str) -> None:
+    def check_kind(self, kind: str, make_again: str) -> None:
         """Make sure that it is what it should be; files without a kind come from other tools.
 
         Raises:
@@ -63,17 +64,15 @@ class YamlFile:
             raise AutotunerError(
                 f"{self.where('kind')}: the file's kind is {found!r}, not {kind!r}.", make_again
             )
-        version = self.body.get("schema", schema)
+        version = self.body.get("schema", 1)
         if type(version) is not int or version < 1:
             raise AutotunerError(
                 f"{self.where('schema')}: {version!r} is no schema version.", make_again
             )
-        if version > schema:
-            raise NewerVersionError(
-                f"{self.where('schema')}: written by a newer qdqtune (schema {version}; this "
-                f"version knows {schema}).",
-                _NEWER,
-            )
+        try:
+            check_schema(kind, version, self.where("schema"))
+        except NewerSchemaError as newer:
+            raise NewerVersionError(newer.what, newer.hint) from None
 
 
 def read_yaml(path: str | os.PathLike[str], what: str, hint: str) -> YamlFile:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from qdqtune.autotune.config import Config
-from qdqtune.autotune.errors import AutotunerError
+from qdqtune.autotune.errors import AutotunerError, NewerVersionError
 from qdqtune.autotune.patterns.pattern_cache import PatternCache
 from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
 from qdqtune.autotune.patterns.state_file import (
@@ -110,6 +110,8 @@ def _load_cache(tuner: Resumable, path: str | os.PathLike[str]) -> None:
         tuner.pattern_cache.merge(PatternCache.load(pattern_cache_path(path)), False)
     except FileNotFoundError:
         pass
+    except NewerVersionError:
+        raise  # it would be written over
     except AutotunerError as error:
         _log.warning("the pattern cache is left out: %s", error.what)
 

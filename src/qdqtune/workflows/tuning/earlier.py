@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdqtune.records.errors import QdqtuneError
+from qdqtune.records.errors import NewerSchemaError, QdqtuneError
 from qdqtune.records.placement import Placement
 from qdqtune.records.reading import parse_json, read_text
 from qdqtune.records.tuning import Summary
@@ -63,14 +63,16 @@ def earlier_result(folder: RunFolder) -> EarlierResult | None:
     model = folder / FINAL
     try:
         body = parse_json(read_text(folder / SUMMARY), SUMMARY)
-        summary = Summary.from_dict(body)
+        summary = Summary.from_dict(body, str(folder / SUMMARY))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         _logger.warning("%s is damaged and left out: %s", folder / SUMMARY, error)
         return None
     try:
-        placement = Placement.from_json(read_text(folder / PLACEMENT))
+        placement = Placement.from_json(read_text(folder / PLACEMENT), str(folder / PLACEMENT))
+    except NewerSchemaError:
+        raise
     except (OSError, ValueError, QdqtuneError) as error:
         _logger.warning("%s is damaged and left out: %s", folder / PLACEMENT, error)
         return None

@@ -31,6 +31,7 @@ from qdqtune.workflows.tuning.handover import RESULT as RESULT
 from qdqtune.workflows.tuning.handover import SUMMARY as SUMMARY
 from qdqtune.workflows.tuning.journal import QUARANTINE
 from qdqtune.workflows.tuning.lock import LOCK, FolderLock
+from qdqtune.workflows.tuning.newer_files import refuse_newer_files
 from qdqtune.workflows.tuning.piece_files import holds_pieces, is_empty, remove_pieces
 
 BASELINE = "baseline.onnx"
@@ -66,6 +67,17 @@ _ADDED_TO = (
     JOURNAL, QUARANTINE, f"{CANDIDATES}/{WEIGHTS_FILE}", f"{CANDIDATES}/{WEIGHTS_INDEX}",
     f"{SUBGRAPHS}/{WEIGHTS_FILE}", f"{SUBGRAPHS}/{WEIGHTS_INDEX}",
 )  # fmt: skip
+
+READ_AGAIN = {
+    JOURNAL: "journal",
+    SUMMARY: "summary",
+    PLACEMENT: "placement",
+    RANGES: "ranges",
+    STATE: "autotuner_state",
+    PATTERN_CACHE: "pattern_cache",
+    SUBGRAPH_CACHE: "autotune_cache",
+}
+"""The kinds of the files that a later run reads."""
 
 AUTO, NEVER = "auto", "never"
 RESUME = (AUTO, NEVER)
@@ -201,6 +213,8 @@ class RunFolder:
 
     def _prepare(self, *, resume: str) -> None:
         self._refuse_foreign_entries()
+        if not self.begins_anew:
+            refuse_newer_files({self.path / name: kind for name, kind in READ_AGAIN.items()})
         # What a kill came in between of.
         if (self.path / ASIDE / _PARTIAL_RUN).exists():
             self._set_aside()

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from qdqtune.graph.whole_files import open_to_append, replacing
-from qdqtune.records.errors import LimitError, UsageError
+from qdqtune.records.errors import LimitError
 from qdqtune.records.reading import open_plain, parse_json, size_in_words
+from qdqtune.records.schemas import SCHEMAS, check_schema
 from qdqtune.workflows.tuning.journal_fields import makes_sense
 
-SCHEMA = 2
+SCHEMA = SCHEMAS["journal"]
 """What is written. All from 1 on are read."""
 
 _logger = logging.getLogger(__name__)
@@ -76,11 +77,8 @@ def read_journal(path: Path) -> list[Line]:
             Line(number, text, _decode(text)) for number, text in enumerate(_texts(file, path), 1)
         ]
     for line in lines:
-        if line.body is not None and line.body["schema"] > SCHEMA:
-            raise UsageError(
-                f"{path}:{line.number} was written by a newer version of qdqtune.",
-                "Use that version, or choose another --output_dir.",
-            )
+        if line.body is not None:
+            check_schema("journal", line.body["schema"], f"{path}:{line.number}")
     return _without_contradictions(lines)
 
 

@@ -228,11 +228,16 @@ def given_cache(path: Path | None) -> PatternCache | None:
 
     Args:
         path: The file, if any.
+
+    Raises:
+        NewerVersionError: If a newer version wrote it.
     """
     if path is None:
         return None
     try:
         return PatternCache.load(path)
+    except NewerVersionError:
+        raise
     except FileNotFoundError:
         _logger.warning("there is no pattern cache %s: the search begins without it", path)
     except AutotunerError as error:

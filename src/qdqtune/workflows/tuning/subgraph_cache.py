@@ -19,10 +19,11 @@ from qdqtune.autotune.subgraphs.costs import InModel
 from qdqtune.graph.files import write_text
 from qdqtune.graph.whole_files import remove, writing
 from qdqtune.records.reading import parse_json, read_text
+from qdqtune.records.schemas import SCHEMAS, check_schema
 from qdqtune.records.subgraphs import Batch, PieceTimes, checked_ms
 
-SCHEMA = 1
 KIND = "autotune_cache"
+SCHEMA = SCHEMAS[KIND]
 
 _logger = logging.getLogger(__name__)
 
@@ -159,6 +160,8 @@ class SubgraphCache:
                 os.replace(self.path, moved)
 
     def _take(self, body: Mapping[str, Any]) -> None:
+        if body["kind"] == KIND:
+            check_schema(KIND, body["schema"], str(self.path))
         if body["kind"] != KIND or body["schema"] != SCHEMA:
             raise ValueError("not a cache that this version can read")
         if body["run"] != self._stamp:
