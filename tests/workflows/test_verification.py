@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
 from qdqtune import zoo
 from qdqtune.cli.main import main
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.graph.whole_files import sha256_of
 from qdqtune.records.comparison import BenchRecord, Contestant
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import Comparison, EngineInfo, Measurement
 from qdqtune.records.placement import Placement
+from qdqtune.records.verification import Outcome, VerifyReport
 from qdqtune.report.verification import verify_text
 from qdqtune.workflows.comparison import bench
 from qdqtune.workflows.insertion import Choice, insert_qdq
+from qdqtune.workflows.remeasured_error import measure_error
 from qdqtune.workflows.tuning.folder import BASELINE, FINAL, JOURNAL, PLACEMENT, SUMMARY
+from qdqtune.workflows.tuning.handover import sha256_of_model
 from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.verification import verify
 
@@ -29,66 +36,68 @@ Claim = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float, dict[str, Any]]:
-    """A folder with a baseline, a quantized model and its placement; its true speedup; engine."""
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder with a baseline, a quantized model and its placement; a summary that is true."""
     folder = tmp_path_factory.mktemp("verified")
     onnx.save(zoo.build("resnet18", width=8, image=32), folder / BASELINE)
     insert_qdq(
         folder / BASELINE, Choice(ops=["Conv"]), folder / FINAL,
         engine="simulated", save_placement=folder / PLACEMENT,
     )  # fmt: skip
-    record = bench([folder / BASELINE, folder / FINAL], engine="simulated", threads=1)
+    record = bench([folder / BASELINE, folder / FINAL], engine="simulated")
     comparison = record.contestants[1].against_first
     assert comparison is not None
-    return folder, comparison.ratio, record.engine.to_dict()
+    error = measure_error(
+        folder / FINAL, folder / BASELINE,
+        engine=None, options=SessionOptions(), inputs=InputRequest(seed=7),
+    )  # fmt: skip
+    return folder, {
+        "kind": "summary",
+        "schema": 1,
+        "engine": record.engine.to_dict(),
+        "speedup": comparison.ratio,
+        "speedup_interval": [0.99 * comparison.ratio, 1.01 * comparison.ratio],
+        "kept_float": False,
+        "output_sqnr_db": error.sqnr_db,
+        "error_inputs": {"source": "random", "digest": error.digest, "ranges": {}},
+        "calibration": "random",
+        "seed": 7,
+        "final_sha256": sha256_of_model(folder / FINAL),
+        "baseline_sha256": sha256_of_model(folder / BASELINE),
+    }
 
 
 @pytest.fixture
-def claim(quantized: tuple[Path, float, dict[str, Any]], tmp_path: Path) -> Claim:
+def claim(quantized: tuple[Path, dict[str, Any]], tmp_path: Path) -> Claim:
     """Writes a summary with a speedup so many times the true one; returns the model's path."""
-    folder, ratio, engine = quantized
+    folder, true = quantized
     for file in folder.iterdir():
         shutil.copy(file, tmp_path)
 
     def write(times: float = 1.0, **changes: Any) -> Path:
-        said = ratio * times
-        summary = {
-            "kind": "summary",
-            "schema": 1,
-            "engine": engine,
-            "speedup": said,
-            "speedup_interval": [0.99 * said, 1.01 * said],
-            "kept_float": False,
-            "files": {"model": FINAL, "baseline": BASELINE},
-        }
-        (tmp_path / SUMMARY).write_text(json.dumps({**summary, **changes}))
+        said = true["speedup"] * times
+        times_changed = {"speedup": said, "speedup_interval": [0.99 * said, 1.01 * said]}
+        (tmp_path / SUMMARY).write_text(json.dumps({**true, **times_changed, **changes}))
         return tmp_path / FINAL
 
     return write
 
 
-def test_what_is_true_agrees(claim: Claim) -> None:
-    report = verify(claim())
-    assert report.bench.engine.name == "simulated"  # the run's, unasked
-    assert report.bench.engine.threads == 1
-    assert report.agrees is True
-    assert report.edges is not None
-    assert report.edges.ok
-    assert report.edges.expected > 40
-    assert report.ok
+def outcomes(report: VerifyReport) -> dict[str, str]:
+    """What came of each check."""
+    return {check.name: check.outcome.value for check in report.all_checks}
 
 
-def test_a_claim_that_is_too_good_fails(claim: Claim, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(claim(1.5))]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert "They differ: it is slower than claimed." in lines
-    assert lines[-1] == "It is NOT what it was said to be."
-
-
-def test_faster_than_claimed_is_no_failure(claim: Claim) -> None:
-    report = verify(claim(0.6))
-    assert report.agrees is False
-    assert report.ok
+def with_random_weights(file: Path) -> None:
+    """Replaces every int8 weight of a model; nothing else of it changes."""
+    model = onnx.load(file)
+    rng = np.random.default_rng(0)
+    weights = [each for each in model.graph.initializer if each.data_type == onnx.TensorProto.INT8]
+    assert len(weights) > 5
+    for weight in weights:
+        random = rng.integers(-127, 128, list(weight.dims), np.int8)
+        weight.CopyFrom(onnx.numpy_helper.from_array(random, weight.name))
+    onnx.save(model, file)
 
 
 def measuring(
@@ -111,6 +120,178 @@ def measuring(
     return found
 
 
+@pytest.fixture
+def quick(quantized: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets `bench` find what is claimed, at once."""
+    low, high = quantized[1]["speedup_interval"]
+    measuring(monkeypatch, EngineInfo.from_dict(quantized[1]["engine"]), *[(low, high)] * 9)
+
+
+ALL_CONFIRMED = dict.fromkeys(["file", "baseline", "placement", "error", "speed"], "confirmed")
+
+
+def test_what_is_true_agrees(claim: Claim, capsys: pytest.CaptureFixture[str]) -> None:
+    report = verify(claim())
+    assert report.bench is not None
+    assert report.bench.engine.name == "simulated"  # the run's, unasked
+    assert report.agrees is True
+    assert report.edges is not None
+    assert report.edges.ok
+    assert report.edges.expected > 40
+    assert outcomes(report) == ALL_CONFIRMED
+    assert report.ok
+    assert main(["verify", str(claim()), "-q"]) == 0
+    assert capsys.readouterr().out.endswith("\nIt is what it was said to be.\n")
+
+
+def test_other_weights_are_found_by_the_hash_and_by_the_error(
+    claim: Claim, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = claim()
+    with_random_weights(file)
+    assert main(["verify", str(file), "--format", "json", "-q"]) == 1
+    record = json.loads(capsys.readouterr().out)
+    found = {name: each["outcome"] for name, each in record["checks"].items()}
+    assert found == {**ALL_CONFIRMED, "file": "differs", "error": "differs"}
+    assert record["outcome"] == "differs"
+    # Whoever changes the model can change the hash as well, and the conditions: not the error.
+    rewritten = claim(final_sha256=sha256_of_model(file))
+    assert outcomes(verify(rewritten)) == {**ALL_CONFIRMED, "error": "differs"}
+    assert main(["verify", str(rewritten), "--threads", "2"]) == 1
+    assert capsys.readouterr().out.endswith("\nIt is NOT what it was said to be.\n")
+
+
+@pytest.mark.usefixtures("quick")
+def test_other_weights_beside_the_file_are_found(claim: Claim, tmp_path: Path) -> None:
+    file = claim()
+    onnx.save(onnx.load(file), file, save_as_external_data=True, location=f"{FINAL}.data")
+    file = claim(final_sha256=sha256_of_model(file))
+    assert verify(file).ok
+    flip_a_bit(tmp_path / f"{FINAL}.data")
+    assert outcomes(verify(file))["file"] == "differs"
+
+
+@pytest.mark.usefixtures("quick")
+def test_another_baseline_is_not_that_of_the_claim(claim: Claim, tmp_path: Path) -> None:
+    shutil.copy(tmp_path / BASELINE, tmp_path / "sound.onnx")
+    other = onnx.load(tmp_path / BASELINE)
+    other.producer_name = "another"
+    onnx.save(other, tmp_path / BASELINE)
+    report = verify(claim())
+    assert outcomes(report) == {**ALL_CONFIRMED, "baseline": "unverified"}
+    assert not report.ok
+    assert verify(claim(), against=tmp_path / "sound.onnx").ok
+    # Old summaries have the hash of the file that was given.
+    given = {"model_sha256": sha256_of(tmp_path / BASELINE)}
+    assert verify(claim(baseline_sha256="", conditions=given)).ok
+
+
+NO_CLAIM = {
+    "missing": None,
+    "damaged": "{",
+    "empty": "",
+    "binary": "\x00\ud800",
+    "another file": '{"kind": "ranges", "schema": 1}',
+    "newer": '{"kind": "KIND", "schema": 99}',
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("text", NO_CLAIM.values(), ids=NO_CLAIM.keys())
+@pytest.mark.parametrize("name", [SUMMARY, PLACEMENT])
+def test_files_that_say_nothing_verify_nothing(
+    claim: Claim, name: str, text: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = claim().with_name(name)
+    path.unlink()
+    if text is not None:
+        text = text.replace("KIND", path.stem)
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    assert main(["verify", str(path.with_name(FINAL)), "-q", "--format", "json"]) == 1
+    record = json.loads(capsys.readouterr().out)
+    missing = "claim" if name == SUMMARY else "placement"
+    assert record["checks"][missing]["outcome"] == "unverified"
+    assert record["outcome"] == "unverified"
+    assert (record["bench"] is None) is (name == SUMMARY)  # nothing is timed for nothing
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"speedup": None},
+        {"speedup": "2.0"},
+        {"speedup": True},
+        {"speedup": math.nan},
+        {"speedup": math.inf},
+        {"speedup": -1.0},
+        {"speedup": 10**400},
+        {"speedup_interval": [None, 3]},
+        {"speedup_interval": [0.1, 0.2]},
+        {"output_sqnr_db": "40"},
+        {"output_sqnr_db": math.nan},
+        {"output_sqnr_db": None},
+        {"final_sha256": None},
+        {"final_sha256": "0"},
+        {"baseline_sha256": None},
+        {"kept_float": 0},
+        {"seed": -1},
+        {"shapes": {"image": ["a"]}},
+        {"shapes": {"image": [7, 7]}},
+        {"shapes": {"image": [1 << 20, 3, 1 << 10, 1 << 10]}},
+        {"error_inputs": {"source": "data"}},
+        {"error_inputs": {"source": "random", "digest": "0"}},
+        {"engine": {}},
+    ],
+    ids=str,
+)
+def test_a_claim_that_can_not_be_is_not_verified(claim: Claim, changes: dict[str, Any]) -> None:
+    report = verify(claim(**changes))
+    assert report.outcome is Outcome.UNVERIFIED
+    assert not report.ok
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_error_that_is_smaller_than_claimed_is_no_failure(claim: Claim) -> None:
+    assert verify(claim(output_sqnr_db=12.0)).ok
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_error_is_measured_on_data_that_the_user_gives(
+    claim: Claim, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data.npy"
+    np.save(data, np.random.default_rng(1).normal(size=(3, 3, 32, 32)).astype(np.float32))
+    options, inputs = SessionOptions(), InputRequest()
+    file = claim()
+    found = measure_error(
+        file, tmp_path / BASELINE, engine=None, options=options, inputs=inputs, data=str(data)
+    )
+    on_data = {"source": "data", "digest": found.digest, "ranges": {}}
+    file = claim(error_inputs=on_data, output_sqnr_db=found.sqnr_db)
+    assert main(["verify", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert f"qdqtune verify {file} --calibration_data SOURCE" in out
+    assert main(["verify", str(file), "--calibration_data", str(data)]) == 0
+    np.save(data, np.load(data)[1:])
+    assert outcomes(verify(file, calibration_data=str(data)))["error"] == "unverified"
+
+
+def test_a_claim_that_is_too_good_fails(claim: Claim, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(claim(1.5))]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith("Speed: DIFFERS: ")
+    assert lines[-2].endswith("; it is slower than claimed.")
+    assert lines[-1] == "It is NOT what it was said to be."
+
+
+def test_faster_than_claimed_is_no_failure(claim: Claim) -> None:
+    report = verify(claim(0.6))
+    assert report.agrees is False
+    assert report.ok
+
+
 @pytest.mark.parametrize(
     ("measured", "agrees", "times"),
     [
@@ -123,13 +304,13 @@ def measuring(
 )
 def test_disjoint_intervals_differ_as_often_as_they_are_measured(
     claim: Claim,
-    quantized: tuple[Path, float, dict[str, Any]],
+    quantized: tuple[Path, dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
     measured: list[tuple[float, float]],
     agrees: bool,
     times: int,
 ) -> None:
-    engine = EngineInfo.from_dict(quantized[2])
+    engine = EngineInfo.from_dict(quantized[1]["engine"])
     made = measuring(monkeypatch, engine, *measured)
     report = verify(claim(speedup=3.7, speedup_interval=[3.571, 3.819]))
     assert len(made) == times
@@ -138,18 +319,19 @@ def test_disjoint_intervals_differ_as_often_as_they_are_measured(
     assert report.measured is not None
     assert report.measured.low == min(low for low, _ in measured)
     assert report.measured.high == max(high for _, high in measured)
-    last = "They agree." if agrees else "They differ: it is"
-    assert last in verify_text(report)
+    assert ("; they agree." if agrees else " than claimed.") in verify_text(report)
 
 
 def test_other_conditions_are_named_and_not_judged(
     claim: Claim, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["verify", str(claim(1.5)), "--threads", "2"]) == 0
+    assert main(["verify", str(claim(1.5)), "--threads", "2"]) == 1
     out = capsys.readouterr().out
-    assert "can't be compared: the claim was made with threads 1, now 2" in out
+    assert "can't be compared: the claim was made with threads the default, now 2." in out
+    assert out.endswith("\nIt can't be verified.\n")
 
 
+@pytest.mark.usefixtures("quick")
 def test_other_edges_are_named(claim: Claim, capsys: pytest.CaptureFixture[str]) -> None:
     file = claim()
     path = file.with_name(PLACEMENT)
@@ -170,23 +352,34 @@ def test_other_edges_are_named(claim: Claim, capsys: pytest.CaptureFixture[str])
     assert len(record["edges"]["missing"]) == record["edges"]["expected"]
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_model_that_was_handed_back_is_the_given_one(claim: Claim) -> None:
-    unchanged = {"kept_float": True, "speedup": 1.0, "speedup_interval": [1.0, 1.0]}
-    file = claim(**unchanged)
-    assert verify(file).is_as_given is False
-    assert not verify(file).ok
+    sha256 = sha256_of_model(claim().with_name(BASELINE))
+    file = claim(
+        kept_float=True, speedup=1.0, speedup_interval=[1.0, 1.0], final_sha256=sha256,
+        output_sqnr_db=None,
+    )  # fmt: skip
+    report = verify(file)
+    assert report.is_as_given is False
+    for name in ("file", "placement", "error"):
+        assert outcomes(report)[name] == "differs"
     shutil.copy(file.with_name(BASELINE), file)
+    file.with_name(PLACEMENT).write_text(Placement().to_json())
     report = verify(file)
     assert report.is_as_given is True
-    assert report.ok
+    assert outcomes(report) == ALL_CONFIRMED
 
 
+@pytest.mark.usefixtures("quick")
 def test_what_is_said_of_another_file_is_not_said_of_this_one(
     claim: Claim, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = claim(files={"model": "another.onnx"})
-    assert main(["verify", str(file), "--engine", "simulated"]) == 0
-    assert capsys.readouterr().out.endswith("Nothing was said of it before.\n")
+    other = claim().with_name("another.onnx")
+    shutil.copy(claim(), other)
+    assert verify(other).ok  # it is the file, by its hash
+    with_random_weights(other)
+    assert main(["verify", str(other), "--engine", "simulated"]) == 1
+    assert capsys.readouterr().out.endswith("\nIt can't be verified.\n")
 
 
 def test_the_sizes_are_those_of_the_run(claim: Claim, tmp_path: Path) -> None:
@@ -195,9 +388,18 @@ def test_the_sizes_are_those_of_the_run(claim: Claim, tmp_path: Path) -> None:
     shutil.copy(tmp_path / BASELINE, file)
     (tmp_path / PLACEMENT).unlink()
     Journal(tmp_path / JOURNAL, {"shapes": {"image": [3, 3, 32, 32]}}).close()
-    assert verify(file).bench.inputs == {"image": "float32[3, 3, 32, 32]"}
+    assert fed(verify(file, runs=2)) == {"image": "float32[3, 3, 32, 32]"}
     asked = InputRequest(dims={"N": 2})
-    assert verify(file, inputs=asked).bench.inputs == {"image": "float32[2, 3, 32, 32]"}
+    assert fed(verify(file, inputs=asked, runs=2)) == {"image": "float32[2, 3, 32, 32]"}
+    file = claim(shapes={"image": [4, 3, 32, 32]})
+    report = verify(file, inputs=asked, runs=2)
+    assert report.other_conditions == {"input image": ([4, 3, 32, 32], "float32[2, 3, 32, 32]")}
+
+
+def fed(report: VerifyReport) -> Mapping[str, str]:
+    """What models were timed on."""
+    assert report.bench is not None
+    return report.bench.inputs
 
 
 def test_any_two_files(claim: Claim, tmp_path: Path) -> None:
@@ -218,5 +420,7 @@ def test_any_two_files(claim: Claim, tmp_path: Path) -> None:
     assert report.edges is None
     assert report.agrees is None
     assert report.measured is not None
+    assert report.bench is not None
+    assert "not a verification" in verify_text(report)
     assert 15 < report.bench.contestants[1].sqnr_db["logits"] < 60
     assert report.ok

@@ -25,10 +25,12 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "verify",
         parents=[common()],
-        help="measure a tuned model anew",
-        description="Time a model anew against the float model, and check it against what a "
-        "tuning run left beside it: the speedup in summary.json, the Q/DQ edges in "
-        "placement.json. The exit code is 1 if it is not what was said.",
+        help="check a tuned model against what its run claims",
+        description="Check a model against what a tuning run left beside it: its SHA-256 and that "
+        "of the baseline, the Q/DQ edges in placement.json, and error and speedup, both measured "
+        "anew. The exit code is 0 only if all of it holds; 1 if something differs, or can't be "
+        "verified. Nothing that the folder names is run, loaded or opened: repeat here the "
+        "threads, paths, libraries and arguments of the run that you trust.",
     )
     parser.add_argument("model", metavar="FILE", help="the model in question")
     parser.add_argument(
@@ -39,9 +41,23 @@ def add_parser(commands: Commands) -> None:
     )
     add_engine_option(parser)
     parser.add_argument(
-        "--threads", type=positive, help="threads per run (default: those of the run)"
+        "--threads", type=positive, help="threads per run (default: the engine's own)"
     )
     add_runs(parser)
+    parser.add_argument(
+        "--calibration_data",
+        "--data",
+        metavar="SOURCE",
+        help="what the run was given, to measure the error on: an .npy or .npz file, a folder of "
+        "them, or module:function (default: random inputs like those of the run)",
+    )
+    parser.add_argument(
+        "--calibration_samples",
+        "--samples",
+        type=positive,
+        metavar="N",
+        help="use at most N samples, if the run did",
+    )
     add_inputs(parser)
     add_format(parser)
     parser.set_defaults(run=_run)
@@ -61,6 +77,8 @@ def _run(options: argparse.Namespace) -> int:
             threads=options.threads,
             runs=options.runs,
             inputs=input_request(options),
+            calibration_data=options.calibration_data,
+            calibration_samples=options.calibration_samples,
             progress=progress,
         )
     is_json = options.format == "json"

@@ -8,6 +8,19 @@ from qdqtune.engines.entry import EngineEntry, SpokenDialect
 _BUILD_LIMIT_S = 3600.0
 _BUILD_LINE = "qdqtune.engines.trtexec.deployment:build_line"
 _TENSORRT_DIALECTS = (SpokenDialect("tensorrt-8", before_version=10), SpokenDialect("tensorrt"))
+# What may be taken from a record; see `EngineEntry.recorded_options`.
+_SWITCH, _NUMBER = "[01]", r"\d{1,9}(\.\d{1,9})?(e-\d\d)?"
+_TENSORRT_RECORDED = {
+    "typing": "strong|weak",
+    "precision": "fp16|bf16|fp32",
+    "level": "[0-5]",
+    "cuda_graph": _SWITCH,
+    "device": r"\d{1,3}",
+}
+_SIMULATED_NUMBERS = (
+    "build_s", "build_kernel_s", "seed", "noise", "correlation", "drift", "drift_s", "spikes",
+    "spike_size", "offset",
+)  # fmt: skip
 OURS = (
     EngineEntry(
         "onnxruntime",
@@ -17,6 +30,10 @@ OURS = (
         distributions=("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino"),
         worker_class="qdqtune.engines.onnxruntime:OnnxRuntimeEngine",
         dialects=(SpokenDialect("onnxruntime-novnni", True), SpokenDialect("onnxruntime")),
+        recorded_options={
+            "graph_optimization_level": "all|extended|basic|disable_all",
+            "enable_mem_pattern": _SWITCH,
+        },
     ),
     EngineEntry(
         "openvino",
@@ -30,6 +47,13 @@ OURS = (
         isa_variables=("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
         float32_options={"inference_precision": "f32", "INFERENCE_PRECISION_HINT": "f32"},
         runs_bfloat16=True,
+        recorded_options={
+            "device": "CPU|GPU|NPU",
+            "inference_precision": "f32|f16|bf16",
+            "execution_mode": "ACCURACY|PERFORMANCE",
+            "performance_hint": "LATENCY|THROUGHPUT",
+            "max_cpu_isa": "[A-Z0-9_]{1,40}",
+        },
     ),
     EngineEntry(
         "tensorrt",
@@ -54,6 +78,7 @@ OURS = (
         writes_layers=True,
         needs_gpu=True,
         open_limit_s=_BUILD_LIMIT_S,
+        recorded_options=_TENSORRT_RECORDED,
     ),
     EngineEntry(
         "trtexec",
@@ -71,6 +96,7 @@ OURS = (
         takes_shape_ranges=True,
         writes_layers=True,
         open_limit_s=_BUILD_LIMIT_S,
+        recorded_options=_TENSORRT_RECORDED,
     ),
     EngineEntry(
         "tensorrt_rtx",
@@ -86,6 +112,7 @@ OURS = (
         needs_gpu=True,
         lists_layers_anywhere=True,
         open_limit_s=_BUILD_LIMIT_S,
+        recorded_options=_TENSORRT_RECORDED,
     ),
     EngineEntry(
         "simulated",
@@ -95,6 +122,12 @@ OURS = (
         worker_class="qdqtune.engines.simulated:SimulatedEngine",
         measures=False,
         dialect_function="qdqtune.engines.simulated.spoken:dialect_of",
+        recorded_options={
+            "profile": r"[\w.-]{1,40}",
+            "fusion": _SWITCH,
+            "layout": _SWITCH,
+            **dict.fromkeys(_SIMULATED_NUMBERS, _NUMBER),
+        },
     ),
 )
 """In the order in which they are shown."""

@@ -227,6 +227,10 @@ class Summary:
             because the dialect has no integer kernels for that type; inputs and outputs have it.
         contention: Share of the last comparison that the engine waited for a core, if that was
             much; see `Comparison`.
+        baseline_sha256: Of `baseline.onnx` and its weights; empty in old summaries.
+        error_inputs: What `output_sqnr_db` was measured on: the ``source`` (``data`` or
+            ``random``), a ``digest`` of the samples, and the ``ranges`` of random ones; empty in
+            old summaries, and if nothing was measured.
     """
 
     model: str
@@ -288,6 +292,8 @@ class Summary:
     rejected: tuple[Rejected, ...] = ()
     converted_from: str = ""
     contention: float = 0.0
+    baseline_sha256: str = ""
+    error_inputs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def min_sqnr_db(self) -> float | None:
@@ -328,6 +334,7 @@ class Summary:
             "files": dict(self.files),
             "seeds": dict(self.seeds),
             "conditions": dict(self.conditions),
+            "error_inputs": dict(self.error_inputs),
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
         }
 

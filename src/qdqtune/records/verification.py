@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-import math
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from qdqtune.records.accuracy import finite
+from qdqtune.records.claim import Claim
 from qdqtune.records.comparison import BenchRecord
-from qdqtune.records.measurement import Comparison, EngineInfo
+from qdqtune.records.measurement import Comparison
 
-SCHEMA = 1
+SCHEMA = 2
+
+
+class Outcome(enum.Enum):
+    """What came of checking one part of a claim."""
+
+    CONFIRMED = "confirmed"
+    DIFFERS = "differs"
+    UNVERIFIED = "unverified"
 
 
 @dataclass(frozen=True)
-class Claim:
-    """What the summary of a tuning run says about the model that it wrote.
+class Check:
+    """One part of a claim.
 
     Attributes:
-        speedup: Over the model as given.
-        low: Lower end of its interval.
-        high: Upper end.
-        kept_float: Whether the model was handed back as it was.
-        engine: What measured.
+        name: Which: ``claim``, ``file``, ``baseline``, ``placement``, ``error`` or ``speed``.
+        outcome: What came of it.
+        text: What was compared, in a sentence.
     """
 
-    speedup: float
-    low: float
-    high: float
-    kept_float: bool
-    engine: EngineInfo
-
-    def agrees_with(self, measured: Comparison) -> bool:
-        """Whether both intervals allow the same speedup."""
-        return measured.high >= self.low and measured.low <= self.high
+    name: str
+    outcome: Outcome
+    text: str
 
 
 @dataclass(frozen=True)
@@ -61,59 +63,119 @@ class VerifyReport:
     """A model timed anew.
 
     Attributes:
-        bench: The baseline and the model, timed beside each other.
-        claim: What was said of it; None if nothing was.
+        bench: The baseline and the model, timed beside each other; None if they were not.
+        claim: What was said of it; None if nothing was, or nothing that can be read.
         edges: Its edges beside those of the placement; None if there is none to compare with.
         is_as_given: For a model that was handed back: whether it is the given one, byte for byte.
+        checks: What was compared with the claim, but for the speed; empty if there is no run that
+            could have claimed something.
+        not_timed: Why there is no speed; empty if there is.
+        sqnr_db: The worst output's distance from the float model, measured anew; None if it was
+            not.
+        ignored: What the record asks for and only the user may: a flag with its value, in the order
+            of `repeat_with`.
+        repeat_with: The command that takes it all from the user; empty if nothing was ignored and
+            nothing is missing.
     """
 
-    bench: BenchRecord
-    claim: Claim | None
-    edges: Edges | None
-    is_as_given: bool | None
+    bench: BenchRecord | None
+    claim: Claim | None = None
+    edges: Edges | None = None
+    is_as_given: bool | None = None
+    checks: tuple[Check, ...] = ()
+    not_timed: str = ""
+    sqnr_db: float | None = None
+    ignored: tuple[str, ...] = ()
+    repeat_with: str = ""
 
     @property
     def measured(self) -> Comparison | None:
         """The speedup as it is now; None if one of the two could not be timed."""
-        return self.bench.contestants[1].against_first
+        return self.bench.contestants[1].against_first if self.bench is not None else None
 
     @property
     def other_conditions(self) -> Mapping[str, tuple[object, object]]:
         """What was different when the claim was made: a field to its value then and now."""
-        if self.claim is None:
+        if self.claim is None or self.bench is None:
             return {}
         then, now = self.claim.engine.to_dict(), self.bench.engine.to_dict()
-        return {key: (then[key], now[key]) for key in then if then[key] != now[key]}
+        options = then.pop("options"), now.pop("options")
+        found = {key: (then[key], now.get(key)) for key in then if then[key] != now.get(key)}
+        for name in sorted({*options[0], *options[1]}):
+            before, here = (each.get(name) for each in options)
+            if before != here:
+                found[f"option {name}"] = before, here
+        shapes = {name: list(shape) for name, shape in self.claim.shapes.items()}
+        for name, fed in self.bench.inputs.items():
+            if name in shapes and not fed.endswith(str(shapes[name])):
+                found[f"input {name}"] = shapes[name], fed
+        return found
 
     @property
     def agrees(self) -> bool | None:
         """Whether both intervals allow the same speedup; None if they can't be compared."""
-        if self.claim is None or self.measured is None or self.other_conditions:
+        if self.claim is None or self.measured is None:
+            return None
+        if self.other_conditions or self.ignored:
             return None
         if self.is_as_given:  # one file, opened twice: whatever was measured is noise
             return True
         return self.claim.agrees_with(self.measured)
 
     @property
-    def differs_in_speed_only(self) -> bool:
-        """Whether it is the model that was spoken of, but not as fast as was said, or faster."""
-        return self._is_the_same_model and self.agrees is False
+    def speed(self) -> Check | None:
+        """The speed beside what was claimed of it; None if nothing was."""
+        claim, measured, bench = self.claim, self.measured, self.bench
+        if claim is None:
+            return None
+        said = f"claimed {claim.speedup:.3f}x, {claim.low:.3f} to {claim.high:.3f}"
+        if bench is None:
+            return Check("speed", Outcome.UNVERIFIED, f"{said}; {self.not_timed}")
+        if measured is None:
+            baseline, model = (each.measurement.error for each in bench.contestants)
+            outcome = Outcome.DIFFERS if baseline is None else Outcome.UNVERIFIED
+            return Check("speed", outcome, f"{said}; it can't be timed: {baseline or model}")
+        said = f"{measured.ratio:.3f}x, {measured.low:.3f} to {measured.high:.3f}; {said}"
+        if self.other_conditions:
+            differences = ", ".join(
+                f"{name} {_value(before)}, now {_value(now)}"
+                for name, (before, now) in self.other_conditions.items()
+            )
+            text = f"{said}; these can't be compared: the claim was made with {differences}"
+            return Check("speed", Outcome.UNVERIFIED, text)
+        if self.ignored:
+            text = f"{said}; these can't be compared: the claim was made with {self.ignored[0]}"
+            return Check("speed", Outcome.UNVERIFIED, text)
+        if self.agrees:
+            return Check("speed", Outcome.CONFIRMED, f"{said}; they agree")
+        if measured.ratio > claim.speedup:
+            return Check("speed", Outcome.CONFIRMED, f"{said}; it is faster than claimed")
+        return Check("speed", Outcome.DIFFERS, f"{said}; it is slower than claimed")
 
     @property
-    def _is_the_same_model(self) -> bool:
-        same_edges = self.edges is None or self.edges.ok
-        return self.bench.ok and self.is_as_given is not False and same_edges
+    def all_checks(self) -> tuple[Check, ...]:
+        """What was compared with the claim."""
+        return self.checks if self.speed is None else (*self.checks, self.speed)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The worst of all checks; None if there is no claim to be checked."""
+        found = {check.outcome for check in self.all_checks}
+        worst_first = (Outcome.DIFFERS, Outcome.UNVERIFIED, Outcome.CONFIRMED)
+        return next((each for each in worst_first if each in found), None)
+
+    @property
+    def differs_in_speed_only(self) -> bool:
+        """Whether nothing else is known to differ from the claim, so that it pays to time again."""
+        is_same = all(check.outcome is not Outcome.DIFFERS for check in self.checks)
+        return is_same and self.agrees is False
 
     @property
     def ok(self) -> bool:
-        """Whether the model is what it was said to be, and at least as fast."""
-        if not self._is_the_same_model:
-            return False
-        if self.agrees is False:
-            assert self.claim is not None
-            assert self.measured is not None
-            return self.measured.ratio > self.claim.speedup
-        return True
+        """Whether the model is what it was said to be; without a claim, whether it runs."""
+        if self.outcome is None:
+            return self.bench is not None and self.bench.ok
+        return self.outcome is Outcome.CONFIRMED
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -122,19 +184,28 @@ class VerifyReport:
             "kind": "verification",
             "schema": SCHEMA,
             "ok": self.ok,
+            "outcome": self.outcome.value if self.outcome is not None else None,
+            "checks": {
+                check.name: {"outcome": check.outcome.value, "text": check.text}
+                for check in self.all_checks
+            },
             "claimed": None
             if claim is None
             else {
                 "speedup": claim.speedup,
-                "speedup_interval": [claim.low, claim.high if math.isfinite(claim.high) else None],
+                "speedup_interval": [claim.low, finite(claim.high)],
                 "kept_float": claim.kept_float,
+                "output_sqnr_db": claim.sqnr_db,
                 "engine": claim.engine.to_dict(),
             },
             "measured": self.measured.to_dict() if self.measured is not None else None,
+            "output_sqnr_db": finite(self.sqnr_db),
             "agrees": self.agrees,
             "other_conditions": {
                 key: list(values) for key, values in self.other_conditions.items()
             },
+            "ignored": list(self.ignored),
+            "repeat_with": self.repeat_with,
             "edges": None
             if self.edges is None
             else {
@@ -143,5 +214,9 @@ class VerifyReport:
                 "surplus": list(self.edges.surplus),
             },
             "is_as_given": self.is_as_given,
-            "bench": self.bench.to_dict(),
+            "bench": self.bench.to_dict() if self.bench is not None else None,
         }
+
+
+def _value(value: object) -> str:
+    return "the default" if value is None else repr(value)

@@ -79,6 +79,23 @@ class Feeding:
         """Whether somebody gave data."""
         return self.source is CalibrationSource.DATA
 
+    def judged_digest(self) -> str:
+        """A hash of the samples that the result is judged on."""
+        digest = SampleDigest()
+        for feeds in self.judged():
+            digest.add(feeds)
+        return digest.hexdigest()
+
+    def judged_inputs(self, ranges: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+        """What they are, as `qdqtune.records.tuning.Summary.error_inputs` has it.
+
+        Args:
+            ranges: Lowest and highest value of random inputs, as asked for.
+        """
+        source = CalibrationSource.DATA if self.is_data else CalibrationSource.RANDOM
+        asked = {} if self.is_data else {name: list(pair) for name, pair in ranges.items()}
+        return {"source": source.value, "digest": self.judged_digest(), "ranges": asked}
+
 
 def feeding_of(source: Source, request: InputRequest, data: Any, limit: int | None) -> Feeding:
     """Where the inputs come from.

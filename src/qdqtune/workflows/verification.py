@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import filecmp
 import logging
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qdqtune.engines import registry
-from qdqtune.graph.files import load_model
-from qdqtune.graph.index import GraphIndex
-from qdqtune.qdq.read import strip
-from qdqtune.qdq.units import canonical
+from qdqtune.graph.parsing import parse_model
+from qdqtune.records.claim import Claim
 from qdqtune.records.comparison import BenchRecord
-from qdqtune.records.errors import UsageError
+from qdqtune.records.errors import EngineError, QdqtuneError, UsageError
 from qdqtune.records.inputs import InputRequest
-from qdqtune.records.measurement import EngineInfo
-from qdqtune.records.placement import Edge, Placement
-from qdqtune.records.reading import parse_json, read_bytes, read_text
-from qdqtune.records.verification import Claim, Edges, VerifyReport
+from qdqtune.records.verification import Check, Outcome, VerifyReport
+from qdqtune.workflows.claim_conditions import Conditions, Said, command_of
+from qdqtune.workflows.claims import (
+    check_baseline,
+    check_file,
+    check_placement,
+    claim_about,
+    lies_in_run,
+)
 from qdqtune.workflows.comparison import bench
-from qdqtune.workflows.tuning.folder import BASELINE, JOURNAL, PLACEMENT, SUMMARY
-from qdqtune.workflows.tuning.lines import whole_lines
+from qdqtune.workflows.remeasured_error import OTHER_DB, check_error, measure_error
+from qdqtune.workflows.tuning.folder import BASELINE
+from qdqtune.workflows.tuning.handover import sha256_of_model, sha256_with_weights
 
 _logger = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ _NOTHING_SAID = InputRequest()
 # A speedup that differs from the claim is measured so often again, each time in a fresh process:
 # what other tenants of a machine do to its caches lasts longer than one measurement.
 _MOST_REPEATS = 2
+
+_Measure = Callable[[Conditions], BenchRecord]
 
 
 def verify(
@@ -44,20 +47,28 @@ def verify(
     threads: int | None = None,
     runs: int | None = None,
     inputs: InputRequest = _NOTHING_SAID,
+    calibration_data: Any = None,
+    calibration_samples: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
-    """Time a model anew, and check it against what lies beside it.
+    """Check a model against what the run beside it claims: file, placement, error and speed.
+
+    A run's folder may come from a stranger. Of what it records, only the names of qdqtune's own
+    engines, their plain options, and shapes, ranges and the seed of inputs are used. Whatever is
+    run, loaded, opened or takes threads has to be said here; the report tells what was left out.
 
     Args:
         model: The model in question.
         against: The float model; None is the `baseline.onnx` beside it.
         engine: What runs both; None is what the summary beside the model names, else the one
             usable here.
-        engine_options: The engine's own options; None are those of the summary.
-        threads: Threads per run; None is as in the summary, else the engine's default.
+        engine_options: The engine's own options; beside them, plain ones of the summary hold.
+        threads: Threads per run; None is the engine's default.
         runs: Timed runs per model; None takes as many as fit into some seconds.
-        inputs: Shapes, ranges and seed of the random inputs; if no sizes are given, those of the
-            run.
+        inputs: Shapes, ranges and seed of the random inputs that models are timed on; if no sizes
+            are given, those of the run.
+        calibration_data: What the run measured its error on, as `tune` took it; None is random.
+        calibration_samples: Use at most this many samples of it, as `tune` did.
         progress: Called with the rounds done and planned.
 
     Raises:
@@ -65,39 +76,114 @@ def verify(
             no error but a report.
     """
     file = Path(model)
-    edges = None
-    claim, is_spoken_of = _claim_about(file)
     baseline = _baseline_of(file, against)
-    if is_spoken_of and not (claim is not None and claim.kept_float):
-        edges = _compare_edges(file)
-    if claim is not None and engine in (None, claim.engine.name):
-        engine = claim.engine.name
-        threads = claim.engine.threads if threads is None else threads
-        engine_options = engine_options or claim.engine.options
-    if claim is not None and not (inputs.shapes or inputs.dims):
-        inputs = replace(inputs, shapes=_shapes_of_run(file.parent))
-    is_as_given = None
-    if claim is not None and claim.kept_float:
-        is_as_given = filecmp.cmp(file, baseline, shallow=False)
+    said = Said(
+        None if against is None else os.fspath(against), engine, engine_options or {}, threads,
+        inputs, calibration_data, calibration_samples,
+    )  # fmt: skip
 
-    def measure() -> BenchRecord:
+    def measure(conditions: Conditions) -> BenchRecord:
         return bench(
             [baseline, file],
-            engine=engine or registry.AUTO,
-            engine_options=engine_options,
-            threads=threads,
+            engine=conditions.engine,
+            engine_options=conditions.options.engine_options,
+            threads=conditions.options.threads,
             runs=runs,
-            inputs=inputs,
+            inputs=conditions.inputs,
             progress=progress,
         )
 
-    report = VerifyReport(measure(), claim, edges, is_as_given)
+    if against is not None and not lies_in_run(file):
+        return VerifyReport(measure(said.conditions))
+    parse_model(file)  # what is no model is told before it is hashed
+    sha256 = sha256_of_model(file)
+    claim = claim_about(file, sha256)
+    if isinstance(claim, str):
+        unclaimed = Check("claim", Outcome.UNVERIFIED, claim)
+        placed, edges = check_placement(file, None)
+        return VerifyReport(None, edges=edges, checks=(unclaimed, placed))
+    placed, edges = check_placement(file, claim)
+    checks = (check_file(claim, file, sha256), check_baseline(claim, baseline), placed)
+    is_as_given = None
+    if claim.kept_float:
+        is_as_given = sha256_with_weights(file) == sha256_with_weights(baseline)
+    report = VerifyReport(None, claim, edges, is_as_given, checks)
+    return _measured(report, claim, file, baseline, said, measure)
+
+
+def _measured(
+    report: VerifyReport,
+    claim: Claim,
+    file: Path,
+    baseline: Path,
+    said: Said,
+    measure: _Measure,
+) -> VerifyReport:
+    """The report with speed and error, measured under the claim's conditions if possible."""
+    conditions = said.conditions_of(claim, file.parent)
+    try:
+        if not conditions.engine:
+            name = claim.engine.name
+            raise EngineError(f"The engine {name} is none of qdqtune's own.", "Name it: --engine.")
+        report = replace(report, bench=measure(conditions))
+    except QdqtuneError as error:
+        if said.is_to_blame(error):
+            raise
+        report = replace(report, not_timed=error.what.rstrip("."))
+    ignored = conditions.missing_in(report.bench)
+    report = replace(report, ignored=tuple(" ".join(pair) for pair in ignored))
+    checked, sqnr_db = _error(report, claim, file, baseline, said, conditions)
+    report = replace(report, checks=(*report.checks, checked), sqnr_db=sqnr_db)
     for _ in range(_MOST_REPEATS):
-        if not report.differs_in_speed_only:
+        if report.bench is None or not report.differs_in_speed_only:
             break
         _logger.info("the speedup differs from the claim: it is measured once more")
-        report = replace(report, bench=_or_later(report.bench, measure()))
-    return report
+        report = replace(report, bench=_or_later(report.bench, measure(conditions)))
+    if claim.on_data and said.data is None and not claim.kept_float:
+        ignored.append(("--calibration_data", "SOURCE"))
+    return replace(report, repeat_with=command_of(str(file), said, ignored))
+
+
+def _error(
+    report: VerifyReport,
+    claim: Claim,
+    file: Path,
+    baseline: Path,
+    said: Said,
+    conditions: Conditions,
+) -> tuple[Check, float | None]:
+    """The error beside the one that was claimed, and the error itself, if it was measured."""
+    if claim.kept_float:
+        if report.is_as_given:
+            text = "the run kept its baseline, and this is it, byte for byte"
+            return Check("error", Outcome.CONFIRMED, text), None
+        return Check(
+            "error", Outcome.DIFFERS, "the run kept its baseline, and this is not it"
+        ), None
+    if claim.on_data and said.data is None:
+        text = "the run measured it on data, which you have to give: --calibration_data SOURCE"
+        return Check("error", Outcome.UNVERIFIED, text), None
+    engine = report.bench.engine.name if report.bench is not None else None
+    inputs = replace(conditions.inputs, seed=claim.seed)
+    try:
+        found = measure_error(
+            file, baseline,
+            engine=engine,
+            options=conditions.options,
+            inputs=inputs if inputs.ranges else replace(inputs, ranges=claim.ranges),
+            data=said.data,
+            samples=said.samples,
+            in_float32=claim.tuned_in_float32,
+            enough_db=(claim.sqnr_db or 0.0) - OTHER_DB,
+        )  # fmt: skip
+    except QdqtuneError as error:
+        if said.is_to_blame(error):
+            raise
+        return Check("error", Outcome.UNVERIFIED, error.what.rstrip(".")), None
+    is_quantized = report.edges is None or bool(report.edges.expected)
+    is_same = engine is not None and not (report.other_conditions or report.ignored)
+    checked = check_error(claim, found, is_quantized=is_quantized, is_same=is_same)
+    return checked, found.sqnr_db
 
 
 def _or_later(first: BenchRecord, later: BenchRecord) -> BenchRecord:
@@ -120,75 +206,3 @@ def _baseline_of(file: Path, against: str | os.PathLike[str] | None) -> Path:
             "Name the float model: --against FLOAT.",
         )
     return beside
-
-
-def _claim_about(file: Path) -> tuple[Claim | None, bool]:
-    """What a summary beside a file says about it, and whether what lies there may be about it."""
-    path = file.with_name(SUMMARY)
-    if not path.is_file():
-        return None, True
-    try:
-        summary = parse_json(read_text(path), str(path))
-        if summary["kind"] != "summary":
-            return None, True
-        if file.name not in summary["files"].values() or file.name == BASELINE:
-            return None, False
-        return _claim(summary), True
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ):
-        _logger.warning("%s can't be read as the summary of a run: it is left out", path)
-        return None, True
-
-
-def _claim(summary: Mapping[str, Any]) -> Claim:
-    low, high = summary["speedup_interval"]
-    engine = summary["engine"]
-    if not (isinstance(engine["name"], str) and isinstance(engine["options"], dict)):
-        raise TypeError("there is no such engine")
-    return Claim(
-        speedup=float(summary["speedup"]),
-        low=float(low),
-        high=math.inf if high is None else float(high),
-        kept_float=bool(summary["kept_float"]),
-        engine=EngineInfo.from_dict(summary["engine"]),
-    )
-
-
-def _shapes_of_run(folder: Path) -> dict[str, tuple[int | None, ...]]:
-    """What the inputs of a run's models were like; empty if nothing is known of it."""
-    journal = folder / JOURNAL
-    lines = whole_lines(journal) if journal.is_file() else ()
-    headers = [line.get("header") for line in lines if line["kind"] == "run"]
-    found = headers[0].get("shapes", {}) if headers and isinstance(headers[0], dict) else {}
-    return {name: tuple(shape) for name, shape in found.items()}
-
-
-def _compare_edges(file: Path) -> Edges | None:
-    path = file.with_name(PLACEMENT)
-    if not path.is_file():
-        return None
-    placement = Placement.from_json(read_bytes(path).decode(errors="replace"), str(path))
-    model = load_model(file)
-    found = strip(model).placement.edges
-    index = GraphIndex(model)
-    unknown = sorted(tensor for tensor in placement.tensors if tensor not in index.value)
-    known = Placement(
-        frozenset(edge for edge in placement.edges if edge.tensor in index.value),
-        placement.outputs.difference(unknown),
-    )
-    expected = canonical(index, known).edges
-    missing = (*unknown, *_in_words(expected - found))
-    return Edges(len(expected) + len(unknown), missing, _in_words(found - expected))
-
-
-def _in_words(edges: Iterable[Edge]) -> tuple[str, ...]:
-    return tuple(
-        f"{edge.tensor} into {edge.node or 'the output'}:{edge.position}" for edge in sorted(edges)
-    )

@@ -11,6 +11,11 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+import onnx
+
+from qdqtune.graph.external import check_external_data
+from qdqtune.graph.parsing import parse_model
+from qdqtune.graph.proto_walk import contents
 from qdqtune.graph.whole_files import kind_at, remove, sha256_of, sync, writing
 from qdqtune.records.reading import parse_json, read_text
 
@@ -109,3 +114,21 @@ def sha256_of_model(model: Path) -> str:
     """The hash of a model's file, and of the weights that may lie beside it under its name."""
     weights = model.with_name(model.name + ".data")
     return sha256_of(model, weights) if weights.is_file() else sha256_of(model)
+
+
+def sha256_with_weights(model: Path) -> str:
+    """The hash of a model's file and of all files that its weights lie in, by their names.
+
+    Raises:
+        ModelError: If it is no model, or weights are missing or not plain files in its folder.
+    """
+    tensors = contents(parse_model(model)).tensors
+    check_external_data(tensors, model)
+    locations = {
+        entry.value
+        for tensor in tensors
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return sha256_of(model, *(model.absolute().parent / each for each in sorted(locations)))

@@ -51,7 +51,7 @@ from qdqtune.workflows.tuning.earlier import earlier_result
 from qdqtune.workflows.tuning.final_round import fastest_first
 from qdqtune.workflows.tuning.float_type import wanted_type, written_type
 from qdqtune.workflows.tuning.folder import RunFolder
-from qdqtune.workflows.tuning.handover import sha256_of_model
+from qdqtune.workflows.tuning.handover import sha256_of_model, sha256_with_weights
 from qdqtune.workflows.tuning.header import as_said_before
 from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.measured_accuracy import METRIC, MeasuredAccuracy, checked_metric
@@ -602,6 +602,9 @@ class TuneRun:
             folder.remove_region_models()
         staged, fingerprint = folder.staged, self._tuned.fingerprint
         story.final_sha256 = sha256_of_model(staged / names.FINAL)
+        story.baseline_sha256 = sha256_with_weights(folder / names.BASELINE)
+        if story.is_shipped and story.sqnr_db is not None:
+            story.error_inputs = self._feeding.judged_inputs(request.inputs.ranges)
         write_text(staged / names.PLACEMENT, story.placement.to_json(fingerprint), force=True)
         if story.is_shipped and self._shipping.ranges is not None:
             write_text(staged / names.RANGES, self._shipping.ranges.to_json(), force=True)

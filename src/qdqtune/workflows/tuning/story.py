@@ -60,6 +60,8 @@ class Story:
     earlier_benchmarks: int = 0
     earlier_s: float = 0.0
     final_sha256: str = ""
+    baseline_sha256: str = ""
+    error_inputs: dict[str, Any] = field(default_factory=dict)
     subgraphs: dict[str, int] = field(default_factory=dict)
     subgraph_benchmarks: int = 0
     subgraph_failed: int = 0
@@ -133,6 +135,8 @@ class Story:
             total_benchmarks=self.earlier_benchmarks + self.benchmarks,
             total_seconds=self.earlier_s + seconds.total,
             final_sha256=self.final_sha256,
+            baseline_sha256=self.baseline_sha256,
+            error_inputs=self.error_inputs,
             converted_from=self.converted_from,
             conditions=self.conditions,
             mode=request.workflow,

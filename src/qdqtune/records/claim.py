@@ -1,0 +1,201 @@
+"""What a run claims about the model that it wrote, read from a file that anybody may edit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdqtune.records.measurement import Comparison, EngineInfo
+from qdqtune.records.tuning import AS_GIVEN, SCHEMA
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MOST_WHOLE = 1 << 63
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the summary of a tuning run says about the model that it wrote.
+
+    Attributes:
+        speedup: Over the model as given.
+        low: Lower end of its interval.
+        high: Upper end.
+        kept_float: Whether the model was handed back as it was.
+        engine: What measured.
+        sqnr_db: The worst output's distance from the float model, in dB; None if none is claimed.
+        final_sha256: Of the model with its weights; empty if not recorded.
+        baseline_sha256: Of the baseline with its weights; empty if not recorded.
+        given_sha256: Of the file that was tuned, without weights beside it; empty if not recorded,
+            or if the baseline is a conversion of it.
+        on_data: Whether the error was measured on the user's data, not on random inputs.
+        samples_digest: Of the inputs that it was measured on; empty if not recorded.
+        ranges: Lowest and highest value of random inputs, by name.
+        seed: Of the run.
+        shapes: Of the inputs; empty if not recorded.
+        conversion_db: How far the baseline is from the model as given, in dB, if it is a conversion
+            of it; the error is that to the model as given.
+        tuned_in_float32: Whether the baseline is in half floats, and what was made of it is not.
+    """
+
+    speedup: float
+    low: float
+    high: float
+    kept_float: bool
+    engine: EngineInfo
+    sqnr_db: float | None = None
+    final_sha256: str = ""
+    baseline_sha256: str = ""
+    given_sha256: str = ""
+    on_data: bool = False
+    samples_digest: str = ""
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    seed: int = 0
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    conversion_db: float | None = None
+    tuned_in_float32: bool = False
+
+    def agrees_with(self, measured: Comparison) -> bool:
+        """Whether both intervals allow the same speedup."""
+        return measured.high >= self.low and measured.low <= self.high
+
+    @classmethod
+    def from_summary(cls, summary: object) -> Claim:
+        """Read the JSON form of a `Summary`, of which nothing is taken for granted.
+
+        Raises:
+            ValueError: If it is none that this version can read, or claims something that can't be;
+                the message says what.
+        """
+        body = _object(summary, "it")
+        if body.get("kind") != "summary":
+            raise ValueError('it has no "kind": "summary"')
+        schema = _whole(body.get("schema"), "schema", least=1)
+        if schema > SCHEMA:
+            raise ValueError(
+                f"it was written by a newer version of qdqtune (schema {schema}, known is {SCHEMA})"
+            )
+        low, speedup, high = _speedup(body)
+        conditions = _object(body.get("conditions") or {}, "conditions")
+        inputs = _object(body.get("error_inputs") or {}, "error_inputs")
+        precision = _text(body.get("precision", AS_GIVEN), "precision")
+        is_converted = precision != AS_GIVEN
+        source = _text(inputs.get("source") or body.get("calibration") or "", "calibration")
+        return cls(
+            speedup=speedup,
+            low=low,
+            high=high,
+            kept_float=_switch(body.get("kept_float"), "kept_float"),
+            engine=_engine(body.get("engine")),
+            sqnr_db=_maybe_number(body.get("output_sqnr_db"), "output_sqnr_db"),
+            final_sha256=_hash(body.get("final_sha256"), "final_sha256"),
+            baseline_sha256=_hash(body.get("baseline_sha256"), "baseline_sha256"),
+            given_sha256=""
+            if is_converted
+            else _hash(conditions.get("model_sha256"), "model_sha256"),
+            on_data=source == "data",
+            samples_digest=_text(inputs.get("digest") or "", "error_inputs.digest"),
+            ranges=_ranges(inputs.get("ranges") or {}),
+            seed=_whole(body.get("seed", 0), "seed"),
+            shapes=_shapes(body.get("shapes") or {}),
+            conversion_db=_maybe_number(body.get("precision_sqnr_db"), "precision_sqnr_db")
+            if is_converted
+            else None,
+            tuned_in_float32=bool(_text(body.get("converted_from") or "", "converted_from")),
+        )
+
+
+def _speedup(body: Mapping[str, Any]) -> tuple[float, float, float]:
+    interval = body.get("speedup_interval")
+    if not isinstance(interval, list) or len(interval) != 2:
+        raise ValueError("speedup_interval is no pair of numbers")
+    speedup = _number(body.get("speedup"), "speedup")
+    low = _number(interval[0], "speedup_interval")
+    high = math.inf if interval[1] is None else _number(interval[1], "speedup_interval")
+    if not 0.0 <= low <= speedup <= high or speedup <= 0.0:
+        raise ValueError(f"a speedup of {speedup:g} can't be between {low:g} and {high:g}")
+    return low, speedup, high
+
+
+def _engine(value: object) -> EngineInfo:
+    body = _object(value, "engine")
+    for name in ("name", "version", "device", "isa"):
+        _text(body.get(name), f"engine.{name}")
+    if body.get("threads") is not None:
+        _whole(body["threads"], "engine.threads", least=1)
+    for name, option in _object(body.get("options"), "engine.options").items():
+        _text(option, f"engine.options.{name}")
+    _switch(body.get("takes_threads", True), "engine.takes_threads")
+    _text(body.get("float_type", ""), "engine.float_type")
+    known = EngineInfo.__dataclass_fields__
+    return EngineInfo.from_dict({name: body[name] for name in known if name in body})
+
+
+def _ranges(value: object) -> dict[str, tuple[float, float]]:
+    found = {}
+    for name, pair in _object(value, "error_inputs.ranges").items():
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ValueError("error_inputs.ranges has something that is no pair of numbers")
+        low, high = (_number(each, "error_inputs.ranges") for each in pair)
+        if low > high:
+            raise ValueError(f"error_inputs.ranges has no numbers from {low:g} to {high:g}")
+        found[name] = (low, high)
+    return found
+
+
+def _shapes(value: object) -> dict[str, tuple[int, ...]]:
+    found = {}
+    for name, shape in _object(value, "shapes").items():
+        if not isinstance(shape, list):
+            raise ValueError("shapes has something that is no shape")
+        found[name] = tuple(_whole(size, "shapes") for size in shape)
+    return found
+
+
+def _object(value: object, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is no JSON object")
+    return value
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is no text")
+    return value
+
+
+def _hash(value: object, name: str) -> str:
+    if not value:
+        return ""
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise ValueError(f"{name} is no SHA-256")
+    return value
+
+
+def _switch(value: object, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is neither true nor false")
+    return value
+
+
+def _whole(value: object, name: str, least: int = 0) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _MOST_WHOLE:
+        raise ValueError(f"{name} is no whole number from {least} on")
+    return value
+
+
+def _number(value: object, name: str) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        number = float(value) if is_number else math.nan  # type: ignore[arg-type]
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is no finite number")
+    return number
+
+
+def _maybe_number(value: object, name: str) -> float | None:
+    return None if value is None else _number(value, name)
