@@ -78,7 +78,11 @@ PLACEMENT = json.loads(Placement.of([("x", "n0", 0), ("w", "n0", 1)], ["a"]).to_
 RANGES = json.loads(Ranges({"x": (-1.0, 2.5)}, CalibrationSource.DATA, 4).to_json())
 SUMMARY: dict[str, Any] = {
     "kind": "summary",
-    "files": {"optimized_final": "m.onnx"},
+    "schema": 1,
+    "output_sqnr_db": 30.0,
+    "error_inputs": {"source": "random", "digest": "0", "ranges": {"x": [-1.0, 1.0]}},
+    "conditions": {"model_sha256": "0" * 64},
+    "seed": 1,
     "speedup": 1.5,
     "speedup_interval": [1.4, 1.6],
     "kept_float": False,
@@ -128,17 +132,9 @@ def test_shapes_dims_and_ranges_of_inputs(texts: list[str]) -> None:
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    onnx.save(one_matmul(), folder / "m.onnx")
+    for name in ("m.onnx", "optimized_final.onnx"):
+        onnx.save(one_matmul(), folder / name)
     return folder
-
-
-def code_of(*line: str) -> int:
-    """What a command answers; it must say what is wrong."""
-    with contextlib.redirect_stderr(io.StringIO()) as err:
-        code = main(line)
-    assert code in (1, 2)
-    assert err.getvalue().startswith("error: ")
-    return code
 
 
 @EXAMPLES
@@ -151,7 +147,8 @@ def test_what_a_run_left_beside_its_model(run_folder: Path, summary: Any, placem
     (run_folder / "summary.json").write_text(json.dumps(summary))
     (run_folder / "placement.json").write_text(json.dumps(placement))
     missing = str(run_folder / "missing.onnx")
-    code_of("verify", str(run_folder / "m.onnx"), "--against", missing, "-q")
+    final = str(run_folder / "optimized_final.onnx")
+    assert main(["verify", final, "--against", missing, "-q"]) in (1, 2)
 
 
 @pytest.mark.parametrize("engine", [{"name": 5}, {"options": 5}, {"options": [1]}], ids=str)
@@ -159,8 +156,8 @@ def test_an_engine_of_a_run_that_can_not_be(run_folder: Path, engine: dict[str, 
     (run_folder / "placement.json").unlink(missing_ok=True)
     summary = {**SUMMARY, "engine": {**SUMMARY["engine"], **engine}}
     (run_folder / "summary.json").write_text(json.dumps(summary))
-    model = str(run_folder / "m.onnx")
-    assert main(["verify", model, "--against", model, "--runs", "2", "-q"]) in (0, 1, 2)
+    model = str(run_folder / "optimized_final.onnx")
+    assert main(["verify", model, "--against", model, "--runs", "2", "-q"]) == 1
 
 
 @settings(max_examples=8)
@@ -370,10 +367,11 @@ def test_a_journal_with_sound_checksums(
     run_folder: Path, journal_bodies: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     """One field of one line is anything at all: what is opened afterwards can be gone on with."""
+    from qdqtune.records.claim import Claim
+    from qdqtune.workflows.claims import shapes_of_run
     from qdqtune.workflows.tuning.export import list_candidates
     from qdqtune.workflows.tuning.folder import JOURNAL
     from qdqtune.workflows.tuning.journal import Journal
-    from qdqtune.workflows.verification import _shapes_of_run
 
     number = data.draw(st.integers(0, len(journal_bodies) - 1))
     lines = [*journal_bodies]
@@ -381,7 +379,7 @@ def test_a_journal_with_sound_checksums(
     path = run_folder / JOURNAL
     path.write_bytes(b"".join(map(sealed, lines)))
     ours(_list_in_words, list_candidates, run_folder)
-    ours(_shapes_of_run, run_folder)
+    ours(shapes_of_run, Claim.from_summary(SUMMARY), run_folder)
     ours(_go_on, Journal, path)
 
 

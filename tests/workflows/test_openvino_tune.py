@@ -124,8 +124,12 @@ def test_the_summary_says_what_was_in_effect_and_it_is_verified_so(
     assert (engine["name"], engine["threads"]) == ("openvino", 1)
     assert engine["isa"]
     assert engine["options"].items() >= OPTIONS.items()
-    report = verify(result.model, runs=20)
+    report = verify(result.model, threads=1, runs=20)
+    assert report.bench is not None
     assert report.bench.engine.to_dict() == engine
+    assert {check.name: check.outcome.value for check in report.checks} == dict.fromkeys(
+        ["file", "baseline", "placement", "error"], "confirmed"
+    )
     assert report.edges is not None
     assert not report.edges.missing
 
