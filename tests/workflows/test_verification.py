@@ -28,7 +28,7 @@ from qdqtune.workflows.comparison import bench
 from qdqtune.workflows.insertion import Choice, insert_qdq
 from qdqtune.workflows.remeasured_error import measure_error
 from qdqtune.workflows.tuning.folder import BASELINE, FINAL, JOURNAL, PLACEMENT, SUMMARY
-from qdqtune.workflows.tuning.handover import sha256_of_model
+from qdqtune.workflows.tuning.handover import sha256_of_model, sha256_with_weights
 from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.verification import verify
 
@@ -125,6 +125,13 @@ def quick(quantized: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatc
     """Lets `bench` find what is claimed, at once."""
     low, high = quantized[1]["speedup_interval"]
     measuring(monkeypatch, EngineInfo.from_dict(quantized[1]["engine"]), *[(low, high)] * 9)
+
+
+def flip_a_bit(file: Path) -> None:
+    """Changes one bit in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 64
+    file.write_bytes(content)
 
 
 ALL_CONFIRMED = dict.fromkeys(["file", "baseline", "placement", "error", "speed"], "confirmed")
@@ -368,6 +375,22 @@ def test_a_model_that_was_handed_back_is_the_given_one(claim: Claim) -> None:
     report = verify(file)
     assert report.is_as_given is True
     assert outcomes(report) == ALL_CONFIRMED
+
+
+@pytest.mark.usefixtures("quick")
+def test_weights_of_a_model_that_was_handed_back_are_checked(claim: Claim, tmp_path: Path) -> None:
+    baseline, file = tmp_path / BASELINE, claim()
+    onnx.save(onnx.load(baseline), baseline, save_as_external_data=True, location="w.bin")
+    shutil.copy(baseline, file)
+    file.with_name(PLACEMENT).write_text(Placement().to_json())
+    unchanged = {"kept_float": True, "speedup": 1.0, "speedup_interval": [1.0, 1.0]}
+    hashes = {
+        "final_sha256": sha256_of_model(file),
+        "baseline_sha256": sha256_with_weights(baseline),
+    }
+    assert verify(claim(**unchanged, **hashes, output_sqnr_db=None)).ok
+    flip_a_bit(tmp_path / "w.bin")
+    assert outcomes(verify(file))["file"] == "differs"
 
 
 @pytest.mark.usefixtures("quick")
