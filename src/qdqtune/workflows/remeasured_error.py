@@ -30,8 +30,8 @@ Seen on zoo models with one thread and two: less than 0.01 dB.
 OTHER_DB = 3.0
 """The same elsewhere: twice the noise.
 
-Kernels of other engines, versions and CPUs round at other places. Seen: up to 1.7 dB between ONNX
-Runtime, OpenVINO in float32 or bfloat16, and every op run as it is written. CPUs that sum uint8
+Kernels of other engines, versions and CPUs round at other places. Seen: up to 1.7 dB between two
+engines for CPUs, in float32 or bfloat16, and every op run as it is written. CPUs that sum uint8
 times int8 with saturation cost a MobileNetV2 8 dB; that is the CPU's doing, not the file's, and is
 told apart by running every op as it is written.
 """
