@@ -259,11 +259,13 @@ def sound_state() -> dict[str, Any]:
     from qdqtune.autotune.config import Config
     from qdqtune.autotune.patterns.state_file import KIND, SCHEMA
 
-    scheme = {"latency_ms": 1.5, "error": False}
-    pattern = {"pattern_signature": "Conv->Relu", "schemes": [scheme]}
+    def pattern() -> dict[str, Any]:  # anew each time: one that is in two places is an alias
+        scheme = {"latency_ms": 1.5, "error": False}
+        return {"pattern_signature": "Conv->Relu", "schemes": [scheme]}
+
     return {
         "kind": KIND, "schema": SCHEMA, "header": {"model": "0"}, "baseline_latency_ms": 2.5,
-        "config": Config().to_dict(), "patterns": [pattern], "pattern_schemes": [pattern],
+        "config": Config().to_dict(), "patterns": [pattern()], "pattern_schemes": [pattern()],
     }  # fmt: skip
 
 
@@ -290,6 +292,31 @@ def test_state_files_and_pattern_caches(run_folder: Path, text: str) -> None:
         text.replace("autotuner_state", "pattern_cache").encode("utf-8", "surrogatepass")
     )
     ours(PatternCache.load, file)
+
+
+def test_the_state_is_sound(run_folder: Path) -> None:
+    from qdqtune.autotune.patterns.pattern_cache import PatternCache
+    from qdqtune.autotune.patterns.state_file import read_state
+
+    file = run_folder / "sound.yaml"
+    file.write_text(yaml.safe_dump(sound_state()))
+    assert read_state(file).baseline_latency_ms == 2.5
+    file.write_text(yaml.safe_dump({**sound_state(), "kind": "pattern_cache"}))
+    PatternCache.load(file)
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value)[:20])
+def test_any_latency_in_a_state_file(run_folder: Path, value: Any) -> None:
+    from qdqtune.autotune.patterns.pattern_cache import PatternCache
+    from qdqtune.autotune.patterns.state_file import read_state
+
+    file, state = run_folder / "latency.yaml", sound_state()
+    state["patterns"][0]["schemes"][0]["latency_ms"] = value
+    for body in ({**sound_state(), "baseline_latency_ms": value}, state):
+        file.write_text(yaml.safe_dump(body))
+        ours(read_state, file)
+        file.write_text(yaml.safe_dump({**body, "kind": "pattern_cache"}))
+        ours(PatternCache.load, file)
 
 
 def test_every_tag_in_a_state_file(run_folder: Path) -> None:

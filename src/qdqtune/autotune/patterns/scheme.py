@@ -17,6 +17,9 @@ from qdqtune.autotune.patterns.insertion_points import (
     RegionOutputInsertionPoint,
 )
 
+LARGEST_MS = 1e300
+"""No latency in a file is larger, but for infinite ones."""
+
 _HASH_DIGITS = 32
 
 
@@ -109,10 +112,10 @@ class InsertionScheme:
             raise InvalidSchemeError(
                 f"The latency {latency_ms!r} is not a number.", "Give it in ms."
             )
-        if not latency_ms > 0:
+        if not (0 < latency_ms < LARGEST_MS or latency_ms == math.inf):
             raise InvalidSchemeError(
-                f"The latency {latency_ms!r} is not above 0.",
-                "Write .inf if nothing was measured.",
+                f"The latency {latency_ms!r} is no time.",
+                "Give milliseconds, or .inf if nothing was measured.",
             )
         return cls(
             _points(NodeInputInsertionPoint, body, "nodes_insertion_points"),

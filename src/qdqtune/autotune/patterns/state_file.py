@@ -12,6 +12,7 @@ from typing import Any
 from qdqtune.autotune.config import Config
 from qdqtune.autotune.errors import AutotunerError
 from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
+from qdqtune.autotune.patterns.scheme import LARGEST_MS
 from qdqtune.autotune.patterns.yaml_files import Lines, YamlFile, read_yaml, write_yaml
 from qdqtune.records.schemas import SCHEMAS
 
@@ -126,7 +127,7 @@ def _baseline(file: YamlFile) -> float | None:
     if found is None:
         return None
     number = isinstance(found, int | float) and not isinstance(found, bool)
-    if not number or not 0 < found < float("inf"):
+    if not number or not 0 < found < LARGEST_MS:
         raise _broken(file, f"{found!r} is no latency", "baseline_latency_ms")
     return float(found)
 
