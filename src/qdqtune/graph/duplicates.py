@@ -27,6 +27,9 @@ _PLAIN = frozenset(
 )  # fmt: skip
 # Larger constants than this are not compared as attributes.
 _MOST_BYTES = 1024
+# onnx_ir copies all inputs of a node for each that is replaced: what nodes with more of them read
+# stays as it is.
+_MOST_INPUTS = 1000
 # So much of a weight is looked at first: few that are equal so far differ later.
 _FIRST_ELEMENTS = 256
 
@@ -34,8 +37,8 @@ _FIRST_ELEMENTS = 256
 def merge_nodes(graph: ir.Graph | ir.Function) -> int:
     """Let one of several nodes that compute the same stand for all, in place.
 
-    Quantization and random ops, other domains' ops, ops with bodies, and what gives an output of
-    the graph are left alone.
+    Quantization and random ops, other domains' ops, ops with bodies, what gives an output of the
+    graph, and what nodes with very many inputs read are left alone.
 
     Returns:
         How many nodes are gone, Constant nodes aside.
@@ -47,7 +50,7 @@ def merge_nodes(graph: ir.Graph | ir.Function) -> int:
         if key is None:
             continue
         kept = first.setdefault(key, node)
-        if kept is node or any(output.is_graph_output() for output in node.outputs):
+        if kept is node or not all(map(_may_be_replaced, node.outputs)):
             continue
         for output, stays in zip(node.outputs, kept.outputs, strict=True):
             stays.shape = stays.shape or output.shape
@@ -61,7 +64,8 @@ def merge_nodes(graph: ir.Graph | ir.Function) -> int:
 def merge_weights(graph: ir.Graph) -> int:
     """Let one of several equal initializers stand for all, in place; equal is bit for bit.
 
-    Biases stay apart: who quantizes them gives each the scale of its own layer.
+    Biases stay apart: who quantizes them gives each the scale of its own layer. So do weights that
+    nodes with very many inputs read.
 
     Returns:
         How many are gone.
@@ -115,8 +119,14 @@ def _content(attribute: ir.Attr) -> str | None:
     return None
 
 
+def _may_be_replaced(value: ir.Value) -> bool:
+    return not value.is_graph_output() and all(
+        len(user.inputs) <= _MOST_INPUTS for user, _ in value.uses()
+    )
+
+
 def _may_share(value: ir.Value) -> bool:
-    if value.is_graph_input() or value.is_graph_output():
+    if value.is_graph_input() or not _may_be_replaced(value):
         return False
     return not any(position == 2 and is_op(user, *WEIGHTED_OPS) for user, position in value.uses())
 
