@@ -38,7 +38,11 @@ OTHER_NOISE = "QDQTUNE_TEST_OTHER_NOISE"
 """A variable that gives the machine another noise, and nobody is told."""
 
 _OWN = ("fault", "poisoned")
-_IMPOSSIBLE = (float("nan"), -1.0, 0.0, float("inf"))
+_LATENCIES = {
+    "impossible": (float("nan"), -1.0, 0.0, float("inf")),
+    "absurd": (1e14, 5e-324),
+}
+_NO_TIMES = (float("nan"), float("inf"), -1.0, "soon", None, 10**400, [], True)
 
 
 def _print_junk(size: int) -> None:
@@ -105,11 +109,14 @@ class _FaultySession:
 
     def time_runs(self, runs: int) -> list[float]:
         samples = self._session.time_runs(runs)
-        if self._fault == "impossible":  # each model in another way
-            return [*samples[:-1], _IMPOSSIBLE[self._number % len(_IMPOSSIBLE)]]
+        if self._fault in _LATENCIES:  # each model in another way
+            latencies = _LATENCIES[self._fault]
+            return [*samples[:-1], latencies[self._number % len(latencies)]]
         if self._fault == "flattery":  # what the search sees is not there when it counts
             true_ms = 0.8 if self._is_candidate else 1.0
             return self._session._noise.samples_ms(true_ms, runs)
+        if self._fault == "layers":
+            return samples
         os.write(2, b"about to break down\n")
         if self._fault == "junk":
             _print_junk(self._junk_bytes)
@@ -119,7 +126,13 @@ class _FaultySession:
         return samples
 
     def layer_times(self, runs: int) -> list[LayerTime]:
-        return self._session.layer_times(runs)
+        layers = self._session.layer_times(runs)
+        if self._fault == "layers":  # each layer in another way
+            return [
+                replace(layer, ms=_NO_TIMES[(self._number + place) % len(_NO_TIMES)])
+                for place, layer in enumerate(layers)
+            ]
+        return layers
 
     def close(self) -> None:
         self._session.close()

@@ -53,15 +53,29 @@ def test_a_candidate_that_breaks_the_engine_is_a_failed_trial_and_the_rest_is_tu
     assert result.summary.failed == len(failed) < result.summary.benchmarks
 
 
+@pytest.mark.parametrize(
+    ("fault", "latencies"),
+    [
+        ("impossible", ["nan", "-1.0", "0.0", "inf"]),
+        ("absurd", ["100000000000000.0", "5e-324"]),
+    ],
+)
 def test_a_latency_that_can_not_be_is_a_failed_trial_and_the_rest_is_tuned(
-    faulty_tune: Tune,
+    faulty_tune: Tune, fault: str, latencies: list[str]
 ) -> None:
-    result = faulty_tune(four_convs(), fault="impossible", poisoned="n6")
+    result = faulty_tune(four_convs(), fault=fault, poisoned="n6")
     failed = failures(result.output_dir)
-    for impossible in ("nan", "-1.0", "0.0", "inf"):
-        assert any(f"impossible latency: {impossible} ms" in failure for failure in failed)
+    for impossible in latencies:
+        words = f"impossible latency: {impossible} ms"
+        assert any(words in failure for failure in failed), failed
     assert_right_but_for(result, "n6", left={"n0", "n2", "n4"})
     assert result.summary.failed == len(failed) < result.summary.benchmarks
+
+
+@pytest.mark.parametrize("workflow", ["region", "subgraph"])
+def test_layer_times_that_are_none_are_no_times(faulty_tune: Tune, workflow: str) -> None:
+    result = faulty_tune(two_convs(), fault="layers", poisoned="every", workflow=workflow)
+    assert_right_but_for(result, "none", left={"n0", "n2"})
 
 
 def assert_right_but_for(result: TuneResult, poisoned: str, left: set[str]) -> None:
