@@ -21,6 +21,7 @@ from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, FINAL, JOURNAL
 from qdqtune.workflows.tuning.journal import Journal
 from tests.conftest import model_from_text
 from tests.fuzz.seeds import function_chain
+from tests.graph.test_function_calls import doubling
 
 ROOT = Path(__file__).parent.parent
 ERRORS = {"QdqtuneError", "UsageError", "ModelError", "OutputError", "EngineError"}
@@ -152,6 +153,9 @@ FILES: dict[str, Make] = {
     "functions that call themselves": lambda path: path.write_bytes(
         function_chain(3, cyclic=True).SerializeToString()
     ),
+    "functions that call each other so often": lambda path: path.write_bytes(
+        doubling(40).SerializeToString()
+    ),
     "a name in it that is not UTF-8": not_text,
     "of the ONNX format": changed(lambda model: setattr(model, "ir_version", 99)),
     "imports two versions of the opset": changed(
@@ -233,6 +237,11 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
         w=np.ones((4, 3, 1, 1), np.float32),
         s=np.ones(3, np.float32),
     ),
+    "of memory that a process may have": lambda: model_from_text(
+        "g (float[2,4] x) => (float[A,B,C] y) { h = MatMul(x, w) y = Expand(h, s) }",
+        w=np.eye(4, dtype="f"),
+        s=np.array([1 << 40, 2, 4]),
+    ),
     "types or shapes contradict each other": lambda: model_from_text(
         "g (float[2,4] x) => (float[7,7] y) { h = MatMul(x, w) y = Relu(h) }",
         w=np.eye(4, dtype="f"),
@@ -292,6 +301,7 @@ REQUESTS: dict[str, tuple[str, int]] = {
     "have no output and no quantized op in common": ("compare {model} {alien}", 2),
     "has no kernels that could compute": ("compare {model} {alien} --engine simulated", 1),
     "takes other inputs": ("bench {model} {other}", 2),
+    "leaves no room for any engine": ("bench {model} --max_memory 1MiB", 2),
     "No values can be made up": ("bench {words}", 1),
     "leaves the sizes of its inputs open": ("bench {open}", 2),
     "lies in the output folder": ("tune {run}/baseline.onnx -o {run}", 1),

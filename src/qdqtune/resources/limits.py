@@ -100,7 +100,8 @@ def set_memory_limit(size: int | None) -> tuple[int, int] | None:
     """Hold this process, and those that it starts, to a limit of memory.
 
     What counts is memory that a process can write to and shares with nobody, be it used or not.
-    Address space that is only reserved, as GPU drivers do by the terabyte, does not.
+    Address space that is only reserved, as GPU drivers do, does not: under a limit of all address
+    space (RLIMIT_AS) CUDA would not start.
 
     Args:
         size: In bytes; None sets no limit.
@@ -132,10 +133,10 @@ def _memory(given: int | str) -> int:
     try:
         size = parse_size(given) if isinstance(given, str) else given
     except ValueError as error:
-        raise UsageError(f"max_memory: {error}.") from None
+        raise UsageError(f"max_memory can't be read: {error}.", "It is a size, or None.") from None
     if size < LEAST_MEMORY:
         raise UsageError(
-            f"A limit of {size_text(size)} leaves no room for any engine.",
+            f"A memory limit of {size_text(size)} leaves no room for any engine.",
             f"Allow at least {size_text(LEAST_MEMORY)}: --max_memory.",
         )
     return size
@@ -143,5 +144,8 @@ def _memory(given: int | str) -> int:
 
 def _seconds(given: float | None) -> float | None:
     if given is not None and not (math.isfinite(given) and given > 0):
-        raise UsageError(f"timeout_s must be a positive number of seconds, not {given}.")
+        raise UsageError(
+            f"timeout_s must be a positive number of seconds, not {given}.",
+            "None leaves each step the time that it usually may take.",
+        )
     return given
