@@ -37,7 +37,7 @@ def observe_shapes(base: PreparedModel, worker: Worker, feeds: Feeds) -> dict[st
     unknown = unknown_tensors(base.index)
     if not unknown:
         return {}
-    path = base.write(_with_shapes(base, unknown).SerializeToString(), "shapes")
+    path = base.write_for_now(_with_shapes(base, unknown).SerializeToString(), "shapes")
     try:
         opened = worker.open(path, AS_WRITTEN)
         outputs = worker.run(opened, feeds)

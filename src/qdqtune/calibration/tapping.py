@@ -78,7 +78,7 @@ def _run(
         dtype = base.index.dtype(name)
         kind = dtype.value if dtype is not None else onnx.TensorProto.UNDEFINED
         proto.graph.output.append(make_tensor_value_info(name, kind, None))
-    path = base.write(proto.SerializeToString(), "tapped")
+    path = base.write_for_now(proto.SerializeToString(), "tapped")
     try:
         opened = worker.open(path, opening_options(len(base.nodes)))
         found = worker.run(opened, feeds)

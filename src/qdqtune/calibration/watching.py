@@ -83,7 +83,7 @@ def watch(
     extremes = _Extremes(order)
     histograms = {name: Histogram() for name in order} if with_values else {}
     total = total or operator.length_hint(samples) or None
-    path = base.write(model.SerializeToString(), "calibration")
+    path = base.write_for_now(model.SerializeToString(), "calibration")
     opened: OpenModel | None = None
     try:
         # With the engine's optimizations: what is watched has a reader, so it is not fused away.

@@ -110,6 +110,10 @@ class PreparedModel:
             file.write(variant)
         return path
 
+    def write_for_now(self, variant: bytes, name: str) -> Path:
+        """The same for a variant that is removed soon; what a kill leaves is known by its name."""
+        return self.write(variant, f".{name}")
+
     def load(self, variant: bytes) -> ir.Model:
         """A variant as a model, its weights still in the shared file."""
         model: ir.Model = ir.from_proto(onnx.ModelProto.FromString(variant))

@@ -435,7 +435,9 @@ class RunFolder:
         layers = (LAYER_FILE.format("*", "*"), BUILD_LOG.format("*", "*"))
         ours = [file for name in (*_OURS, *layers) for file in self.path.glob(f".{name}.*.tmp")]
         folders = [self.path / name for name in (CANDIDATES, SUBGRAPHS, LOGS)]
-        parts = [file for folder in folders for file in folder.glob(".*.tmp")]
+        parts = [
+            file for name in (".*.tmp", ".*.onnx") for each in folders for file in each.glob(name)
+        ]
         twins = (self.path / CANDIDATES).glob("twin-*")
         with writing(self.scratch):
             for each in (self.staged, self.scratch, *twins, *ours, *parts):
