@@ -346,3 +346,11 @@ class TestHostileFiles:
         except ValueError:
             return
         assert all(isinstance(layer.name, str) for layer in info.layers)
+
+
+def test_a_list_of_broken_tensors_is_searched_once() -> None:
+    """It took the square of its length: minutes for this one."""
+    broken = "{ Name: x, " * 50_000
+    text = f"Layers:\nName: a, LayerType: gemm, Inputs: [{broken}], Outputs: []\n"
+    (layer,) = parse_layer_info(text).layers
+    assert layer.inputs == ()

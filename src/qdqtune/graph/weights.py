@@ -19,7 +19,7 @@ import onnx_ir as ir
 from qdqtune.graph.file_digest import DIGEST_BYTES
 from qdqtune.graph.file_tensor import FileTensor
 from qdqtune.graph.whole_files import make_own, open_to_append, writing
-from qdqtune.records.reading import open_plain
+from qdqtune.records.reading import open_plain, read_bytes
 
 WEIGHTS_FILE = "weights.bin"
 WEIGHTS_INDEX = "weights.index"
@@ -209,7 +209,7 @@ def indexed_checksums(weights_file: Path) -> dict[tuple[int, int], set[int]]:
 
 def _index_lines(file: Path) -> Iterator[tuple[int, int, int]]:
     """Offset, length and checksum of each tensor; a line that makes no sense is nothing."""
-    for line in file.read_bytes().splitlines() if file.is_file() else ():
+    for line in read_bytes(file).splitlines() if file.is_file() else ():
         words = [word for word in line.split() if word.isdigit() and len(word) <= _MOST_DIGITS]
         if len(words) == _INDEX_WORDS:
             offset, length, checksum = map(int, words)

@@ -17,9 +17,10 @@ LOW_PRECISION = frozenset({"Int8", "FP8"})
 LIST_START = "Layers:\n"
 """What a layer list begins with."""
 
+# No tensor reaches into the next one, so that a list of broken ones is not searched for each.
 _TENSOR = re.compile(
-    r"\{ Name: (?P<name>.*?)(?:, Location: \w+)?, Dimensions: \[(?P<dims>[-\d,]*)\]"
-    r"[^}]*?Datatype: (?P<dtype>[^,}]*)"
+    r"\{ Name: (?P<name>(?:(?!\{ Name: ).)*?)(?:, Location: \w+)?, Dimensions: "
+    r"\[(?P<dims>[-\d,]*)\][^{}]*?Datatype: (?P<dtype>[^,{}]*)"
 )
 _FIELD = re.compile(r", (?P<key>Origin|TacticName): (?P<value>[^,]*)")
 _ONNX_NODE = re.compile(r"^\[ONNX Layer: (?P<name>.*?)(?: \| Local Function: .*)?\]$", re.DOTALL)
