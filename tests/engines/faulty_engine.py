@@ -6,6 +6,7 @@ Loaded in the worker by ``Worker("faulty_engine:FaultyEngine", environment={"PYT
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import subprocess
@@ -44,6 +45,10 @@ def _misbehave(fault: str) -> None:
         raise RuntimeError("this model is \x1b[31mbad")
     elif fault == "allocate":
         bytearray(1 << 40)
+    elif fault == "full disk":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    elif fault == "native full disk":
+        raise RuntimeError("write failed: No space left on device [profile.json]")
     elif fault == "gigabyte":
         chunk = b"spam and eggs\n" * 80_000
         for _ in range(1_000_000_000 // len(chunk)):

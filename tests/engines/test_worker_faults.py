@@ -17,6 +17,7 @@ import pytest
 from tests.engines.conftest import PATH
 
 from qdqtune.engines.isolated import FailureKind, WorkerFailure
+from qdqtune.records.errors import OutputError
 from qdqtune.resources.limits import resource_limits
 
 FEEDS = {"x": np.zeros(1, dtype=np.float32)}
@@ -154,6 +155,16 @@ def test_an_engine_that_cannot_be_imported_is_named(faulty_with):
     worker = faulty_with(environment={"PYTHONPATH": "/nowhere"})
     with pytest.raises(WorkerFailure, match="No module named 'faulty_engine'"):
         worker.info()
+
+
+@pytest.mark.parametrize("fault", ["full disk", "native full disk"])
+def test_a_full_disk_is_not_the_models_fault(faulty, model_that, fault):
+    with pytest.raises(OutputError) as caught:
+        faulty.measure(model_that(fault), FEEDS, blocks=1, runs=2)
+    assert caught.value.what.startswith(f"{faulty.scratch} could not be written: No space left")
+    assert "MB left" in caught.value.hint
+    assert "set TMPDIR to a folder on another disk" in caught.value.hint
+    assert faulty.measure(model_that(), FEEDS, blocks=1, runs=2).ok
 
 
 def test_models_are_lost_with_their_child(faulty, model_that):

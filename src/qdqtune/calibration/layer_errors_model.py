@@ -17,6 +17,7 @@ from onnx.helper import make_node, make_opsetid
 
 from qdqtune.calibration.layer_errors_layout import OUTPUT, ComparisonLayout
 from qdqtune.calibration.layer_errors_pairs import Pairing, reads
+from qdqtune.graph.disk_errors import writing
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import model_inputs
 from qdqtune.graph.weights import WeightStore
@@ -75,7 +76,9 @@ class ComparingModel:
                     original = (source, self._pairing.original.dtype(source))
                     layout.compare(name, original, (self._prefix + name, value.dtype))
         layout.finish()
-        path.write_bytes(self._proto(layout, path).SerializeToString())
+        content = self._proto(layout, path).SerializeToString()
+        with writing(path):
+            path.write_bytes(content)
         return layout.order
 
     def _proto(self, layout: ComparisonLayout, path: Path) -> onnx.ModelProto:

@@ -7,12 +7,15 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
-from qdqtune.records.errors import QdqtuneError, UsageError
+from qdqtune.graph.disk_errors import full_disk
+from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
 from qdqtune.report.tables import message
 from qdqtune.resources.limits import resource_limits, this_process_limited
 from qdqtune.workflows.interrupts import interrupt_on_signals
 
+_ELSEWHERE = "Write it to a file on another disk."
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -44,9 +47,7 @@ def run_safely(
         return FAILED
     except OSError as error:
         # A full disk, a file that vanished: nothing that a traceback would explain better.
-        where = f": {error.filename}" if error.filename else ""
-        print(message(f"error: {error.strerror or error}{where}"), file=sys.stderr)
-        return FAILED
+        return _failed(error)
     except MemoryError:
         print("error: There is not enough memory for this.", file=sys.stderr)
         print(
@@ -57,6 +58,21 @@ def run_safely(
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _failed(error: OSError) -> int:
+    """Say what the system could not do; what has no name is what we print."""
+    full = full_disk(error, Path(error.filename or os.curdir))
+    if full is not None and error.filename:
+        _complain(full)
+        return FAILED
+    if full is not None:
+        _complain(OutputError(f"The output could not be written: {error.strerror}.", _ELSEWHERE))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # not again on the way out
+        return FAILED
+    where = f": {error.filename}" if error.filename else ""
+    print(message(f"error: {error.strerror or error}{where}"), file=sys.stderr)
+    return FAILED
 
 
 def set_up_logging(verbose: int, quiet: bool) -> None:

@@ -14,11 +14,14 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from qdqtune.graph.disk_errors import writing
+
 
 def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     """Writes named arrays.
 
     Raises:
+        DiskError: The file can't be written.
         TypeError: An array has a type that is neither a number nor text.
     """
     entries: dict[str, npt.NDArray[Any]] = {
@@ -34,7 +37,7 @@ def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
                 raise TypeError(f"'{name}' has type {array.dtype}, which no tensor can have")
             array = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
         entries[f"array{index}"] = array
-    with open(path, "wb") as file:
+    with writing(path), open(path, "wb") as file:
         np.savez(file, **entries)  # type: ignore[arg-type]
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from qdqtune.engines.drain import Drain
 from qdqtune.engines.supervisor import END
+from qdqtune.graph.disk_errors import DiskError
 from qdqtune.records.errors import EngineError
 from qdqtune.records.reading import parse_json
 from qdqtune.resources.limits import is_out_of_memory, out_of_memory_text
@@ -104,6 +105,16 @@ def _kill_unwanted(started: Future[subprocess.Popen[bytes]]) -> None:
         child.wait()
 
 
+def _told_full_disk(told: object) -> DiskError | None:
+    """What a child says of a full disk; which folder is whose, only the parent knows."""
+    match told:
+        case [int() as number, str() as target]:
+            return DiskError(OSError(number, os.strerror(number)), Path(target))
+        case [None, str() as target]:
+            return DiskError(OSError(), Path(target))
+    return None
+
+
 class ChildProcess:
     """A started worker.
 
@@ -162,6 +173,7 @@ class ChildProcess:
         """Sends one request and waits for its answer.
 
         Raises:
+            DiskError: There is no room for what the engine writes: not the model's fault.
             WorkerFailure: The engine raised (the child lives on), crashed or was too slow.
         """
         self._number += 1
@@ -187,6 +199,8 @@ class ChildProcess:
             self.kill()
             raise
         self._pid = reply.get("pid", self._pid)
+        if "result" not in reply and (full := _told_full_disk(reply.get("disk"))) is not None:
+            raise full
         if "result" not in reply and is_out_of_memory(reply["error"]):
             # What it holds by now is unknown; the next model is to find all of the memory free.
             self.kill()

@@ -28,6 +28,8 @@ from qdqtune.engines.arrays import read_arrays, write_arrays
 from qdqtune.engines.build_log import building
 from qdqtune.engines.contention import waited_for_cpu_s
 from qdqtune.engines.interface import SessionOptions, VirtualTime
+from qdqtune.engines.places import scratch_folder
+from qdqtune.graph.disk_errors import full_disk
 from qdqtune.resources.limits import set_memory_limit
 
 if TYPE_CHECKING:
@@ -71,7 +73,9 @@ class Server:
             traceback.print_exc()
             message = f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]
             message = "".join(c if c.isprintable() or c == "\n" else "?" for c in message)
-            line = json.dumps({**reply, "error": message})
+            full = full_disk(error, scratch_folder())
+            disk = [full.number, str(full.target)] if full is not None else None
+            line = json.dumps({**reply, "error": message, "disk": disk})
         return line.encode() + b"\n"
 
     def _info(self, request: _Request) -> Any:

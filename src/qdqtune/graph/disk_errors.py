@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from qdqtune.records.reading import real_path
 _ROOM = "Check that the disk has room and the folder can be written to."
 REMOVE = "Remove it, or choose another place."
 """What to do about something that is in the way."""
+_NEXT_TO_NOTHING = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class NotPlainFileError(OSError):
@@ -29,6 +32,34 @@ class NotPlainFileError(OSError):
         super().__init__(errno.EINVAL, f"it is {kind}, not a plain file", str(path))
 
 
+class DiskError(OutputError):
+    """The system can't write a file.
+
+    Args:
+        error: What the system said.
+        target: The file or folder that was written to.
+
+    Attributes:
+        number: The system's number of the error; None if it is not known.
+        target: As given.
+    """
+
+    def __init__(self, error: OSError, target: Path) -> None:
+        if error.errno is None and _free_bytes(target) < _NEXT_TO_NOTHING:
+            # numpy tells a full disk without the system's reason.
+            error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        why = error.strerror or "not all of it could be written"
+        hint = REMOVE if isinstance(error, NotPlainFileError) else _advice(error.errno, target)
+        super().__init__(f"{target} could not be written: {why}.", hint)
+        self.number = error.errno
+        self.target = target
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there was no room, which is the fault of nothing that was tried."""
+        return self.number in (None, *_FULL)
+
+
 @contextlib.contextmanager
 def writing(target: Path) -> Iterator[None]:
     """Name the file if the system can't write it, and say what to do.
@@ -39,34 +70,35 @@ def writing(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise output_error(error, target) from None
+        raise DiskError(error, target) from None
 
 
-def output_error(error: OSError, target: Path) -> OutputError:
-    """The error that tells a user what the system told us.
+def full_disk(error: Exception, default: Path) -> DiskError | None:
+    """What an error says about a full disk; None if it is about something else.
 
     Args:
-        error: What the system said.
-        target: The file or folder that was written to.
+        error: Any error; native libraries have only its text.
+        default: What is named if the error names no file.
     """
-    # numpy tells a full disk without the system's reason.
-    why = error.strerror or "not all of it could be written"
-    if isinstance(error, NotPlainFileError):
-        return OutputError(f"{target} could not be written: {why}.", REMOVE)
-    return OutputError(f"{target} could not be written: {why}.", _advice(error.errno, target))
+    if isinstance(error, DiskError):
+        return error if error.is_full else None
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return DiskError(error, Path(error.filename or default))
+    if os.strerror(errno.ENOSPC) in str(error):
+        return DiskError(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), default)
+    return None
 
 
 def _advice(number: int | None, target: Path) -> str:
-    folder = next(each for each in (target, *target.absolute().parents) if each.is_dir())
+    folder = _folder(target)
     elsewhere = (
         "set TMPDIR to a folder on another disk"
         if real_path(temporary_place()) in (real_path(folder), *real_path(folder).parents)
         else "write to another disk"
     )
     if number == errno.ENOSPC or number is None:
-        with contextlib.suppress(OSError):
-            free = shutil.disk_usage(folder).free
-            return f"{folder} has {free / 1e6:.1f} MB left. Free some space, or {elsewhere}."
+        free_mb = _free_bytes(target) / 1e6
+        return f"{folder} has {free_mb:.1f} MB left. Free some space, or {elsewhere}."
     if number == errno.EDQUOT:
         return f"Your quota for {folder} is used up. Remove files there, or {elsewhere}."
     if number == errno.EFBIG:
@@ -76,6 +108,10 @@ def _advice(number: int | None, target: Path) -> str:
     return _ROOM
 
 
-def is_full(error: OSError) -> bool:
-    """Whether there was no room for what was written; then it is nobody's fault but the disk's."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+def _folder(target: Path) -> Path:
+    """The folder that a file would be in, or the next one above that is there."""
+    return next(each for each in (target, *target.absolute().parents) if each.is_dir())
+
+
+def _free_bytes(target: Path) -> int:
+    return shutil.disk_usage(_folder(target)).free

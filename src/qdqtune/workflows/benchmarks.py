@@ -22,6 +22,7 @@ from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.shape_arguments import ShapeArguments
 from qdqtune.engines.words import EngineWords
+from qdqtune.graph.disk_errors import writing
 from qdqtune.graph.external import external_files
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
@@ -326,7 +327,8 @@ def _as_file(model: Model) -> Iterator[Path]:
         return
     with TemporaryFolder() as folder:
         path = folder / "model.onnx"
-        path.write_bytes(model)
+        with writing(path):
+            path.write_bytes(model)
         if external_files(path):
             raise ModelError(
                 "The bytes of a model whose weights lie in other files can't be timed.",

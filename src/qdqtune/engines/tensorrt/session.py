@@ -27,6 +27,8 @@ from qdqtune.engines.tensorrt.plan_cache import PlanCache, plan_key
 from qdqtune.engines.tensorrt.settings import Settings
 from qdqtune.engines.tensorrt.shapes import ShapeRange, widened
 from qdqtune.engines.tensorrt.signature import Signature
+from qdqtune.graph.disk_errors import writing
+from qdqtune.records.errors import OutputError
 from qdqtune.records.measurement import LayerTime
 from qdqtune.records.reading import parse_json
 
@@ -193,13 +195,15 @@ class TensorRtSession:
                 if kept is None or not self._take_kept(kept):
                     plan = shop.builder.build(self._to_build)
                     if shop.runtime is not None:
-                        with contextlib.suppress(OSError):  # it may be built again, then
+                        # If there is no room, it may be built again.
+                        with contextlib.suppress(OSError, OutputError):
                             shop.plans.keep(key, plan.content)
                     self._take(plan)
         except BuildError as error:
             raise BuildError(f"{os.path.basename(self._path)}: {error}") from None
         if self._layers_path is not None:
-            Path(self._layers_path).write_text(_strict(self._layer_text), encoding="utf-8")
+            with writing(Path(self._layers_path)):
+                Path(self._layers_path).write_text(_strict(self._layer_text), encoding="utf-8")
 
     @property
     def _to_build(self) -> ModelToBuild:

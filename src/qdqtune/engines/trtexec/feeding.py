@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qdqtune.engines.trtexec.version import Version
+from qdqtune.graph.disk_errors import writing
 
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Feeds
@@ -35,6 +36,7 @@ def write_feeds(feeds: Feeds, folder: Path, name: str, version: Version) -> dict
     for number, (key, array) in enumerate(feeds.items()):
         path = folder / f"{name}{number}.bin"
         dtype = narrowed.get(array.dtype.name, array.dtype)
-        path.write_bytes(array.astype(dtype).tobytes())
+        with writing(path):
+            path.write_bytes(array.astype(dtype).tobytes())
         files[key] = path
     return files

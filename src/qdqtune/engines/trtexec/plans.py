@@ -22,6 +22,7 @@ from qdqtune.engines.trtexec.output import finds_no_kernel
 from qdqtune.engines.trtexec.program import Program, TrtexecError
 from qdqtune.engines.trtexec.usage import Usage
 from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.records.errors import OutputError
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ class PlanBuilder:
         command = build_command(model.usage, model.path, path, layers, built_from)
         if not self._was_built(key, path, layers, command):
             self._run(command, path)
-            with contextlib.suppress(OSError):  # a full disk costs a build later, not this one
+            # A full disk costs a build later, not this one.
+            with contextlib.suppress(OSError, OutputError):
                 self._cache.keep(key, path)
                 if _is_filled(layers):
                     self._cache.keep(key, layers, LAYERS)

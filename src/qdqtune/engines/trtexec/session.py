@@ -24,6 +24,7 @@ from qdqtune.engines.trtexec.output import gpu_median_ms
 from qdqtune.engines.trtexec.plans import ModelFile, Plan, PlanBuilder
 from qdqtune.engines.trtexec.program import TrtexecError
 from qdqtune.engines.trtexec.results import last_times_ms, parse_outputs
+from qdqtune.graph.disk_errors import writing
 from qdqtune.records.measurement import LayerTime
 from qdqtune.records.reading import TEXT_BYTES, read_bytes
 
@@ -140,7 +141,8 @@ class TrtexecSession:
         ranges = widened(self._usage.settings.shapes, shapes, earlier.ranges if earlier else {})
         plan = self._builder.build(ranges)
         if self._layers_path is not None and plan.layers is not None:
-            shutil.copyfile(plan.layers, self._layers_path)
+            with writing(Path(self._layers_path)):
+                shutil.copyfile(plan.layers, self._layers_path)
         return plan
 
     def _ready(self) -> tuple[Plan, Mapping[str, Path]]:

@@ -24,6 +24,7 @@ from qdqtune.autotune.subgraphs.validation import SubgraphSearch
 from qdqtune.engines import registry
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.graph.dims import dims_of
+from qdqtune.graph.disk_errors import writing
 from qdqtune.graph.extraction import Dims
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.index import GraphIndex
@@ -262,7 +263,8 @@ class SubgraphMode:
         float_type = written_type(load_model(converted)).value
         if float_type != self._float_type:
             model = converted.with_name(f"{float_type}.onnx")  # so that its log has that name
-            shutil.copyfile(converted, model)
+            with writing(model):
+                shutil.copyfile(converted, model)
             self._write_layer_file(model, float_type)
 
     def _write_layer_file(self, model: Path, float_type: str) -> Path | None:
