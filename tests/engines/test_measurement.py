@@ -77,15 +77,8 @@ def test_verdict(ratio, low, high, margin, verdict):
     assert Comparison(ratio, low, high, 0.98, 10, margin).verdict is verdict
 
 
-def test_an_interval_is_widened_on_both_sides():
-    wider = Comparison(2.0, 1.9, 2.2, 0.96, 10).widened(0.05)
-    assert math.log(2.0 / wider.low) == pytest.approx(math.hypot(math.log(2.0 / 1.9), 0.05))
-    assert math.log(wider.high / 2.0) == pytest.approx(math.hypot(math.log(1.1), 0.05))
-    unbounded = Comparison(2.0, 0.0, math.inf, 0.96, 1)
-    assert unbounded.widened(0.05) == unbounded
-
-
-def test_a_comparison_of_an_earlier_version_has_no_contention():
-    value = Comparison(1.1, 1.05, 1.2, 0.98, 12).to_dict()
-    del value["contention"]
-    assert Comparison.from_dict(value).contention == 0.0
+def test_a_comparison_of_an_earlier_version_has_no_contention_and_one_opening():
+    value = Comparison(1.1, 1.05, 1.2, 0.98, 12, contention=0.2, openings=5).to_dict()
+    assert Comparison.from_dict(value).openings == 5
+    del value["contention"], value["openings"]
+    assert Comparison.from_dict(value) == Comparison(1.1, 1.05, 1.2, 0.98, 12)

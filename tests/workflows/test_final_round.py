@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import onnx
 import pytest
 
 from qdqtune.autotune.search.placement_search import PlacementSearch
-from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
+from qdqtune.engines.openings import Allowance, combine
 from qdqtune.engines.simulated import QUIET
-from qdqtune.engines.timing import FEWEST_ROUNDS, compare_blocks
+from qdqtune.engines.timing import FEWEST_ROUNDS
 from qdqtune.graph.files import load_model
 from qdqtune.qdq.read import read
+from qdqtune.records.measurement import Comparison
 from qdqtune.records.placement import Edge, Placement
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import TuneResult
@@ -33,17 +35,16 @@ RESULT, BLANKET = (
 
 
 def timed(speedup: float) -> Timed:
-    noise = [1.0 + 0.001 * (n % 7 - 3) for n in range(40)]
-    blocks = tuple((10.0 / speedup * each,) * 2 for each in noise)
-    comparison = compare_blocks(((10.0, 10.0),) * 41, blocks)
-    return Timed(10.0, 10.0 / speedup, comparison, blocks)
+    log_ratios = tuple(math.log(speedup) + 0.003 * (n - 2) * (-1) ** n for n in range(5))
+    one = [Comparison(math.exp(each), 0.99, 1.01, 0.96, 40, margin=0.01) for each in log_ratios]
+    return Timed(10.0, 10.0 / speedup, combine(one), log_ratios)
 
 
 @pytest.mark.parametrize(
     ("result", "blanket", "is_accurate", "chosen"),
     [
         (1.5, 1.3, True, RESULT),
-        (1.5, 1.505, True, RESULT),  # no significant difference: what the search chose
+        (1.5, 1.501, True, RESULT),  # no significant difference: what the search chose
         (1.3, 1.5, True, BLANKET),
         (1.3, 1.5, False, RESULT),
         (1.3, "it crashed", True, RESULT),
@@ -217,7 +218,12 @@ def test_a_blanket_is_shown_where_float_is_best(model: Path, tmp_path: Path) -> 
 def test_without_time_the_fewest_rounds_are_played(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(model_from_text("g (float[1,8] x) => (float[1,8] y) { y = Relu(x) }"), path)
-    with Worker("simulated", SessionOptions()) as worker:
-        (found,) = time_final(worker, path, [path], {"x": np.ones((1, 8), np.float32)}, 0.0)
+    feeds = {"x": np.ones((1, 8), np.float32)}
+
+    def worker(opening: int) -> Worker:
+        return Worker("simulated", opening=opening)
+
+    (found,) = time_final(worker, path, [path], feeds, Allowance(0.0, reopening_s=0.0))
     assert isinstance(found, Timed)
+    assert found.comparison.openings == 1
     assert found.comparison.pairs == FEWEST_ROUNDS

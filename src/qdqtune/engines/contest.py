@@ -8,11 +8,11 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from qdqtune.engines.isolated import FailureKind, StoredFeeds, Worker, WorkerFailure
-from qdqtune.engines.timing import Blocks, Round, plan_turns, take_turns
+from qdqtune.engines.timing import FEWEST_ROUNDS, Blocks, Round, plan_turns, take_turns
 from qdqtune.records.measurement import Comparison, LayerTime, Measurement
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class _Length:
     budget_s: float
     runs: int | None = None
     rounds: int | None = None
+    fewest_rounds: int = FEWEST_ROUNDS
 
 
 def compare_files(
@@ -82,6 +83,7 @@ def compare_files(
     budget_s: float = 7.4,
     runs: int | None = None,
     rounds: int | None = None,
+    fewest_rounds: int = FEWEST_ROUNDS,
     options: SessionOptions | None = None,
     timeout_s: float | None = None,
     progress: Progress | None = None,
@@ -99,6 +101,7 @@ def compare_files(
         budget_s: Most seconds of timed runs per candidate; clear differences take less.
         runs: Timed runs per model, at least, instead of a budget; all of them are made.
         rounds: Blocks of each candidate; fewer if they don't fit into the budget.
+        fewest_rounds: Those that are played whatever the budget.
         options: How to open the models.
         timeout_s: Limit for opening a model. A candidate's block is a hang after thirty seconds,
             or twenty times the baseline's block if that is more.
@@ -118,7 +121,7 @@ def compare_files(
     try:
         if take_layers is not None:
             contest.layers_of = range(layers_from, len(files))
-        length = _Length(budget_s, runs, rounds)
+        length = _Length(budget_s, runs, rounds, fewest_rounds)
         return contest.hold(length, progress, take_outputs, take_layers)
     finally:
         if stored is not feeds:
@@ -206,6 +209,7 @@ class _Contest:
         plan = plan_turns(
             latencies_ms, end - time.monotonic(), length.runs, length.rounds, overhead_ms
         )
+        plan = replace(plan, fewest_rounds=length.fewest_rounds)
         block_s = (plan.shapes[0].block_ms + overhead_ms) / 1000.0
         self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * block_s)
         return take_turns(

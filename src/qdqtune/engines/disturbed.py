@@ -59,8 +59,9 @@ def compare_disturbed(
         margin: Relative difference below which the two count as the same.
     """
     middle = _log_ratio(baseline, candidate, share)
-    least = min(_MOST_HALF_WIDTH, _HALF_WIDTH_PER_SHARE * share)
-    half_width = max(least, _seen_half_width(baseline, candidate, share, confidence))
+    half_width = max(
+        least_half_width(share), _seen_half_width(baseline, candidate, share, confidence)
+    )
     return Comparison(
         ratio=math.exp(middle),
         low=math.exp(middle - half_width),
@@ -70,6 +71,15 @@ def compare_disturbed(
         margin=margin,
         contention=min(1.0, share),
     )
+
+
+def least_half_width(share: float) -> float:
+    """Half of the least width of an interval, as a log ratio.
+
+    Args:
+        share: Share of the time that the engine waited for a core.
+    """
+    return min(_MOST_HALF_WIDTH, _HALF_WIDTH_PER_SHARE * share)
 
 
 def _log_ratio(baseline: _Blocks, candidate: _Blocks, share: float) -> float:

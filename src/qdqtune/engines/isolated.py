@@ -20,7 +20,7 @@ from qdqtune.engines import registry
 from qdqtune.engines.arrays import read_arrays, write_arrays
 from qdqtune.engines.entry import EngineEntry
 from qdqtune.engines.interface import InputSpec, SessionOptions
-from qdqtune.engines.places import LOGS, SCRATCH
+from qdqtune.engines.places import LOGS, OPENING, SCRATCH
 from qdqtune.engines.process import ChildProcess, FailureKind, WorkerFailure
 from qdqtune.engines.replies import (
     read_info,
@@ -82,6 +82,8 @@ class Worker:
         log_path: File for what the engine prints, limited in size.
         environment: Variables set in the child beside the inherited ones.
         scratch: Where its folder for inputs and outputs goes; None is where the system has such.
+        opening: Which one it is of several processes that make one comparison, from 0 on. A
+            simulated machine is another one each time, as openings differ on real ones.
 
     Attributes:
         engine: As given.
@@ -106,6 +108,7 @@ class Worker:
         log_path: Path | None = None,
         environment: Mapping[str, str] | None = None,
         scratch: Path | None = None,
+        opening: int = 0,
     ) -> None:
         is_path = ":" in engine
         self.engine = engine
@@ -129,6 +132,7 @@ class Worker:
             SCRATCH: str(self.scratch),
             "TMPDIR": str(self.scratch),  # what an engine forgets there goes as well
             LOGS: str(log_path.parent.absolute()) if log_path is not None else "",
+            OPENING: str(opening),
             **(environment or {}),
         }
         self._child: ChildProcess | None = None

@@ -1,4 +1,4 @@
-"""Folders that a worker gives its engine: one that goes with it, and one for what people read."""
+"""What a worker tells its engine: a folder that goes with it, one for logs, and which one it is."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ SCRATCH = "QDQTUNE_SCRATCH"
 """Variable that names the folder that goes with the worker."""
 LOGS = "QDQTUNE_LOGS"
 """Variable that names the folder for logs; unset if nobody wants to keep them."""
+OPENING = "QDQTUNE_OPENING"
+"""Variable with the number of the process, where one comparison is made in several."""
 
 _NOT_IN_NAMES = re.compile(r"[^\w.+-]+")
 

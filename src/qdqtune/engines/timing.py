@@ -107,11 +107,13 @@ class Plan:
         shapes: The block of each model; the first is the baseline.
         rounds: Blocks of each candidate; the baseline has one more.
         fixed: Whether to play all rounds as they are, however clear the differences are.
+        fewest_rounds: Those that are played even if time is up.
     """
 
     shapes: tuple[BlockShape, ...]
     rounds: int
     fixed: bool = False
+    fewest_rounds: int = FEWEST_ROUNDS
 
     @property
     def round_ms(self) -> float:
@@ -330,7 +332,7 @@ class _Turns:
                 self._on_round(self._last_round())
             if self._progress is not None:
                 self._progress(self.done, self._plan.rounds)
-            if self._time_is_up() and self.done >= FEWEST_ROUNDS:
+            if self._time_is_up() and self.done >= self._plan.fewest_rounds:
                 self._plan = replace(self._plan, rounds=self.done)
                 return
 

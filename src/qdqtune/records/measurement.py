@@ -6,7 +6,7 @@ import enum
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 FLOAT32 = "float32"
@@ -106,6 +106,7 @@ class Comparison:
             excludes 1: what two opens of one file may differ by.
         contention: Share of the time that the engine waited for a core, if that was much: then the
             ratio is that of undisturbed runs, by estimate, and the interval is wide.
+        openings: In how many fresh processes the models were opened and timed.
     """
 
     ratio: float
@@ -115,6 +116,7 @@ class Comparison:
     pairs: int
     margin: float = 0.0
     contention: float = 0.0
+    openings: int = 1
 
     @property
     def verdict(self) -> Verdict:
@@ -124,35 +126,6 @@ class Comparison:
         if self.high < 1.0 and self.ratio < 1.0 / (1.0 + self.margin):
             return Verdict.SLOWER
         return Verdict.SAME
-
-    def widened(self, spread: float) -> Comparison:
-        """Returns the comparison with an interval that allows for one more source of variation.
-
-        Args:
-            spread: How far, as a log ratio, that alone may move the ratio.
-        """
-        below = math.log(self.ratio / self.low) if self.low > 0.0 else math.inf
-        above = math.log(self.high / self.ratio)
-        return replace(
-            self,
-            low=self.ratio / math.exp(math.hypot(below, spread)),
-            high=self.ratio * math.exp(math.hypot(above, spread)),
-        )
-
-    def or_later(self, later: Comparison) -> Comparison:
-        """Returns what this and a later comparison of the same files say together.
-
-        The interval holds both: what lies between them is how much the machine moves.
-        """
-        return replace(
-            self,
-            ratio=math.sqrt(self.ratio * later.ratio),
-            low=min(self.low, later.low),
-            high=max(self.high, later.high),
-            confidence=min(self.confidence, later.confidence),
-            pairs=self.pairs + later.pairs,
-            contention=max(self.contention, later.contention),
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; an interval without bounds has None there."""
@@ -172,6 +145,7 @@ class Comparison:
             pairs=value["pairs"],
             margin=value["margin"],
             contention=value.get("contention", 0.0),
+            openings=value.get("openings", 1),
         )
 
 

@@ -231,6 +231,9 @@ class Summary:
         error_inputs: What `output_sqnr_db` was measured on: the ``source`` (``data`` or
             ``random``), a ``digest`` of the samples, and the ``ranges`` of random ones; empty in
             old summaries, and if nothing was measured.
+        openings: In how many fresh processes the last comparison opened the files: with fewer than
+            three, how much openings differ could not be seen, and the interval is wide; 0 if there
+            was none, and in old summaries.
     """
 
     model: str
@@ -294,6 +297,7 @@ class Summary:
     contention: float = 0.0
     baseline_sha256: str = ""
     error_inputs: Mapping[str, Any] = field(default_factory=dict)
+    openings: int = 0
 
     @property
     def min_sqnr_db(self) -> float | None:

@@ -22,6 +22,8 @@ _STOPPED = {
 }
 _COLUMNS = ("model", "median ms", "speedup", "interval", "output SQNR", "metric")
 _NUMBERS = (1, 2, 4, 5)
+# With fewer processes, how much they differ can't be told.
+_FEWEST_OPENINGS = 3
 _ALWAYS = 4  # the columns that are there even if nothing is known for them
 
 
@@ -123,13 +125,22 @@ def _scale(summary: Summary) -> list[str]:
     over = "as given" if summary.precision == UNCHANGED else f"in {summary.precision}"
     lines = [
         f"Speedups are over the model {over}, with {100 * summary.confidence:g} % intervals, all "
-        "timed in turns at the end."
+        f"timed in turns at the end{_in_processes(summary.openings)}."
     ]
+    if 0 < summary.openings < _FEWEST_OPENINGS:
+        lines.append(
+            "There was no time to open the files again in other processes, which may move a "
+            "speedup: the intervals allow for it, and are wide."
+        )
     if blanket is not None and blanket.identical:
         lines.append(f"The result is identical to a blanket: {blanket.name}.")
     if blanket is not None and blanket.shortfall:
         lines.append(f"The blanket is not accurate enough: {blanket.shortfall}.")
     return lines
+
+
+def _in_processes(openings: int) -> str:
+    return f", in {openings} processes one after the other" if openings > 1 else ""
 
 
 def _float_name(summary: Summary) -> str:

@@ -58,6 +58,7 @@ def bench(
     min_shapes: Asked | None = None,
     max_shapes: Asked | None = None,
     progress: Callable[[int, int], None] | None = None,
+    opening: int = 0,
 ) -> BenchRecord:
     """Time every model against the first, in alternating blocks of one run.
 
@@ -74,6 +75,7 @@ def bench(
             sizes by input; only for engines that are told such.
         max_shapes: The largest ones.
         progress: Called with the rounds done and planned.
+        opening: Which one this is, from 0 on, of several calls whose results are taken together.
 
     Raises:
         QdqtuneError: Whatever the user can act on. A model that the engine refuses is not an
@@ -89,7 +91,7 @@ def bench(
     fed_shapes = {each: tuple(array.shape) for each, array in feeds.items()}
     all_options = options_with_ranges(engine_options or {}, name, first, fed_shapes, least, most)
     options = SessionOptions(threads=threads, engine_options=all_options)
-    with Worker(name, options) as worker:
+    with Worker(name, options, opening=opening) as worker:
         info = engine_info(worker, name)
         outputs = _Outputs()
         compares = registry.entry(name).measures and _tells_outputs(worker, name, paths[0], feeds)

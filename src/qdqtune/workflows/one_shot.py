@@ -17,6 +17,7 @@ from qdqtune.calibration.observed import observe_shapes, unknown_tensors
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
+from qdqtune.engines.openings import Allowance
 from qdqtune.engines.reference import reference_worker
 from qdqtune.engines.shares import estimated_shares
 from qdqtune.graph.index import GraphIndex
@@ -282,11 +283,14 @@ class OneShot:
         ):
             title = registry.title(request.engine)
             return replace(report, not_timed=f"{title} does not run models here")
-        with self._step("time"), Worker(request.engine, request.options) as worker:
+        with self._step("time"):
             feeds = next(iter(feeding.judged()))
             if self._reporter.elapsed_s > SHOWN_EVERY_S:
                 self._reporter.tell("final", "timing the result against the model as given")
-            (timed,) = time_final(worker, self._path, [candidate], feeds, TIMING_S)
+            (timed,) = time_final(
+                lambda opening: Worker(request.engine, request.options, opening=opening),
+                self._path, [candidate], feeds, Allowance(TIMING_S),
+            )  # fmt: skip
         if not isinstance(timed, Timed):
             return replace(report, kept_float=True, reason=timed)
         reason = why_not_shipped(timed.comparison, request.threshold)

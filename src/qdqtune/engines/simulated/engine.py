@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import onnx
 
 from qdqtune.engines.interface import InputSpec, SessionOptions
+from qdqtune.engines.places import OPENING
 from qdqtune.engines.simulated.kernels import Kernel, plan_kernels
 from qdqtune.engines.simulated.latency import total_ms
 from qdqtune.engines.simulated.noise import Machine
@@ -54,7 +56,9 @@ class SimulatedEngine:
     def open(self, path: str, options: SessionOptions) -> SimulatedSession:
         """Opens the model file; building takes virtual time."""
         settings = Settings.from_options(options.engine_options)
-        machine = self._machines.setdefault(settings, Machine(settings.noise, settings.seed))
+        machine = self._machines.setdefault(
+            settings, Machine(settings.noise, settings.seed, int(os.environ.get(OPENING, "0")))
+        )
         return SimulatedSession(path, settings, machine, self)
 
     def clock_s(self) -> float:

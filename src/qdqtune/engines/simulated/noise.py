@@ -22,6 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+# More than any process has: the noise of opens is numbered through.
+_OPENS_PER_PROCESS = 1_000_000
+
 
 @dataclass(frozen=True)
 class Noise:
@@ -59,16 +62,19 @@ class Machine:
     Args:
         noise: How noisy it is.
         seed: The same seed and the same requests give the same samples.
+        process: Number of the process, where several make one comparison: opens of a model have
+            other noise in each.
 
     Attributes:
         clock_s: Virtual seconds that have passed.
     """
 
-    def __init__(self, noise: Noise, seed: int) -> None:
+    def __init__(self, noise: Noise, seed: int, process: int = 0) -> None:
         self.noise = noise
         self.clock_s = 0.0
         self._seed = seed
-        self._generator = _generator(seed, b"machine", 0)
+        self._opens_before = process * _OPENS_PER_PROCESS
+        self._generator = _generator(seed, b"machine", process)
         self._state = float(self._generator.standard_normal())
         self._told_s = 0.0
         self._opens: dict[bytes, int] = {}
@@ -80,7 +86,7 @@ class Machine:
             content: A hash of the model. Every open of it gets noise of its own.
         """
         count = self._opens[content] = self._opens.get(content, 0) + 1
-        return RunNoise(self, _generator(self._seed, content, count))
+        return RunNoise(self, _generator(self._seed, content, self._opens_before + count))
 
     def draw(self, count: int) -> list[float]:
         """Normal numbers for as many calls of `slowness`."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from qdqtune.calibration.inputs import Feeds
-from qdqtune.engines.contest import compare_files
 from qdqtune.engines.isolated import Worker
-from qdqtune.engines.timing import FEWEST_ROUNDS, compare_blocks
+from qdqtune.engines.openings import Allowance, compare_reopened, is_faster
 from qdqtune.graph.files import check_result, load_model, save_model
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.read import read
@@ -19,13 +17,6 @@ from qdqtune.records.errors import EngineError
 from qdqtune.records.measurement import Comparison, Verdict
 from qdqtune.records.placement import Placement
 from qdqtune.workflows.tuning.folder import FINAL
-
-# More than a real engine can play, whose blocks take eight milliseconds or more: the interval is to
-# be as narrow as time allows.
-_MOST_ROUNDS_PER_S = 60
-# What two opens of one file differ by, as a log ratio, by where their memory lies. A claim is to
-# hold for whoever opens the files again.
-_REOPENING = 0.003
 
 
 @dataclass(frozen=True)
@@ -36,19 +27,18 @@ class Timed:
         baseline_ms: Latency of the first.
         final_ms: Latency of the second.
         comparison: Second over first.
-        blocks_ms: Samples of the second, block by block.
+        log_ratios: What each process said that they were opened in.
     """
 
     baseline_ms: float
     final_ms: float
     comparison: Comparison
-    blocks_ms: tuple[tuple[float, ...], ...] = ()
+    log_ratios: tuple[float, ...] = ()
 
     def is_faster_than(self, other: Timed) -> bool:
         """Whether its model is significantly faster than another one of the same run."""
-        if self.comparison.ratio <= other.comparison.ratio:
-            return False
-        return compare_blocks(other.blocks_ms, self.blocks_ms).verdict is Verdict.FASTER
+        is_clear = self.comparison.low > other.comparison.high
+        return is_clear or is_faster(self.log_ratios, other.log_ratios)
 
 
 def write_final(inserter: Inserter, placement: Placement, folder: Path, original: Path) -> Path:
@@ -82,16 +72,21 @@ def check_written(path: Path, inserter: Inserter, placement: Placement, original
 
 
 def time_final(
-    worker: Worker, baseline: Path, finals: Sequence[Path], feeds: Feeds, budget_s: float
+    new_worker: Callable[[int], Worker],
+    baseline: Path,
+    finals: Sequence[Path],
+    feeds: Feeds,
+    allowance: Allowance,
 ) -> list[Timed | str]:
     """Time files against the model as it was given.
 
     Args:
-        worker: A fresh one: nothing of the search is left in it.
+        new_worker: Starts the engine afresh, for the process of this number: nothing of the search
+            is left in it.
         baseline: The model as given.
         finals: What may be handed over.
         feeds: What all are run on.
-        budget_s: Seconds that it may take for each; the fewest rounds are played in any case.
+        allowance: What it may take; the fewest rounds are played in any case.
 
     Returns:
         For each, how it compares, or why it can't be timed.
@@ -99,20 +94,17 @@ def time_final(
     Raises:
         EngineError: If the engine doesn't run the model as it was given.
     """
-    rounds = max(FEWEST_ROUNDS, math.ceil(_MOST_ROUNDS_PER_S * budget_s))
-    (base, *found), comparisons = compare_files(
-        worker, [baseline, *finals], feeds, rounds=rounds, budget_s=budget_s
-    )
-    if not base.ok:
+    base, *found = compare_reopened(new_worker, [baseline, *finals], feeds, allowance)
+    if base.error is not None:
         raise EngineError(
             f"The engine does not run {baseline}: {base.error}",
             "It ran before: is the machine out of memory?",
         )
     return [
-        Timed(base.latency_ms, each.latency_ms, comparison.widened(_REOPENING), each.blocks_ms)
-        if comparison is not None
+        Timed(base.latency_ms, each.latency_ms, each.comparison, each.log_ratios)
+        if each.comparison is not None
         else f"the engine does not run it: {each.error}"
-        for each, comparison in zip(found, comparisons, strict=True)
+        for each in found
     ]
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 
 from qdqtune.autotune.search.trial import Effort
+from qdqtune.engines.openings import MOST_OPENINGS
 from qdqtune.engines.timing import FEWEST_ROUNDS, BlockShape
 from qdqtune.workflows.tuning.measured_accuracy import METRIC, SQNR
 from qdqtune.workflows.tuning.settings import Preset
@@ -20,6 +21,11 @@ _PILOT_RUNS = 4
 _FINALS = 2
 # What is reserved of the budget for the last comparison of each; it may take more that is left.
 _PART_FOR_FINAL = 0.1
+# What opening the files of the last comparison again may take: a part of what the run took so far,
+# but always this much; of a budget, no more than that part of it is reserved.
+_PART_FOR_REOPENING = 0.2
+_LEAST_FOR_REOPENING_S = 30.0
+_BUDGET_FOR_REOPENING = 0.1
 # What a repair of the accuracy may take of the budget.
 _PART_FOR_REPAIR = 0.25
 # What calibration may take of the time that is left beside a single candidate and the end.
@@ -137,10 +143,11 @@ class Pace:
         fixed_s = judged_s + self._last_builds_s(_FINALS) + 3 * self.write_s
         if least:
             return fixed_s + self._shortest_s(_FINALS)
-        final_s = self._preset.final_s
+        final_s, reopening_s = self._preset.final_s, self._all_reopening_s(_FINALS)
         if self._budget_s is not None:
             final_s = min(final_s, _PART_FOR_FINAL * self._budget_s)
-        return fixed_s + _FINALS * final_s + self.repair_s
+            reopening_s = min(reopening_s, _BUDGET_FOR_REOPENING * self._budget_s)
+        return fixed_s + _FINALS * final_s + reopening_s + self.repair_s
 
     @property
     def judge_s(self) -> float:
@@ -169,7 +176,25 @@ class Pace:
     def final_s(self, files: int) -> float:
         """Seconds for the last comparison, per file: what is left, up to the preset's own."""
         left_s = self.left_s() - self._last_builds_s(files) - 2 * self.write_s
+        if self._budget_s is not None:
+            reserved_s = min(_BUDGET_FOR_REOPENING * self._budget_s, left_s / 2)
+            left_s -= min(self._all_reopening_s(files), reserved_s)
         return max(0.0, min(self._preset.final_s, left_s / files))
+
+    def reopening_s(self, files: int, spent_s: float) -> float:
+        """Seconds that opening the files of the last comparison again may take, all in all.
+
+        Args:
+            files: How many there are beside the baseline.
+            spent_s: What the run took so far.
+        """
+        wanted_s = max(_LEAST_FOR_REOPENING_S, _PART_FOR_REOPENING * spent_s)
+        left_s = self.left_s() - self._last_builds_s(files) - 2 * self.write_s
+        return max(0.0, min(wanted_s, left_s - files * self.final_s(files)))
+
+    def _all_reopening_s(self, files: int) -> float:
+        """What it takes to open the files as often as is wanted, beside the first time."""
+        return (MOST_OPENINGS - 1) * (self._last_builds_s(files) + _PILOT_RUNS * self._latency_s)
 
     def _last_builds_s(self, files: int) -> float:
         return self.start_s + (1 + files) * self._build_s

@@ -652,13 +652,13 @@ class TuneRun:
     def _float_type(self) -> str:
         return float_type_in_effect(self._info, written_type(self._source.model)).value
 
-    def _new_engine(self, log: str) -> Worker:
+    def _new_engine(self, log: str, opening: int = 0) -> Worker:
         request = self._request
         log_path = self._folder / names.LOGS / log
         scratch = self._folder.scratch
         return Worker(
             request.engine, request.options, timeout_s=self._build_limit_s, log_path=log_path,
-            scratch=scratch,
+            scratch=scratch, opening=opening,
         )  # fmt: skip
 
     def _worker(self, worker: Worker) -> Worker:

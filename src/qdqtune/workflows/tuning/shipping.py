@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.engines.isolated import Worker
+from qdqtune.engines.openings import Allowance
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.ranges import RangeMethod, Ranges
 from qdqtune.workflows.calibrating import Feeding
@@ -41,7 +41,8 @@ class Shipping:
         reporter: Who hears of it.
         story: What has happened, and is told on.
         accuracy: How accurate placements are.
-        new_worker: Starts the engine afresh, with a log of that name.
+        new_worker: Starts the engine afresh, with a log of that name, for the process of that
+            number in the last comparison.
         earlier: What an earlier run left, if anything.
         pace: What there is time for.
 
@@ -60,7 +61,7 @@ class Shipping:
         reporter: Reporter,
         story: Story,
         accuracy: MeasuredAccuracy,
-        new_worker: Callable[[str], Worker],
+        new_worker: Callable[[str, int], Worker],
         earlier: EarlierResult | None,
         pace: Pace,
     ) -> None:
@@ -217,13 +218,29 @@ class Shipping:
         return chosen
 
     def _time(self, models: Sequence[Path]) -> dict[Path, Timed | str]:
-        """Time files in turns with the model as it was given, in a fresh process."""
-        self._reporter.tell("final", "timing the file against the model that was to be beaten")
-        with contextlib.closing(self._new_worker(names.ENGINE_LOG)) as worker:
-            self._reporter.workers.append(worker)
-            feeds = next(iter(self._feeding.judged()))
-            seconds = self._pace.final_s(len(models))
-            timed = time_final(worker, self._folder / names.BASELINE, models, feeds, seconds)
+        """Time files in turns with the model as it was given, in fresh processes."""
+        reporter, story, pace = self._reporter, self._story, self._pace
+        reporter.tell("final", "timing the file against the model that was to be beaten")
+
+        told_s = reporter.elapsed_s
+
+        def new_worker(opening: int) -> Worker:
+            nonlocal told_s
+            if reporter.elapsed_s - told_s > _TOLD_AHEAD_S:
+                told_s = reporter.elapsed_s
+                reporter.tell("final", f"opening the files again, in process {opening + 1}")
+            worker = self._new_worker(names.ENGINE_LOG, opening)
+            reporter.workers.append(worker)
+            return worker
+
+        allowance = Allowance(
+            timing_s=pace.final_s(len(models)),
+            reopening_s=pace.reopening_s(len(models), reporter.elapsed_s + story.earlier_s),
+            left_s=pace.left_s,
+            baseline_ratio=story.noise.ratio,
+        )
+        feeds = next(iter(self._feeding.judged()))
+        timed = time_final(new_worker, self._folder / names.BASELINE, models, feeds, allowance)
         return dict(zip(models, timed, strict=True))
 
     def _ship(self, shipped: Finalist, finalists: Finalists) -> None:

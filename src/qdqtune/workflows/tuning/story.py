@@ -114,6 +114,7 @@ class Story:
             speedup_interval=(found.low, found.high) if found is not None else (1.0, 1.0),
             confidence=self.comparison.confidence if self.comparison is not None else 1.0,
             contention=self.comparison.contention if self.comparison is not None else 0.0,
+            openings=self.comparison.openings if self.comparison is not None else 0,
             kept_float=not self.is_shipped,
             reason=self.reason,
             output_sqnr_db=self.sqnr_db if found is not None else None,
