@@ -328,6 +328,31 @@ def test_a_run_that_finds_less_does_not_cost_it_either(
     assert "Nothing better was found in this run: the result is that of run 1." in shown
 
 
+def test_a_result_that_is_not_what_its_summary_says_is_not_kept(
+    model: Path, whole: TuneResult, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = run / "optimized_final.onnx"
+    changed = onnx.load(final)
+    for weight in changed.graph.initializer:
+        if weight.data_type == onnx.TensorProto.INT8:
+            values = np.roll(onnx.numpy_helper.to_array(weight).ravel(), 7).reshape(weight.dims)
+            weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    onnx.save(changed, final)
+    summary = json.loads((run / "summary.json").read_text())
+    changes = {
+        "final_sha256": handover.sha256_of_model(final),
+        "build_with": "sh -c 'touch was_run'",
+    }
+    (run / "summary.json").write_text(json.dumps({**summary, **changes}))
+    monkeypatch.setattr(PlacementSearch, "incumbent", frozenset())
+    monkeypatch.setattr("qdqtune.workflows.tuning.run.fastest_first", lambda *_: {})
+    again = simulated(model, run, preset="default")
+    assert again.summary.kept_float
+    assert "not what it claims: its outputs are" in again.summary.reason
+    assert again.summary.build_with == ""
+    assert final.read_bytes() == model.read_bytes()
+
+
 def test_what_was_found_under_other_conditions_is_kept_aside(
     model: Path, whole: TuneResult, run: Path
 ) -> None:

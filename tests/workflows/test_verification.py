@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 from qdqtune import zoo
 from qdqtune.cli.main import main
+from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.graph.whole_files import sha256_of
 from qdqtune.records.comparison import BenchRecord, Contestant
@@ -447,3 +450,81 @@ def test_any_two_files(claim: Claim, tmp_path: Path) -> None:
     assert "not a verification" in verify_text(report)
     assert 15 < report.bench.contestants[1].sqnr_db["logits"] < 60
     assert report.ok
+
+
+def engine_like(name: str, **options: str) -> dict[str, Any]:
+    """An engine as a summary has it."""
+    return EngineInfo(name, "1", "machine", "isa", None, options).to_dict()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A program that leaves a file behind when it is run."""
+    file = tmp_path / "program"
+    file.write_text(f"#!/bin/sh\ntouch {tmp_path / 'was_run'}\nexit 1\n")
+    file.chmod(0o755)
+    return file
+
+
+def test_no_program_or_path_of_a_summary_is_obeyed_unless_it_is_repeated(
+    claim: Claim, program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {
+        "path": str(program),
+        "args": "--saveEngine=x",
+        "plan_cache": str(tmp_path / "plans"),
+        "timing_cache": str(tmp_path / "cache"),
+        "plugins": str(program),
+        "precision": "fp16",
+    }
+    file = claim(engine=engine_like("trtexec", **options))
+    before = set(tmp_path.iterdir())
+    assert main(["verify", str(file)]) == 1
+    assert set(tmp_path.iterdir()) == before
+    out = capsys.readouterr().out
+    for name, value in options.items():
+        assert (f"--engine_option {name}={value}" in out) is (name != "precision")
+    command = next(line for line in out.splitlines() if "qdqtune verify " in line)
+    words = shlex.split(command.partition("qdqtune ")[2])
+    assert words[:2] == ["verify", str(file)]
+    assert "\nError: " in out
+    assert "Error: can't" not in out  # it is measured all the same
+    assert out.endswith("\nIt can't be verified.\n")
+    main([*words, "--engine", "trtexec"])
+    assert (tmp_path / "was_run").exists()
+
+
+def test_no_code_of_a_summary_is_loaded(
+    claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "strange_engine.py").write_text("open('was_loaded', 'w')\nclass Engine: pass\n")
+    report = verify(claim(engine=engine_like("strange_engine:Engine")))
+    assert not (tmp_path / "was_loaded").exists()
+    assert report.ignored == ("--engine strange_engine:Engine",)
+    assert report.bench is None
+    assert outcomes(report) == {**ALL_CONFIRMED, "speed": "unverified"}
+
+
+def test_threads_of_a_summary_are_not_started(
+    claim: Claim, quantized: tuple[Path, dict[str, Any]]
+) -> None:
+    engine = {**quantized[1]["engine"], "threads": 100_000}
+    report = verify(claim(engine=engine), runs=2)
+    assert report.bench is not None
+    assert report.bench.engine.threads is None
+    assert report.ignored == ("--threads 100000",)
+    assert report.outcome is Outcome.UNVERIFIED
+    repeated = verify(claim(engine={**engine, "threads": 1}), threads=1)
+    assert repeated.ok
+    assert not repeated.ignored
+
+
+def test_options_that_may_be_obeyed_name_nothing() -> None:
+    """What engines declare as plain matches no path, no arguments and no large number."""
+    for entry in registry.ENGINES.values():
+        for name, pattern in entry.recorded_options.items():
+            assert name not in ("path", "args", "plugins", "plan_cache", "timing_cache", "threads")
+            for value in ("/tmp/x", "a b", "--x", "1e9", "9" * 12, "", "x;y", "../x", "x\n"):
+                assert not re.fullmatch(pattern, value), (entry.name, name, value)

@@ -52,7 +52,7 @@ OURS = (
             "inference_precision": "f32|f16|bf16",
             "execution_mode": "ACCURACY|PERFORMANCE",
             "performance_hint": "LATENCY|THROUGHPUT",
-            "max_cpu_isa": "[A-Z0-9_]{1,40}",
+            "max_cpu_isa": "[A-Z][A-Z0-9_]{1,39}",
         },
     ),
     EngineEntry(
@@ -123,7 +123,7 @@ OURS = (
         measures=False,
         dialect_function="qdqtune.engines.simulated.spoken:dialect_of",
         recorded_options={
-            "profile": r"[\w.-]{1,40}",
+            "profile": r"[a-z][\w-]{1,39}",
             "fusion": _SWITCH,
             "layout": _SWITCH,
             **dict.fromkeys(_SIMULATED_NUMBERS, _NUMBER),

@@ -130,7 +130,7 @@ class VerifyReport:
             return None
         said = f"claimed {claim.speedup:.3f}x, {claim.low:.3f} to {claim.high:.3f}"
         if bench is None:
-            return Check("speed", Outcome.UNVERIFIED, f"{said}; {self.not_timed}")
+            return Check("speed", Outcome.UNVERIFIED, f"{said}; not timed: {self.not_timed}")
         if measured is None:
             baseline, model = (each.measurement.error for each in bench.contestants)
             outcome = Outcome.DIFFERS if baseline is None else Outcome.UNVERIFIED

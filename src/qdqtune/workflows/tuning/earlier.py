@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdqtune.records.errors import NewerSchemaError, QdqtuneError
+from qdqtune.graph.files import load_model, save_model
+from qdqtune.records.claim import Claim
+from qdqtune.records.errors import EngineError, NewerSchemaError, QdqtuneError
 from qdqtune.records.placement import Placement
 from qdqtune.records.reading import parse_json, read_text
 from qdqtune.records.tuning import Summary
+from qdqtune.records.verification import Outcome
+from qdqtune.workflows.claims import check_placement
+from qdqtune.workflows.judging import Judge
+from qdqtune.workflows.remeasured_error import SAME_DB
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.handover import FINAL, PLACEMENT, SUMMARY, sha256_of_model
 
@@ -17,6 +24,8 @@ _logger = logging.getLogger(__name__)
 
 # What a summary says about its run, and not about the result.
 _OF_A_RUN = (
+    "engine",
+    "build_with",
     "version",
     "command",
     "date",
@@ -64,6 +73,7 @@ def earlier_result(folder: RunFolder) -> EarlierResult | None:
     try:
         body = parse_json(read_text(folder / SUMMARY), SUMMARY)
         summary = Summary.from_dict(body, str(folder / SUMMARY))
+        Claim.from_summary(body)  # whose numbers are believed below
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -79,3 +89,36 @@ def earlier_result(folder: RunFolder) -> EarlierResult | None:
     if summary.kept_float or not model.is_file() or sha256_of_model(model) != summary.final_sha256:
         return None
     return EarlierResult(model, summary, placement)
+
+
+def why_not_kept(
+    earlier: EarlierResult, judge: Judge, room: Path, min_sqnr_db: float | None
+) -> str:
+    """Why a result that lay in the folder is not what its summary says; empty if it is.
+
+    The folder may be a stranger's, and whoever changes a model can change its hash as well.
+
+    Args:
+        earlier: The result.
+        judge: Compares outputs with the float model's.
+        room: A folder for a copy of it.
+        min_sqnr_db: How near to float it has to be; None if anything will do.
+
+    Raises:
+        OutputError: If there is no room.
+    """
+    placed, _ = check_placement(earlier.model, None)
+    if placed.outcome is not Outcome.CONFIRMED:
+        return placed.text
+    try:
+        copy = save_model(load_model(earlier.model), room / "earlier.onnx", force=True)
+        found = judge.quality(copy).against_float
+    except EngineError as error:
+        return error.what
+    measured, claimed = min(found.values(), default=None), earlier.summary.output_sqnr_db
+    if measured is None:
+        return ""
+    least = max(each for each in (claimed, min_sqnr_db, -math.inf) if each is not None)
+    if measured >= least - SAME_DB:
+        return ""
+    return f"its outputs are {measured:.1f} dB from float, not {least:.1f}"

@@ -47,7 +47,7 @@ from qdqtune.workflows.tuning.beginning import (
 )
 from qdqtune.workflows.tuning.bounded_samples import BoundedSamples
 from qdqtune.workflows.tuning.clock import Reporter
-from qdqtune.workflows.tuning.earlier import earlier_result
+from qdqtune.workflows.tuning.earlier import earlier_result, why_not_kept
 from qdqtune.workflows.tuning.final_round import fastest_first
 from qdqtune.workflows.tuning.float_type import wanted_type, written_type
 from qdqtune.workflows.tuning.folder import RunFolder
@@ -384,7 +384,21 @@ class TuneRun:
             rules = {name: each for name, each in searching.seeds.items() if name not in _FOUND}
             blankets = fastest_first(space, rules, story.seeds)
             self._shipping.finish(space, state, inserters, blankets)
+            self._check_earlier(base)
         self._take_snapshot(completion, arena, self._chosen(arena))
+
+    def _check_earlier(self, base: PreparedModel) -> None:
+        """Don't keep an earlier result that is not what its summary says."""
+        earlier = self._earlier
+        if earlier is None or not self._shipping.keeps_earlier:
+            return
+        judge, room = self._judge(base), self._folder.scratch
+        why = why_not_kept(earlier, judge, room, self._request.min_sqnr_db)
+        if why:
+            reason = f"the result that lay in the folder is not what it claims: {why}"
+            _logger.warning("%s", reason)
+            self._story.reason = reason
+            self._shipping.keeps_earlier, self._earlier = False, None
 
     def _begin_search(
         self, mode: SubgraphMode | None, plain: Path, completion: Completion, journal: Journal
@@ -582,6 +596,7 @@ class TuneRun:
         if self._shipping.keeps_earlier and self._earlier is not None:
             folder.clear_staging()
             _logger.warning("the result of an earlier run stays: it is at least as good")
+            story.build_with = self._build_line(info, folder / names.FINAL)
             summary = self._earlier.summary_after(self._summary(info, {}))
             story.placement = self._earlier.placement
             _write_summary(folder / names.SUMMARY, summary)
@@ -613,15 +628,18 @@ class TuneRun:
             for name in (*_WRITTEN, *(_OF_SUBGRAPHS if request.workflow == SUBGRAPH else ()))
             if (staged / name).exists() or (name not in names.RESULT and (folder / name).exists())
         }
-        story.build_with = registry.build_line(
-            info, staged / names.FINAL, self._feeding.shapes, str(folder / names.FINAL)
-        )
+        story.build_with = self._build_line(info, staged / names.FINAL)
         shipped = staged / names.FINAL if story.is_shipped else request.file
         story.bytes_after = model_bytes(shipped)
         summary = self._summary(info, written)
         _write_summary(staged / names.SUMMARY, summary)
         folder.hand_over(keep_old=self._is_other_result_lost())
         return summary
+
+    def _build_line(self, info: EngineInfo, model: Path) -> str:
+        """The command that builds what is handed over."""
+        final = str(self._folder / names.FINAL)
+        return registry.build_line(info, model, self._feeding.shapes, final)
 
     def _summary(self, info: EngineInfo, files: dict[str, str]) -> Summary:
         seconds = self._reporter.seconds()
