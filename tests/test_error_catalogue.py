@@ -21,6 +21,7 @@ from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, FINAL, JOURNAL
 from qdqtune.workflows.tuning.journal import Journal
 from tests.conftest import model_from_text
 from tests.fuzz.seeds import function_chain
+from tests.graph.test_endless_loops import loop_of
 from tests.graph.test_function_calls import doubling
 
 ROOT = Path(__file__).parent.parent
@@ -242,6 +243,7 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
         w=np.eye(4, dtype="f"),
         s=np.array([1 << 40, 2, 4]),
     ),
+    "nothing in it ends it before": lambda: loop_of(1 << 40),
     "types or shapes contradict each other": lambda: model_from_text(
         "g (float[2,4] x) => (float[7,7] y) { h = MatMul(x, w) y = Relu(h) }",
         w=np.eye(4, dtype="f"),

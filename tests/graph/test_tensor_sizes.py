@@ -34,6 +34,14 @@ def test_the_tensor_and_its_node_are_named(body: str, constants: dict[str, list[
     assert [value.shape for value in model.graph.inputs] == before
 
 
+def test_outputs_count_whose_sizes_the_model_leaves_open() -> None:
+    text = "g (float[N,4] x) => (float[A,B,C] y) { y = Expand(x, s) }"
+    model = ir.from_proto(model_from_text(text, s=np.array([TERA, 1, 4])))
+    with pytest.raises(ModelError, match="The tensor 'y'"):
+        check_fits(model, {"x": (1, 4)})
+    assert list(model.graph.outputs[0].shape or ()) == ["A", "B", "C"]
+
+
 def test_a_limit_decides() -> None:
     text = "g (float[N,1024] x) => (float[N,1024] y) { y = Relu(x) }"
     model = ir.from_proto(model_from_text(text))

@@ -19,7 +19,7 @@ from qdqtune.graph.input_shapes import (
     symbols_of,
 )
 from qdqtune.graph.op_classes import is_op
-from qdqtune.graph.tensor_sizes import check_fits
+from qdqtune.graph.tensor_sizes import check_runs
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest, shape_text
 
@@ -73,7 +73,7 @@ def measured_shapes(
             f"{', or calibration data' if takes_data else ''}.",
         )
     shapes = resolve_shapes(model, request)
-    check_fits(model, shapes)
+    check_runs(model, shapes)
     return shapes
 
 

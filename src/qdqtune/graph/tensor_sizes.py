@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from qdqtune.graph.dims import dims_of
+from qdqtune.graph.endless_loops import check_ends
 from qdqtune.graph.input_shapes import model_inputs
-from qdqtune.graph.shapes import all_shapes, at_shapes
+from qdqtune.graph.shapes import all_shapes, set_input_dims
 from qdqtune.records.errors import ModelError
 from qdqtune.records.inputs import shape_text
 from qdqtune.records.sizes import size_text
@@ -35,6 +35,20 @@ class TensorSize:
     nbytes: int
 
 
+def check_runs(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Make sure that a model can run within memory, and comes to an end, as far as it tells.
+
+    Args:
+        model: The model; it is not changed.
+        shapes: The shape of every input that has to be fed.
+
+    Raises:
+        ModelError: If it can't.
+    """
+    check_ends(model)
+    check_fits(model, shapes)
+
+
 def check_fits(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> None:
     """Make sure that no tensor of a model takes more memory than a process may.
 
@@ -53,8 +67,14 @@ def check_fits(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> None:
         for value in model_inputs(model)
         if value.name in shapes
     ]
-    with contextlib.nullcontext() if _has_all_shapes(model) else at_shapes(model, shapes):
+    before = all_shapes(model)
+    try:
+        if not _has_all_shapes(model):
+            set_input_dims(model, shapes)
         sizes = [*fed, *_computed(model)]
+    finally:
+        for value, shape in before:
+            value.shape = shape
     large = next((size for size in sizes if size.nbytes > limit), None)
     if large is not None:
         origin = f", which {large.node} computes," if large.node else ""

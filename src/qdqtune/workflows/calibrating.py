@@ -29,7 +29,7 @@ from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.open_dims import measured_shapes
 from qdqtune.graph.prepared import PreparedModel
-from qdqtune.graph.tensor_sizes import check_fits
+from qdqtune.graph.tensor_sizes import check_runs
 from qdqtune.qdq.dialect import QuantFormat
 from qdqtune.qdq.encoding import TensorFormat
 from qdqtune.qdq.given import tells_range
@@ -131,7 +131,7 @@ def feeding_of(source: Source, request: InputRequest, data: Any, limit: int | No
         )
     samples = open_samples(data, expected_inputs(source.model), limit=limit)
     shapes = {name: tuple(array.shape) for name, array in samples.first.items()}
-    check_fits(source.model, shapes)
+    check_runs(source.model, shapes)
     return Feeding(
         shapes,
         lambda: samples.first,
