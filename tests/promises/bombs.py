@@ -25,14 +25,16 @@ def lay(name: str, folder: Path) -> list[list[str]]:
         Every command line that meets it.
     """
     folder.mkdir()
-    if name in MODELS:
-        (folder / "m.onnx").write_bytes(MODELS[name]().SerializeToString())
-        return _model_lines(folder)
     sound_model(folder)
-    if name in WEIGHTS:
-        WEIGHTS[name](folder)
-        return _model_lines(folder)
-    return FILES[name](folder)
+    if name in FILES:
+        lines = FILES[name](folder)
+    else:
+        if name in MODELS:
+            (folder / "m.onnx").write_bytes(MODELS[name]().SerializeToString())
+        else:
+            WEIGHTS[name](folder)
+        lines = _model_lines(folder)
+    return [[*line, "--timeout", "20s"] for line in lines]
 
 
 def _model_lines(folder: Path) -> list[list[str]]:
