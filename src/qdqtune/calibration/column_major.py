@@ -18,9 +18,9 @@ from qdqtune.calibration.layout import Layout
 from qdqtune.records.errors import LimitError
 from qdqtune.records.reading import size_in_words
 
-_BLOCK_BYTES = 256 << 20
+_BLOCK_BYTES = 128 << 20
 _CHUNK_BYTES = 16 << 20
-_MOST_BYTES = 4 << 30  # 16 blocks: the file is read as often
+_MOST_BYTES = 4 << 30  # 32 blocks: the file is read as often
 
 
 def column_major_samples(
@@ -60,7 +60,9 @@ def column_major_samples(
             block = _read_rows(file, shape[0], width, dtype, first, last)
         for start in range(0, last - first, rows):
             columns = block[start : start + rows].reshape(rows, *shape[:0:-1])
-            yield columns.transpose(0, *range(len(shape) - 1, 0, -1)).reshape(layout.shape)
+            sample = columns.transpose(0, *range(len(shape) - 1, 0, -1)).reshape(layout.shape)
+            yield sample.copy()  # a view would keep the block
+        del block, columns, sample  # before the next one is read
 
 
 def read_exactly(file: IO[bytes], size: int) -> bytes:
