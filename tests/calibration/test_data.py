@@ -594,7 +594,7 @@ class TestMemory:
 
     def test_kept_samples_go_with_the_set(self) -> None:
         samples = open_samples(generator(), OPEN)
-        folder = Path(samples._read.__self__._folder.name)  # type: ignore[attr-defined]
+        folder = samples._read.__self__._folder.path  # type: ignore[attr-defined]
         list(samples)
         assert len(list(folder.iterdir())) == 3
         del samples
