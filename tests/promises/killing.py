@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from qdqtune.calibration import range_cache
 from qdqtune.engines import isolated
 from qdqtune.engines.process import FailureKind, WorkerFailure
 from qdqtune.engines.worker import Server
@@ -398,6 +399,8 @@ def main() -> None:
     parser.add_argument("--kills", type=int, help="kill so many runs, instead of trying all states")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    # Ranges that are known make a run shorter: a moment that was chosen must come in every run.
+    os.environ[range_cache.FOLDER] = "" if options.kills else str(options.folder / "cache")
     rng = random.Random(options.seed)
     reports = {
         name: asdict(try_situation(options.folder / name, name, options.kills, rng))

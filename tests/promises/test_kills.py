@@ -14,6 +14,7 @@ import pytest
 from tests.promises.killing import SITUATIONS
 
 ROOT = Path(__file__).parents[2]
+SAMPLE = ("fresh", "restart", "subgraph", "hand_over_other")
 
 
 def killing(folder: Path, *arguments: str) -> dict[str, dict[str, Any]]:
@@ -29,7 +30,7 @@ def killing(folder: Path, *arguments: str) -> dict[str, dict[str, Any]]:
 
 
 def test_runs_that_are_killed_are_recovered_by_the_same_command(tmp_path: Path) -> None:
-    for name, report in killing(tmp_path, *SITUATIONS, "--kills", "1").items():
+    for name, report in killing(tmp_path, *SAMPLE, "--kills", "1").items():
         assert report["wrong"] == [], name
         assert report["recovered"] == report["kills"] == 1, name
 
