@@ -13,6 +13,8 @@ from qdqtune.records.tuning import AS_GIVEN, SCHEMA
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_WHOLE = 1 << 63
+# How many times what is measured may be claimed at most, where the claim's interval allows it.
+_MOST_ABOVE = 2.0
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,12 @@ class Claim:
     tuned_in_float32: bool = False
 
     def agrees_with(self, measured: Comparison) -> bool:
-        """Whether both intervals allow the same speedup."""
-        return measured.high >= self.low and measured.low <= self.high
+        """Whether both intervals allow the same speedup, and the claim is not far above it.
+
+        An interval may be as wide as it likes: whoever reads the claim reads the speedup.
+        """
+        is_near = self.speedup <= _MOST_ABOVE * measured.high
+        return is_near and measured.high >= self.low and measured.low <= self.high
 
     @classmethod
     def from_summary(cls, summary: object) -> Claim:

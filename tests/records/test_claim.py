@@ -1,0 +1,27 @@
+"""What a run claims beside what is measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqtune.records.claim import Claim
+from qdqtune.records.measurement import Comparison, EngineInfo
+
+ENGINE = EngineInfo("simulated", "1", "machine", "cpu-vnni")
+
+
+@pytest.mark.parametrize(
+    ("claimed", "agrees"),
+    [
+        ((1.66, 1.65, 1.67), True),
+        ((1.8, 1.2, 3.0), True),
+        ((1.9, 1.8, 2.0), False),
+        ((5.0, 0.0, float("inf")), False),
+        ((5.0, 1.01, 9.0), False),
+    ],
+)
+def test_a_claim_agrees_if_its_interval_does_and_it_is_not_far_above(
+    claimed: tuple[float, float, float], agrees: bool
+) -> None:
+    measured = Comparison(1.66, 1.65, 1.67, 0.96, 24)
+    assert Claim(*claimed, kept_float=False, engine=ENGINE).agrees_with(measured) is agrees
