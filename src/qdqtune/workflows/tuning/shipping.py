@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from qdqtune.autotune.search.space import Space, State
+from qdqtune.engines import registry
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.openings import Allowance
 from qdqtune.qdq.insert import Inserter
@@ -238,6 +239,7 @@ class Shipping:
             reopening_s=pace.reopening_s(len(models), reporter.elapsed_s + story.earlier_s),
             left_s=pace.left_s,
             baseline_ratio=story.noise.ratio,
+            is_real=registry.entry(self._request.engine).measures,
         )
         feeds = next(iter(self._feeding.judged()))
         timed = time_final(new_worker, self._folder / names.BASELINE, models, feeds, allowance)
