@@ -68,9 +68,10 @@ def leftovers(folder: Path) -> set[str]:
 
 def kills(folder: Path, name: str, most: int) -> None:
     onnx.save(two_convs(), folder / "model.onnx")
-    whole = run(folder, name)
-    assert whole.returncode == 0, whole.stderr
-    assert leftovers(folder) == set()
+    for _ in range(2):  # a second run finds what the first has kept, and changes less
+        whole = run(folder, name)
+        assert whole.returncode == 0, whole.stderr
+        assert leftovers(folder) == set()
     moments = range(1, int(whole.stdout.split()[-1]) + 1)
     assert len(moments) > 3
     left = []
@@ -87,6 +88,7 @@ def test_a_kill_leaves_nothing_that_the_next_run_does_not_remove(tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_kill_leaves_nothing_that_the_next_run_does_not_remove(
     name: str, tmp_path: Path
