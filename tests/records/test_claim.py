@@ -25,3 +25,21 @@ def test_a_claim_agrees_if_its_interval_does_and_it_is_not_far_above(
 ) -> None:
     measured = Comparison(1.66, 1.65, 1.67, 0.96, 24)
     assert Claim(*claimed, kept_float=False, engine=ENGINE).agrees_with(measured) is agrees
+
+
+@pytest.mark.parametrize(
+    ("claimed", "is_supported"),
+    [
+        ((1.66, 1.65, 1.67), True),
+        ((3.0, 2.4, 3.5), True),
+        ((4.0, 3.9, 4.1), False),
+        ((4.0, 1.0, 9.0), False),
+    ],
+)
+def test_a_wide_interval_supports_no_claim_far_from_what_is_measured(
+    claimed: tuple[float, float, float], is_supported: bool
+) -> None:
+    measured = Comparison(1.9, 0.7, 5.0, 0.96, 24)
+    claim = Claim(*claimed, kept_float=False, engine=ENGINE)
+    assert claim.agrees_with(measured)
+    assert claim.is_supported_by(measured) is is_supported

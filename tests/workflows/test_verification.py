@@ -332,6 +332,20 @@ def test_disjoint_intervals_differ_as_often_as_they_are_measured(
     assert ("; they agree." if agrees else " than claimed.") in verify_text(report)
 
 
+def test_a_measurement_that_allows_almost_any_claim_confirms_none(
+    claim: Claim, quantized: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = EngineInfo.from_dict(quantized[1]["engine"])
+    made = measuring(monkeypatch, engine, *[(0.2, 4.0)] * 3)
+    report = verify(claim(speedup=3.7, speedup_interval=[3.6, 3.8]))
+    assert len(made) == 3
+    assert outcomes(report)["speed"] != "confirmed"
+    made = measuring(monkeypatch, engine, (0.2, 4.0), (0.1, 9.0), (0.1, 6.0))
+    report = verify(claim(speedup=9.0, speedup_interval=[8.8, 9.2]))
+    assert outcomes(report)["speed"] == "unverified"
+    assert "too uncertain to confirm it" in verify_text(report)
+
+
 def test_other_conditions_are_named_and_not_judged(
     claim: Claim, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -378,6 +392,35 @@ def test_a_model_that_was_handed_back_is_the_given_one(claim: Claim) -> None:
     report = verify(file)
     assert report.is_as_given is True
     assert outcomes(report) == ALL_CONFIRMED
+    # Threads make no difference to a file that is compared with itself; a speedup would.
+    summary = json.loads(file.with_name(SUMMARY).read_text())
+    summary["engine"]["threads"] = 2
+    file.with_name(SUMMARY).write_text(json.dumps(summary))
+    report = verify(file)
+    assert outcomes(report) == ALL_CONFIRMED
+    assert report.ignored == ("--threads 2",)
+    assert report.repeat_with == ""
+    summary.update(speedup=3.0, speedup_interval=[2.9, 3.1])
+    file.with_name(SUMMARY).write_text(json.dumps(summary))
+    assert outcomes(verify(file))["speed"] == "differs"
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shapes": {"image": [7, 3, 32, 32]}},
+        {"shapes": {"image": [3, 32, 32]}},
+        {"shapes": {"nope": [1]}},
+        {"error_inputs": {"source": "random", "digest": "", "ranges": {"nope": [0, 1]}}},
+    ],
+)
+def test_inputs_that_the_baseline_lacks_are_the_claims_fault(
+    claim: Claim, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
+) -> None:
+    file = claim(**changes)
+    assert main(["verify", str(file), "--threads", "1"]) == 1
+    assert "can't be verified: summary.json is about other inputs: " in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("quick")

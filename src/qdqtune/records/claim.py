@@ -15,6 +15,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_WHOLE = 1 << 63
 # How many times what is measured may be claimed at most, where the claim's interval allows it.
 _MOST_ABOVE = 2.0
+# How far below the claim's interval a measured speedup may be if its own interval is wide.
+_MOST_BELOW = 1.5
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,14 @@ class Claim:
         """
         is_near = self.speedup <= _MOST_ABOVE * measured.high
         return is_near and measured.high >= self.low and measured.low <= self.high
+
+    def is_supported_by(self, measured: Comparison) -> bool:
+        """Whether the measured speedup itself is near the claim, not only one end of its interval.
+
+        On a busy machine an interval is so wide that it allows almost any claim.
+        """
+        is_near = self.speedup <= _MOST_ABOVE * measured.ratio
+        return is_near and self.low <= _MOST_BELOW * measured.ratio
 
     @classmethod
     def from_summary(cls, summary: object) -> Claim:

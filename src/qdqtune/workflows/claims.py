@@ -9,11 +9,13 @@ from pathlib import Path
 
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.input_shapes import bind_dims, input_dims, input_named
 from qdqtune.graph.whole_files import sha256_of
 from qdqtune.qdq.read import strip
 from qdqtune.qdq.units import canonical
 from qdqtune.records.claim import Claim
-from qdqtune.records.errors import LimitError, QdqtuneError
+from qdqtune.records.errors import LimitError, QdqtuneError, UsageError
+from qdqtune.records.inputs import InputRequest
 from qdqtune.records.placement import Edge, Placement
 from qdqtune.records.reading import parse_json, read_text
 from qdqtune.records.verification import Check, Edges, Outcome
@@ -48,7 +50,9 @@ def claim_about(file: Path, sha256: str) -> Claim | str:
         return f"there is no {SUMMARY} beside it"
     except LimitError as error:
         return error.what.rstrip(".")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        return f"{SUMMARY} can't be read: {error.strerror}"
+    except ValueError as error:
         return f"{SUMMARY} can't be used: {error}"
     if file.name != FINAL and sha256 != claim.final_sha256:
         return f"{SUMMARY} is about {FINAL}, and this is another file"
@@ -98,7 +102,8 @@ def check_placement(file: Path, claim: Claim | None) -> tuple[Check, Edges | Non
     except QdqtuneError as error:
         return Check("placement", Outcome.UNVERIFIED, error.what.rstrip(".")), None
     except (OSError, ValueError) as error:
-        text = f"{PLACEMENT} can't be read: {error}"
+        reason = error.strerror if isinstance(error, OSError) else error
+        text = f"{PLACEMENT} can't be read: {reason}"
         return Check("placement", Outcome.UNVERIFIED, text), None
     if claim is not None and claim.kept_float:
         return _kept_float(placement), None
@@ -170,6 +175,22 @@ def shapes_of_run(claim: Claim, folder: Path) -> dict[str, tuple[int, ...]]:
         for name, shape in found.items()
         if isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
     }
+
+
+def why_not_its_inputs(claim: Claim, folder: Path, baseline: Path) -> str:
+    """Why a claim is about inputs that its baseline does not have; empty if it is not.
+
+    Raises:
+        ModelError: If the baseline can't be read.
+    """
+    inputs = input_dims(load_model(baseline))
+    try:
+        bind_dims(inputs, InputRequest(shapes=shapes_of_run(claim, folder)))
+        for name in claim.ranges:
+            input_named(inputs, name)
+    except UsageError as error:
+        return f"{SUMMARY} is about other inputs: {error.what.rstrip('.')}"
+    return ""
 
 
 def are_small(shapes: Iterable[tuple[int, ...]]) -> bool:

@@ -23,6 +23,7 @@ from qdqtune.workflows.claims import (
     check_placement,
     claim_about,
     lies_in_run,
+    why_not_its_inputs,
 )
 from qdqtune.workflows.comparison import bench
 from qdqtune.workflows.remeasured_error import OTHER_DB, check_error, measure_error
@@ -97,6 +98,8 @@ def verify(
     parse_model(file)  # what is no model is told before it is hashed
     sha256 = sha256_of_model(file)
     claim = claim_about(file, sha256)
+    if not isinstance(claim, str) and not (inputs.shapes or inputs.dims):
+        claim = why_not_its_inputs(claim, file.parent, baseline) or claim
     if isinstance(claim, str):
         unclaimed = Check("claim", Outcome.UNVERIFIED, claim)
         placed, edges = check_placement(file, None)
@@ -139,6 +142,8 @@ def _measured(
         report = replace(report, bench=_together([report.bench, *again]))
     if claim.on_data and said.data is None and not claim.kept_float:
         ignored.append(("--calibration_data", "SOURCE"))
+    if report.is_as_given:
+        return report
     return replace(report, repeat_with=command_of(str(file), said, ignored))
 
 
