@@ -143,7 +143,7 @@ def recognizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tune {model} --dry_run",
         "bench {model}",
         "bench {model} --dim N=2",
-        "verify {model}",
+        "verify {model} --against {model}",
         "quantize {model} -o {out}",
         "quantize {model} -o {out} --autotune quick",
         "inspect {model} --layers",

@@ -143,6 +143,7 @@ INSIDE_OURS = {
     "engines/onnxruntime.py",
     "workflows/error_comparison.py",
     "workflows/calibrating.py",
+    "workflows/remeasured_error.py",
     "autotune/session/tuned_model.py",
     "calibration/quality.py",
 }

@@ -27,14 +27,12 @@ def lay(name: str, folder: Path) -> list[list[str]]:
     folder.mkdir()
     sound_model(folder)
     if name in FILES:
-        lines = FILES[name](folder)
+        return FILES[name](folder)
+    if name in MODELS:
+        (folder / "m.onnx").write_bytes(MODELS[name]().SerializeToString())
     else:
-        if name in MODELS:
-            (folder / "m.onnx").write_bytes(MODELS[name]().SerializeToString())
-        else:
-            WEIGHTS[name](folder)
-        lines = _model_lines(folder)
-    return [[*line, "--timeout", "20s"] for line in lines]
+        WEIGHTS[name](folder)
+    return _model_lines(folder)
 
 
 def _model_lines(folder: Path) -> list[list[str]]:
@@ -43,12 +41,14 @@ def _model_lines(folder: Path) -> list[list[str]]:
     return [
         ["bench", "m.onnx", "--runs", "2"],
         ["bench", "m.onnx", "--runs", "2", "--engine", "openvino"],
+        ["bench", "m.onnx", "--runs", "2", "--engine", "simulated"],
         ["compare", "m.onnx", "q.onnx"],
         ["convert", "m.onnx", "--to", "fp16", "-o", "half.onnx"],
         ["export", "q.onnx", "--lists", "onnxruntime", "-o", "lists.json"],
         ["insert", "m.onnx", "--ops", op, "-o", "inserted.onnx"],
         ["inspect", "m.onnx"],
         ["inspect", "m.onnx", "--groups"],
+        ["inspect", "m.onnx", "--layers"],
         ["optimize", "m.onnx", "-o", "optimized.onnx"],
         ["quantize", "m.onnx", "-o", "quantized.onnx"],
         ["shapes", "m.onnx", "--batch_size", "2", "-o", "shaped.onnx"],

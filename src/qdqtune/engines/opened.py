@@ -12,14 +12,18 @@ from qdqtune.engines.isolated import OpenModel, Worker, WorkerFailure
 
 @contextlib.contextmanager
 def opened(
-    worker: Worker, path: Path | str, options: SessionOptions | None = None
+    worker: Worker,
+    path: Path | str,
+    options: SessionOptions | None = None,
+    *,
+    timeout_s: float | None = None,
 ) -> Iterator[OpenModel]:
     """The model; it is released however that ends.
 
     Raises:
         WorkerFailure: If it can't be opened.
     """
-    model = worker.open(path, options)
+    model = worker.open(path, options, timeout_s=timeout_s)
     try:
         yield model
     finally:

@@ -47,7 +47,7 @@ class PreparedModel:
         self.index = GraphIndex(model)
         self.store = store or WeightStore(folder, keep_index=is_kept)
         _inline_bodies(model)
-        self.nodes = [ir.to_proto(node) for node in self.index.nodes]
+        self.nodes = [ir.serde.serialize_node(node) for node in self.index.nodes]
         self.node_parts = [node_part(node) for node in self.nodes]
         self.constant_parts: dict[str, bytes] = {}
         for name, value in model.graph.initializers.items():

@@ -106,10 +106,10 @@ class WeightStore:
         """
         if key not in self._known:
             if tensor.dtype == ir.DataType.STRING:
-                self._known[key] = ir.to_proto(tensor)
+                self._known[key] = ir.serde.serialize_tensor(tensor)
             elif tensor.nbytes <= _INLINE_BYTES:
                 inline = ir.Tensor(values_of(tensor), tensor.dtype, name=name)
-                self._known[key] = ir.to_proto(inline)
+                self._known[key] = ir.serde.serialize_tensor(inline)
             else:
                 self._known[key] = self._append(name, tensor)
         return self._known[key]

@@ -210,7 +210,7 @@ class TuneRun:
         build_s, first_ms = check_runs(
             self._engine, self._folder / names.BASELINE, feeds,
             is_quantized=self._source.reading is not None,
-            converted_from=self._source.converted_from,
+            converted_from=self._source.converted_from, most_s=self._pace.left_s(),
         )  # fmt: skip
         story.build_s, story.baseline_ms, story.final_ms = build_s, first_ms, first_ms
         self._pace.saw_baseline(build_s, first_ms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import logging
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from qdqtune.autotune.search.space import Group, Space, State
 from qdqtune.calibration.observed import observe_shapes, unknown_tensors
 from qdqtune.engines.custom_ops import advice_on
 from qdqtune.engines.entry import EngineEntry
-from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
+from qdqtune.engines.isolated import FailureKind, StoredFeeds, Worker, WorkerFailure
 from qdqtune.engines.opened import opened
 from qdqtune.engines.shares import shares_of_latency
 from qdqtune.graph.index import GraphIndex
@@ -56,6 +57,7 @@ _IN_FLOAT32 = (
 _NOTHING: State = frozenset()
 _EVERYTHING = NameFilters()
 _PROFILE_RUNS = 5
+_LEAST_FOR_OPENING_S = 30.0
 # How much longer than the float model another form of it may take to build.
 _TIMES_FLOAT = 20.0
 # Ops between weighted ones that pass eight bits on at little cost.
@@ -250,6 +252,7 @@ def check_runs(
     *,
     is_quantized: bool = False,
     converted_from: str = "",
+    most_s: float = math.inf,
 ) -> tuple[float, float]:
     """Make sure that the engine runs the model as it was given, at these sizes of open dims.
 
@@ -261,6 +264,7 @@ def check_runs(
         feeds: What it is run on.
         is_quantized: Whether it has Q/DQ, which may be those of another engine.
         converted_from: The float type that it has and is not tuned in, if there is such.
+        most_s: What the budget leaves for opening it.
 
     Returns:
         Seconds that the engine took to build it, and milliseconds of its first run.
@@ -268,13 +272,20 @@ def check_runs(
     Raises:
         EngineError: If it doesn't.
     """
-    limit_s = min(worker.timeout_s, EngineEntry.open_limit_s)  # it is built by then
+    open_s = min(worker.timeout_s, max(_LEAST_FOR_OPENING_S, most_s))
+    run_s = min(open_s, EngineEntry.open_limit_s)  # it is built by then
     try:
-        with opened(worker, path) as model:
-            fed_s = worker.feed(model, feeds)
-            (first_ms,) = worker.time(model, 1, timeout_s=limit_s)
+        with opened(worker, path, timeout_s=open_s) as model:
+            fed_s = worker.feed(model, feeds, timeout_s=open_s)
+            (first_ms,) = worker.time(model, 1, timeout_s=run_s)
         return model.build_s + fed_s, first_ms
     except WorkerFailure as failure:
+        if failure.kind is FailureKind.TIMEOUT and open_s < worker.timeout_s:
+            raise EngineError(
+                f"--budget is too short for this model: after {open_s:.0f} s the engine had not "
+                "opened and run it once.",
+                "Give a longer --budget, or none.",
+            ) from None
         raise EngineError(
             f"The engine does not run the model as it is: {failure}",
             advice_on(
