@@ -326,6 +326,32 @@ def test_a_run_that_finds_less_does_not_cost_it_either(
     assert f"This run: {summary['benchmarks']} benchmarks" in shown
     assert f"All 2 runs in this folder: {together} benchmarks" in shown
     assert "Nothing better was found in this run: the result is that of run 1." in shown
+    assert "Its figures are from summary.json; `qdqtune verify` measures them again." in shown
+
+
+def test_a_speedup_that_was_forged_is_not_told_again(
+    model: Path,
+    whole: TuneResult,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    forged = {**summary, "speedup": 9.9, "speedup_interval": [9.8, 10.0]}
+    (run / "summary.json").write_text(json.dumps(forged))
+    monkeypatch.setattr(PlacementSearch, "incumbent", frozenset(range(7)))
+    monkeypatch.setattr("qdqtune.workflows.tuning.run.fastest_first", lambda *_: {})
+    again = simulated(model, run, preset="default")
+    assert again.placement == whole.placement
+    assert again.summary.speedup == pytest.approx(whole.summary.speedup, rel=0.05)
+    assert consistent(run)["speedup"] == again.summary.speedup
+    assert "not 9.900x as its summary says" in caplog.text
+    # What is not as fast as it has to be is not kept.
+    forged["conditions"] = {**summary["conditions"], "performance_threshold": 5.0}
+    (run / "summary.json").write_text(json.dumps(forged))
+    again = simulated(model, run, preset="default", performance_threshold=5.0)
+    assert again.summary.kept_float
+    assert "x as fast as float, not 9.900x" in again.summary.reason
 
 
 def test_a_result_that_is_not_what_its_summary_says_is_not_kept(

@@ -232,6 +232,7 @@ def _effort(summary: Summary) -> list[str]:
     if 0 < summary.result_run < summary.runs:
         lines.append(
             f"Nothing better was found in this run: the result is that of run {summary.result_run}."
+            " Its figures are from summary.json; `qdqtune verify` measures them again."
         )
     if summary.stopped in _STOPPED and _is_begun(summary):
         lines.append(_STOPPED[summary.stopped])

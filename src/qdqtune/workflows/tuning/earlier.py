@@ -10,6 +10,7 @@ from pathlib import Path
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.records.claim import Claim
 from qdqtune.records.errors import EngineError, NewerSchemaError, QdqtuneError
+from qdqtune.records.measurement import Comparison
 from qdqtune.records.placement import Placement
 from qdqtune.records.reading import parse_json, read_text
 from qdqtune.records.tuning import Summary
@@ -17,6 +18,7 @@ from qdqtune.records.verification import Outcome
 from qdqtune.workflows.claims import check_placement
 from qdqtune.workflows.judging import Judge
 from qdqtune.workflows.remeasured_error import SAME_DB
+from qdqtune.workflows.tuning.finish import Timed, why_not_shipped
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.handover import FINAL, PLACEMENT, SUMMARY, sha256_of_model
 
@@ -50,11 +52,32 @@ class EarlierResult:
         model: The file.
         summary: What was said of it.
         placement: What is quantized in it.
+        claim: The same summary, as what is to be checked.
     """
 
     model: Path
     summary: Summary
     placement: Placement
+    claim: Claim
+
+    def is_slower_than_claimed(self, measured: Comparison) -> bool:
+        """Whether it can't be as fast as its summary says."""
+        return measured.ratio < self.claim.speedup and not self.claim.agrees_with(measured)
+
+    def timed_again(self, timed: Timed) -> EarlierResult:
+        """The result with other figures of its speed."""
+        found = timed.comparison
+        summary = replace(
+            self.summary,
+            baseline_ms=timed.baseline_ms,
+            final_ms=timed.final_ms,
+            speedup=found.ratio,
+            speedup_interval=(found.low, found.high),
+            confidence=found.confidence,
+            contention=found.contention,
+            openings=found.openings,
+        )
+        return replace(self, summary=summary)
 
     def summary_after(self, run: Summary) -> Summary:
         """Its summary, with what the run did that found nothing better.
@@ -73,7 +96,7 @@ def earlier_result(folder: RunFolder) -> EarlierResult | None:
     try:
         body = parse_json(read_text(folder / SUMMARY), SUMMARY)
         summary = Summary.from_dict(body, str(folder / SUMMARY))
-        Claim.from_summary(body)  # whose numbers are believed below
+        claim = Claim.from_summary(body)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -88,7 +111,7 @@ def earlier_result(folder: RunFolder) -> EarlierResult | None:
         return None
     if summary.kept_float or not model.is_file() or sha256_of_model(model) != summary.final_sha256:
         return None
-    return EarlierResult(model, summary, placement)
+    return EarlierResult(model, summary, placement, claim)
 
 
 def why_not_kept(
@@ -122,3 +145,18 @@ def why_not_kept(
     if measured >= least - SAME_DB:
         return ""
     return f"its outputs are {measured:.1f} dB from float, not {least:.1f}"
+
+
+def why_not_as_fast(earlier: EarlierResult, timed: Timed | None, threshold: float) -> str:
+    """Why a result that was timed again is neither as fast as claimed nor fast enough.
+
+    Args:
+        earlier: The result.
+        timed: How it compares with the model as given now; None if it was not timed.
+        threshold: The speedup that it takes.
+    """
+    if timed is None or not earlier.is_slower_than_claimed(timed.comparison):
+        return ""
+    if not why_not_shipped(timed.comparison, threshold):
+        return ""
+    return f"it is {timed.comparison.ratio:.3f}x as fast as float, not {earlier.claim.speedup:.3f}x"

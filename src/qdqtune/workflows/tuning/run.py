@@ -47,7 +47,7 @@ from qdqtune.workflows.tuning.beginning import (
 )
 from qdqtune.workflows.tuning.bounded_samples import BoundedSamples
 from qdqtune.workflows.tuning.clock import Reporter
-from qdqtune.workflows.tuning.earlier import earlier_result, why_not_kept
+from qdqtune.workflows.tuning.earlier import earlier_result, why_not_as_fast, why_not_kept
 from qdqtune.workflows.tuning.final_round import fastest_first
 from qdqtune.workflows.tuning.float_type import wanted_type, written_type
 from qdqtune.workflows.tuning.folder import RunFolder
@@ -393,7 +393,16 @@ class TuneRun:
         if earlier is None or not self._shipping.keeps_earlier:
             return
         judge, room = self._judge(base), self._folder.scratch
+        timed = self._shipping.earlier_timed
         why = why_not_kept(earlier, judge, room, self._request.min_sqnr_db)
+        why = why or why_not_as_fast(earlier, timed, self._request.threshold)
+        if not why and timed is not None and earlier.is_slower_than_claimed(timed.comparison):
+            self._earlier = earlier.timed_again(timed)
+            _logger.warning(
+                "the result of an earlier run is %.3fx as fast as float, not %.3fx as its summary "
+                "says: the summary is corrected",
+                timed.comparison.ratio, earlier.claim.speedup,
+            )  # fmt: skip
         if why:
             reason = f"the result that lay in the folder is not what it claims: {why}"
             _logger.warning("%s", reason)

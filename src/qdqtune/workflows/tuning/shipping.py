@@ -51,6 +51,8 @@ class Shipping:
         chosen: What is quantized in the end.
         ranges: Behind the scales of what ships; None if nothing is quantized in it.
         keeps_earlier: Whether an earlier run's result stays, because it is at least as good.
+        earlier_timed: How that compares with the model as given in this run; None if it was not
+            timed.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Shipping:
         self.chosen: State = frozenset()
         self.ranges: Ranges | None = None
         self.keeps_earlier = False
+        self.earlier_timed: Timed | None = None
         self._request = request
         self._source = source
         self._feeding = feeding
@@ -197,6 +200,8 @@ class Shipping:
             return None
         models += [rival.model] if rival is not None else []
         final = FinalRound(result, blanket, self._time(list(dict.fromkeys(models))))
+        timed = final.timed.get(rival.model) if rival is not None else final.time_of(result)
+        self.earlier_timed = timed if isinstance(timed, Timed) else None
         chosen, reason = final.choose(
             request.threshold, lambda: finalists.shortfall(blanket) if blanket is not None else ""
         )
