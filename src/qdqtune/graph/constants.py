@@ -70,6 +70,15 @@ def constant_behind(value: ir.Value | None) -> ir.TensorProtocol | None:
     return constant_of(value)
 
 
+def unread_weights(graph: ir.Graph) -> list[ir.Value]:
+    """The weights that neither a node, in bodies included, nor anybody outside has to do with."""
+    return [
+        value
+        for value in graph.initializers.values()
+        if not (value.uses() or value.is_graph_output() or value.is_graph_input())
+    ]
+
+
 def magnitudes(tensor: ir.TensorProtocol) -> Magnitudes:
     """Look at every number of a float tensor, a piece at a time."""
     least, most, lowest = math.inf, 0.0, 0.0

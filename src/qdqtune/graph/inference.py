@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import onnx
 import onnx_ir as ir
 
+from qdqtune.graph.constants import unread_weights
 from qdqtune.graph.guarded import call_guarded
 
 _logger = logging.getLogger(__name__)
@@ -81,22 +82,33 @@ def _learn(value: ir.Value, found: ir.Value) -> bool:
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Those about which there is something to learn: a constant tells its own type and shape."""
     yield from graph.inputs
-    yield from graph.initializers.values()
+    yield from (
+        value
+        for value in graph.initializers.values()
+        if value.const_value is None or value.shape is None or value.type is None
+    )
     for node in graph:
         yield from (output for output in node.outputs if output.name)
 
 
 @contextmanager
 def _weights_as_inputs(model: ir.Model) -> Iterator[None]:
-    """Make inputs of the main graph's weights for a while, and take the large ones' values away."""
+    """Make inputs of the main graph's weights for a while, and take the large ones' values away.
+
+    Weights that nobody reads are left out: there may be very many of them.
+    """
     graph = model.graph
     weights = list(graph.initializers.values())
     inputs = list(graph.inputs)
     values = [weight.const_value for weight in weights]
-    fed = set(inputs)
+    fed, unread = set(inputs), set(unread_weights(graph))
     try:
         for weight, tensor in zip(weights, values, strict=True):
+            if weight in unread:
+                graph.initializers.pop(weight.name or "")
+                continue
             if weight not in fed:
                 graph.inputs.append(weight)
             if tensor is not None:

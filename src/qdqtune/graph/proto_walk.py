@@ -59,7 +59,9 @@ def contents(proto: onnx.ModelProto) -> Contents:
     for tensor in found.tensors:
         _see(found, (tensor.doc_string,))
         _see_names(found, (tensor.name,))
-        _see(found, (text for entry in tensor.external_data for text in (entry.key, entry.value)))
+        if tensor.external_data:
+            texts = (text for entry in tensor.external_data for text in (entry.key, entry.value))
+            _see(found, texts)
     return found
 
 

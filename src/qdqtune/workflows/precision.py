@@ -16,6 +16,7 @@ from qdqtune.calibration.quality import output_sqnr
 from qdqtune.engines import registry
 from qdqtune.engines.isolated import WorkerFailure
 from qdqtune.engines.reference import AS_WRITTEN, has_reference, reference_worker
+from qdqtune.graph.constants import unread_weights
 from qdqtune.graph.files import check_result, check_writable, load_model, save_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.precision import convert_precision
@@ -136,4 +137,6 @@ def _runnable(path: Path, twin: Path) -> tuple[ir.Model, Path, dict[str, str]]:
     if not any(index.dtype(name) in HALF_TYPES for name in index.value):
         return model, path, {}
     rounded = compute_in_float32(model)
+    for value in unread_weights(model.graph):
+        model.graph.initializers.pop(value.name or "")
     return model, save_model(model, twin), rounded
