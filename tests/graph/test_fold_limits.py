@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -117,3 +118,16 @@ def test_ops_that_are_slow_to_compute_are_counted_as_such() -> None:
     indices = np.zeros((1 << 22, 1), np.int64)
     assert not decide(text, w=ones, i=indices, u=ones)
     assert decide(text, w=ones, i=indices[:1000], u=ones[:1000])
+
+
+def test_strings_stay_where_they_are() -> None:
+    text = """g (float[1,4] x) => (float[1,4] y, string[2] names) {
+        names = Identity(words)
+        y = Add(x, w)
+    }"""
+    proto = model_from_text(text, w=np.ones(4, np.float32))
+    words = onnx.helper.make_tensor("words", onnx.TensorProto.STRING, [2], [b"cat", b"dog"])
+    proto.graph.initializer.append(words)
+    model = ir.from_proto(proto)
+    fold(model)
+    assert [node.op_type for node in model.graph] == ["Identity", "Add"]

@@ -31,7 +31,6 @@ _LOOP_COST = 1 << 12
 # In a model's `meta`: its account. In a value's: the names of what onnxscript computed it from.
 _ACCOUNT = "qdqtune.fold_limits"
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
-_STRING_BYTES = 128  # as NumPy writes numbers
 _LARGEST_ITEM_BYTES = 16
 
 # Ops whose result has as many elements as their inputs together, or fewer.
@@ -87,12 +86,15 @@ class FoldLimits:
         inputs = [value for value in node.inputs if value is not None]
         constants = [value.const_value for value in inputs if value.const_value is not None]
         elements = _most_elements(node.op_type, constants)
-        if elements is None:
+        dtype = _result_dtype(node, constants)
+        # onnx_ir can't tell the size of strings that were computed.
+        if elements is None or dtype == ir.DataType.STRING:
             return False
         distinct = {id(constant): constant for constant in constants}.values()
         growth = elements - self._given_elements(inputs)
         limit = _MOST_WEIGHT_ELEMENTS if _becomes_weight(node.outputs[0]) else _MOST_ELEMENTS
-        made = elements * _item_bytes(node, constants)
+        known = dtype is not None and dtype != ir.DataType.UNDEFINED
+        made = elements * (math.ceil(dtype.itemsize) if dtype and known else _LARGEST_ITEM_BYTES)
         work = made + sum(constant.nbytes for constant in distinct)
         work += _extra_work(node.op_type, constants)
         if growth > limit or made > self._left_to_make or work > self._left_to_do:
@@ -114,17 +116,15 @@ class FoldLimits:
         return sum(known.values())
 
 
-def _item_bytes(node: ir.Node, constants: Sequence[ir.TensorProtocol]) -> int:
-    """An upper bound for the size of one element of a result."""
+def _result_dtype(node: ir.Node, constants: Sequence[ir.TensorProtocol]) -> ir.DataType | None:
+    """The type of an op's result, as far as it can be told."""
     dtype = node.outputs[0].dtype
     if dtype is None and node.op_type == "ConstantOfShape":
         value = node.attributes.get("value")
         dtype = value.as_tensor().dtype if value is not None else ir.DataType.FLOAT
     elif dtype is None and constants:
         dtype = constants[0].dtype
-    if dtype is None or dtype == ir.DataType.UNDEFINED:
-        return _LARGEST_ITEM_BYTES
-    return _STRING_BYTES if dtype == ir.DataType.STRING else math.ceil(dtype.itemsize)
+    return dtype
 
 
 def _extra_work(op_type: str, constants: Sequence[ir.TensorProtocol]) -> int:
