@@ -163,7 +163,10 @@ FILES: dict[str, Make] = {
         lambda model: model.opset_import.add(domain="", version=13)
     ),
     "of the ONNX opset": changed(lambda model: setattr(model.opset_import[0], "version", 99)),
-    "has two weights, or one without a name": changed(
+    "has a weight without a name": changed(
+        lambda model: model.graph.initializer.add(data_type=1, dims=[0])
+    ),
+    "has two weights named": changed(
         lambda model: model.graph.initializer.add().CopyFrom(model.graph.initializer[0])
     ),
     "has sparse weights": changed(sparse),
@@ -178,6 +181,7 @@ FILES: dict[str, Make] = {
     "which is no file name": external(location=""),
     "which is outside the model's folder": external(location="../w.bin"),
     "that file is missing": external(location="v.bin"),
+    "which is not a file": external(location="."),
     "which is a link": linked,
     "with a broken type, offset or length": external(offset="-4"),
     "does not fit that": external(shape="99"),

@@ -161,7 +161,9 @@ def _file_size(location: str, folder: Path, what: str) -> int:
         ) from None
     parents = list(Path(location).parents)[:-1]
     is_linked = facts.st_nlink > 1 or any((folder / parent).is_symlink() for parent in parents)
-    if not stat.S_ISREG(facts.st_mode) or is_linked:
+    if not stat.S_ISREG(facts.st_mode) and not stat.S_ISLNK(facts.st_mode):
+        raise ModelError(f"{what}, which is not a file.", "Put the file of the weights there.")
+    if stat.S_ISLNK(facts.st_mode) or is_linked:
         raise ModelError(
             f"{what}, which is a link, not a plain file.",
             "Copy the file there: a link could lead to any file of this machine.",

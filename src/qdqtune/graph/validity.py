@@ -84,11 +84,10 @@ def _check_versions(proto: onnx.ModelProto, file: Path) -> None:
 def _check_tensors(proto: onnx.ModelProto, found: Contents, file: Path) -> None:
     names: set[str] = set()
     for tensor in proto.graph.initializer:
-        if tensor.name in names or not tensor.name:
-            raise ModelError(
-                f"{file} has two weights, or one without a name, called {tensor.name!r}.",
-                "Export it again.",
-            )
+        if not tensor.name:
+            raise ModelError(f"{file} has a weight without a name.", "Export it again.")
+        if tensor.name in names:
+            raise ModelError(f"{file} has two weights named {tensor.name!r}.", "Export it again.")
         names.add(tensor.name)
     if found.has_sparse:
         raise ModelError(
