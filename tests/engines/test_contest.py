@@ -26,7 +26,8 @@ def test_real_models_are_compared(worker, conv_path, conv_feeds):
     assert comparison.pairs == len(measurements[1].blocks_ms)
     assert comparison.low <= comparison.ratio <= comparison.high
     assert len(rounds) == len(measurements[1].blocks_ms)
-    assert list(worker.scratch.iterdir()) == []
+    left = {path.name for path in worker.scratch.iterdir()}
+    assert left <= {".ses"}  # ONNX Runtime's own, in every folder for temporary files
 
 
 def test_the_ratio_is_the_speedup(faulty, model_that):

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 
@@ -81,9 +79,6 @@ class BrokenEngine(MyEngine):
         self._opened += 1
         if fault == "leaks":
             self._leaked.append(np.ones(2**19))
-        if fault == "starts a daemon":
-            nap = [sys.executable, "-c", "import time; time.sleep(3)"]
-            subprocess.Popen(nap, start_new_session=True)
         if fault == "mixes sessions":
             session = self._alike.setdefault(session.inputs, session)
         return BrokenSession(session, fault, self._opened)

@@ -70,7 +70,6 @@ FAULTS = [
         {"fault": "a missing input"},
         "nothing was raised",
     ),
-    ("starts a daemon", "test_a_hang_is_stopped", {}, "outlived"),
 ]
 
 

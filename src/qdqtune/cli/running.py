@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -68,7 +69,8 @@ def _failed(error: OSError) -> int:
         return FAILED
     if full is not None:
         _complain(OutputError(f"The output could not be written: {error.strerror}.", _ELSEWHERE))
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # not again on the way out
+        with contextlib.suppress(OSError):  # it may be no file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # not again at the end
         return FAILED
     where = f": {error.filename}" if error.filename else ""
     print(message(f"error: {error.strerror or error}{where}"), file=sys.stderr)
