@@ -23,7 +23,6 @@ MOST_BYTES = 3 << 30
 MOST_SECONDS = 60.0
 
 _MARK = "QDQTUNE_TEST_TREE"
-_OF_ENGINES = {".ses"}  # ONNX Runtime leaves it in every folder for temporary files
 _ROOT = Path(__file__).parents[2]
 
 
@@ -99,7 +98,7 @@ def run_limited(
             process.wait()
     with log.open("rb") as read:
         output = read.read(1 << 20).decode(errors="replace")
-    left = [path.name for path in temporary.rglob("*") if path.name not in _OF_ENGINES]
+    left = [path.name for path in temporary.rglob("*")]
     left += [path.name for path in folder.rglob("*qdqtune-*")]
     shutil.rmtree(temporary)
     return Outcome(ended, output, seconds, peak, orphans, tuple(left))
