@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnx
 
 from qdqtune.graph.external import check_external_data
+from qdqtune.graph.file_tensor import stored_bytes
 from qdqtune.graph.parsing import parse_model
 from qdqtune.graph.proto_walk import contents
-from qdqtune.records.errors import ModelError
 
 DIGEST_BYTES = 16
 """Size of all digests here."""
-
-_CHUNK = 1 << 20
 
 
 def model_digest(
@@ -55,19 +53,17 @@ def stored_digest(tensor: onnx.TensorProto, model_file: Path) -> bytes:
         ModelError: If they can't be read.
     """
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    read_stored(tensor, model_file, digest.update)
+    for chunk in stored_chunks(tensor, model_file):
+        digest.update(chunk)
     return digest.digest()
 
 
-def read_stored(
-    tensor: onnx.TensorProto, model_file: Path, take: Callable[[bytes], object]
-) -> None:
+def stored_chunks(tensor: onnx.TensorProto, model_file: Path) -> Iterator[bytes]:
     """Read a tensor's bytes from a file beside its model, a piece at a time.
 
     Args:
-        tensor: The tensor.
+        tensor: The tensor; a file may give it more room than it needs, which is read as well.
         model_file: The model.
-        take: Given the pieces.
 
     Raises:
         ModelError: If they can't be read.
@@ -76,14 +72,5 @@ def read_stored(
     entries = {entry.key: entry.value for entry in tensor.external_data}
     file = model_file.absolute().parent / entries["location"]
     offset = int(entries.get("offset", "0"))
-    left = int(entries.get("length", file.stat().st_size - offset))
-    try:
-        with file.open("rb") as opened:
-            opened.seek(offset)
-            while left and (chunk := opened.read(min(left, _CHUNK))):
-                take(chunk)
-                left -= len(chunk)
-    except OSError as error:
-        raise ModelError(
-            f"{file} can't be read: {error.strerror}.", "Check its permissions and the disk."
-        ) from None
+    length = int(entries.get("length", file.stat().st_size - offset))
+    return stored_bytes(tensor.name, file, offset, length)

@@ -8,6 +8,7 @@ model may be larger than the memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -93,23 +94,41 @@ class FileTensor(ir.ExternalTensor):
         return self._chunks(self.nbytes, _CHUNK_BYTES)
 
     def _chunks(self, size: int, most: int) -> Iterator[bytes]:
-        if size == 0:
-            return
-        try:  # it was plain and beside its model when that was loaded
-            with open_plain(self.path, linked=False) as file:
-                file.seek(self.offset or 0)
-                while size:
-                    chunk = file.read(min(most, size))
-                    if len(chunk) < min(most, size):
-                        raise EOFError
-                    size -= len(chunk)
-                    yield chunk
-        except (OSError, EOFError) as error:
-            happened = "ends before it" if isinstance(error, EOFError) else "can't be read"
-            raise ModelError(
-                f"The weight {self.name!r} lies in {self.path}, but that file {happened} now.",
-                "It was changed while it was in use: copy it again, and start anew.",
-            ) from None
+        return stored_bytes(self.name or "", Path(self.path), self.offset or 0, size, most)
+
+
+def stored_bytes(
+    name: str, file: Path, offset: int, size: int, most: int = _CHUNK_BYTES
+) -> Iterator[bytes]:
+    """Read a weight's bytes, a piece at a time, from a file that was looked at before.
+
+    Args:
+        name: The weight.
+        file: Where it lies: plain, and beside its model, when the model was loaded.
+        offset: Where it begins.
+        size: How many bytes it has there.
+        most: How many are read at once.
+
+    Raises:
+        ModelError: If the file can't be read any more, or is too short now.
+    """
+    if size == 0:
+        return
+    try:
+        with open_plain(file, linked=False) as opened:
+            opened.seek(offset)
+            while size:
+                chunk = opened.read(min(most, size))
+                if len(chunk) < min(most, size):
+                    raise EOFError
+                size -= len(chunk)
+                yield chunk
+    except (OSError, EOFError) as error:
+        happened = "ends before it" if isinstance(error, EOFError) else "can't be read"
+        raise ModelError(
+            f"The weight {name!r} lies in {file}, but that file {happened} now.",
+            "It was changed while it was in use: copy it again, and start anew.",
+        ) from None
 
 
 def read_weights(model: ir.Model) -> None:

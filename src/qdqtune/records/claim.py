@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from qdqtune.records.json_fields import number_in, object_in, switch_in, text_in, whole_in
 from qdqtune.records.measurement import Comparison, EngineInfo
 from qdqtune.records.tuning import AS_GIVEN, SCHEMA
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_MOST_WHOLE = 1 << 63
 # How many times what is measured may be claimed at most, where the claim's interval allows it.
 _MOST_ABOVE = 2.0
 # How far below the claim's interval a measured speedup may be if its own interval is wide.
@@ -85,25 +85,25 @@ class Claim:
             ValueError: If it is none that this version can read, or claims something that can't be;
                 the message says what.
         """
-        body = _object(summary, "it")
+        body = object_in(summary, "it")
         if body.get("kind") != "summary":
             raise ValueError('it has no "kind": "summary"')
-        schema = _whole(body.get("schema"), "schema", least=1)
+        schema = whole_in(body.get("schema"), "schema", least=1)
         if schema > SCHEMA:
             raise ValueError(
                 f"it was written by a newer version of qdqtune (schema {schema}, known is {SCHEMA})"
             )
         low, speedup, high = _speedup(body)
-        conditions = _object(body.get("conditions") or {}, "conditions")
-        inputs = _object(body.get("error_inputs") or {}, "error_inputs")
-        precision = _text(body.get("precision", AS_GIVEN), "precision")
+        conditions = object_in(body.get("conditions") or {}, "conditions")
+        inputs = object_in(body.get("error_inputs") or {}, "error_inputs")
+        precision = text_in(body.get("precision", AS_GIVEN), "precision")
         is_converted = precision != AS_GIVEN
-        source = _text(inputs.get("source") or body.get("calibration") or "", "calibration")
+        source = text_in(inputs.get("source") or body.get("calibration") or "", "calibration")
         return cls(
             speedup=speedup,
             low=low,
             high=high,
-            kept_float=_switch(body.get("kept_float"), "kept_float"),
+            kept_float=switch_in(body.get("kept_float"), "kept_float"),
             engine=_engine(body.get("engine")),
             sqnr_db=_maybe_number(body.get("output_sqnr_db"), "output_sqnr_db"),
             final_sha256=_hash(body.get("final_sha256"), "final_sha256"),
@@ -112,14 +112,14 @@ class Claim:
             if is_converted
             else _hash(conditions.get("model_sha256"), "model_sha256"),
             on_data=source == "data",
-            samples_digest=_text(inputs.get("digest") or "", "error_inputs.digest"),
+            samples_digest=text_in(inputs.get("digest") or "", "error_inputs.digest"),
             ranges=_ranges(inputs.get("ranges") or {}),
-            seed=_whole(body.get("seed", 0), "seed"),
+            seed=whole_in(body.get("seed", 0), "seed", least=0),
             shapes=_shapes(body.get("shapes") or {}),
             conversion_db=_maybe_number(body.get("precision_sqnr_db"), "precision_sqnr_db")
             if is_converted
             else None,
-            tuned_in_float32=bool(_text(body.get("converted_from") or "", "converted_from")),
+            tuned_in_float32=bool(text_in(body.get("converted_from") or "", "converted_from")),
         )
 
 
@@ -127,34 +127,28 @@ def _speedup(body: Mapping[str, Any]) -> tuple[float, float, float]:
     interval = body.get("speedup_interval")
     if not isinstance(interval, list) or len(interval) != 2:
         raise ValueError("speedup_interval is no pair of numbers")
-    speedup = _number(body.get("speedup"), "speedup")
-    low = _number(interval[0], "speedup_interval")
-    high = math.inf if interval[1] is None else _number(interval[1], "speedup_interval")
+    speedup = number_in(body.get("speedup"), "speedup")
+    low = number_in(interval[0], "speedup_interval")
+    high = math.inf if interval[1] is None else number_in(interval[1], "speedup_interval")
     if not 0.0 <= low <= speedup <= high or speedup <= 0.0:
         raise ValueError(f"a speedup of {speedup:g} can't be between {low:g} and {high:g}")
     return low, speedup, high
 
 
 def _engine(value: object) -> EngineInfo:
-    body = _object(value, "engine")
-    for name in ("name", "version", "device", "isa"):
-        _text(body.get(name), f"engine.{name}")
+    body = object_in(value, "engine")
     if body.get("threads") is not None:
-        _whole(body["threads"], "engine.threads", least=1)
-    for name, option in _object(body.get("options"), "engine.options").items():
-        _text(option, f"engine.options.{name}")
-    _switch(body.get("takes_threads", True), "engine.takes_threads")
-    _text(body.get("float_type", ""), "engine.float_type")
+        whole_in(body["threads"], "engine.threads", least=1)
     known = EngineInfo.__dataclass_fields__
-    return EngineInfo.from_dict({name: body[name] for name in known if name in body})
+    return EngineInfo.from_untrusted({name: body[name] for name in known if name in body})
 
 
 def _ranges(value: object) -> dict[str, tuple[float, float]]:
     found = {}
-    for name, pair in _object(value, "error_inputs.ranges").items():
+    for name, pair in object_in(value, "error_inputs.ranges").items():
         if not isinstance(pair, list) or len(pair) != 2:
             raise ValueError("error_inputs.ranges has something that is no pair of numbers")
-        low, high = (_number(each, "error_inputs.ranges") for each in pair)
+        low, high = (number_in(each, "error_inputs.ranges") for each in pair)
         if low > high:
             raise ValueError(f"error_inputs.ranges has no numbers from {low:g} to {high:g}")
         found[name] = (low, high)
@@ -163,23 +157,11 @@ def _ranges(value: object) -> dict[str, tuple[float, float]]:
 
 def _shapes(value: object) -> dict[str, tuple[int, ...]]:
     found = {}
-    for name, shape in _object(value, "shapes").items():
+    for name, shape in object_in(value, "shapes").items():
         if not isinstance(shape, list):
             raise ValueError("shapes has something that is no shape")
-        found[name] = tuple(_whole(size, "shapes") for size in shape)
+        found[name] = tuple(whole_in(size, "shapes", least=0) for size in shape)
     return found
-
-
-def _object(value: object, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is no JSON object")
-    return value
-
-
-def _text(value: object, name: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{name} is no text")
-    return value
 
 
 def _hash(value: object, name: str) -> str:
@@ -190,28 +172,5 @@ def _hash(value: object, name: str) -> str:
     return value
 
 
-def _switch(value: object, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} is neither true nor false")
-    return value
-
-
-def _whole(value: object, name: str, least: int = 0) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _MOST_WHOLE:
-        raise ValueError(f"{name} is no whole number from {least} on")
-    return value
-
-
-def _number(value: object, name: str) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    try:
-        number = float(value) if is_number else math.nan  # type: ignore[arg-type]
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise ValueError(f"{name} is no finite number")
-    return number
-
-
 def _maybe_number(value: object, name: str) -> float | None:
-    return None if value is None else _number(value, name)
+    return None if value is None else number_in(value, name)

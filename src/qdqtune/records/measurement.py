@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from qdqtune.records.json_fields import object_in, switch_in, text_in, whole_in
+
 FLOAT32 = "float32"
 """What floats are computed in unless an engine says otherwise."""
 
@@ -231,3 +233,28 @@ class EngineInfo:
     def from_dict(cls, value: Mapping[str, Any]) -> EngineInfo:
         """Reads the JSON form."""
         return cls(**{"float_type": "", **value})
+
+    @classmethod
+    def from_untrusted(cls, value: object, name: str = "engine") -> EngineInfo:
+        """Reads the JSON form that others wrote.
+
+        Args:
+            value: What they wrote.
+            name: What it is called in messages.
+
+        Raises:
+            ValueError: If a field is missing or not of its kind.
+            TypeError: If there are fields that it does not have.
+        """
+        body = object_in(value, name)
+        for each in ("name", "version", "device", "isa"):
+            text_in(body.get(each), f"{name}.{each}")
+        text_in(body.get("float_type", ""), f"{name}.float_type")
+        if "threads" not in body:
+            raise ValueError(f"{name}.threads is missing")
+        if body["threads"] is not None:
+            whole_in(body["threads"], f"{name}.threads")
+        for each, option in object_in(body.get("options"), f"{name}.options").items():
+            text_in(option, f"{name}.options.{each}")
+        switch_in(body.get("takes_threads", True), f"{name}.takes_threads")
+        return cls.from_dict(body)

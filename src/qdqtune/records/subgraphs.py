@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from qdqtune.records.measurement import MOST_MS
 from qdqtune.records.typed import check_types
-
-# Eleven days: no piece of a model takes longer.
-_LONGEST_MS = 1e9
 
 BY_LAYERS = "layers"
 """The engine told where the time of the piece goes."""
@@ -140,6 +138,6 @@ def checked_ms(value: Any) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r} is no time")
-    if not 0.0 <= value <= _LONGEST_MS:
+    if not 0.0 <= value <= MOST_MS:
         raise ValueError(f"{value!r} ms is no time")
     return float(value)

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-_LARGEST = 1e300
+LARGEST = 1e300
+"""The largest number that is still computed with."""
 
 
 def check_types(record: Any) -> None:
@@ -68,5 +69,5 @@ def _check_number(value: Any, wanted: type, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise TypeError(f"{name} is {type(value).__name__}, not {wanted.__name__}")
     is_end = name.endswith("interval") and value == math.inf
-    if not (-_LARGEST <= value <= _LARGEST or is_end):
+    if not (-LARGEST <= value <= LARGEST or is_end):
         raise ValueError(f"{name} is not a number that can be computed with")

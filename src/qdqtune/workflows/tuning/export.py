@@ -13,7 +13,7 @@ import onnx
 
 from qdqtune.autotune.search.trial import speedup_of
 from qdqtune.graph.external import external_files
-from qdqtune.graph.file_digest import model_digest, read_stored
+from qdqtune.graph.file_digest import model_digest, stored_chunks
 from qdqtune.graph.files import EXTERNAL, check_targets, load_model, save_model
 from qdqtune.graph.op_classes import DEQUANTIZE
 from qdqtune.graph.parsing import parse_model
@@ -190,12 +190,8 @@ def _some(names: list[str]) -> str:
 def _checksum(tensor: onnx.TensorProto, file: Path) -> tuple[tuple[int, int], int]:
     """Where a tensor lies, and the checksum of what lies there."""
     found = length = 0
-
-    def take(chunk: bytes) -> None:
-        nonlocal found, length
+    for chunk in stored_chunks(tensor, file):
         found, length = zlib.crc32(chunk, found), length + len(chunk)
-
-    read_stored(tensor, file, take)
     entries = {entry.key: entry.value for entry in tensor.external_data}
     return (int(entries.get("offset", "0")), length), found
 

@@ -13,14 +13,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from qdqtune.records.measurement import LEAST_MS, MOST_MS
+from qdqtune.records.typed import LARGEST
+
 _Check = Callable[[Any], bool]
 
-# From a nanosecond to eleven days: no run of a model is shorter or longer.
-_SHORTEST_MS, _LONGEST_MS = 1e-6, 1e9
 # No candidate is ten thousand times as fast as what it is compared with, or as slow.
 _LARGEST_LOG_RATIO = math.log(1e4)
 _LONGEST_S = 1e12
-_LARGEST = 1e300
 _LARGEST_COUNT = 2**53
 _INFINITE = ("inf", "-inf")
 _CANDIDATE_ID = re.compile(r"c[0-9]{4,12}")
@@ -91,11 +91,11 @@ def _is_text(value: Any) -> bool:
 
 
 _is_count = _is_count_from(0)
-_is_latency = _is_number_between(_SHORTEST_MS, _LONGEST_MS)
+_is_latency = _is_number_between(LEAST_MS, MOST_MS)
 _is_log_ratio = _is_number_between(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
 _is_error = _is_number_between(0, _LARGEST_LOG_RATIO)
 _is_seconds = _is_number_between(0, _LONGEST_S)
-_is_number = _is_number_between(-_LARGEST, _LARGEST)
+_is_number = _is_number_between(-LARGEST, LARGEST)
 
 
 def _is_accuracy(value: Any) -> bool:
@@ -136,7 +136,7 @@ _FIELDS: dict[str, dict[str, _Check]] = {
     "run": {"header": _is_header},
     "session": {"number": _is_count},
     "end": {"session": _is_count, "seconds": _is_seconds},
-    "shares": {"shares": _dict_of(_is_number_between(0, _LARGEST))},
+    "shares": {"shares": _dict_of(_is_number_between(0, LARGEST))},
     "calibration": {"samples": _is_count_from(1)},
     "accuracy": {
         "measure": _is_text,
