@@ -39,7 +39,7 @@ def weights_of(content: str | bytes) -> list[str]:
 
 
 def test_of_very_many_weights_those_that_nothing_reads_are_left_out(tmp_path: Path) -> None:
-    assert weights_of(to_open(save(tmp_path, add("used")))) == ["used"]
+    assert weights_of(to_open(save(tmp_path, add("used"))).model) == ["used"]
 
 
 def test_what_a_body_reads_or_returns_is_read(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_what_a_body_reads_or_returns_is_read(tmp_path: Path) -> None:
         helper.make_node("Cast", ["s"], ["c"], to=TensorProto.BOOL),
         helper.make_node("If", ["c"], ["y"], **branches),
     ]
-    assert weights_of(to_open(save(tmp_path, nodes))) == ["used", "outer"]
+    assert weights_of(to_open(save(tmp_path, nodes)).model) == ["used", "outer"]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_few_weights_and_defaults_of_inputs_are_left_alone(
     tmp_path: Path, settings: dict[str, object]
 ) -> None:
     path = save(tmp_path, add("used"), **settings)  # type: ignore[arg-type]
-    assert to_open(path) == path
+    assert to_open(path).model == path
 
 
 @pytest.mark.parametrize("content", [b"no model" * 20_000, None])
@@ -71,11 +71,18 @@ def test_what_is_no_model_is_left_to_the_engine(tmp_path: Path, content: bytes |
     path = tmp_path / "m.onnx"
     if content is not None:
         path.write_bytes(content)
-    assert to_open(str(path)) == str(path)
+    assert to_open(str(path)).model == str(path)
 
 
 def test_weights_beside_the_model_are_found_there(tmp_path: Path) -> None:
     path = Path(save(tmp_path, add("used")))
     proto = onnx.load(path)
     onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
-    assert to_open(str(path)) == str(path)
+    assert to_open(str(path)).model == str(path)
+
+
+@pytest.mark.parametrize(("count", "without"), [(MANY, ["ConstantSharing"]), (100, [])])
+def test_an_optimizer_that_compares_all_constants_is_left_out(
+    tmp_path: Path, count: int, without: list[str]
+) -> None:
+    assert list(to_open(save(tmp_path, add("used"), extra=count)).without) == without

@@ -5,6 +5,7 @@ Work is counted, not timed: calls of Python functions, in which a generator's ev
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from types import FrameType
@@ -56,7 +57,17 @@ def _unread(count: int) -> list[onnx.NodeProto]:
     return [helper.make_node("MatMul", ["x", "last"], ["y"], name="matmul")]
 
 
-MODELS = {each.__name__: each for each in (_joined, _chained, _unread)}
+def _repeated(count: int) -> list[onnx.NodeProto]:
+    """One value passed on, which could be a constant that is repeated."""
+    names = ["x", *(f"t{number}" for number in range(count))]
+    pairs = itertools.pairwise(names)
+    return [
+        *(helper.make_node("Identity", [one], [other], name=other) for one, other in pairs),
+        helper.make_node("MatMul", [names[-1], "last"], ["y"], name="matmul"),
+    ]
+
+
+MODELS = {each.__name__: each for each in (_joined, _chained, _unread, _repeated)}
 COMMANDS = {
     "convert": ["--to", "fp16"],
     "optimize": [],
@@ -102,7 +113,7 @@ def _calls(model: Path, command: str) -> int:
     return count
 
 
-SAMPLED = [("convert", "_joined"), ("optimize", "_joined")]
+SAMPLED = [("convert", "_joined"), ("convert", "_repeated"), ("optimize", "_joined")]
 ALL = [(command, form) for command in COMMANDS for form in MODELS]
 
 

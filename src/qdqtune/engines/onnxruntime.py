@@ -212,7 +212,10 @@ def _timed_runs(session: Any, binding: Any, runs: int, clock: Callable[[], int])
 
 
 def _open(path: str, settings: Any) -> Any:
-    return ort.InferenceSession(to_open(path), settings, providers=["CPUExecutionProvider"])
+    model, without = to_open(path)
+    return ort.InferenceSession(
+        model, settings, providers=["CPUExecutionProvider"], disabled_optimizers=[*without]
+    )
 
 
 def _settings(options: SessionOptions) -> Any:

@@ -27,6 +27,8 @@ SMALLEST_NORMAL = {
 
 # Ops behind which a constant is still the same numbers.
 _TRANSPARENT = ("Cast", "CastLike", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+# More of them in a row no exporter writes; who asks for each of 100,000 would walk for minutes.
+_MOST_TRANSPARENT = 32
 
 # Below this a tensor is converted at once; above it, when it is written.
 _LAZY_BYTES = 1 << 12
@@ -63,10 +65,11 @@ def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 def constant_behind(value: ir.Value | None) -> ir.TensorProtocol | None:
     """The constant that a value repeats: exporters reshape and cast constants on the spot."""
-    producer = value.producer() if value is not None else None
-    while producer is not None and is_op(producer, *_TRANSPARENT):
-        value = producer.inputs[0]
+    for _ in range(_MOST_TRANSPARENT):
         producer = value.producer() if value is not None else None
+        if producer is None or not is_op(producer, *_TRANSPARENT):
+            break
+        value = producer.inputs[0]
     return constant_of(value)
 
 

@@ -58,7 +58,8 @@ class ConvertReport:
     Attributes:
         output: The file written.
         conversion: What was changed.
-        sqnr_db: Signal-to-noise ratio per output against the model before; empty if unknown.
+        sqnr_db: Signal-to-noise ratio per output against the model before; empty if unknown or if
+            nothing was converted.
         overflow: Name of the first node whose result is no longer finite; empty if there is none.
     """
 

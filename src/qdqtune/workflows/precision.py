@@ -80,10 +80,14 @@ def convert_model(
     with TemporaryFolder(target.parent) as folder:
         staged = save_model(loaded, folder / target.name)
         check_result(staged, source)
-        sqnr_db, overflow = judge_conversion(
-            source,
-            staged,
-            lambda model: random_inputs(GraphIndex(model), _JUDGED_SAMPLES, request),
+        sqnr_db, overflow = (
+            judge_conversion(
+                source,
+                staged,
+                lambda model: random_inputs(GraphIndex(model), _JUDGED_SAMPLES, request),
+            )
+            if conversion.modified
+            else ({}, "")
         )
         for file in sorted(folder.iterdir(), reverse=True):
             check_writable(target.with_name(file.name), force=force)
