@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from qdqtune.autotune.patterns.state_file import read_state
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import Ranges
 from qdqtune.records.tuning import Summary
+from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.export import list_candidates
 from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.lines import SCHEMA, read_journal
@@ -62,3 +64,25 @@ def test_its_state_and_cache_are_read(folder: Path) -> None:
     assert any(each.best_scheme for each in state.patterns)
     cache = PatternCache.load(folder / "autotuner_state_pattern_cache.yaml")
     assert cache.num_patterns >= len(state.patterns)
+
+
+@pytest.mark.parametrize("mode", ["region", "subgraph"])
+def test_whole_folders_are_resumed_with_no_trial_measured_again(mode: str, tmp_path: Path) -> None:
+    written = RUNS / "before-configs"
+    folder = tmp_path / mode
+    shutil.copytree(written / mode, folder)
+    result = tune(
+        written / "model.onnx",
+        output_dir=folder,
+        engine="simulated",
+        engine_options={"offset": "0.002", "noise": "0.01", "seed": "3"},
+        workflow=mode,
+        preset="quick",
+    )
+    before = [line.body for line in read_journal(written / mode / "measurements.jsonl")]
+    lines = [line.body for line in read_journal(folder / "measurements.jsonl")]
+    assert lines[: len(before)] == before
+    assert not [line for line in lines[len(before) :] if line and line["kind"] == "measurement"]
+    assert result.summary.benchmarks == result.summary.subgraph_benchmarks == 0
+    assert result.summary.memo_hits > 2
+    assert result.summary.speedup > 1.3
