@@ -23,7 +23,7 @@ from qdqtune import zoo
 from qdqtune.calibration.inputs import Feeds, random_inputs
 from qdqtune.calibration.minmax import collect_ranges
 from qdqtune.calibration.quality import output_sqnr
-from qdqtune.engines.contest import compare_files
+from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.native import native_dialect

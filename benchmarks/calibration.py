@@ -36,7 +36,7 @@ from benchmarks.against_quantize_static import WEIGHTED, SampleReader
 from qdqtune import zoo
 from qdqtune.calibration.inputs import Feeds, random_inputs
 from qdqtune.calibration.range_cache import FOLDER
-from qdqtune.calibration.watching import watch, watched_tensors
+from qdqtune.calibration.tensor_statistics import collect_statistics, watched_tensors
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.native import native_dialect
 from qdqtune.graph.files import load_model
@@ -127,7 +127,7 @@ def _ranges(space: Path, feeds: list[Feeds], ops: list[str], method: str) -> Non
         base = PreparedModel(model, Path(folder))
         placement = select_ops(base.index, native_dialect("onnxruntime"), ops).placement
         tensors = watched_tensors(base.index, placement)
-        watch(base, worker, feeds, tensors, with_values=method != "max")
+        collect_statistics(base, worker, feeds, tensors, with_values=method != "max")
 
 
 def _calibrator(space: Path, feeds: list[Feeds], ops: list[str], method: CalibrationMethod) -> None:

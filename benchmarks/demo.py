@@ -26,7 +26,7 @@ from qdqtune.engines.timing import compare_blocks
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
-from qdqtune.records.comparison import BenchRecord, Contestant
+from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import Verdict
 from qdqtune.report.bench import bench_text
@@ -77,13 +77,13 @@ def write_rivals(path: Path, folder: Path) -> dict[str, Path]:
 
 def named(record: BenchRecord, files: Mapping[str, Path]) -> BenchRecord:
     """The record with names that fit into a table."""
-    contestants = zip(record.contestants, files, strict=True)
-    return replace(record, contestants=tuple(replace(one, path=name) for one, name in contestants))
+    entries = zip(record.entries, files, strict=True)
+    return replace(record, entries=tuple(replace(one, path=name) for one, name in entries))
 
 
 def verdict(record: BenchRecord) -> str:
     """Who wins: the tuned model against the best of the others, from the same run."""
-    timed = [one for one in record.contestants if one.measurement.ok]
+    timed = [one for one in record.entries if one.measurement.ok]
     *others, tuned = timed
     if tuned.path != TUNED or others[0].path != FLOAT:
         return "it could not be compared, see above."
@@ -100,11 +100,11 @@ def verdict(record: BenchRecord) -> str:
     )
 
 
-def _speedup(one: Contestant) -> float:
+def _speedup(one: BenchmarkEntry) -> float:
     return one.against_first.ratio if one.against_first is not None else 1.0
 
 
-def _caveat(one: Contestant) -> str:
+def _caveat(one: BenchmarkEntry) -> str:
     """What has to be known about a fast model: that it is not accurate."""
     worst = min(one.sqnr_db.values(), default=DEFAULT_MIN_SQNR_DB)
     if worst >= DEFAULT_MIN_SQNR_DB:

@@ -115,7 +115,7 @@ def write_model(path: Path, size: int, width: int = 2048, inner: int = 8192) -> 
     return weights
 
 
-def watch(command: list[str]) -> Peak:
+def collect_statistics(command: list[str]) -> Peak:
     """Run a command and look at its memory until it ends."""
     peak = Peak()
     start = time.monotonic()
@@ -154,7 +154,7 @@ def main() -> None:
         for what, command in commands(folder):
             if options.only not in (None, what):
                 continue
-            peak = watch(command)
+            peak = collect_statistics(command)
             shown = (peak.largest, peak.together, peak.anonymous)
             largest, together, anonymous = (f"{number / size:.2f}x" for number in shown)
             print(

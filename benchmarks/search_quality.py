@@ -40,9 +40,9 @@ from qdqtune.engines.timing import plan_turns, take_turns, typical_gain
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.measurement import Comparison, LayerTime, Verdict
 from qdqtune.records.ranges import CalibrationSource, Ranges
 from qdqtune.report.tables import text_table
@@ -98,12 +98,14 @@ class Table:
         return {"all": space.everything, "weighted": space.weighted(), "rules": space.of_ops(pools)}
 
 
-def like_ops(index: GraphIndex, completion: Completion, weights: dict[str, float]) -> list[Group]:
+def like_ops(
+    index: GraphIndex, planner: QuantizationPlanner, weights: dict[str, float]
+) -> list[Group]:
     """Ops of one type, shape and attributes are one choice; the smallest join those before them."""
-    few = len(completion.working) + len(completion.moving) <= MOST_GROUPS
+    few = len(planner.compute) + len(planner.passthrough) <= MOST_GROUPS
     found: dict[str, list[str]] = {}
     for node in index.nodes:
-        if node.name in completion.working or node.name in completion.moving:
+        if node.name in planner.compute or node.name in planner.passthrough:
             values = [v.name or "" for v in (*node.inputs, *node.outputs) if v is not None]
             shapes = [index.shape(name) for name in values]
             attributes = sorted(f"{a.name}={a.value}" for a in node.attributes.values())
@@ -151,11 +153,11 @@ def _opened(model: str, profile: str) -> Iterator[tuple[Space, Inserter]]:
         floats = [name for name in base.index.value if base.index.is_float(name)]
         ranges = Ranges(dict.fromkeys(floats, (-1.0, 1.0)), CalibrationSource.RANDOM, 1)
         inserter = Inserter(base, dialect, "int8", ranges)
-        completion = Completion(base.index, dialect)
-        kernels = kernels_of(inserter.proto(completion.placement(())), profile)
+        planner = QuantizationPlanner(base.index, dialect)
+        kernels = kernels_of(inserter.proto(planner.placement(())), profile)
         layers = [LayerTime(kernel.name, kernel.op_type, kernel.ms) for kernel in kernels]
         weights = shares_of_latency(base.index, layers)
-        yield Space(completion, like_ops(base.index, completion, weights), weights), inserter
+        yield Space(planner, like_ops(base.index, planner, weights), weights), inserter
 
 
 def _time_all(space: Space, inserter: Inserter, profile: str) -> list[float]:
@@ -198,7 +200,7 @@ def made_up(seed: int, model: str = "convs") -> Table:
         for group, guess in zip(chain.groups, guesses, strict=True)
         for name in group.nodes
     }
-    space = Space(chain.completion, chain.groups, weights)
+    space = Space(chain.planner, chain.groups, weights)
     return Table(f"{model} made-up", space, latencies_ms)
 
 

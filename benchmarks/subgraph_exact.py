@@ -32,9 +32,9 @@ from qdqtune.engines.simulated import (
 )
 from qdqtune.engines.simulated.engine import COST_MODEL_VERSION
 from qdqtune.graph.prepared import PreparedModel
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.measurement import LayerTime
 from qdqtune.records.ranges import CalibrationSource, Ranges
 from qdqtune.workflows.source import open_source
@@ -76,7 +76,7 @@ class Landscape:
         ranges = Ranges(dict.fromkeys(floats, (-1.0, 1.0)), CalibrationSource.RANDOM, 1)
         dialect = dialect_named(profile.dialect)
         self._inserter = Inserter(base, dialect, "int8", ranges)
-        self.completion = Completion(self.index, dialect)
+        self.planner = QuantizationPlanner(self.index, dialect)
         layers = [
             LayerTime(k.name, k.op_type, k.ms, precision=k.precision, origins=k.nodes)
             for k in self.kernels(())
@@ -88,18 +88,18 @@ class Landscape:
     @property
     def choices(self) -> list[tuple[str, ...]]:
         """What can be quantized of each group, where something can."""
-        units = self.completion.units
+        units = self.planner.units
         parts = (tuple(name for name in nodes if name in units) for nodes in self.groups)
         return [part for part in parts if part]
 
     def kernels(self, names: Iterable[str]) -> tuple[Kernel, ...]:
         """What the model comes to with these ops quantized."""
-        placement = self.completion.placement(tuple(names))
+        placement = self.planner.placement(tuple(names))
         return kernels_of(self._inserter.proto(placement), self.profile)
 
     def ms(self, names: Iterable[str]) -> float:
         """The true latency with these ops quantized."""
-        placement = self.completion.placement(tuple(names))
+        placement = self.planner.placement(tuple(names))
         key = placement.digest()
         if key not in self._known:
             self._known[key] = true_latency_ms(self._inserter.proto(placement), self.profile)
@@ -153,12 +153,12 @@ def optimum(seed: int, kind: str, profile: str) -> Optimum:
     with landscape(seed, kind, profile) as land:
         stamp = [
             COST_MODEL_VERSION, land.ms(()), [list(nodes) for nodes in land.groups],
-            list(land.completion.units),
+            list(land.planner.units),
         ]  # fmt: skip
         path = TABLES / f"{profile}-{kind}-{seed}.json"
         known = json.loads(path.read_text()) if path.exists() else {}
         if known.get("stamp") != stamp:
-            ops = [(name,) for name in land.completion.units]
+            ops = [(name,) for name in land.planner.units]
             found = [land.best_ms(land.choices), land.best_ms(ops), len(land.choices), len(ops)]
             known = {"stamp": stamp, "found": found}
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,21 +170,21 @@ def optimum(seed: int, kind: str, profile: str) -> Optimum:
 def assembled_ms(land: Landscape) -> float:
     """The true latency of the assembly for costs that are read off kernels of the whole model."""
     costs = costs_from_kernels(land)
-    units = land.completion.units
+    units = land.planner.units
     state = assemble(costs)
     return land.ms(name for n in state for name in land.groups[n] if name in units)
 
 
 def costs_from_kernels(land: Landscape) -> Costs:
     """What each group costs in both forms while all others are float."""
-    as_float, everything = land.kernels(()), land.kernels(land.completion.units)
+    as_float, everything = land.kernels(()), land.kernels(land.planner.units)
     owner = {name: number for number, nodes in enumerate(land.groups) for name in nodes}
     float_ms = _by_group(as_float, owner, len(land.groups))
     together_ms = _by_group(everything, owner, len(land.groups))
     quantized_ms: list[float | None] = []
     for number, nodes in enumerate(land.groups):
-        names = [name for name in nodes if name in land.completion.units]
-        if not names or not land.completion.working.keys().isdisjoint(names):
+        names = [name for name in nodes if name in land.planner.units]
+        if not names or not land.planner.compute.keys().isdisjoint(names):
             alone = [k.ms for k in land.kernels(names) if k.op_type not in _CONVERSIONS]
             # Where kernels are cut otherwise, it is this group's doing.
             changed_ms = math.fsum(alone) - math.fsum(kernel.ms for kernel in as_float)

@@ -32,7 +32,7 @@ from benchmarks.blankets import CONFIDENCE
 from benchmarks.subgraph_peer import candidate_s, peer_s, write_all_quantized
 from qdqtune import zoo
 from qdqtune.calibration.inputs import Feeds, random_inputs
-from qdqtune.engines.contest import compare_files
+from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.timing import compare_blocks

@@ -110,11 +110,11 @@ def main() -> int:
     with Worker("onnxruntime") as worker:
         for name in names:
             for quant_type in QUANT_TYPES:
-                verdict = judge(name, quant_type, {}, worker)
-                accepted += verdict.accepted
-                version = verdict.report.version or version
-                table.add_row(name, quant_type, *_cells(verdict))
-                remarks += _remarks(f"{name} {quant_type}", verdict)
+                decision = judge(name, quant_type, {}, worker)
+                accepted += decision.accepted
+                version = decision.report.version or version
+                table.add_row(name, quant_type, *_cells(decision))
+                remarks += _remarks(f"{name} {quant_type}", decision)
     console = Console(width=100)
     console.print(table)
     console.print("\n".join(remarks), highlight=False, markup=False)
@@ -123,23 +123,23 @@ def main() -> int:
     return 0 if accepted == total else 1
 
 
-def _cells(verdict: Verdict) -> tuple[str, ...]:
-    report, selection = verdict.report, verdict.selection
+def _cells(decision: Verdict) -> tuple[str, ...]:
+    report, selection = decision.report, decision.selection
     chosen = len(selection.quantized)
     return (
         "yes" if report.parsed else "no",
         "yes" if report.ok else "no",
         str(chosen),
-        str(chosen - len(verdict.float_nodes)),
+        str(chosen - len(decision.float_nodes)),
         str(len(selection.left_float)),
     )
 
 
-def _remarks(model: str, verdict: Verdict) -> list[str]:
-    remarks = [f"{model}: {verdict.report.error}"] if verdict.report.error else []
-    if verdict.report.ok:
-        remarks += [f"{model}: {node} is not low precision" for node in verdict.float_nodes]
-    reasons = list(verdict.selection.left_float.values())
+def _remarks(model: str, decision: Verdict) -> list[str]:
+    remarks = [f"{model}: {decision.report.error}"] if decision.report.error else []
+    if decision.report.ok:
+        remarks += [f"{model}: {node} is not low precision" for node in decision.float_nodes]
+    reasons = list(decision.selection.left_float.values())
     for reason in dict.fromkeys(reasons):
         remarks.append(f"{model}: {reasons.count(reason)} left float: {reason}")
     return remarks

@@ -42,7 +42,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtune.engines.contest import compare_files
+from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.engines.openings import FEWEST_OPENINGS, MOST_OPENINGS, combine

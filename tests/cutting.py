@@ -12,8 +12,13 @@ import onnx_ir as ir
 
 from qdqtune import zoo
 from qdqtune.autotune.subgraphs.content import Content, content_of
+from qdqtune.autotune.subgraphs.distinct_subgraphs import (
+    NONE,
+    Subgraph,
+    find_subgraphs,
+    placement_inside,
+)
 from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup, fusion_groups
-from qdqtune.autotune.subgraphs.pieces import NONE, Piece, find_pieces, placement_inside
 from qdqtune.engines.layer_borders import split_at_borders
 from qdqtune.engines.layer_nodes import nodes_of_layers
 from qdqtune.engines.simulated import PROFILES, Profile, kernels_of
@@ -22,13 +27,13 @@ from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.prepared import PreparedModel
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.measurement import LayerTime
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import CalibrationSource, Ranges
-from qdqtune.records.subgraphs import BY_LAYERS, PieceTimes, SchemeTimes
+from qdqtune.records.subgraphs import BY_LAYERS, SchemeTimes, SubgraphTimes
 from qdqtune.rules.order import draft_placement
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -56,7 +61,7 @@ class Cut:
     """
 
     base: PreparedModel
-    completion: Completion
+    planner: QuantizationPlanner
     inserter: Inserter
     groups: tuple[FusionGroup, ...]
     profile: Profile
@@ -67,32 +72,32 @@ class Cut:
 
     @cached_property
     def ruled(self) -> frozenset[str]:
-        return frozenset(draft_placement(self.completion, "int8").chosen)
+        return frozenset(draft_placement(self.planner, "int8").chosen)
 
     @cached_property
-    def pieces(self) -> list[Piece]:
-        units = self.completion.units
-        return find_pieces(self.index, self.groups, self.completion, self.ruled, units)
+    def subgraphs(self) -> list[Subgraph]:
+        units = self.planner.units
+        return find_subgraphs(self.index, self.groups, self.planner, self.ruled, units)
 
     @property
     def contents(self) -> list[Content]:
         """Every group in which something can be quantized."""
-        return [content for piece in self.pieces for content in piece.contents]
+        return [content for subgraph in self.subgraphs for content in subgraph.contents]
 
     def content(self, *nodes: str) -> Content:
         return content_of(self.index, nodes)
 
-    def times(self) -> dict[str, PieceTimes]:
+    def times(self) -> dict[str, SubgraphTimes]:
         """The pieces' times as a profile without noise would have them, by key."""
-        return {piece.key: self._times_of(piece) for piece in self.pieces}
+        return {subgraph.key: self._times_of(subgraph) for subgraph in self.subgraphs}
 
-    def _times_of(self, piece: Piece) -> PieceTimes:
-        content = piece.content
+    def _times_of(self, subgraph: Subgraph) -> SubgraphTimes:
+        content = subgraph.content
         inserter = self.inserter.of_part(self.extracted(content))
         forms = {NONE: Placement()}
-        for scheme in piece.schemes:
-            placement = scheme.placement(content, self.completion)
-            forms[scheme.name] = placement_inside(placement, content, self.completion)
+        for scheme in subgraph.schemes:
+            placement = scheme.placement(content, self.planner)
+            forms[scheme.name] = placement_inside(placement, content, self.planner)
         found = []
         for name, places in forms.items():
             layers = layers_of(inserter.proto(places), self.profile)
@@ -108,7 +113,7 @@ class Cut:
                     tuple(borders.layout_ms.get(tensor, 0.0) for tensor in tensors),
                 )
             )
-        return PieceTimes(piece.key, BY_LAYERS, tuple(found))
+        return SubgraphTimes(subgraph.key, BY_LAYERS, tuple(found))
 
     def extracted(self, content: Content) -> PreparedModel:
         """A piece as a model of its own, beside the others."""
@@ -148,7 +153,11 @@ def cut(
     whole = onnx.ModelProto.FromString(base.whole())
     groups = fusion_groups(index, nodes_of_layers(index, layers_of(whole, machine)))
     return Cut(
-        base, Completion(index, rules), Inserter(base, rules, "int8", ranges), groups, machine
+        base,
+        QuantizationPlanner(index, rules),
+        Inserter(base, rules, "int8", ranges),
+        groups,
+        machine,
     )
 
 

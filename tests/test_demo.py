@@ -10,26 +10,26 @@ from benchmarks.demo import FLOAT, TUNED, verdict, write_rivals
 
 from qdqtune import zoo
 from qdqtune.engines.timing import compare_blocks
-from qdqtune.records.comparison import BenchRecord, Contestant
+from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
 from qdqtune.records.measurement import EngineInfo, Measurement
 
 RIVALS = ("quantize_static u8/s8", "quantize_static s8/s8")
 ROUNDS = 30
 
 
-def entry(name: str, latency_ms: float, sqnr_db: float | None = None) -> Contestant:
+def entry(name: str, latency_ms: float, sqnr_db: float | None = None) -> BenchmarkEntry:
     noise = [1.0 + 0.002 * (n % 5 - 2) for n in range(ROUNDS)]
     blocks = tuple((latency_ms * each, latency_ms * each) for each in noise)
     baseline = tuple((10.0, 10.0) for _ in range(ROUNDS + 1))
     if name == FLOAT:
-        return Contestant(name, Measurement(baseline))
+        return BenchmarkEntry(name, Measurement(baseline))
     found = compare_blocks(baseline, blocks)
-    return Contestant(
+    return BenchmarkEntry(
         name, Measurement(blocks), found, {} if sqnr_db is None else {"y": sqnr_db}
     )  # fmt: skip
 
 
-def record(u8: Contestant, s8: Contestant, tuned: Contestant) -> BenchRecord:
+def record(u8: BenchmarkEntry, s8: BenchmarkEntry, tuned: BenchmarkEntry) -> BenchRecord:
     return BenchRecord(EngineInfo("e", "1", "d", "i"), (entry(FLOAT, 10.0), u8, s8, tuned), {}, 0)
 
 
@@ -58,10 +58,10 @@ def test_a_winner_that_computes_something_else_is_told() -> None:
 
 
 def test_what_the_engine_does_not_run_does_not_win() -> None:
-    failed = Contestant(RIVALS[0], Measurement(error="no kernel"))
+    failed = BenchmarkEntry(RIVALS[0], Measurement(error="no kernel"))
     said = verdict(record(failed, entry(RIVALS[1], 12.0), entry(TUNED, 8.0)))
     assert said.startswith("tuned wins, against float")
-    broken = Contestant(TUNED, Measurement(error="no kernel"))
+    broken = BenchmarkEntry(TUNED, Measurement(error="no kernel"))
     assert "could not be compared" in verdict(
         record(entry(RIVALS[0], 9.0), entry(RIVALS[1], 9.0), broken)
     )

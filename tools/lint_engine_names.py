@@ -1,8 +1,8 @@
-"""Reports where rooms that must not know one engine from another name one.
+"""Reports where layers that must not know one engine from another name one.
 
 Names, titles, modules and programs come from the registry. Identifiers, imports, strings,
-docstrings and comments count alike, and so do the names of files: what such a room needs to know of
-an engine is data in the registry, by role.
+docstrings and comments count alike, and so do the names of files: what such a layer needs to know
+of an engine is data in the registry, by role.
 
     python tools/lint_engine_names.py [FOLDER]   # the package; by default the one in src
 """
@@ -18,10 +18,11 @@ from pathlib import Path
 
 from qdqtune.engines import registry
 
-ROOMS = ("autotune", "workflows")
+LAYERS = ("autotune", "workflows")
 
-# Public names of other autotuners that people who come from there import or pass, by why.
+# Names that are no engine's, by why; most are public ones that people of other autotuners know.
 ALLOWED = {
+    "is_simulated": "whether times are those of a cost model, whichever engine has it",
     "TensorRTPyBenchmark": "a class of the autotuning guides",
     "TrtExecBenchmark": "a class of the autotuning guides",
     "extra_trtexec_args": "a parameter of generate_graph_json",
@@ -36,11 +37,11 @@ Finding = tuple[Path, int, str]
 
 
 def find_names(package: Path) -> list[Finding]:
-    """Everything in the rooms of a package that names an engine."""
+    """Everything in the layers of a package that names an engine."""
     found: list[Finding] = []
     used: set[str] = set()
-    for room in ROOMS:
-        for path in sorted((package / room).rglob("*.py")):
+    for layer in LAYERS:
+        for path in sorted((package / layer).rglob("*.py")):
             for line, word in sorted(set(_words(path))):
                 used.add(word)
                 if word not in ALLOWED:

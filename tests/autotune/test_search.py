@@ -16,14 +16,14 @@ import pytest
 from benchmarks.search_quality import NOISES, Table, limits_for, made_up, replay, table
 
 from qdqtune import zoo
-from qdqtune.autotune.search.by_sweeps import SweepSearch
+from qdqtune.autotune.search.local_search import LocalSearch
 from qdqtune.autotune.search.placement_search import Limits, PlacementSearch
 from qdqtune.autotune.search.space import Group, Space, State
 from qdqtune.autotune.search.trial import Effort, Score, Trial
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import ONNXRUNTIME
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.workflows.tuning.settings import PRESETS
 
 ROOT = Path(__file__).parents[2]
@@ -129,13 +129,13 @@ def test_what_fails_is_never_the_incumbent(chain):
 
 
 def test_an_empty_space_is_searched_at_once(chain):
-    told = play(Space(chain.space.completion, [], {}), {"all": NOTHING}, refuse)
+    told = play(Space(chain.space.planner, [], {}), {"all": NOTHING}, refuse)
     assert (told.trials, told.search.incumbent, told.search.asked) == ([], NOTHING, 0)
 
 
 @pytest.mark.parametrize("gain", [0.05, -0.05])
 def test_a_space_with_one_group(chain, gain):
-    space = Space(chain.space.completion, chain.space.groups[3:4], {})
+    space = Space(chain.space.planner, chain.space.groups[3:4], {})
     told = play(space, {}, lambda trial, state: Score(gain if state else -gain, 0.001))
     assert told.search.incumbent == ({0} if gain > 0 else NOTHING)
     assert told.search.gain == pytest.approx(max(gain, 0.0), abs=0.01)
@@ -167,7 +167,7 @@ def test_constant_scores_end_the_search(chain):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_search_ends_even_if_each_of_two_is_better_than_the_other(chain, seed):
     """Noise that was measured once is believed for good; it must not lead in circles."""
-    search = SweepSearch(chain.space, [chain.space.everything], Limits(benchmarks=400), seed)
+    search = LocalSearch(chain.space, [chain.space.everything], Limits(benchmarks=400), seed)
     steps = search.steps()
     trial = next(steps)
     with contextlib.suppress(StopIteration):
@@ -176,8 +176,8 @@ def test_a_search_ends_even_if_each_of_two_is_better_than_the_other(chain, seed)
     assert 10 < search.asked <= 400
 
 
-def sweep(space: Space, answer: Callable[[Trial, State], Score], limits: Limits) -> SweepSearch:
-    search = SweepSearch(space, [], limits, 0)
+def sweep(space: Space, answer: Callable[[Trial, State], Score], limits: Limits) -> LocalSearch:
+    search = LocalSearch(space, [], limits, 0)
     steps = search.steps()
     with contextlib.suppress(StopIteration):
         trial = next(steps)
@@ -199,17 +199,17 @@ def only_together(*numbers: int) -> Callable[[Trial, State], Score]:
 def test_neighbours_that_pay_only_together_are_found(chain, size):
     first = max(chain.space.pairs, key=lambda pair: sum(chain.space.potential[n] for n in pair))
     together = sorted(chain.space.around(first))[:size] if size > 2 else list(first)
-    patient = sweep(chain.space, only_together(*together), Limits(sweeps=12))
-    assert patient.incumbent == frozenset(together)
+    defer_interrupts = sweep(chain.space, only_together(*together), Limits(sweeps=12))
+    assert defer_interrupts.incumbent == frozenset(together)
 
 
 @pytest.fixture(scope="module")
 def resnet() -> Space:
     model = ir.from_proto(zoo.build("resnet18", image=32, width=8))
     fold(model)
-    completion = Completion(GraphIndex(model), ONNXRUNTIME)
-    ops = {name: completion.index.node[name].op_type for name in completion.working}
-    return Space(completion, [Group(name, 0, op, (name,)) for name, op in ops.items()], {})
+    planner = QuantizationPlanner(GraphIndex(model), ONNXRUNTIME)
+    ops = {name: planner.index.node[name].op_type for name in planner.compute}
+    return Space(planner, [Group(name, 0, op, (name,)) for name, op in ops.items()], {})
 
 
 def test_a_more_thorough_search_tries_more_and_is_not_worse(resnet):

@@ -11,8 +11,8 @@ import pytest
 
 from qdqtune.autotune.search.space import Group, Space
 from qdqtune.graph.index import GraphIndex
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import ONNXRUNTIME
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 
 MODEL = """
 <ir_version: 9, opset_import: ["" : 17]>
@@ -34,10 +34,10 @@ FIRST, POOL, SECOND, ADD = range(4)
 def space() -> Space:
     proto = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(MODEL))
     model = ir.from_proto(proto)
-    completion = Completion(GraphIndex(model), ONNXRUNTIME)
+    planner = QuantizationPlanner(GraphIndex(model), ONNXRUNTIME)
     kinds = {"first": "Conv", "pool": "MaxPool", "second": "Conv", "add": "Add"}
     groups = [Group(f"p{name}", 0, kind, (name,)) for name, kind in kinds.items()]
-    return Space(completion, groups, {"first": 0.5, "second": 0.3})
+    return Space(planner, groups, {"first": 0.5, "second": 0.3})
 
 
 def states(space: Space) -> list[frozenset[int]]:
@@ -86,6 +86,6 @@ def test_weighted_ops_bring_movers_along(space):
 
 
 def test_no_groups_are_a_space(space):
-    empty = Space(space.completion, [], {})
+    empty = Space(space.planner, [], {})
     assert empty.everything == frozenset()
     assert empty.pairs == ()

@@ -14,7 +14,11 @@ import pytest
 from qdqtune.calibration.clipping import ranges_by_way
 from qdqtune.calibration.inputs import random_inputs
 from qdqtune.calibration.reductions import even_step
-from qdqtune.calibration.watching import Seen, watch, watched_tensors
+from qdqtune.calibration.tensor_statistics import (
+    TensorStatistics,
+    collect_statistics,
+    watched_tensors,
+)
 from qdqtune.engines.isolated import Worker
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import infer_shapes
@@ -39,12 +43,12 @@ def prepared(proto: onnx.ModelProto, folder: Path) -> PreparedModel:
 
 def seen_in(
     worker: Worker, folder: Path, shape: str, samples: list[np.ndarray], text: str = "y = Neg(x)"
-) -> Seen:
+) -> TensorStatistics:
     base = prepared(
         model_from_text(f"g (float[{shape}] x) => (float[{shape}] y) {{ {text} }}"), folder
     )
     feeds = ({"x": sample} for sample in samples)
-    return watch(base, worker, feeds, watched_tensors(base.index), with_values=True)
+    return collect_statistics(base, worker, feeds, watched_tensors(base.index), with_values=True)
 
 
 @pytest.mark.parametrize("shape", ["N,M", "16,10000"], ids=["open", "known"])
@@ -110,7 +114,9 @@ def test_extremes_are_the_same_with_values_and_without(
     base = prepared(residual, tmp_path)
     tensors = watched_tensors(base.index)
     bare, full = (
-        watch(base, worker, random_inputs(base.index, 3), tensors, with_values=with_values)
+        collect_statistics(
+            base, worker, random_inputs(base.index, 3), tensors, with_values=with_values
+        )
         for with_values in (False, True)
     )
     assert bare.whole == full.whole
@@ -133,6 +139,6 @@ def test_histograms_of_many_samples_take_the_memory_of_a_few(
 
     samples = ({"x": np.full((1, 50_000), n, np.float32)} for n in range(200))
     tensors = watched_tensors(base.index)
-    watch(base, worker, samples, tensors, with_values=True, progress=progress)
+    collect_statistics(base, worker, samples, tensors, with_values=True, progress=progress)
     assert used[2] - used[0] < 5e6  # 180 samples are 36 MB, what is looked at of them 6 MB
     assert used[3] - used[1] < 5e6

@@ -133,10 +133,10 @@ class Prepared:
     def quantized(
         self, dialect: str, quant_type: str = "int8", nodes: tuple[str, ...] = ()
     ) -> Path:
-        index, spoken = self.base.index, DIALECTS[dialect]
+        index, dialect_choice = self.base.index, DIALECTS[dialect]
         choice = Choice(nodes=nodes) if nodes else Choice(ops=["Conv", "Gemm", "Add"])
-        placement = select(index, spoken, quant_type, choice).placement
-        inserter = Inserter(self.base, spoken, quant_type, self.ranges)
+        placement = select(index, dialect_choice, quant_type, choice).placement
+        inserter = Inserter(self.base, dialect_choice, quant_type, self.ranges)
         return inserter.write(placement, f"{dialect}-{quant_type}-{len(nodes)}")
 
 

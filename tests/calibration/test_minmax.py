@@ -17,7 +17,7 @@ from qdqtune import zoo
 from qdqtune.calibration.inputs import random_inputs
 from qdqtune.calibration.minmax import collect_ranges
 from qdqtune.calibration.quality import SignalToNoise
-from qdqtune.calibration.watching import watched_tensors
+from qdqtune.calibration.tensor_statistics import watched_tensors
 from qdqtune.engines.isolated import Worker
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import infer_shapes

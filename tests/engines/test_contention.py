@@ -12,7 +12,7 @@ import pytest
 from qdqtune.engines import contention
 from qdqtune.engines.disturbed import BUSY_SHARE
 from qdqtune.engines.timing import compare_blocks, plan_turns, take_turns
-from qdqtune.records.comparison import BenchRecord, Contestant
+from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
 from qdqtune.records.measurement import Comparison, EngineInfo, Measurement
 from qdqtune.report.bench import bench_text
 
@@ -115,8 +115,8 @@ def test_bench_says_that_the_machine_is_busy() -> None:
 
     def text(contention_share: float) -> str:
         comparison = Comparison(2.0, 1.8, 2.2, 0.96, 90, 0.01, contention_share)
-        contestants = (Contestant("a", timed), Contestant("b", timed, comparison))
-        return bench_text(BenchRecord(engine, contestants, {}, 0))
+        entries = (BenchmarkEntry("a", timed), BenchmarkEntry("b", timed, comparison))
+        return bench_text(BenchRecord(engine, entries, {}, 0))
 
     assert "the engine waited for a core 47 % of the time" in text(0.47)
     assert "threads waited longer for cores than the runs took" in text(1.0)

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import model_from_text
 from tests.cutting import Cut, cut, cut_zoo, layers_of
 
-from qdqtune.autotune.subgraphs.pieces import placement_inside
+from qdqtune.autotune.subgraphs.distinct_subgraphs import placement_inside
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
@@ -33,7 +33,7 @@ def conv(folder: Path, dialect: str = "onnxruntime") -> Cut:
 
 
 def quantized(made: Cut) -> GraphIndex:
-    return GraphIndex(made.inserter.model(made.completion.placement(made.completion.units)))
+    return GraphIndex(made.inserter.model(made.planner.placement(made.planner.units)))
 
 
 def layer(name: str, op_type: str, ms: float, reads: str, makes: str, **more: Any) -> LayerTime:
@@ -137,7 +137,7 @@ def test_all_the_time_of_a_piece_is_somewhere_and_only_at_its_borders(
         content = piece.content
         inserter = made.inserter.of_part(made.extracted(content))
         full = placement_inside(
-            piece.schemes[0].placement(content, made.completion), content, made.completion
+            piece.schemes[0].placement(content, made.planner), content, made.planner
         )
         layers = layers_of(inserter.proto(full), made.profile)
         found = split_at_borders(
@@ -175,9 +175,9 @@ def test_a_real_engine_shows_where_it_converts(
     feeds = {"x": np.random.default_rng(0).uniform(-1, 1, (1, 32, 32, 32)).astype(np.float32)}
     found = {}
     with Worker(engine, SessionOptions(threads=1, engine_options=options)) as worker:
-        for names in ((), tuple(made.completion.units)):
-            whole = made.completion.placement(names)
-            places = placement_inside(whole, content, made.completion)
+        for names in ((), tuple(made.planner.units)):
+            whole = made.planner.placement(names)
+            places = placement_inside(whole, content, made.planner)
             model = worker.open(inserter.write(places, "piece"))
             worker.feed(model, feeds)
             layers = worker.layers(model, 4)

@@ -22,8 +22,8 @@ from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import infer_shapes
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.layers import MappedLayer
 from qdqtune.records.ranges import Ranges
 
@@ -51,11 +51,11 @@ def quantized(proto: onnx.ModelProto, engine: str, folder: Path) -> Path:
     infer_shapes(model)
     base = PreparedModel(model, folder)
     dialect = native_dialect(engine)
-    completion = Completion(base.index, dialect, "int8")
-    chosen = [name for name in completion.units if kind_of(base.index.node[name].op_type) in LEADS]
+    planner = QuantizationPlanner(base.index, dialect, "int8")
+    chosen = [name for name in planner.units if kind_of(base.index.node[name].op_type) in LEADS]
     ranges = Ranges(dict.fromkeys(base.index.value, (-2.0, 2.0)))
     inserter = Inserter(base, dialect, "int8", ranges)
-    return inserter.write(completion.placement(chosen), "candidate")
+    return inserter.write(planner.placement(chosen), "candidate")
 
 
 def check(index: GraphIndex, layers: list[MappedLayer]) -> None:

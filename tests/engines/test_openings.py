@@ -128,10 +128,10 @@ def test_a_process_in_which_the_baseline_fails_is_repeated_once(
 
 
 def test_one_opening_is_believed_less_the_more_the_baseline_was_seen_to_differ() -> None:
-    calm, moving = combine([NARROW], 1.0), combine([NARROW], 1.03)
-    assert calm.ratio == moving.ratio == pytest.approx(1.1)
+    calm, passthrough = combine([NARROW], 1.0), combine([NARROW], 1.03)
+    assert calm.ratio == passthrough.ratio == pytest.approx(1.1)
     assert 1.03 < calm.low < 1.09
-    assert moving.low < 1.03
+    assert passthrough.low < 1.03
 
 
 def test_what_a_busy_machine_does_to_all_processes_alike_stays_in_the_interval() -> None:

@@ -19,7 +19,7 @@ from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.workflows.tune import tune
 
 ENTRY = """
-from qdqtune.engines.registry import EngineEntry, SpokenDialect
+from qdqtune.engines.registry import EngineEntry, DialectChoice
 
 ENTRY = EngineEntry(
     "acme", "pip install acme-engine", title="Acme", module="acme_engine",
@@ -55,7 +55,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         value: str = "acme_engine:ENTRY",
         package: str = "acme_engine",
         init: str = "",
-        fields: str = 'dialects=(SpokenDialect("onnxruntime"),)',
+        fields: str = 'dialects=(DialectChoice("onnxruntime"),)',
     ) -> None:
         info = site / f"{package}-7.1.dist-info"
         info.mkdir(parents=True)
@@ -107,7 +107,7 @@ def test_it_is_never_chosen_unless_it_is_named(install: Install) -> None:
     ("fields", "options", "dialect"),
     [
         ("", {}, native_dialect("onnxruntime").name),
-        ('dialects=(SpokenDialect("tensorrt-8", before_version=8), SpokenDialect("tensorrt"))',
+        ('dialects=(DialectChoice("tensorrt-8", before_version=8), DialectChoice("tensorrt"))',
          {}, "tensorrt-8"),
         ('dialect_function="acme_engine.running:dialect_of"', {}, "tensorrt"),
         ('dialect_function="acme_engine.running:dialect_of"', {"speak": "openvino"}, "openvino"),
@@ -123,7 +123,7 @@ def test_it_says_what_it_speaks(
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ('dialects=(SpokenDialect("tensorrt", before_version=2),)', "speaks no dialect"),
+        ('dialects=(DialectChoice("tensorrt", before_version=2),)', "speaks no dialect"),
         ('dialect_function="acme_engine.running:missing"', "AttributeError"),
         ('dialect_function="acme_engine.gone:dialect_of"', "ModuleNotFoundError"),
     ],
@@ -143,7 +143,7 @@ BROKEN = {
     "exits": ({"init": "raise SystemExit(3)"}, "SystemExit: 3"),
     "no entry": ({"init": "ENTRY = 'acme'"}, "is no EngineEntry, but str"),
     "other name": ({"name": "nadir"}, "announced as 'nadir', but its entry is called 'acme'"),
-    "no dialect": ({"fields": "dialects=(SpokenDialect('klingon'),)"}, "no dialect 'klingon'"),
+    "no dialect": ({"fields": "dialects=(DialectChoice('klingon'),)"}, "no dialect 'klingon'"),
     "no function": ({"fields": "dialect_function='acme'"}, "not like 'module:name'"),
     "ours": ({"name": "openvino"}, "the name belongs to qdqtune"),
     "auto": ({"name": "auto"}, "the name belongs to qdqtune"),

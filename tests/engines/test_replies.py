@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.engines.contest import compare_files
+from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.isolated import FailureKind, OpenModel, StoredFeeds, Worker, WorkerFailure
 from qdqtune.records.measurement import Measurement
 

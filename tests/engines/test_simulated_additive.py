@@ -21,9 +21,9 @@ from qdqtune.engines.simulated.settings import Settings
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.ranges import CalibrationSource, Ranges
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
@@ -32,7 +32,9 @@ ADDITIVE = {
 }
 
 
-def placements(model: onnx.ModelProto, folder: Path, dialect: str) -> tuple[Completion, Inserter]:
+def placements(
+    model: onnx.ModelProto, folder: Path, dialect: str
+) -> tuple[QuantizationPlanner, Inserter]:
     """What a dialect can quantize of a model, and who writes it."""
     loaded = ir.from_proto(model)
     fold(loaded)
@@ -40,7 +42,7 @@ def placements(model: onnx.ModelProto, folder: Path, dialect: str) -> tuple[Comp
     floats = [name for name in base.index.value if base.index.is_float(name)]
     ranges = Ranges(dict.fromkeys(floats, (-1.0, 1.0)), CalibrationSource.RANDOM, 1)
     rules = dialect_named(dialect)
-    return Completion(base.index, rules), Inserter(base, rules, "int8", ranges)
+    return QuantizationPlanner(base.index, rules), Inserter(base, rules, "int8", ranges)
 
 
 def some_choices(names: list[str], seed: int, count: int) -> list[list[str]]:
@@ -87,7 +89,7 @@ def test_ops_and_conversions_add_up(tmp_path, seed, profile):
         ops = [k for k in kernels if k.op_type not in (QUANTIZE, DEQUANTIZE)]
         low = {name: kernel.precision != "float" for kernel in ops for name in kernel.nodes}
         assert low.keys() == {node.name for node in index.nodes}
-        assert all(low[name] for name in chosen if name in units.working)
+        assert all(low[name] for name in chosen if name in units.compute)
         for kernel in ops:
             known = costs.setdefault((kernel.name, low[kernel.nodes[0]]), kernel.ms)
             assert kernel.ms == known

@@ -11,7 +11,7 @@ from tests.conftest import model_from_text
 
 from qdqtune import zoo
 from qdqtune.engines import registry
-from qdqtune.engines.contest import compare_files
+from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.native import native_dialect
@@ -216,7 +216,7 @@ def test_a_bench_says_that_it_is_simulated(tower):
     options = {"seed": "1"}
     record = bench([tower(4), tower(2)], engine="simulated", engine_options=options, runs=20)
     assert record.engine.name == "simulated"
-    assert record.contestants[1].against_first.verdict is Verdict.FASTER
+    assert record.entries[1].against_first.verdict is Verdict.FASTER
     assert "These times are simulated" in bench_text(record)
 
 

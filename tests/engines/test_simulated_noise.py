@@ -107,7 +107,11 @@ def verdicts(ratio: float) -> list[Verdict]:
 
 @pytest.mark.parametrize(
     ("ratio", "expected", "at_least"),
-    [(1.0, Verdict.SAME, 198), (1.03, Verdict.FASTER, 190), (1 / 1.03, Verdict.SLOWER, 190)],
+    [
+        (1.0, Verdict.SAME, 198),
+        (1.03, Verdict.FASTER, 190),
+        (1 / 1.03, Verdict.SLOWER, 190),
+    ],
 )
 def test_comparisons_find_what_is_there(ratio, expected, at_least):
     assert verdicts(ratio).count(expected) >= at_least

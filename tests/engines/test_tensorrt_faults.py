@@ -13,7 +13,7 @@ from tests.conftest import model_from_text
 from tests.stand_ins.tensorrt_api.fixtures import StandInWorkers
 from tests.stand_ins.tensorrt_api.situation import FAULTS, VERSIONS
 
-from qdqtune.engines.contest import compare_files
+from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import FailureKind, WorkerFailure
 

@@ -14,7 +14,7 @@ from tests.conftest import model_from_text
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 from tests.stand_ins.trtexec_faults import HARMLESS, NAMED, WHEN_BUILDING, WHEN_RUNNING
 
-from qdqtune.engines.contest import compare_files
+from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import FailureKind, Worker, WorkerFailure
 

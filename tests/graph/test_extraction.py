@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 
 from qdqtune import zoo
-from qdqtune.calibration.tapping import tap
+from qdqtune.calibration.tensor_capture import tap
 from qdqtune.engines.isolated import Worker
 from qdqtune.graph.dims import dims_of
 from qdqtune.graph.extraction import extract

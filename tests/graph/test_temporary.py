@@ -142,7 +142,7 @@ def test_a_place_that_is_not_there_is_named(tmp_path: Path) -> None:
 INSIDE_OURS = {
     "engines/onnxruntime.py",
     "workflows/error_comparison.py",
-    "workflows/calibrating.py",
+    "workflows/samples_and_ranges.py",
     "workflows/remeasured_error.py",
     "autotune/session/tuned_model.py",
     "calibration/quality.py",

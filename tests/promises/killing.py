@@ -275,7 +275,7 @@ class Killing:
     def _ends_well(self, folder: Path, options: dict[str, Any]) -> bool:
         return in_child(lambda: self._tune(folder, options)) == 0
 
-    def watch(self, *, is_kept: bool) -> list[Path]:
+    def collect_statistics(self, *, is_kept: bool) -> list[Path]:
         """Run undisturbed.
 
         Args:
@@ -295,9 +295,9 @@ class Killing:
                 shutil.copytree(self._whole, states / f"{number:04d}", symlinks=True)
 
         def run() -> None:
-            watch = Watch(self._whole, keep)
+            collect_statistics = Watch(self._whole, keep)
             self._tune(self._whole, self._situation.options)
-            (self._folder / "changes").write_text(str(watch.changes))
+            (self._folder / "changes").write_text(str(collect_statistics.changes))
 
         if in_child(run) != 0:
             raise RuntimeError("the undisturbed run fails")
@@ -379,7 +379,7 @@ def try_situation(folder: Path, name: str, kills: int | None, rng: random.Random
         rng: Chooses moments.
     """
     killing = Killing(folder, name)
-    for state in killing.watch(is_kept=kills is None):
+    for state in killing.collect_statistics(is_kept=kills is None):
         killing.recover(state, twice=rng if rng.random() < _TWICE else None)
         shutil.rmtree(state)
     for number in rng.sample(range(killing.report.changes), kills or 0):

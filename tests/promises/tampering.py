@@ -20,8 +20,8 @@ import numpy as np
 import onnx
 import yaml
 
-from qdqtune.workflows.tuning.earlier import sha256_of_model
-from qdqtune.workflows.tuning.lines import _checksum, whole_lines
+from qdqtune.workflows.tuning.journal_format import _checksum, whole_lines
+from qdqtune.workflows.tuning.previous_result import sha256_of_model
 
 REGION, SUBGRAPH, EXTERNAL = "region", "subgraph", "external"
 BASES = (REGION, SUBGRAPH, EXTERNAL)
@@ -655,7 +655,7 @@ def _partial(name: str, at: Place) -> None:
 
 def _absurd_times(at: Place) -> None:
     body = json.loads((at / "autotune_cache.json").read_text())
-    for piece in body["phase_2"]["pieces"]:
-        for form in piece["forms"]:
+    for subgraph in body["phase_2"]["pieces"]:
+        for form in subgraph["forms"]:
             form.update(total_ms=1e308, inside_ms=5e-324)
     (at / "autotune_cache.json").write_text(json.dumps(body))

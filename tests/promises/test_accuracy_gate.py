@@ -24,11 +24,11 @@ from qdqtune.records.errors import UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.records.tuning import TuneResult
 from qdqtune.report.tuning import tune_text
-from qdqtune.workflows.judging import Judge
+from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator
 from qdqtune.workflows.quantization import quantize
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning import measured_accuracy
-from qdqtune.workflows.tuning.lines import encode
+from qdqtune.workflows.tuning.journal_format import encode
 from tests.conftest import model_from_text
 
 CONVS = """g (float[1,64,32,32] x) => (float[1,64,32,32] y) {
@@ -113,7 +113,7 @@ def test_what_a_dead_worker_left_unknown_is_measured_by_the_next_run(
     model: Path, tmp_path: Path, worker_dies: Callable[..., list[str]]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Judge, "quality", _raises_engine_error)
+        patch.setattr(AccuracyEvaluator, "quality", _raises_engine_error)
         assert tuned(model, tmp_path / "run").summary.kept_float
     assert not tuned(model, tmp_path / "run").summary.kept_float
 

@@ -349,7 +349,7 @@ def journal_bodies(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, A
     from qdqtune.autotune.search.trial import Score
     from qdqtune.engines.timing import Round
     from qdqtune.workflows.tuning.journal import AccuracyKey, Journal
-    from qdqtune.workflows.tuning.lines import whole_lines
+    from qdqtune.workflows.tuning.journal_format import whole_lines
 
     path = tmp_path_factory.mktemp("journal") / "measurements.jsonl"
     journal = Journal(path, HEADER)
@@ -372,7 +372,7 @@ def journal_bodies(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, A
 
 def sealed(body: Any) -> bytes:
     """A line with the checksum that it has to have, whatever it says."""
-    from qdqtune.workflows.tuning.lines import _checksum
+    from qdqtune.workflows.tuning.journal_format import _checksum
 
     whole = {**body, "checksum": _checksum(body)} if isinstance(body, dict) else body
     return json.dumps(whole).encode() + b"\n"
@@ -380,7 +380,7 @@ def sealed(body: Any) -> bytes:
 
 def test_the_journal_is_sound(run_folder: Path, journal_bodies: list[dict[str, Any]]) -> None:
     from qdqtune.workflows.tuning.journal_fields import _FIELDS
-    from qdqtune.workflows.tuning.lines import whole_lines
+    from qdqtune.workflows.tuning.journal_format import whole_lines
 
     path = run_folder / "sound.jsonl"
     path.write_bytes(b"".join(map(sealed, journal_bodies)))
@@ -443,17 +443,19 @@ def _go_on(journal_class: Any, path: Path) -> None:
 @pytest.fixture(scope="module")
 def subgraph_cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What subgraph mode keeps, with something in every part of it."""
-    from qdqtune.autotune.subgraphs.costs import InModel
-    from qdqtune.records.subgraphs import BY_LAYERS, Batch, PieceTimes, SchemeTimes
+    from qdqtune.autotune.subgraphs.costs import ObservedCosts
+    from qdqtune.records.subgraphs import BY_LAYERS, Batch, SchemeTimes, SubgraphTimes
     from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
 
     cache = SubgraphCache(tmp_path_factory.mktemp("cache") / "autotune_cache.json", HEADER)
     cache.keep_groups([(("n0", "n1"), 0.4), (("n2",), 0.2)], 1)
     cache.keep_build_s(0.05)
     forms = [SchemeTimes(name, 0.4, 0.3, (0.1, 0.0), (0.0, 0.1)) for name in ("none", "full")]
-    cache.keep_piece(PieceTimes("piece", BY_LAYERS, tuple(forms), "subgraph_0000.none.onnx"))
+    cache.keep_subgraph(SubgraphTimes("piece", BY_LAYERS, tuple(forms), "subgraph_0000.none.onnx"))
     cache.keep_batches([Batch("raw", 2, 0, 1.6, 1.5, 0.01, True)])
-    cache.keep_seen("key", InModel(frozenset({0}), {0: 0.3}, 0.1, {"x": 0.1}, {"y": 0.1}), "units")
+    cache.keep_seen(
+        "key", ObservedCosts(frozenset({0}), {0: 0.3}, 0.1, {"x": 0.1}, {"y": 0.1}), "units"
+    )
     cache.keep_profiled()
     return dict(json.loads(cache.path.read_text()))
 
@@ -471,9 +473,13 @@ def test_the_cache_of_subgraph_mode(
     read = SubgraphCache(path, HEADER)
     read.keep_profiled()
     again = SubgraphCache(path, HEADER)
-    assert (again.pieces, again.groups, again.batches) == (read.pieces, read.groups, read.batches)
+    assert (again.subgraphs, again.groups, again.batches) == (
+        read.subgraphs,
+        read.groups,
+        read.batches,
+    )
     assert again.seen == read.seen
-    for times in again.pieces.values():
+    for times in again.subgraphs.values():
         assert all(0.0 <= form.total_ms <= 1e9 for form in times.forms)
 
 

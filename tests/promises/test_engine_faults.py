@@ -18,7 +18,7 @@ import onnx
 import psutil
 import pytest
 
-from qdqtune.engines import contest
+from qdqtune.engines import comparison
 from qdqtune.graph.files import load_model
 from qdqtune.qdq.read import read
 from qdqtune.records.tuning import Summary, TuneResult
@@ -44,7 +44,7 @@ def failures(folder: Path) -> list[str]:
 def test_a_candidate_that_breaks_the_engine_is_a_failed_trial_and_the_rest_is_tuned(
     faulty_tune: Tune, monkeypatch: pytest.MonkeyPatch, fault: str, words: str
 ) -> None:
-    monkeypatch.setattr(contest, "_SHORTEST_LIMIT_S", 0.5)
+    monkeypatch.setattr(comparison, "_SHORTEST_LIMIT_S", 0.5)
     result = faulty_tune(two_convs(), fault=fault, poisoned="n0")
     failed = failures(result.output_dir)
     assert failed

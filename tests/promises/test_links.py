@@ -35,7 +35,7 @@ ADDED_TO = (
     "region_models/weights.index", "subgraphs/weights.bin", "subgraphs/weights.index",
     "logs/engine.log", "logs/runs.log", ".lock",
 )  # fmt: skip
-OURS = (".staged", ".scratch", ".handover")
+BUILTIN_ENGINES = (".staged", ".scratch", ".handover")
 HOW: list[dict[str, bool]] = [{}, {"restart": True}, {"force": True}]
 
 
@@ -133,7 +133,7 @@ def test_what_is_added_to_must_be_a_plain_file(
 
 
 @pytest.mark.parametrize("put", [linked, pipe, folder])
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", BUILTIN_ENGINES)
 def test_what_is_in_the_way_of_a_runs_own_scratch_goes(
     name: str, put: Callable[[Path], None], model: Path, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from onnx import helper
 
 from qdqtune.cli.main import get_parser, main
 from tests.conftest import model_from_text
-from tests.fuzz.lane import _watch as watch
+from tests.fuzz.lane import _watch as collect_statistics
 from tests.promises.models import one_matmul, tree
 
 Spoil = Callable[[Path, Path], None]
@@ -147,7 +147,7 @@ def test_every_command_refuses_it_and_opens_and_writes_nothing(
     content = secret.read_bytes()
     lines = commands(home / "m.onnx", out)
     assert len(lines) >= 7
-    with watch(secret) as opened:
+    with collect_statistics(secret) as opened:
         for name, line in lines.items():
             assert main(line) == 1, name
             captured = capfd.readouterr()

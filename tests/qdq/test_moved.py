@@ -21,10 +21,10 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import infer_shapes
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import DIALECTS, ONNXRUNTIME, OPENVINO
 from qdqtune.qdq.encoder import Encoder
 from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.qdq.read import read
 from qdqtune.qdq.reading import ReadEncoding
 from qdqtune.qdq.translate import translate
@@ -95,10 +95,13 @@ def test_values_are_moved_as_integers(
     base = prepared(op_type, tmp_path)
     samples = list(random_inputs(base.index, 2))
     ranges = collect_ranges(base, reference, samples, CalibrationSource.RANDOM)
-    completion = Completion(base.index, OPENVINO)
-    placement = completion.placement(list(completion.units))
-    assert completion.quantized(placement) == completion.units.keys()
-    assert {"d", "h"} <= completion.reach.tensors  # a choice without the moving op needs both
+    planner = QuantizationPlanner(base.index, OPENVINO)
+    placement = planner.placement(list(planner.units))
+    assert planner.quantized(placement) == planner.units.keys()
+    assert {
+        "d",
+        "h",
+    } <= planner.candidate_edges.tensors  # a choice without the moving op needs both
     candidate = Inserter(base, OPENVINO, "int8", ranges).write(placement, "candidate")
     opened = openvino.open(candidate)
     openvino.feed(opened, samples[0])
@@ -113,11 +116,11 @@ def test_values_are_moved_as_integers(
 @pytest.mark.parametrize("op_type", MOVES)
 def test_the_pair_stands_before_and_not_behind(op_type: str, tmp_path: Path) -> None:
     base = prepared(op_type, tmp_path)
-    completion = Completion(base.index, OPENVINO)
-    quantized = completion.placement(list(completion.units)).tensors
+    planner = QuantizationPlanner(base.index, OPENVINO)
+    quantized = planner.placement(list(planner.units)).tensors
     assert "d" in quantized
     assert "h" not in quantized
-    without = completion.placement(list(completion.working))
+    without = planner.placement(list(planner.compute))
     assert "h" in without.tensors
     assert "d" not in without.tensors or op_type == "Concat"
 
@@ -126,14 +129,14 @@ def test_operands_of_a_concat_share_one_encoding(reference: Worker, tmp_path: Pa
     base = prepared("Concat", tmp_path)
     samples = list(random_inputs(base.index, 2))
     ranges = collect_ranges(base, reference, samples, CalibrationSource.RANDOM)
-    completion = Completion(base.index, OPENVINO)
+    planner = QuantizationPlanner(base.index, OPENVINO)
     inserter = Inserter(base, OPENVINO, "int8", ranges)
     (low, high) = np.array([ranges.by_tensor["d"], ranges.by_tensor["r"]]).T
     step = (high.max() - low.min()) / 255
     pairs = {
         pair.tensor: pair.encoding
         for pair in inserter.encoder.pairs(
-            base.index.effective(completion.placement(list(completion.units)))
+            base.index.effective(planner.placement(list(planner.units)))
         )
     }
     assert pairs["d"].key == pairs["r"].key
@@ -147,8 +150,8 @@ def test_scales_that_came_with_a_model_are_spanned(other: float, tmp_path: Path)
         name: ReadEncoding(ir.DataType.UINT8, np.float32([scale]), np.uint8([0]), 0)
         for name, scale in (("x", 0.02), ("d", 0.01), ("r", other))
     }
-    completion = Completion(base.index, OPENVINO)
-    placement = completion.placement(list(completion.units))
+    planner = QuantizationPlanner(base.index, OPENVINO)
+    placement = planner.placement(list(planner.units))
     nothing = Ranges({}, CalibrationSource.RANDOM)
     encoder = Inserter(base, OPENVINO, "int8", nothing, given).encoder
     pairs = {pair.tensor: pair.encoding for pair in encoder.pairs(base.index.effective(placement))}
@@ -171,9 +174,9 @@ def test_a_product_of_activations_has_no_zero_point_in_its_second_operand(
         base, reference, list(random_inputs(base.index, 2)), CalibrationSource.RANDOM
     )
     for dialect, kinds in ((OPENVINO, "INT8"), (ONNXRUNTIME, "UINT8")):
-        completion = Completion(base.index, dialect)
+        planner = QuantizationPlanner(base.index, dialect)
         inserter = Inserter(base, dialect, "int8", ranges)
-        placement = completion.placement(list(completion.units))
+        placement = planner.placement(list(planner.units))
         pairs = inserter.encoder.pairs(base.index.effective(placement))
         second = [pair.encoding for pair in pairs if pair.tensor in ("z", "t")]
         assert {encoding.dtype.name for encoding in second} == {kinds}
@@ -186,15 +189,15 @@ def test_a_choice_is_what_is_written(
 ) -> None:
     index = GraphIndex(ir.from_proto(proto))
     dialect = DIALECTS[name]
-    completion = Completion(index, dialect)
-    names = {name for name in completion.units if data.draw(st.booleans())}
-    placement = completion.placement(names)
-    assert placement.tensors <= completion.reach.tensors
-    assert completion.quantized(placement).issuperset(completion.working.keys() & names)
+    planner = QuantizationPlanner(index, dialect)
+    names = {name for name in planner.units if data.draw(st.booleans())}
+    placement = planner.placement(names)
+    assert placement.tensors <= planner.candidate_edges.tensors
+    assert planner.quantized(placement).issuperset(planner.compute.keys() & names)
     # What is moved is quantized before or behind, never in both places.
-    if dialect.lifts:
-        for name in completion.moving.keys() & names:
-            places = completion.moving[name]
+    if dialect.propagates_dq:
+        for name in planner.passthrough.keys() & names:
+            places = planner.passthrough[name]
             behind = placement.tensors & places.outputs
             assert not (places.edges <= placement.edges and behind)
 
@@ -215,7 +218,7 @@ def test_a_resize_that_computes_moves_nothing(mode: str, is_moved: bool) -> None
     )
     resize, conv = index.nodes
     before = Placement.of([Edge("x", resize.name, 0), Edge("w", conv.name, 1)])
-    assert (conv.name in Completion(index, OPENVINO).quantized(before)) is is_moved
+    assert (conv.name in QuantizationPlanner(index, OPENVINO).quantized(before)) is is_moved
 
 
 def test_only_a_product_that_is_quantized_asks_for_signs() -> None:
@@ -224,13 +227,13 @@ def test_only_a_product_that_is_quantized_asks_for_signs() -> None:
         " r = Relu(x) y = Conv(r, w) t = Transpose<perm=[0,1,3,2]>(r) z = MatMul(x, t) }",
         w=normal(4, 4, 1, 1),
     )
-    completion = Completion(index, OPENVINO)
+    planner = QuantizationPlanner(index, OPENVINO)
     seen = Ranges(dict.fromkeys(index.value, (0.0, 1.0)), CalibrationSource.RANDOM)
     encoder = Encoder(index, OPENVINO, "int8", seen)
 
     def type_of_r(*op_types: str) -> str:
-        chosen = [name for name in completion.units if index.node[name].op_type in op_types]
-        pairs = encoder.pairs(index.effective(completion.placement(chosen)))
+        chosen = [name for name in planner.units if index.node[name].op_type in op_types]
+        pairs = encoder.pairs(index.effective(planner.placement(chosen)))
         (found,) = {pair.encoding.dtype.name for pair in pairs if pair.tensor == "r"}
         return str(found)
 
@@ -240,8 +243,8 @@ def test_only_a_product_that_is_quantized_asks_for_signs() -> None:
 
 def test_what_is_behind_a_concat_is_quantized_in_other_dialects_too(tmp_path: Path) -> None:
     index = prepared("Concat", tmp_path).index
-    completion = Completion(index, OPENVINO)
-    placement = completion.placement(list(completion.units))
+    planner = QuantizationPlanner(index, OPENVINO)
+    placement = planner.placement(list(planner.units))
     for name in ("onnxruntime", "openvino"):
         found = translate(index, DIALECTS[name], "int8", placement)
         assert {index.node[each].op_type for each in found.quantized} == {"Conv", "Concat"}
@@ -255,8 +258,8 @@ def test_a_constant_that_is_moved_and_quantized_again_is_read_back(tmp_path: Pat
     name_nodes(model)
     infer_shapes(model)
     base = PreparedModel(model, tmp_path)
-    completion = Completion(base.index, ONNXRUNTIME)
-    placement = completion.placement(list(completion.units))
+    planner = QuantizationPlanner(base.index, ONNXRUNTIME)
+    placement = planner.placement(list(planner.units))
     assert {"w", "t"} <= placement.tensors
     ranges = Ranges(dict.fromkeys("xty", (-1.0, 1.0)), CalibrationSource.RANDOM, 1)
     written = Inserter(base, ONNXRUNTIME, "int8", ranges).model(placement)

@@ -40,7 +40,7 @@ def made(tmp_path: Path) -> Cut:
 
 
 def test_the_only_pair_is_the_weights(made: Cut) -> None:
-    placement = made.completion.placement((), ["n0"])
+    placement = made.planner.placement((), ["n0"])
     assert placement.edges == {Edge("v", "n0", 1)}
     assert not placement.outputs
     nodes = made.inserter.proto(placement).graph.node
@@ -56,25 +56,25 @@ def test_only_constants_in_the_place_of_a_weight_are_weights(tmp_path: Path) -> 
         "g (float[4,4] x) => (float[4,4] y) { a = MatMul(w, x) b = MatMul(x, a) y = MatMul(b, w) }"
     )
     made = cut(model_from_text(text, w=np.ones((4, 4), np.float32)), tmp_path)
-    found = {name: made.completion.weight_edges(name) for name in made.completion.working}
+    found = {name: made.planner.weight_edges(name) for name in made.planner.compute}
     assert found["n1"] == frozenset()
     assert found["n2"] == {Edge("w", "n2", 1)}
     assert all(edge.position == 1 for edges in found.values() for edge in edges)
-    assert made.completion.weight_edges("n0") == frozenset()
+    assert made.planner.weight_edges("n0") == frozenset()
 
 
 def test_what_is_stored_is_told_from_what_is_computed_in_integers(made: Cut) -> None:
-    completion = made.completion
-    stored = completion.placement((), ["n0", "n2"])
-    assert completion.stored(stored) == {"n0", "n2"}
-    assert completion.quantized(stored) == frozenset()
-    whole = completion.placement(["n0", "n2"])
-    assert completion.stored(whole) == completion.quantized(whole) - {"n3"} == {"n0", "n2"}
-    mixed = completion.placement(["n0"], ["n2"])
+    planner = made.planner
+    stored = planner.placement((), ["n0", "n2"])
+    assert planner.stored(stored) == {"n0", "n2"}
+    assert planner.quantized(stored) == frozenset()
+    whole = planner.placement(["n0", "n2"])
+    assert planner.stored(whole) == planner.quantized(whole) - {"n3"} == {"n0", "n2"}
+    mixed = planner.placement(["n0"], ["n2"])
     # What the second one reads is quantized by the first one, too.
-    assert completion.quantized(mixed) == {"n0", "n2"}
-    assert completion.quantized(completion.placement(["n2"], ["n0"])) == {"n2"}
-    assert completion.stored(mixed) == {"n0", "n2"}
+    assert planner.quantized(mixed) == {"n0", "n2"}
+    assert planner.quantized(planner.placement(["n2"], ["n0"])) == {"n2"}
+    assert planner.stored(mixed) == {"n0", "n2"}
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def space(made: Cut) -> Space:
         Group("a", 1, "MatMul", ("n0",), form=Form.WEIGHTS),
         Group("b", 1, "MatMul", ("n2",), form=Form.WEIGHTS),
     ]
-    return Space(made.completion, groups, {})
+    return Space(made.planner, groups, {})
 
 
 def test_a_space_tells_both_forms_apart(space: Space) -> None:
@@ -115,7 +115,7 @@ def test_equal_placements_are_closed_to_choices_of_the_same_ops(space: Space) ->
 def test_it_is_read_back_as_it_was_written(tmp_path: Path, dialect: str) -> None:
     made = products(tmp_path, dialect)
     for names in (["n0"], ["n0", "n2"]):
-        placement = made.completion.placement((), names)
+        placement = made.planner.placement((), names)
         model = made.inserter.model(placement)
         reading = read(model)
         assert reading.placement.edges == placement.edges
@@ -124,12 +124,12 @@ def test_it_is_read_back_as_it_was_written(tmp_path: Path, dialect: str) -> None
 
 
 def test_what_is_taken_out_leaves_the_float_model(made: Cut) -> None:
-    candidate = made.inserter.model(made.completion.placement((), ["n0", "n2"]))
+    candidate = made.inserter.model(made.planner.placement((), ["n0", "n2"]))
     original = made.base.load(made.base.whole())
     strip(candidate, weights_from=original)
     assert fingerprint(candidate) == fingerprint(original)
     # Without the original, the weights are what they were rounded to.
-    rounded = made.inserter.model(made.completion.placement((), ["n0"]))
+    rounded = made.inserter.model(made.planner.placement((), ["n0"]))
     strip(rounded)
     assert {node.op_type for node in rounded.graph} == {"MatMul", "Relu", "Add"}
     values = values_of(rounded, "v")
@@ -149,7 +149,7 @@ def test_engines_run_it_and_lose_little(engine: str, tmp_path: Path) -> None:
         pytest.skip(f"{engine} is not installed")
     made = products(tmp_path, engine)
     feeds = {"x": np.random.default_rng(1).normal(size=(16, 64)).astype(np.float32)}
-    placements = [made.completion.placement((), names) for names in ((), ["n0", "n2"])]
+    placements = [made.planner.placement((), names) for names in ((), ["n0", "n2"])]
     found = []
     with Worker(engine) as worker:
         for number, placement in enumerate(placements):
@@ -178,13 +178,13 @@ def test_with_float_weights_an_op_is_fed_and_not_quantized(tmp_path: Path) -> No
     shapes = {"v": (32, 32, 3, 3), "b": (32,)}
     constants = {name: rng.normal(size=s).astype(np.float32) / 8 for name, s in shapes.items()}
     made = cut(model_from_text(CONV, **constants), tmp_path)
-    whole = made.completion.placement(["n0"])
-    placement = made.completion.placement(["n0"], float_weights=["n0"])
+    whole = made.planner.placement(["n0"])
+    placement = made.planner.placement(["n0"], float_weights=["n0"])
     assert whole.tensors - placement.tensors == {"v", "b"}
-    assert made.completion.fed(placement) == made.completion.fed(whole) == {"n0"}
-    assert made.completion.quantized(placement) == frozenset()
+    assert made.planner.fed(placement) == made.planner.fed(whole) == {"n0"}
+    assert made.planner.quantized(placement) == frozenset()
     groups = [Group("p", n, "Conv", ("n0",), form=form) for n, form in enumerate(Form)]
-    space = Space(made.completion, groups, {})
+    space = Space(made.planner, groups, {})
     assert space.placement(frozenset({2})) == placement
     assert space.placement(frozenset({0, 2})) == whole
     assert space.nearest(placement) == {2}

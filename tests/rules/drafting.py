@@ -8,11 +8,11 @@ import onnx_ir as ir
 
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import dialect_named
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.placement import Edge
 from qdqtune.records.quantization import Decision
-from qdqtune.rules.draft import Draft, Wishes
+from qdqtune.rules.draft import Constraints, Draft
 from qdqtune.rules.order import draft_placement
 from tests.conftest import model_from_text
 
@@ -31,20 +31,20 @@ def drafted(
     model: onnx.ModelProto,
     dialect: str,
     quant_type: str = "int8",
-    wishes: Wishes | None = None,
+    constraints: Constraints | None = None,
 ) -> Draft:
     """What the rules of a dialect make of a model."""
     graph = ir.from_proto(model)
     fold(graph)
-    completion = Completion(GraphIndex(graph), dialect_named(dialect), quant_type)
-    return draft_placement(completion, quant_type, wishes)
+    planner = QuantizationPlanner(GraphIndex(graph), dialect_named(dialect), quant_type)
+    return draft_placement(planner, quant_type, constraints)
 
 
 def draft_of_text(
     text: str,
     dialect: str,
     quant_type: str = "int8",
-    wishes: Wishes | None = None,
+    constraints: Constraints | None = None,
     opset: int = 17,
     **weights: np.ndarray,
 ) -> Draft:
@@ -52,7 +52,7 @@ def draft_of_text(
     model = model_from_text(f"g {text}", opset, **weights)
     for node in model.graph.node:
         node.name = node.output[0]
-    return drafted(model, dialect, quant_type, wishes)
+    return drafted(model, dialect, quant_type, constraints)
 
 
 def decisions(draft: Draft) -> dict[str, Decision]:
@@ -60,7 +60,7 @@ def decisions(draft: Draft) -> dict[str, Decision]:
     return {each.node: each for each in draft.decisions(draft.placement())}
 
 
-def verdict(draft: Draft, node: str) -> tuple[bool, str]:
+def decision(draft: Draft, node: str) -> tuple[bool, str]:
     """Whether a node is quantized, and the rule that said so."""
     found = decisions(draft)[node]
     return found.quantized, found.rule

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from qdqtune.records.placement import Edge
-from qdqtune.rules.draft import Wishes
-from tests.rules.drafting import decisions, draft_of_text, edges_into, normal, verdict
+from qdqtune.rules.draft import Constraints
+from tests.rules.drafting import decision, decisions, draft_of_text, edges_into, normal
 
 ENGINES = ["onnxruntime", "openvino", "tensorrt"]
 W = normal(16, 16, 3, 3)
@@ -20,15 +20,15 @@ def conv(result: str, source: str) -> str:
 @pytest.mark.parametrize("dialect", ENGINES)
 def test_weighted_ops_are_quantized_whole(dialect: str) -> None:
     draft = draft_of_text(f"{IMAGE} {{ {conv('c', 'x')} y = Relu(c) }}", dialect, w=W)
-    assert verdict(draft, "c") == (True, "weighted op")
+    assert decision(draft, "c") == (True, "weighted op")
     assert {("x", "c", 0), ("w", "c", 1)} <= edges_into(draft, "c")
     assert ("y" in draft.placement().outputs) == (dialect == "onnxruntime")
 
 
 def test_ops_that_have_no_kernel_and_ops_that_no_rule_wants() -> None:
     draft = draft_of_text(f"{IMAGE} {{ e = Erf(x) y = Add(e, x) }}", "onnxruntime")
-    assert verdict(draft, "e") == (False, "no kernel")
-    assert verdict(draft, "y") == (False, "no rule")
+    assert decision(draft, "e") == (False, "no kernel")
+    assert decision(draft, "y") == (False, "no rule")
 
 
 @pytest.mark.parametrize("dialect", ["onnxruntime", "openvino"])
@@ -36,7 +36,7 @@ def test_ops_that_have_no_kernel_and_ops_that_no_rule_wants() -> None:
 def test_residual_adds_between_integers(dialect: str, other: str, both: bool) -> None:
     body = f"{conv('c', 'x')} {conv('d', 'x')} e = {other}(d) a = Add(c, e) {conv('y', 'a')}"
     draft = draft_of_text(f"{IMAGE} {{ {body} }}", dialect, w=W)
-    assert verdict(draft, "a") == ((True, "residual Add") if both else (False, "no rule"))
+    assert decision(draft, "a") == ((True, "residual Add") if both else (False, "no rule"))
 
 
 @pytest.mark.parametrize("dialect", ["tensorrt", "tensorrt-8"])
@@ -52,7 +52,7 @@ def test_residual_adds_between_integers(dialect: str, other: str, both: bool) ->
 )
 def test_tensorrt_adds_inside_the_conv(body: str, quantized: set[Edge], dialect: str) -> None:
     draft = draft_of_text(f"{IMAGE} {{ {conv('c', 'x')} {body} {conv('y', 'a')} }}", dialect, w=W)
-    assert verdict(draft, "a") == (True, "residual Add")
+    assert decision(draft, "a") == (True, "residual Add")
     assert edges_into(draft, "a") == quantized
 
 
@@ -65,7 +65,7 @@ def test_tensorrt_adds_inside_the_conv(body: str, quantized: set[Edge], dialect:
 )
 def test_tensorrt_leaves_other_adds_float(body: str) -> None:
     text = f"(float[1,16,8,8] x) => (float[] a, float[] e) {{ {conv('c', 'x')} {body} }}"
-    assert verdict(draft_of_text(text, "tensorrt", w=W), "a") == (False, "no rule")
+    assert decision(draft_of_text(text, "tensorrt", w=W), "a") == (False, "no rule")
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_biases_are_added_to_integers(source: str, never: str, expected: tuple[b
         f"(float[8,64] x) => (float[] y) {{ h = MatMul(x, m) e = Erf(h) a = Add({source}, b)"
         " y = MatMul(a, m) }",
         "onnxruntime",
-        wishes=Wishes(never=frozenset(never)),
+        constraints=Constraints(never=frozenset(never)),
         m=normal(64, 64),
         b=normal(64),
     )
-    assert verdict(draft, "a") == expected
+    assert decision(draft, "a") == expected
 
 
 POOLS = {
@@ -104,7 +104,7 @@ def test_pools_between_quantized_ops(before: str, pool: str, dialect: str) -> No
     weights = {"s": normal(4) * 0 + 1} if pool == "Resize" else {}
     body = f"{conv('c', 'x')} r = {before}(c) {POOLS[pool]} {conv('y', 'p')}"
     draft = draft_of_text(f"{IMAGE} {{ {body} }}", dialect, w=W, **weights)
-    quantized, _ = verdict(draft, "p")
+    quantized, _ = decision(draft, "p")
     moves = dialect == "openvino" and pool in ("MaxPool", "Resize")  # what follows is quantized
     assert quantized == (pool in POOLED[dialect] and (before == "Relu" or moves))
 
@@ -113,14 +113,14 @@ def test_pools_between_quantized_ops(before: str, pool: str, dialect: str) -> No
 @pytest.mark.parametrize("pool", ["MaxPool", "GlobalAveragePool"])
 def test_a_pool_before_floats_stays_float(pool: str, dialect: str) -> None:
     body = f"{conv('c', 'x')} r = Relu(c) {POOLS[pool]} y = Erf(p)"
-    assert not verdict(draft_of_text(f"{IMAGE} {{ {body} }}", dialect, w=W), "p")[0]
+    assert not decision(draft_of_text(f"{IMAGE} {{ {body} }}", dialect, w=W), "p")[0]
 
 
 def test_a_pool_of_what_is_quantized_anyway() -> None:
     """A Conv of ONNX Runtime writes integers, whoever reads them."""
     body = f"{conv('c', 'x')} r = Relu(c) {POOLS['GlobalAveragePool']} y = Erf(p)"
     draft = draft_of_text(f"{IMAGE} {{ {body} }}", "onnxruntime", w=W)
-    assert verdict(draft, "p") == (True, "pool or resize")
+    assert decision(draft, "p") == (True, "pool or resize")
 
 
 @pytest.mark.parametrize("dialect", ENGINES)
@@ -141,7 +141,7 @@ def test_joins_of_what_is_quantized(operands: str, behind: str, joined: bool, di
         w=W,
         **({"v": normal(16, 32, 3, 3)} if "Conv" in behind else {}),
     )
-    quantized, rule = verdict(draft, "j")
+    quantized, rule = decision(draft, "j")
     if dialect == "openvino" and operands == "e, f":
         joined = True  # moves values: the pair of the Conv behind stands before it
     assert quantized == joined
@@ -156,20 +156,20 @@ SILU = "s = Sigmoid(c) g = Mul(c, s)"
 
 def test_a_gate_of_floats_stays_float() -> None:
     text = f"{IMAGE} {{ {conv('c', 'x')} e = Erf(x) g = Mul(c, e) {conv('y', 'g')} }}"
-    assert verdict(draft_of_text(text, "onnxruntime", w=W), "g") == (False, "no rule")
+    assert decision(draft_of_text(text, "onnxruntime", w=W), "g") == (False, "no rule")
 
 
 @pytest.mark.parametrize(("behind", "gated"), [(conv("y", "g"), True), ("y = Erf(g)", False)])
 def test_gates_between_quantized_ops(behind: str, gated: bool) -> None:
     draft = draft_of_text(f"{IMAGE} {{ {conv('c', 'x')} {SILU} {behind} }}", "onnxruntime", w=W)
     expected = (True, "activation") if gated else (False, "no rule")
-    assert verdict(draft, "s") == verdict(draft, "g") == expected
+    assert decision(draft, "s") == decision(draft, "g") == expected
 
 
 @pytest.mark.parametrize("dialect", ["openvino", "tensorrt"])
 def test_gates_stay_float_elsewhere(dialect: str) -> None:
     text = f"{IMAGE} {{ {conv('c', 'x')} {SILU} {conv('y', 'g')} }}"
-    assert not verdict(draft_of_text(text, dialect, w=W), "g")[0]
+    assert not decision(draft_of_text(text, dialect, w=W), "g")[0]
 
 
 @pytest.mark.parametrize("dialect", ["onnxruntime", "openvino"])
@@ -179,14 +179,14 @@ def test_moves_follow_what_they_move(between: str, moved: bool, dialect: str) ->
     draft = draft_of_text(f"{IMAGE} {{ {body} y = Relu(e) }}", dialect, w=W)
     if dialect == "openvino":
         moved = False  # nobody behind it reads integers
-    assert verdict(draft, "t") == ((True, "moves values") if moved else (False, "follows"))
+    assert decision(draft, "t") == ((True, "moves values") if moved else (False, "follows"))
 
 
 def test_an_add_beside_a_float_conv_stays_float() -> None:
     text = f"{IMAGE} {{ {conv('c', 'x')} {conv('d', 'x')} a = Add(c, d) {conv('y', 'a')} }}"
-    draft = draft_of_text(text, "onnxruntime", wishes=Wishes(never=frozenset("d")), w=W)
-    assert verdict(draft, "d") == (False, "asked")
-    assert verdict(draft, "a") == (False, "no rule")
+    draft = draft_of_text(text, "onnxruntime", constraints=Constraints(never=frozenset("d")), w=W)
+    assert decision(draft, "d") == (False, "asked")
+    assert decision(draft, "a") == (False, "no rule")
 
 
 @pytest.mark.parametrize(
@@ -195,6 +195,6 @@ def test_an_add_beside_a_float_conv_stays_float() -> None:
 def test_what_is_left_float_is_told_as_it_comes(behind: str, expected: tuple[bool, str]) -> None:
     """ONNX Runtime makes an integer kernel of whatever stands between quantized tensors."""
     text = f"{IMAGE} {{ {conv('c', 'x')} {conv('d', 'x')} a = Add(c, d) {behind} }}"
-    draft = draft_of_text(text, "onnxruntime", wishes=Wishes(never=frozenset("a")), w=W)
+    draft = draft_of_text(text, "onnxruntime", constraints=Constraints(never=frozenset("a")), w=W)
     assert len(edges_into(draft, "a")) == 2
-    assert verdict(draft, "a") == expected
+    assert decision(draft, "a") == expected

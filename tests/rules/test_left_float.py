@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rules.drafting import draft_of_text, ints, normal, verdict
+from tests.rules.drafting import decision, draft_of_text, ints, normal
 
 ENGINES = ["onnxruntime", "openvino", "tensorrt"]
 M = normal(32, 32)
@@ -20,7 +20,7 @@ def test_masks_before_a_softmax(between: str, dialect: str) -> None:
         f" {between} s = Softmax({'i' if between else 'a'}) y = Relu(s) }}"
     )
     weights = {"dims": ints(4, 32, 32)} if "dims" in between else {}
-    assert verdict(draft_of_text(text, dialect, **weights), "a") == MASK
+    assert decision(draft_of_text(text, dialect, **weights), "a") == MASK
 
 
 @pytest.mark.parametrize("dialect", ["onnxruntime", "openvino"])
@@ -29,7 +29,7 @@ def test_the_same_add_before_something_else(dialect: str) -> None:
         f"{TOKENS} {{ p = MatMul(q, k) n = MatMul(q, mask) a = Add(p, n) s = Relu(a)"
         " y = MatMul(s, k) }"
     )
-    assert verdict(draft_of_text(text, dialect), "a") == (True, "residual Add")
+    assert decision(draft_of_text(text, dialect), "a") == (True, "residual Add")
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_same_add_before_something_else(dialect: str) -> None:
 )
 def test_a_softmax_stays_float_between_quantized_ops(op: str, expected: tuple[bool, str]) -> None:
     text = f"(float[8,32] x) => (float[] y) {{ h = MatMul(x, m) s = {op}(h) y = MatMul(s, m) }}"
-    assert verdict(draft_of_text(text, "onnxruntime", m=M), "s") == expected
+    assert decision(draft_of_text(text, "onnxruntime", m=M), "s") == expected
 
 
 @pytest.mark.parametrize(("op", "moved"), [("Softmax", False), ("Relu", True)])
@@ -48,7 +48,7 @@ def test_a_move_before_a_softmax_hands_it_floats(op: str, moved: bool) -> None:
         f" {{ h = MatMul(x, m) t = Transpose(h) s = {op}(t) y = MatMul(m, s) }}"
     )
     draft = draft_of_text(text, "onnxruntime", m=M)
-    assert verdict(draft, "t") == ((True, "moves values") if moved else (False, "Softmax"))
+    assert decision(draft, "t") == ((True, "moves values") if moved else (False, "Softmax"))
 
 
 GELU = "e = Erf(d) o = Add(e, one) g = Mul(a, o)"
@@ -70,7 +70,7 @@ def test_a_bias_before_a_gelu(activation: str, expected: tuple[bool, str]) -> No
     )
     weights = {"one": normal(1)} if "one" in activation else {}
     draft = draft_of_text(text, "onnxruntime", opset=20, m=M, b=normal(32), **weights)
-    assert verdict(draft, "a") == expected
+    assert decision(draft, "a") == expected
 
 
 def test_a_residual_add_before_a_gelu_is_no_bias() -> None:
@@ -79,7 +79,7 @@ def test_a_residual_add_before_a_gelu_is_no_bias() -> None:
         " { h = MatMul(x, m) k = MatMul(x, b) a = Add(h, k) g = Gelu(a) y = MatMul(g, m) }"
     )
     draft = draft_of_text(text, "onnxruntime", opset=20, m=M, b=normal(32, 32))
-    assert verdict(draft, "a") == (True, "residual Add")
+    assert decision(draft, "a") == (True, "residual Add")
 
 
 @pytest.mark.parametrize("dialect", ["onnxruntime", "openvino"])
@@ -98,7 +98,7 @@ def test_first_layers(depth: int, taps: int, source: str, rule: str, dialect: st
         f" {{ r = Relu(x) h = Conv({source}, w) y = Relu(h) }}"
     )
     draft = draft_of_text(text, dialect, w=normal(64, depth, taps, taps))
-    assert verdict(draft, "h") == (rule == "weighted op", rule)
+    assert decision(draft, "h") == (rule == "weighted op", rule)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_first_products(form: str, depth: int, rule: str) -> None:
     weight = normal(64, depth) if "transB" in form else normal(depth, 64)
     text = f"(float[8,{depth}] x) => (float[] y) {{ h = {form}(x, w) y = Relu(h) }}"
     draft = draft_of_text(text, "onnxruntime", w=weight)
-    assert verdict(draft, "h") == (rule == "weighted op", rule)
+    assert decision(draft, "h") == (rule == "weighted op", rule)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_last_layers(behind: str, classes: int, rule: str) -> None:
         f" {{ c = Conv<pads=[2,2,2,2]>(x, w) r = Relu(c) {behind} }}"
     )
     draft = draft_of_text(text, "onnxruntime", w=normal(64, 32, 5, 5), v=normal(classes, 64, 1, 1))
-    assert verdict(draft, "h" if "h = " in behind else "y") == (rule == "weighted op", rule)
+    assert decision(draft, "h" if "h = " in behind else "y") == (rule == "weighted op", rule)
 
 
 def test_a_result_that_another_layer_reads_is_not_the_last() -> None:
@@ -140,7 +140,7 @@ def test_a_result_that_another_layer_reads_is_not_the_last() -> None:
         v=normal(1, 64, 1, 1),
         u=normal(64, 1, 1, 1),
     )
-    assert verdict(draft, "h") == (True, "weighted op")
+    assert decision(draft, "h") == (True, "weighted op")
 
 
 @pytest.mark.parametrize("dialect", ["openvino", "tensorrt"])
@@ -151,4 +151,4 @@ def test_a_last_layer_whose_result_is_float_anyway(dialect: str) -> None:
         w=normal(64, 32, 3, 3),
         v=normal(16, 64, 1, 1),
     )
-    assert verdict(draft, "y") == (True, "weighted op")
+    assert decision(draft, "y") == (True, "weighted op")

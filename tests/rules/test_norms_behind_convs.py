@@ -12,9 +12,9 @@ import pytest
 import qdqtune
 from qdqtune import zoo
 from qdqtune.records.placement import Edge
-from qdqtune.rules.draft import Draft, Verdict, Wishes
+from qdqtune.rules.draft import Constraints, Draft, RuleDecision
 from tests.conftest import model_from_text
-from tests.rules.drafting import draft_of_text, drafted, edges_into, ints, normal, verdict
+from tests.rules.drafting import decision, draft_of_text, drafted, edges_into, ints, normal
 
 RULE = "norm behind Conv"
 WEIGHTS = {
@@ -41,7 +41,7 @@ LAST = "Transpose<perm=[0,2,3,1]>"
 def draft_behind(
     body: str,
     dialect: str = "tensorrt",
-    wishes: Wishes | None = None,
+    constraints: Constraints | None = None,
     opset: int = 17,
     outputs: str = "float[] y",
 ) -> Draft:
@@ -50,7 +50,7 @@ def draft_behind(
     return draft_of_text(
         f"(float[N,16,4,16] x) => ({outputs}) {{ {CONV} {body} }}",
         dialect,
-        wishes=wishes,
+        constraints=constraints,
         opset=opset,
         **{name: array for name, array in WEIGHTS.items() if name in words},
     )
@@ -107,9 +107,9 @@ NOT_FED = {
 
 @pytest.mark.parametrize("between", NOT_FED)
 def test_no_conv_feeds_a_norm(between: str) -> None:
-    wishes = Wishes(never=frozenset(["t"])) if between == "another input" else None
+    constraints = Constraints(never=frozenset(["t"])) if between == "another input" else None
     body = f"{NOT_FED[between]} {NORM} z = Relu(c0)"
-    draft = draft_behind(body, wishes=wishes, outputs="float[] y, float[] z")
+    draft = draft_behind(body, constraints=constraints, outputs="float[] y, float[] z")
     assert "c0" in draft.chosen
     assert edges_into(draft, "y") == set()
     assert draft.extra == {}
@@ -122,17 +122,17 @@ def test_engines_that_would_not_profit(dialect: str) -> None:
 
 @pytest.mark.parametrize("never", ["c0", "y"])
 def test_a_float_conv_or_norm_gets_no_pair(never: str) -> None:
-    wishes = Wishes(never=frozenset([never]))
-    assert draft_behind(f"t = {LAST}(c0) {NORM}", wishes=wishes).extra == {}
+    constraints = Constraints(never=frozenset([never]))
+    assert draft_behind(f"t = {LAST}(c0) {NORM}", constraints=constraints).extra == {}
 
 
 def test_a_conv_that_is_taken_back_takes_its_pair_along() -> None:
     draft = draft_behind(f"t = {LAST}(c0) {NORM}")
     assert draft.without(["c0"]).edges == frozenset()
-    lost = {"c0": Verdict("accuracy", "it is too far off")}
-    again = draft_behind(f"t = {LAST}(c0) {NORM}", wishes=Wishes().without(lost))
+    lost = {"c0": RuleDecision("accuracy", "it is too far off")}
+    again = draft_behind(f"t = {LAST}(c0) {NORM}", constraints=Constraints().without(lost))
     assert again.placement().edges == frozenset()
-    assert verdict(again, "c0") == (False, "accuracy")
+    assert decision(again, "c0") == (False, "accuracy")
 
 
 def test_of_two_readers_only_the_norm_sees_integers() -> None:
@@ -217,7 +217,7 @@ def test_other_residual_blocks_do_not(block: str) -> None:
 @pytest.mark.parametrize("never", ["d", "a"])
 def test_a_block_of_which_something_stays_float(never: str) -> None:
     body = f"s = Softmax(c0) {BLOCKS['of ConvNeXt']} t = {LAST}(a) {NORM}"
-    draft = draft_behind(body, wishes=Wishes(never=frozenset([never])), opset=20)
+    draft = draft_behind(body, constraints=Constraints(never=frozenset([never])), opset=20)
     assert edges_into(draft, "y") == set()
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from qdqtune.qdq.dialects import DIALECTS
-from qdqtune.rules.draft import Wishes
+from qdqtune.rules.draft import Constraints
 from qdqtune.rules.order import RULES
-from tests.rules.drafting import decisions, draft_of_text, normal, verdict
+from tests.rules.drafting import decision, decisions, draft_of_text, normal
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "quantize.md"
 FAMILIES = {
@@ -66,17 +66,17 @@ def _table() -> list[list[str]]:
 
 @pytest.mark.parametrize("dialect", RULES)
 def test_what_is_asked_for_goes_first(dialect: str) -> None:
-    draft = draft_of_text(TEXT, dialect, wishes=Wishes(never=frozenset("d")), w=W)
-    assert verdict(draft, "d") == (False, "asked")
-    assert verdict(draft, "c") == verdict(draft, "y") == (True, "weighted op")
+    draft = draft_of_text(TEXT, dialect, constraints=Constraints(never=frozenset("d")), w=W)
+    assert decision(draft, "d") == (False, "asked")
+    assert decision(draft, "c") == decision(draft, "y") == (True, "weighted op")
 
 
 @pytest.mark.parametrize("dialect", RULES)
 def test_only_what_is_asked_for(dialect: str) -> None:
-    wishes = Wishes(only=frozenset("cd"), never=frozenset("d"))
-    draft = draft_of_text(TEXT, dialect, wishes=wishes, w=W)
-    assert draft.chosen - draft.completion.moving.keys() == {"c"}
-    assert verdict(draft, "c") == (True, "asked")
+    constraints = Constraints(only=frozenset("cd"), never=frozenset("d"))
+    draft = draft_of_text(TEXT, dialect, constraints=constraints, w=W)
+    assert draft.chosen - draft.planner.passthrough.keys() == {"c"}
+    assert decision(draft, "c") == (True, "asked")
     assert {name for name, each in decisions(draft).items() if each.quantized} == {"c"}
 
 
@@ -86,8 +86,8 @@ def test_what_moves_between_what_is_asked_for_goes_along(dialect: str) -> None:
         "(float[1,16,8,8] x) => (float[] y) { c = Conv<pads=[1,1,1,1]>(x, w)"
         " t = Transpose<perm=[0,1,3,2]>(c) y = Conv<pads=[1,1,1,1]>(t, w) }"
     )
-    draft = draft_of_text(text, dialect, wishes=Wishes(only=frozenset("cy")), w=W)
-    assert verdict(draft, "t") == (True, "moves values")
+    draft = draft_of_text(text, dialect, constraints=Constraints(only=frozenset("cy")), w=W)
+    assert decision(draft, "t") == (True, "moves values")
 
 
 @pytest.mark.parametrize("dialect", RULES)
@@ -102,7 +102,7 @@ def test_asked_again_the_rules_say_the_same(dialect: str) -> None:
 def test_a_wish_overrules_a_rule() -> None:
     """A Gemm for one row stays float for TensorRT, unless it is asked for."""
     text = "(float[1,64] x) => (float[] y) { h = MatMul(x, w) y = Relu(h) }"
-    asked = Wishes(only=frozenset("h"))
+    asked = Constraints(only=frozenset("h"))
     w = normal(64, 64)
-    assert verdict(draft_of_text(text, "tensorrt", w=w), "h") == (False, "GEMV")
-    assert verdict(draft_of_text(text, "tensorrt", wishes=asked, w=w), "h") == (True, "asked")
+    assert decision(draft_of_text(text, "tensorrt", w=w), "h") == (False, "GEMV")
+    assert decision(draft_of_text(text, "tensorrt", constraints=asked, w=w), "h") == (True, "asked")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qdqtune.records.placement import Edge
-from qdqtune.rules.draft import Wishes
+from qdqtune.rules.draft import Constraints
 from tests.rules.drafting import draft_of_text, normal
 
 BLOCK = """(float[1,32,8,8] x) => (float[1,32,8,8] y) {
@@ -22,12 +22,16 @@ def test_a_residual_branch_reads_what_the_conv_reads(dialect: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wishes",
-    [Wishes(never=frozenset({"y"})), Wishes(never=frozenset({"c"})), Wishes(frozenset({"c"}))],
+    "constraints",
+    [
+        Constraints(never=frozenset({"y"})),
+        Constraints(never=frozenset({"c"})),
+        Constraints(frozenset({"c"})),
+    ],
     ids=["reader excluded", "Conv excluded", "Conv only"],
 )
-def test_unless_somebody_does_not_want_that(wishes: Wishes) -> None:
-    draft = draft_of_text(BLOCK, "tensorrt", wishes=wishes, w=WEIGHT)
+def test_unless_somebody_does_not_want_that(constraints: Constraints) -> None:
+    draft = draft_of_text(BLOCK, "tensorrt", constraints=constraints, w=WEIGHT)
     assert RESIDUAL not in draft.placement().edges
 
 

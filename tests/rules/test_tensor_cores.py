@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rules.drafting import decisions, draft_of_text, normal, verdict
+from tests.rules.drafting import decision, decisions, draft_of_text, normal
 
 WEIGHTED = "weighted op"
 
@@ -25,7 +25,7 @@ def test_small_gemms(dialect: str, form: str, k: int, n: int, rule: str) -> None
     draft = draft_of_text(
         f"({inputs}) => (float[32,{n}] y) {{ h = {op} y = Relu(h) }}", dialect, **weights
     )
-    assert verdict(draft, "h") == (rule == WEIGHTED, rule)
+    assert decision(draft, "h") == (rule == WEIGHTED, rule)
     if rule != WEIGHTED:
         what = f"only {k} values are summed up" if k < 16 else f"only {n} columns come out"
         assert decisions(draft)["h"].reason.startswith(what)
@@ -36,7 +36,7 @@ def test_sizes_that_nobody_knows_are_not_small() -> None:
         "(float[A,B] x, float[B,C] w) => (float[A,C] y) { h = MatMul(x, w) y = Relu(h) }",
         "tensorrt",
     )
-    assert verdict(draft, "h") == (True, WEIGHTED)
+    assert decision(draft, "h") == (True, WEIGHTED)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_gemvs(x: str, w: str | None, y: str, rule: str) -> None:
     draft = draft_of_text(
         f"({inputs}) => (float{y} y) {{ h = MatMul(x, w) y = Relu(h) }}", "tensorrt", **weights
     )
-    assert verdict(draft, "h") == (rule == WEIGHTED, rule)
+    assert decision(draft, "h") == (rule == WEIGHTED, rule)
 
 
 FEW = "Conv channels"
@@ -91,7 +91,7 @@ def test_conv_channels(
         opset=19,
         w=normal(channels, depth, *taps),
     )
-    assert verdict(draft, "h") == (rule == WEIGHTED, rule)
+    assert decision(draft, "h") == (rule == WEIGHTED, rule)
 
 
 @pytest.mark.parametrize(("source", "rule"), [("x", WEIGHTED), ("r", FEW)])
@@ -102,7 +102,7 @@ def test_few_channels_are_enough_behind_the_input(source: str, rule: str) -> Non
         "tensorrt",
         w=normal(8, 3, 3, 3),
     )
-    assert verdict(draft, "h") == (rule == WEIGHTED, rule)
+    assert decision(draft, "h") == (rule == WEIGHTED, rule)
 
 
 def test_weights_that_are_computed() -> None:
@@ -110,7 +110,7 @@ def test_weights_that_are_computed() -> None:
         "(float[1,16,9,9] x, float[16,16,3,3] w) => (float[] y) { h = Conv(x, w) y = Relu(h) }",
         "tensorrt",
     )
-    assert verdict(draft, "h") == (False, FEW)
+    assert decision(draft, "h") == (False, FEW)
 
 
 # Attention: queries, keys and values as inputs, what is done to the scores in between.
@@ -133,7 +133,7 @@ def attention(length: int, head: int, quant_type: str, scores: str = "plain") ->
     )
     weights = {"half": normal(1)} if "half" in SCORES[scores] else {}
     draft = draft_of_text(text, "tensorrt", quant_type, opset=19, **weights)
-    found = [verdict(draft, name) for name in ("p", "o")]
+    found = [decision(draft, name) for name in ("p", "o")]
     assert all(rule == (WEIGHTED if quantized else "attention") for quantized, rule in found)
     return [quantized for quantized, _ in found]
 
@@ -160,4 +160,4 @@ def test_a_projection_behind_a_softmax_is_no_attention() -> None:
         "tensorrt",
         w=normal(1024, 16),
     )
-    assert verdict(draft, "h") == (True, WEIGHTED)
+    assert decision(draft, "h") == (True, WEIGHTED)

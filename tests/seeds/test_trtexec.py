@@ -16,7 +16,7 @@ import pytest
 from qdqtune.autotune.search.trial import Effort
 from qdqtune.autotune.workflows import generate_graph_json, groups_of
 from qdqtune.cli.autotune import main
-from qdqtune.engines.contest import compare_files
+from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.layer_files import read_layer_info
 from qdqtune.qdq_utils import get_quantized_tensors
 from qdqtune.records.errors import EngineError, ModelError

@@ -15,12 +15,12 @@ from qdqtune.autotune.search.space import Space, State
 from qdqtune.engines.simulated import QUIET
 from qdqtune.records.tuning import TuneResult
 from qdqtune.report.tuning import tune_text
-from qdqtune.workflows.judging import Judge
+from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning import accuracy as repairing
 from qdqtune.workflows.tuning.accuracy import AccuracyRepair
 from qdqtune.workflows.tuning.folder import JOURNAL
-from qdqtune.workflows.tuning.lines import encode, whole_lines
+from qdqtune.workflows.tuning.journal_format import encode, whole_lines
 from tests.conftest import model_from_text
 
 CHECK_S, PART_S = 4.0, 1.0
@@ -146,10 +146,14 @@ def test_a_repair_is_not_made_again(
     assert all(found is not None and found < -2.0 for found in rejected)
     evaluated.clear()
     judged: list[Path] = []
-    quality = Judge.quality
-    monkeypatch.setattr(Judge, "roughly_db", lambda *_: pytest.fail("judged again"))
+    quality = AccuracyEvaluator.quality
     monkeypatch.setattr(
-        Judge, "quality", lambda judge, path: judged.append(path) or quality(judge, path)
+        AccuracyEvaluator, "approximate_sqnr_db", lambda *_: pytest.fail("judged again")
+    )
+    monkeypatch.setattr(
+        AccuracyEvaluator,
+        "quality",
+        lambda accuracy, path: judged.append(path) or quality(accuracy, path),
     )
     again = tuned(model, tmp_path / "run", **limits)
     assert evaluated == [str(model)]

@@ -15,12 +15,12 @@ import pytest
 
 from qdqtune.autotune.search.trial import Effort
 from qdqtune.calibration.quality import Reference
-from qdqtune.calibration.watching import Seen
+from qdqtune.calibration.tensor_statistics import TensorStatistics
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.simulated import QUIET
 from qdqtune.records.tuning import TuneEvent, TuneResult
 from qdqtune.report.tuning import tune_text
-from qdqtune.workflows import calibrating
+from qdqtune.workflows import samples_and_ranges
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.bounded_samples import BoundedSamples
 from qdqtune.workflows.tuning.pace import Pace
@@ -181,12 +181,12 @@ def test_long_steps_are_told_before_they_begin(model: Path, tmp_path: Path, slow
     events: list[TuneEvent] = []
     silent_s: list[tuple[float, str]] = []
 
-    def watch(event: TuneEvent) -> None:
+    def collect_statistics(event: TuneEvent) -> None:
         if events:
             silent_s.append((event.seconds - events[-1].seconds, events[-1].message))
         events.append(event)
 
-    tuned(model, tmp_path / "run", budget_s=600.0, min_sqnr_db=60.0, callbacks=[watch])
+    tuned(model, tmp_path / "run", budget_s=600.0, min_sqnr_db=60.0, callbacks=[collect_statistics])
     # Nothing takes longer than one trial of four candidates and their reference.
     assert max(silent_s)[0] < 8 * BUILD_S
     told = [event.message for event in events]
@@ -230,17 +230,19 @@ def test_calibration_ends_in_time_and_a_resumed_run_takes_the_same_samples(
     model: Path, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QDQTUNE_CACHE", "")
-    watch = calibrating.watch
+    collect_statistics = samples_and_ranges.collect_statistics
 
-    def slowly(base: Any, worker: Any, fed: Any, *arguments: Any, **options: Any) -> Seen:
+    def slowly(
+        base: Any, worker: Any, fed: Any, *arguments: Any, **options: Any
+    ) -> TensorStatistics:
         def each() -> Iterator[Any]:
             for one in fed:
                 yield one
                 clock.slept_s += 10.0
 
-        return watch(base, worker, each(), *arguments, **options)
+        return collect_statistics(base, worker, each(), *arguments, **options)
 
-    monkeypatch.setattr(calibrating, "watch", slowly)
+    monkeypatch.setattr(samples_and_ranges, "collect_statistics", slowly)
     options = {"calibration_data": samples, "max_benchmarks": 2, "min_sqnr_db": None}
     short = tuned(model, tmp_path / "run", budget_s=120.0, **options)
     ranges = json.loads((tmp_path / "run/ranges.json").read_text())

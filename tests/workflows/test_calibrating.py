@@ -22,7 +22,7 @@ from qdqtune.qdq.selection import select_ops
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.ranges import RangeMethod, Ranges
-from qdqtune.workflows.calibrating import feeding_of, ranges_in_every_way
+from qdqtune.workflows.samples_and_ranges import ranges_in_every_way, sample_provider
 from qdqtune.workflows.source import open_source, ranges_behind_casts
 from tests.conftest import model_from_text
 
@@ -49,14 +49,14 @@ class Calibration:
         dialect = TENSORRT if quant_type == "fp8" else ONNXRUNTIME
         self.told = []
         source = open_source(self.model, dialect.format_of(quant_type).least_opset)
-        feeding = feeding_of(source, InputRequest(seed=seed), data, limit)
+        provider = sample_provider(source, InputRequest(seed=seed), data, limit)
         self.folder.mkdir(exist_ok=True)
         base = PreparedModel(source.model, self.folder)
         weighted = {node.op_type for node in base.index.nodes} & {"Conv", "MatMul"}
         placement = select_ops(base.index, dialect, sorted(weighted), quant_type).placement
         return dict(
             ranges_in_every_way(
-                source, base, self.worker, placement, feeding, dialect.format_of(quant_type),
+                source, base, self.worker, placement, provider, dialect.format_of(quant_type),
                 method, lambda done, total: self.told.append((done, total)),
             )
         )  # fmt: skip

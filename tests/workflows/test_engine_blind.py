@@ -13,7 +13,7 @@ from qdqtune.engines.isa import Cpu
 from qdqtune.records.health import BrokenEngine, EngineHealth, Gpu, GpuHealth, Health, IsaLimit
 from qdqtune.report.health import health_record, health_text
 from qdqtune.workflows import health
-from qdqtune.workflows.judging import has_own_kernels
+from qdqtune.workflows.accuracy_evaluator import has_own_kernels
 from tests.conftest import matmul_file
 
 

@@ -10,8 +10,8 @@ import qdqtune
 from qdqtune.records.accuracy import allowed_sqnr_db
 from qdqtune.records.quantization import QuantizeReport
 from qdqtune.records.tuning import TuneEvent
-from qdqtune.workflows.error_guard import is_enough, joined
-from qdqtune.workflows.judging import Quality
+from qdqtune.workflows.accuracy_evaluator import Quality
+from qdqtune.workflows.accuracy_fallback import is_enough, joined
 from tests.conftest import model_from_text
 
 RNG = np.random.default_rng(5)

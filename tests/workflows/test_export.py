@@ -17,9 +17,9 @@ from qdqtune.graph.files import load_model
 from qdqtune.graph.folding import fold
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.whole_files import sha256_of
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.qdq.read import read
 from qdqtune.records.errors import ModelError, OutputError, UsageError
 from qdqtune.records.placement import Placement
@@ -27,7 +27,7 @@ from qdqtune.records.ranges import Ranges
 from qdqtune.workflows.tuning.export import export_candidate, list_candidates
 from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, JOURNAL
 from qdqtune.workflows.tuning.journal import Journal
-from qdqtune.workflows.tuning.lines import encode, whole_lines
+from qdqtune.workflows.tuning.journal_format import encode, whole_lines
 from tests.conftest import model_from_text
 
 FLOAT = Placement()
@@ -57,8 +57,8 @@ def placements(residual_path: Path) -> list[Placement]:
     model = load_model(residual_path)
     fold(model)
     inserter_index = PreparedModel(model, residual_path.parent).index
-    completion = Completion(inserter_index, dialect_named("onnxruntime"))
-    return [completion.placement(["n0"]), completion.placement(list(completion.working))]
+    planner = QuantizationPlanner(inserter_index, dialect_named("onnxruntime"))
+    return [planner.placement(["n0"]), planner.placement(list(planner.compute))]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from qdqtune.engines.timing import Round
 from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
 from qdqtune.workflows.tuning.header import as_said_before
 from qdqtune.workflows.tuning.journal import QUARANTINE, AccuracyKey, Journal
-from qdqtune.workflows.tuning.lines import SCHEMA, encode, read_journal, whole_lines
+from qdqtune.workflows.tuning.journal_format import SCHEMA, encode, read_journal, whole_lines
 
 HEADER: dict[str, Any] = {
     "model": "0123",
@@ -146,7 +146,7 @@ def test_a_journal_of_too_many_lines_is_refused(
 ) -> None:
     path = tmp_path / "measurements.jsonl"
     write(path)
-    monkeypatch.setattr("qdqtune.workflows.tuning.lines._MOST_LINES", 12)
+    monkeypatch.setattr("qdqtune.workflows.tuning.journal_format._MOST_LINES", 12)
     with pytest.raises(UsageError, match=r"more than 12 lines or 1,024 MB"):
         Journal(path, HEADER)
 
@@ -209,7 +209,7 @@ def test_a_newer_schema_is_refused_not_thrown_away(
 ) -> None:
     path = tmp_path / "measurements.jsonl"
     write(path)
-    monkeypatch.setattr("qdqtune.workflows.tuning.lines.SCHEMA", SCHEMA + 1)
+    monkeypatch.setattr("qdqtune.workflows.tuning.journal_format.SCHEMA", SCHEMA + 1)
     newer = encode({"kind": "measurement", "something": "new"})
     monkeypatch.undo()
     path.write_text(path.read_text() + newer)

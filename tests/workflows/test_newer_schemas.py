@@ -23,7 +23,7 @@ from qdqtune.records.ranges import Ranges
 from qdqtune.records.schemas import SCHEMAS
 from qdqtune.records.tuning import Summary
 from qdqtune.workflows.tuning.folder import READ_AGAIN, SUBGRAPH_CACHE
-from qdqtune.workflows.tuning.lines import encode, read_journal
+from qdqtune.workflows.tuning.journal_format import encode, read_journal
 from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
 from tests.promises.models import two_convs
 

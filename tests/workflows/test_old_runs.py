@@ -16,7 +16,7 @@ from qdqtune.records.tuning import Summary
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.export import list_candidates
 from qdqtune.workflows.tuning.journal import Journal
-from qdqtune.workflows.tuning.lines import SCHEMA, read_journal
+from qdqtune.workflows.tuning.journal_format import SCHEMA, read_journal
 
 RUNS = Path(__file__).parents[1] / "data/runs"
 FOLDERS = sorted(RUNS.glob("schema-*"))

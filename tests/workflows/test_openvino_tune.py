@@ -27,12 +27,12 @@ from qdqtune.records.precision import Precision
 from qdqtune.records.tuning import TuneResult
 from qdqtune.report.bench import engine_line
 from qdqtune.report.tuning import tune_text
-from qdqtune.workflows import judging
-from qdqtune.workflows.calibrating import feeding_of
+from qdqtune.workflows import accuracy_evaluator
+from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator, Kernels
 from qdqtune.workflows.insertion import Choice, insert_qdq
-from qdqtune.workflows.judging import Judge, Kernels
 from qdqtune.workflows.precision import convert_model
 from qdqtune.workflows.quantization import quantize
+from qdqtune.workflows.samples_and_ranges import sample_provider
 from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.settings import PRESETS
@@ -74,7 +74,7 @@ def judged() -> Iterator[Judged]:
             super().__init__(worker, *rest, options=options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judging, "Reference", Watched)
+        patch.setattr(accuracy_evaluator, "Reference", Watched)
         yield seen
 
 
@@ -167,21 +167,21 @@ def test_ranking_is_left_to_the_engine_that_calibrates(
 ) -> None:
     judged.clear()
     source = open_source(model)
-    feeding = feeding_of(source, InputRequest(), None, None)
+    provider = sample_provider(source, InputRequest(), None, None)
     base = PreparedModel(source.model, tmp_path)
     candidate = tuned[0].output_dir / "optimized_final.onnx"
     own = SessionOptions(1, {"max_cpu_isa": "AVX2", "inference_precision": "f32"})
     with reference_worker() as runner, Worker("openvino", own) as worker:
         kernels = Kernels("openvino", worker, own)
-        judge = Judge(source, base, runner, feeding.judged, kernels=kernels)
-        assert judge.roughly_db(candidate) > 20
+        accuracy = AccuracyEvaluator(source, base, runner, provider.judged, kernels=kernels)
+        assert accuracy.approximate_sqnr_db(candidate) > 20
         assert judged == [("onnxruntime", AS_WRITTEN)]
-        assert judge.quality(candidate).against_float["y"] > 20
+        assert accuracy.quality(candidate).against_float["y"] > 20
         assert judged[1:] == [("openvino", own)]
         (tmp_path / "junk.onnx").write_bytes(b"junk")
         with pytest.raises(EngineError, match="OpenVINO does not run the quantized model"):
-            judge.quality(tmp_path / "junk.onnx")
-        judge.close()
+            accuracy.quality(tmp_path / "junk.onnx")
+        accuracy.close()
 
 
 def test_half_floats_are_quantized_where_the_engine_has_kernels(

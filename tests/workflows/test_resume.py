@@ -36,7 +36,7 @@ from qdqtune.report.tuning import tune_text
 from qdqtune.workflows.interrupts import interrupt_on_signals
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning import handover
-from qdqtune.workflows.tuning.arena import Arena
+from qdqtune.workflows.tuning.candidate_evaluator import CandidateEvaluator
 from qdqtune.workflows.tuning.export import export_candidate, list_candidates
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.journal import Journal
@@ -295,7 +295,7 @@ def test_an_interrupted_run_does_not_cost_what_an_earlier_one_proved(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Arena, "answer", interrupt)
+    monkeypatch.setattr(CandidateEvaluator, "answer", interrupt)
     again = simulated(model, run, preset="default", seed=5)
     assert again.summary.speedup == whole.summary.speedup
     assert again.placement == whole.placement

@@ -23,9 +23,9 @@ from qdqtune.records.inputs import InputRequest
 from qdqtune.records.precision import Precision
 from qdqtune.records.tuning import TuneResult
 from qdqtune.report.tuning import tune_text
+from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator, Kernels
 from qdqtune.workflows.benchmarks import TrtExecBenchmark
 from qdqtune.workflows.comparison import bench
-from qdqtune.workflows.judging import Judge, Kernels
 from qdqtune.workflows.precision import convert_model
 from qdqtune.workflows.source import open_source
 from qdqtune.workflows.tune import tune
@@ -134,9 +134,9 @@ def test_subgraph_mode_writes_the_layers_and_goes_on_with_them(
     asked = builds(calls)
     whole = ["--maxShapes=x:4x32x16x16", "--minShapes=x:1x32x16x16", "--optShapes=x:2x32x16x16"]
     assert asked["baseline"] == asked["float"] == whole
-    pieces = [words for name, words in asked.items() if name.startswith("subgraph_")]
-    assert pieces
-    for words in pieces:
+    subgraphs = [words for name, words in asked.items() if name.startswith("subgraph_")]
+    assert subgraphs
+    for words in subgraphs:
         assert len(words) == 3
         assert not any("=x:" in word for word in words)
     calls.unlink()
@@ -199,7 +199,9 @@ def test_what_does_not_run_in_bfloat16_is_judged_by_the_reference_engine(
     with reference_worker() as runner, Worker("trtexec") as worker:
         base = PreparedModel(source.model, folder)
         kernels = Kernels("trtexec", worker, worker.options)
-        judge = Judge(source, base, runner, lambda: [feeds], kernels=kernels, reference=given)
+        judge = AccuracyEvaluator(
+            source, base, runner, lambda: [feeds], kernels=kernels, reference=given
+        )
         candidate = base.write(base.whole(), "candidate")
         assert judge.quality(candidate).against_float["y"] > 30
         assert judge.kernels is None
@@ -214,7 +216,7 @@ def test_bench_goes_without_outputs_if_it_must(
     monkeypatch.setenv("STAND_IN_TRT_WITHOUT", without)
     record = bench([model, model], engine="trtexec", runs=1, inputs=InputRequest(shapes(2)))
     assert record.ok
-    assert bool(record.contestants[1].sqnr_db) == (not without)
+    assert bool(record.entries[1].sqnr_db) == (not without)
 
 
 @pytest.mark.usefixtures("stand_in")

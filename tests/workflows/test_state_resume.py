@@ -23,7 +23,7 @@ from qdqtune.records.errors import UsageError
 from qdqtune.records.tuning import TuneResult
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning import snapshot
-from qdqtune.workflows.tuning.lines import decode
+from qdqtune.workflows.tuning.journal_format import decode
 from tests.conftest import model_from_text
 
 SETTINGS: dict[str, Any] = {

@@ -20,10 +20,10 @@ import psutil
 import pytest
 from benchmarks.subgraph_models import random_model
 
-from qdqtune.autotune.subgraphs.costs import InModel
-from qdqtune.autotune.subgraphs.pieces import Piece
+from qdqtune.autotune.subgraphs.costs import ObservedCosts
+from qdqtune.autotune.subgraphs.distinct_subgraphs import Subgraph
 from qdqtune.records.errors import OutputError
-from qdqtune.records.subgraphs import BY_TOTAL, Batch, PieceTimes, SchemeTimes
+from qdqtune.records.subgraphs import BY_TOTAL, Batch, SchemeTimes, SubgraphTimes
 from qdqtune.records.tuning import TuneResult
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.profiling import PieceProfiler
@@ -68,9 +68,9 @@ def profiled(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     seen: Counter[str] = Counter()
     profile = PieceProfiler.profile
 
-    def watched(profiler: PieceProfiler, piece: Piece, *given: Any) -> PieceTimes:
-        times = profile(profiler, piece, *given)
-        seen[piece.key] += 1
+    def watched(profiler: PieceProfiler, subgraph: Subgraph, *given: Any) -> SubgraphTimes:
+        times = profile(profiler, subgraph, *given)
+        seen[subgraph.key] += 1
         return times
 
     monkeypatch.setattr(PieceProfiler, "profile", watched)
@@ -115,7 +115,7 @@ def test_cut_off_before_all_layers_are_told_a_run_ends_like_the_one_that_was_not
     """The rounds of three seeds are in the journal, and what two of them spend their time on."""
     keep = SubgraphCache.keep_seen
 
-    def keep_and_die(cache: SubgraphCache, key: str, seen: InModel, meant: str) -> None:
+    def keep_and_die(cache: SubgraphCache, key: str, seen: ObservedCosts, meant: str) -> None:
         keep(cache, key, seen, meant)
         if len(cache.seen) == 2:
             raise Killed
@@ -168,8 +168,8 @@ def test_killed_in_each_phase_a_run_ends_like_the_one_that_was_not(
     end = cached(run)
     for earlier in kept:
         assert earlier["phase_1"] == end["phase_1"]
-        pieces = earlier["phase_2"]["pieces"]
-        assert pieces == end["phase_2"]["pieces"][: len(pieces)]
+        subgraphs = earlier["phase_2"]["pieces"]
+        assert subgraphs == end["phase_2"]["pieces"][: len(subgraphs)]
     assert [k["phase_2"]["complete"] for k in kept] == [False, False, True]
     assert not list(run.rglob("*.tmp"))
     assert not (run / ".scratch").exists()
@@ -200,7 +200,7 @@ def test_a_damaged_cache_is_moved_aside(
     path.write_text(content)
     with caplog.at_level(logging.WARNING, logger="qdqtune"):
         found = SubgraphCache(path, {"model": "m"})
-    assert (found.groups, found.pieces, found.is_profiled) == (None, {}, False)
+    assert (found.groups, found.subgraphs, found.is_profiled) == (None, {}, False)
     assert "pieces are timed again" in caplog.text
     assert not path.exists()
     assert (tmp_path / "autotune_cache.damaged.json").read_text() == content
@@ -217,14 +217,16 @@ def test_a_run_goes_on_without_its_cache(
     assert cached(run)["phase_2"]["complete"]
 
 
-FULL_CACHE: tuple[PieceTimes, InModel, Batch] = (
-    PieceTimes(
+FULL_CACHE: tuple[SubgraphTimes, ObservedCosts, Batch] = (
+    SubgraphTimes(
         "k",
         BY_TOTAL,
         (SchemeTimes("none", 2.0, 1.5, (0.25, 0.25), (0.0, 0.0)), SchemeTimes("full", error="no")),
         "subgraph_0000.none.onnx",
     ),
-    InModel(frozenset({0, 2}), {0: 1.5, 2: 0.25}, 0.5, {"x": 0.1}, {"y": 0.2}, frozenset({2})),
+    ObservedCosts(
+        frozenset({0, 2}), {0: 1.5, 2: 0.25}, 0.5, {"x": 0.1}, {"y": 0.2}, frozenset({2})
+    ),
     Batch("raw", 2, 0, 1.5, None, 0.0, accepted=False),
 )
 
@@ -234,7 +236,7 @@ def filled(path: Path, header: dict[str, Any]) -> SubgraphCache:
     times, seen, batch = FULL_CACHE
     cache.keep_groups([(("a", "b"), 1.5), (("c",), 0.0)], 1)
     cache.describe({"k": {"nodes": ["a", "b"]}})
-    cache.keep_piece(times)
+    cache.keep_subgraph(times)
     cache.keep_profiled()
     cache.keep_seen("key", seen, "units")
     assert cache.keep_build_s(0.5) == 0.5
@@ -246,7 +248,7 @@ def test_a_cache_is_read_as_it_was_written(tmp_path: Path) -> None:
     header = {"model": "m", "engine": {"name": "e", "options": {"a": 1}}, "shapes": {"x": [1, 2]}}
     written = filled(tmp_path / CACHE, header)
     found = SubgraphCache(tmp_path / CACHE, header)
-    for name in ("groups", "structural", "pieces", "is_profiled", "seen", "batches", "build_s"):
+    for name in ("groups", "structural", "subgraphs", "is_profiled", "seen", "batches", "build_s"):
         assert getattr(found, name) == getattr(written, name)
     assert found.keep_build_s(9.0) == 0.5  # what was seen first decides
     assert found.seen_in("key", "units") == FULL_CACHE[1]
@@ -262,7 +264,7 @@ def test_a_cache_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_with_groups_from_elsewhere_pieces_stay_known(tmp_path: Path) -> None:
     written = filled(tmp_path / CACHE, {"model": "m"})
     found = SubgraphCache(tmp_path / CACHE, {"model": "m"}, told_by="a file")
-    assert (found.groups, found.seen, found.pieces) == (None, {}, written.pieces)
+    assert (found.groups, found.seen, found.subgraphs) == (None, {}, written.subgraphs)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +281,7 @@ def test_a_cache_with_impossible_numbers_is_damaged(old: str, new: str, tmp_path
     text = (tmp_path / CACHE).read_text()
     assert old in text
     (tmp_path / CACHE).write_text(text.replace(old, new, 1))
-    assert SubgraphCache(tmp_path / CACHE, {"model": "m"}).pieces == {}
+    assert SubgraphCache(tmp_path / CACHE, {"model": "m"}).subgraphs == {}
     assert not (tmp_path / CACHE).exists()
 
 
@@ -289,7 +291,7 @@ def test_a_cache_of_another_run_is_not_used(
     filled(tmp_path / CACHE, {"model": "m", "quant_type": "int8"})
     with caplog.at_level(logging.WARNING, logger="qdqtune"):
         found = SubgraphCache(tmp_path / CACHE, {"model": "m", "quant_type": "fp8"})
-    assert (found.groups, found.pieces, found.seen, found.is_profiled) == (None, {}, {}, False)
+    assert (found.groups, found.subgraphs, found.seen, found.is_profiled) == (None, {}, {}, False)
     assert "of another run" in caplog.text
     assert (tmp_path / CACHE).exists()
 

@@ -142,15 +142,15 @@ def test_everything_is_in_the_folder(tuned: tuple[TuneResult, list[TuneEvent]]) 
     assert body["phase_3"]["batches"] == [b.to_dict() for b in tuned[0].summary.batches]
     nodes = [name for group in body["phase_1"]["groups"] for name in group["nodes"]]
     assert sorted(nodes) == [f"n{n}" for n in range(7)]
-    for piece in body["phase_2"]["pieces"]:
-        assert piece["how"] == BY_LAYERS
-        plain, *others = piece["forms"]
+    for subgraph in body["phase_2"]["pieces"]:
+        assert subgraph["how"] == BY_LAYERS
+        plain, *others = subgraph["forms"]
         assert (plain["scheme"], plain["error"]) == ("none", None)
         assert others
-        for form in piece["forms"]:
+        for form in subgraph["forms"]:
             assert form["total_ms"] > 0.0
             assert form["inside_ms"] > 0.0
-        path = output / "subgraphs" / piece["file"]
+        path = output / "subgraphs" / subgraph["file"]
         onnx.checker.check_model(str(path), full_check=True)
     assert {"engine.log", "runs.log"} <= {file.name for file in (output / "logs").iterdir()}
     assert not list(output.rglob("*.npz"))
@@ -172,8 +172,8 @@ def test_the_raw_assembly_is_the_first_that_was_tried(
 
 def test_pieces_of_an_open_model_stay_open(tuned: tuple[TuneResult, list[TuneEvent]]) -> None:
     output = tuned[0].output_dir
-    for piece in pieces_of(output):
-        graph = onnx.load(output / "subgraphs" / piece["file"], load_external_data=False).graph
+    for subgraph in pieces_of(output):
+        graph = onnx.load(output / "subgraphs" / subgraph["file"], load_external_data=False).graph
         for value in (*graph.input, *graph.output):
             assert value.type.tensor_type.shape.dim[0].dim_param == "N"
 
@@ -217,10 +217,12 @@ def test_an_engine_that_tells_no_layers_is_timed_with_and_without_conversions(
     assert not result.summary.kept_float
     found = result.summary.subgraphs
     assert found["structural"] == found["groups"]
-    pieces = pieces_of(tmp_path / "run")
-    assert {piece["how"] for piece in pieces} == {BY_TOTAL}
+    subgraphs = pieces_of(tmp_path / "run")
+    assert {subgraph["how"] for subgraph in subgraphs} == {BY_TOTAL}
     assert list((tmp_path / "run/subgraphs").glob("conversion_*.onnx"))
-    full = [form for piece in pieces for form in piece["forms"] if form["scheme"] == "full"]
+    full = [
+        form for subgraph in subgraphs for form in subgraph["forms"] if form["scheme"] == "full"
+    ]
     assert any(sum(form["conversion_ms"]) > 0.0 for form in full)
     for form in full:
         rest = form["total_ms"] - sum(form["conversion_ms"])
@@ -233,8 +235,8 @@ def test_a_piece_that_is_refused_stays_float(model: Path, tmp_path: Path, stand_
     result = simulated(model, tmp_path / "run", engine="refusing", engine_options=options)
     errors = {
         form["error"]
-        for piece in pieces_of(tmp_path / "run")
-        for form in piece["forms"]
+        for subgraph in pieces_of(tmp_path / "run")
+        for form in subgraph["forms"]
         if form["error"]
     }
     assert errors
@@ -277,8 +279,8 @@ def test_a_file_can_tell_the_groups_and_a_filter_what_may_be_quantized(
     assert groups == [["n0", "n1"], ["n2", "n3"], ["n4"], ["n5", "n6"]]
     assert result.summary.subgraphs["structural"] == 0
     assert result.placement.tensors & {"w1", "w2", "w3"} == {"w2"}
-    for piece in pieces_of(tmp_path / "run"):
-        assert "n2" in piece["details"]["nodes"]
+    for subgraph in pieces_of(tmp_path / "run"):
+        assert "n2" in subgraph["details"]["nodes"]
 
 
 def test_what_is_wrong_with_the_request_is_told_before_anything_is_written(
@@ -302,7 +304,7 @@ def test_a_quantized_model_is_taken_apart_and_its_placement_tried(
 ) -> None:
     made = cut(conv_net(), tmp_path)
     given = tmp_path / "given.onnx"
-    placement = made.completion.placement(made.completion.units)
+    placement = made.planner.placement(made.planner.units)
     onnx.save(onnx.load(made.inserter.write(placement, "quantized")), given)
     result = simulated(given, tmp_path / "run")
     assert result.summary.mode == "subgraph"

@@ -466,16 +466,16 @@ def test_a_quantized_model_that_is_slower_than_float_becomes_float(
 def test_an_engine_that_fails_midway_leaves_the_best_so_far(
     resnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qdqtune.workflows.tuning.arena import Arena
+    from qdqtune.workflows.tuning.candidate_evaluator import CandidateEvaluator
 
-    answer = Arena.answer
+    answer = CandidateEvaluator.answer
 
-    def failing(self: Arena, trial: Trial, most: int | None = None) -> list[Score]:
+    def failing(self: CandidateEvaluator, trial: Trial, most: int | None = None) -> list[Score]:
         if self.benchmarks >= 3:
             raise EngineError("The engine is gone.", "Look for it.")
         return answer(self, trial, most)
 
-    monkeypatch.setattr(Arena, "answer", failing)
+    monkeypatch.setattr(CandidateEvaluator, "answer", failing)
     result = simulated(resnet, output_dir=tmp_path / "run")
     assert result.summary.stopped == "engine failed"
     assert result.model.exists()

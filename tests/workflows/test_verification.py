@@ -20,7 +20,7 @@ from qdqtune.cli.main import main
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.graph.whole_files import sha256_of
-from qdqtune.records.comparison import BenchRecord, Contestant
+from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import Comparison, EngineInfo, Measurement
@@ -48,7 +48,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
         engine="simulated", save_placement=folder / PLACEMENT,
     )  # fmt: skip
     record = bench([folder / BASELINE, folder / FINAL], engine="simulated")
-    comparison = record.contestants[1].against_first
+    comparison = record.entries[1].against_first
     assert comparison is not None
     error = measure_error(
         folder / FINAL, folder / BASELINE,
@@ -113,10 +113,11 @@ def measuring(
         low, high = intervals[len(found)]
         timed = Measurement(((1.0,),))
         comparison = Comparison((low + high) / 2.0, low, high, 0.96, 90)
-        contestants = (
-            Contestant(str(models[0]), timed), Contestant(str(models[1]), timed, comparison),
-        )  # fmt: skip
-        found.append(BenchRecord(engine, contestants, {}, 0))
+        entries = (
+            BenchmarkEntry(str(models[0]), timed),
+            BenchmarkEntry(str(models[1]), timed, comparison),
+        )
+        found.append(BenchRecord(engine, entries, {}, 0))
         return found[-1]
 
     monkeypatch.setattr("qdqtune.workflows.verification.bench", fake)
@@ -491,7 +492,7 @@ def test_any_two_files(claim: Claim, tmp_path: Path) -> None:
     assert report.measured is not None
     assert report.bench is not None
     assert "not a verification" in verify_text(report)
-    assert 15 < report.bench.contestants[1].sqnr_db["logits"] < 60
+    assert 15 < report.bench.entries[1].sqnr_db["logits"] < 60
     assert report.ok
 
 

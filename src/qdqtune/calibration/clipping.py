@@ -16,7 +16,7 @@ from qdqtune.calibration.fitting import (
     least_error_range,
 )
 from qdqtune.calibration.histogram import Histogram
-from qdqtune.calibration.watching import Seen
+from qdqtune.calibration.tensor_statistics import TensorStatistics
 from qdqtune.qdq.encoding import TensorFormat
 from qdqtune.records.ranges import RangeMethod
 
@@ -29,7 +29,7 @@ _FITS: dict[RangeMethod, Callable[[Histogram, Range, TensorFormat], Range]] = {
 }
 
 
-def ranges_by_way(seen: Seen, layout: TensorFormat) -> RangesByWay:
+def ranges_by_way(seen: TensorStatistics, layout: TensorFormat) -> RangesByWay:
     """The ranges of all tensors, whole, and clipped in every way if there are histograms.
 
     Args:

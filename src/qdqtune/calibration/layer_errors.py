@@ -20,7 +20,7 @@ from qdqtune.calibration.inputs import Feeds
 from qdqtune.calibration.layer_errors_layout import NUMBERS, OUTPUT
 from qdqtune.calibration.layer_errors_model import ComparingModel, Wiring, weights_name
 from qdqtune.calibration.layer_errors_pairs import Pairing, QuantizedOp
-from qdqtune.calibration.watching import Progress
+from qdqtune.calibration.tensor_statistics import Progress
 from qdqtune.engines.isolated import OpenModel, Worker, WorkerFailure
 from qdqtune.engines.reference import AS_WRITTEN
 from qdqtune.graph.files import load_model

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from qdqtune.calibration.inputs import Feeds
-from qdqtune.calibration.watching import Progress, warn_of, watch, watched_tensors
+from qdqtune.calibration.tensor_statistics import (
+    Progress,
+    collect_statistics,
+    warn_of,
+    watched_tensors,
+)
 from qdqtune.engines.isolated import Worker
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.records.placement import Placement
@@ -35,6 +40,6 @@ def collect_ranges(
         ModelError: If there are no samples.
     """
     tensors = watched_tensors(base.index, placement)
-    seen = watch(base, worker, samples, tensors, progress=progress)
+    seen = collect_statistics(base, worker, samples, tensors, progress=progress)
     warn_of(seen.strange)
     return Ranges(seen.whole, source, seen.samples)

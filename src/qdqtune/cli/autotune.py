@@ -18,7 +18,7 @@ from qdqtune.autotune.presets import (
     get_node_filter_list,
 )
 from qdqtune.cli.autotune_flags import get_parser
-from qdqtune.cli.engine_words import options_for_engine, take_engine_words
+from qdqtune.cli.engine_flags import options_for_engine, take_engine_flags
 from qdqtune.cli.flags import input_request, shape_request
 from qdqtune.cli.running import FAILED, INTERRUPTED, OK, USAGE, run_safely, set_up_logging
 from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH
@@ -194,7 +194,7 @@ def _checked_engine(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
             f"--use_trtexec contradicts --engine {options.engine}.", "Leave one of them out."
         )
     timing_cache = options.timing_cache if options._explicit_timing_cache else None
-    words = take_engine_words(options, timing_cache)
+    words = take_engine_flags(options, timing_cache)
     given = dict(options.engine_option)
     try:
         engine = registry.resolve(_engine(options), given)

@@ -9,7 +9,7 @@ from typing import Any
 
 from qdqtune.autotune.config import DQ_DTYPES
 from qdqtune.autotune.presets import MODE_PRESETS, REGION, WORKFLOWS, StoreWithExplicitFlag
-from qdqtune.cli.engine_words import add_plugins, add_trtexec_arguments
+from qdqtune.cli.engine_flags import add_plugins, add_trtexec_arguments
 from qdqtune.cli.flags import (
     add_calibration,
     add_engine_option,

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.engine_words import add_engine_words, chosen_engine
+from qdqtune.cli.engine_flags import add_engine_flags, chosen_engine
 from qdqtune.cli.flags import (
     add_engine_option,
     add_format,
@@ -39,7 +39,7 @@ def add_parser(commands: Commands) -> None:
     )
     add_runs(parser)
     add_inputs(parser)
-    add_engine_words(parser)
+    add_engine_flags(parser)
     add_format(parser)
     parser.set_defaults(run=_run)
 

@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from qdqtune.autotune.presets import REGION, SUBGRAPH, WORKFLOWS
-from qdqtune.cli.engine_words import add_engine_words, chosen_engine
+from qdqtune.cli.engine_flags import add_engine_flags, chosen_engine
 from qdqtune.cli.flags import (
     add_calibration,
     add_engine_option,
@@ -78,7 +78,7 @@ def add_parser(commands: Commands) -> None:
     )
     _add_search(parser)
     add_subgraph(parser)
-    add_engine_words(parser)
+    add_engine_flags(parser)
     _add_accuracy(parser)
     add_calibration(parser)
     add_inputs(parser)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class SpokenDialect:
+class DialectChoice:
     """A dialect that an engine speaks, and when.
 
     Attributes:
@@ -82,7 +82,7 @@ class EngineEntry:
     program: str = ""
     worker_class: str = ""
     measures: bool = True
-    dialects: tuple[SpokenDialect, ...] = ()
+    dialects: tuple[DialectChoice, ...] = ()
     dialect_function: str = ""
     isa_option: str = ""
     isa_variables: tuple[str, ...] = ()

@@ -96,7 +96,7 @@ class Worker:
         memory_bytes: What the child may take; None if nothing limits it.
 
     Everything that can fail inside the engine raises ``WorkerFailure``; ``measure`` and
-    ``qdqtune.engines.contest.compare_files`` turn it into a failed ``Measurement``.
+    ``qdqtune.engines.comparison.compare_files`` turn it into a failed ``Measurement``.
     """
 
     def __init__(

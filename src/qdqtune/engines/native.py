@@ -41,9 +41,9 @@ def native_dialect(
     saturating = saturates_u8s8(_isa(entry, cpu or read_cpu(), options))
     number = re.match(r"\d+", version or _installed_version(entry, options))
     major = int(number.group()) if number is not None else None
-    for spoken in entry.dialects or registry.entry(registry.REFERENCE).dialects:
-        if spoken.fits(saturating, major):
-            return dialect_named(spoken.name)
+    for dialect_choice in entry.dialects or registry.entry(registry.REFERENCE).dialects:
+        if dialect_choice.fits(saturating, major):
+            return dialect_named(dialect_choice.name)
     raise EngineError(
         f"The engine {engine} speaks no dialect on this CPU, in version {version or 'unknown'}.",
         "Its entry needs a dialect without conditions, as the last one.",
@@ -52,7 +52,7 @@ def native_dialect(
 
 def _installed_version(entry: EngineEntry, options: Mapping[str, str]) -> str:
     status = registry.available(entry.name, options)
-    matters = any(spoken.before_version is not None for spoken in entry.dialects)
+    matters = any(dialect_choice.before_version is not None for dialect_choice in entry.dialects)
     if status.version or not matters or entry.program or not status.usable:
         return status.version
     info = answer_of(entry.name).info

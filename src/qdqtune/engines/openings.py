@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from qdqtune.engines.contest import compare_files
+from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.disturbed import least_half_width
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.timing import FEWEST_ROUNDS

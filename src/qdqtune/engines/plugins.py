@@ -70,7 +70,11 @@ def _fault(entry: EngineEntry, name: str) -> str:
     }.items():
         if path and len([part for part in path.split(":") if part]) != 2:
             return f"its {what} is '{path}', which is not like 'module:name'"
-    unknown = [spoken.name for spoken in entry.dialects if spoken.name not in DIALECTS]
+    unknown = [
+        dialect_choice.name
+        for dialect_choice in entry.dialects
+        if dialect_choice.name not in DIALECTS
+    ]
     if unknown:
         return f"there is no dialect '{unknown[0]}'; there are {', '.join(DIALECTS)}"
     return ""

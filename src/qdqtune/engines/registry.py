@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from qdqtune.engines.entry import EngineEntry, SpokenDialect
+from qdqtune.engines.builtin_engines import BUILTIN_ENGINES
+from qdqtune.engines.entry import DialectChoice, EngineEntry
 from qdqtune.engines.gpu import find_gpus
-from qdqtune.engines.ours import OURS
 from qdqtune.engines.plugins import Plugins, find_plugins
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.measurement import EngineInfo
@@ -28,9 +28,9 @@ __all__ = [
     "GUIDES_MODULE",
     "GUIDES_PROGRAM",
     "REFERENCE",
+    "DialectChoice",
     "EngineEntry",
     "EngineStatus",
-    "SpokenDialect",
     "available",
     "build_line",
     "engines",
@@ -70,7 +70,7 @@ class EngineStatus:
     program: str = ""
 
 
-ENGINES: dict[str, EngineEntry] = {entry.name: entry for entry in OURS}
+ENGINES: dict[str, EngineEntry] = {entry.name: entry for entry in BUILTIN_ENGINES}
 """Those that are part of qdqtune; `engines` has the others, too."""
 
 _AUTO_ORDER = (GUIDES_MODULE, REFERENCE, "openvino")

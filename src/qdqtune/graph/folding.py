@@ -86,7 +86,7 @@ def fold(model: ir.Model, *, keep_qdq: bool = False) -> bool:
 
 
 def make_ready(model: ir.Model) -> bool:
-    """Do what every room relies on, in place, and leave all nodes as they are.
+    """Do what every layer relies on, in place, and leave all nodes as they are.
 
     Nodes have names, Constant nodes are initializers, weights that old files list as inputs are
     weights only, shapes are known as far as they can be.

@@ -96,7 +96,7 @@ class Dialect:
             comes after them.
         float_types: Float types for which there are integer kernels.
         batched_weight_axes: Whether weights of rank above 2 may have per-channel scales in MatMul.
-        lifts: Whether a pair stands before the ops that only move values, and not behind them
+        propagates_dq: Whether a pair stands before the ops that only move values, not behind them
             again: the engine moves the dequantization on to who reads the result.
         per_channel: Whether weights have one scale per output channel, or one in all.
         weights_only: Ops that may gain if nothing but their weights is quantized.
@@ -111,7 +111,7 @@ class Dialect:
     fused_activations: frozenset[str] = frozenset()
     batched_weight_axes: bool = True
     float_types: frozenset[ir.DataType] = FLOAT_TYPES
-    lifts: bool = False
+    propagates_dq: bool = False
     per_channel: bool = True
     weights_only: frozenset[str] = frozenset()
     activations_only: frozenset[str] = frozenset()

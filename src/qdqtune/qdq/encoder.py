@@ -25,8 +25,8 @@ from qdqtune.qdq.encoding import (
     least_weight_scale,
 )
 from qdqtune.qdq.given import given_activation, given_weight
-from qdqtune.qdq.kinship import Kin, Kinship
 from qdqtune.qdq.reading import ReadEncoding
+from qdqtune.qdq.shared_encodings import SharedEncodings, Siblings
 from qdqtune.qdq.units import is_channel_bias, role_rule
 from qdqtune.records.errors import UsageError
 from qdqtune.records.placement import Edge
@@ -88,7 +88,7 @@ class Encoder:
         self.ranges = ranges
         self.given = given or {}
         self._rules = {node.name: role_rule(dialect, node) for node in index.nodes}
-        self._kinship = Kinship(index, dialect)
+        self._shared = SharedEncodings(index, dialect)
         self._operands: dict[str, _Operands] = {}
         self._roles: dict[Edge, Role] = {}
         self._activations: dict[tuple[TensorFormat, tuple[str, ...]], Encoding] = {}
@@ -120,14 +120,16 @@ class Encoder:
             UsageError: If an edge is not of this model, or a tensor has no range.
         """
         written = frozenset(edges)
-        kin = self._kinship.among(self._kinship.carried(written) if self.dialect.lifts else written)
+        siblings = self._shared.among(
+            self._shared.propagated(written) if self.dialect.propagates_dq else written
+        )
         found: dict[tuple[object, ...], Pair] = {}
         for edge in sorted(written):
             role = self._roles.get(edge)
             if role is None:
                 self._check(edge)
                 role = self._roles[edge] = self._role(edge)
-            encoding = self._encode(edge, role, kin)
+            encoding = self._encode(edge, role, siblings)
             key = (edge.tensor, *encoding.key)
             found.setdefault(key, Pair(edge.tensor, role, encoding)).edges.append(edge)
         return list(found.values())
@@ -159,40 +161,40 @@ class Encoder:
                 return "bias"
         return "constant"
 
-    def _encode(self, edge: Edge, role: Role, kin: Kin) -> Encoding:
+    def _encode(self, edge: Edge, role: Role, siblings: Siblings) -> Encoding:
         if role == "activation":
-            return self._activation(edge.tensor, kin)
+            return self._activation(edge.tensor, siblings)
         if role == "constant":
             return self._constant(edge.tensor)
         operands = self._operands_of(edge.node)
         if role == "weight":
-            return self._weight(operands, kin)
+            return self._weight(operands, siblings)
         for operand in (operands.data, operands.weight):
-            if operand not in kin.wanted:
+            if operand not in siblings.wanted:
                 raise UsageError(
                     f"The bias of {edge.node!r} can't be quantized without its input and weight.",
                     f"Add {operand.tensor!r} (input {operand.position}) to the placement, or drop "
                     "the bias.",
                 )
-        data, weight = self._data(operands, kin), self._weight(operands, kin)
+        data, weight = self._data(operands, siblings), self._weight(operands, siblings)
         key = (edge.tensor, data.key, weight.key)
         if key not in self._biases:
             self._biases[key] = encode_bias(self._values(edge.tensor), data, weight)
         return self._biases[key]
 
-    def _data(self, operands: _Operands, kin: Kin) -> Encoding:
+    def _data(self, operands: _Operands, siblings: Siblings) -> Encoding:
         tensor = operands.data.tensor
         if self.index.is_constant(tensor):
             return self._constant(tensor)
-        return self._activation(tensor, kin)
+        return self._activation(tensor, siblings)
 
-    def _activation(self, tensor: str, kin: Kin) -> Encoding:
+    def _activation(self, tensor: str, siblings: Siblings) -> Encoding:
         """The encoding of an activation: its own, or one for all that it is moved together with."""
-        together = kin.of(tensor)
+        together = siblings.of(tensor)
         if len(together) == 1 and self.index.is_constant(together[0]):
             return self._constant(together[0])
         layout = self.format.activation
-        if self.format.operand is not None and kin.is_multiplied(together):
+        if self.format.operand is not None and siblings.is_multiplied(together):
             layout = self.format.operand
         key = (layout, together)
         if key not in self._activations:
@@ -237,17 +239,17 @@ class Encoder:
             )
         return self._activations[key]
 
-    def _weight(self, operands: _Operands, kin: Kin) -> Encoding:
+    def _weight(self, operands: _Operands, siblings: Siblings) -> Encoding:
         name = operands.weight.tensor
         if not self.index.is_constant(name):
-            return self._activation(name, kin)
+            return self._activation(name, siblings)
         key = (name, operands.axis)
         if key not in self._weights:
             self._weights[key] = self._new_weight(name, operands.axis)
         encoding, bias = self._weights[key], operands.bias
-        if bias is None or bias not in kin.wanted:
+        if bias is None or bias not in siblings.wanted:
             return encoding
-        return self._fit(encoding, name, bias.tensor, self._data(operands, kin))
+        return self._fit(encoding, name, bias.tensor, self._data(operands, siblings))
 
     def _new_weight(self, name: str, axis: int | None) -> Encoding:
         values, layout, given = self._values(name), self.format.weight, self.given.get(name)

@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE, is_op
-from qdqtune.qdq.carried import carrier_of, carry
 from qdqtune.qdq.encoding import dequantize
 from qdqtune.qdq.insert import COPY_OF
+from qdqtune.qdq.propagated import carrier_of, carry
 from qdqtune.qdq.reading import ReadEncoding, Reading, wider
 from qdqtune.qdq.saturation import put_back, stands_for_activation
 from qdqtune.records.placement import Edge, Placement
@@ -202,7 +202,7 @@ class _Stripper:
                 is_carrier = carrier_of(user, self._graph) and user.outputs[0] not in quantized
                 if not is_carrier or edge not in self._edges:
                     continue
-                tensor, carried = carry(origin.const_value, encoding, user)
+                tensor, propagated = carry(origin.const_value, encoding, user)
                 output = user.outputs[0]
                 name, readers = output.name or "", tuple(output.uses())
                 output.name = f"{name}_carried"
@@ -216,8 +216,8 @@ class _Stripper:
                         self._edges[result, reader.name or "", index] = None
                 del self._edges[edge]
                 self._removed.append(user)
-                self._encodings.append((result, carried))
-                pending.append((result, carried))
+                self._encodings.append((result, propagated))
+                pending.append((result, propagated))
 
     def clean_up(self) -> None:
         """Remove the nodes that were taken out and the constants that only they read."""

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from qdqtune.graph.index import GraphIndex
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialect import Dialect
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.qdq.units import close, merge, unit, why_not
 from qdqtune.records.errors import UsageError
 from qdqtune.records.placement import Placement
@@ -45,16 +45,16 @@ def select_ops(
     for op_type in op_types:
         if op_type not in present:
             raise unknown("op type", op_type, present)
-    completion = Completion(index, dialect, quant_type)
-    chosen = [name for name in completion.units if index.node[name].op_type in op_types]
-    placement = completion.placement(chosen)
-    quantized = completion.quantized(placement)
+    planner = QuantizationPlanner(index, dialect, quant_type)
+    chosen = [name for name in planner.units if index.node[name].op_type in op_types]
+    placement = planner.placement(chosen)
+    quantized = planner.quantized(placement)
     return Selection(
         _shared(index, placement),
         tuple(name for name in chosen if name in quantized),
         {
             name: reason
-            for name, reason in completion.left_float.items()
+            for name, reason in planner.left_float.items()
             if index.node[name].op_type in op_types
         },
     )

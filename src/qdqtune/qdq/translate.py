@@ -6,10 +6,10 @@ import onnx_ir as ir
 
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialect import Dialect, Output
-from qdqtune.qdq.kinship import Kinship
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.qdq.selection import Selection
+from qdqtune.qdq.shared_encodings import SharedEncodings
 from qdqtune.qdq.units import merge, rule_of, unit, unit_outputs, why_not
 from qdqtune.records.placement import Edge, Placement
 
@@ -47,8 +47,8 @@ def translate(
         wanted = placement.outputs.intersection(value.name or "" for value in node.outputs)
         units.append(unit(index, dialect, node, whole=bool(wanted)))
         names.append(node.name or "")
-    if dialect.lifts:
-        units = [Completion(index, dialect, quant_type).placement(names)]
+    if dialect.propagates_dq:
+        units = [QuantizationPlanner(index, dialect, quant_type).placement(names)]
     return Selection(merge(units), tuple(names), left_float)
 
 
@@ -56,12 +56,12 @@ def _carried(index: GraphIndex, edges: frozenset[Edge]) -> frozenset[Edge]:
     """Edges, and those that see values which ops of any dialect only moved there."""
     from qdqtune.qdq.dialects import DIALECTS  # they are made of what is here
 
-    kinships = [Kinship(index, dialect) for dialect in DIALECTS.values()]
+    kinships = [SharedEncodings(index, dialect) for dialect in DIALECTS.values()]
     before: frozenset[Edge] = frozenset()
     while edges != before:
         before = edges
-        for kinship in kinships:
-            edges = kinship.carried(edges)
+        for shared in kinships:
+            edges = shared.propagated(edges)
     return edges
 
 

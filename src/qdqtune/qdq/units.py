@@ -10,7 +10,7 @@ import onnx_ir as ir
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op, is_standard, weight_axis
 from qdqtune.qdq.dialect import Dialect, OpRule, Output
-from qdqtune.qdq.parting import parted_result
+from qdqtune.qdq.split_projections import parted_result
 from qdqtune.records.placement import Edge, Placement
 
 _BODIES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})

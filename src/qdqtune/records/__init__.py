@@ -1,1 +1,1 @@
-"""Frozen values that cross rooms."""
+"""Frozen values that cross layers."""

@@ -13,7 +13,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Contestant:
+class BenchmarkEntry:
     """One file of a comparison.
 
     Attributes:
@@ -36,20 +36,20 @@ class BenchRecord:
 
     Attributes:
         engine: What ran them.
-        contestants: The files in the user's order.
+        entries: The files in the user's order.
         inputs: What they were fed: name to dtype and shape.
         seed: Seed of the inputs.
     """
 
     engine: EngineInfo
-    contestants: tuple[Contestant, ...]
+    entries: tuple[BenchmarkEntry, ...]
     inputs: Mapping[str, str]
     seed: int
 
     @property
     def ok(self) -> bool:
         """Whether every file was timed."""
-        return all(contestant.measurement.ok for contestant in self.contestants)
+        return all(entry.measurement.ok for entry in self.entries)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -59,18 +59,18 @@ class BenchRecord:
             "engine": self.engine.to_dict(),
             "seed": self.seed,
             "inputs": dict(self.inputs),
-            "models": [_contestant(contestant) for contestant in self.contestants],
+            "models": [_contestant(entry) for entry in self.entries],
         }
 
 
-def _contestant(contestant: Contestant) -> dict[str, Any]:
-    measurement, comparison = contestant.measurement, contestant.against_first
+def _contestant(entry: BenchmarkEntry) -> dict[str, Any]:
+    measurement, comparison = entry.measurement, entry.against_first
     return {
-        "path": contestant.path,
+        "path": entry.path,
         "latency_ms": measurement.latency_ms if measurement.ok else None,
         "speedup": comparison.to_dict() if comparison else None,
         "output_sqnr_db": {
-            name: db if math.isfinite(db) else None for name, db in contestant.sqnr_db.items()
+            name: db if math.isfinite(db) else None for name, db in entry.sqnr_db.items()
         },
         "measurement": measurement.to_dict(),
     }

@@ -48,7 +48,7 @@ class SchemeTimes:
 
 
 @dataclass(frozen=True)
-class PieceTimes:
+class SubgraphTimes:
     """All forms of a piece.
 
     Attributes:
@@ -72,7 +72,7 @@ class PieceTimes:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> PieceTimes:
+    def from_dict(cls, value: Mapping[str, Any]) -> SubgraphTimes:
         """Read the JSON form.
 
         Raises:

@@ -91,7 +91,7 @@ class VerifyReport:
     @property
     def measured(self) -> Comparison | None:
         """The speedup as it is now; None if one of the two could not be timed."""
-        return self.bench.contestants[1].against_first if self.bench is not None else None
+        return self.bench.entries[1].against_first if self.bench is not None else None
 
     @property
     def other_conditions(self) -> Mapping[str, tuple[object, object]]:
@@ -132,7 +132,7 @@ class VerifyReport:
         if bench is None:
             return Check("speed", Outcome.UNVERIFIED, f"{said}; not timed: {self.not_timed}")
         if measured is None:
-            baseline, model = (each.measurement.error for each in bench.contestants)
+            baseline, model = (each.measurement.error for each in bench.entries)
             outcome = Outcome.DIFFERS if baseline is None else Outcome.UNVERIFIED
             return Check("speed", outcome, f"{said}; it can't be timed: {baseline or model}")
         said = f"{measured.ratio:.3f}x, {measured.low:.3f} to {measured.high:.3f}; {said}"

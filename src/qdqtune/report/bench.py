@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qdqtune.records.comparison import BenchRecord, Contestant
+from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
 from qdqtune.records.measurement import FLOAT32, EngineInfo
 from qdqtune.report.tables import printable, text_table
 
@@ -14,18 +14,18 @@ _MOST_INPUTS = 6
 def bench_text(record: BenchRecord) -> str:
     """A table of every model against the first."""
     header = ["model", "median ms", "speedup", "interval", "verdict", "output SQNR"]
-    rows = [_row(contestant) for contestant in record.contestants]
-    if record.contestants[0].measurement.ok:
+    rows = [_row(entry) for entry in record.entries]
+    if record.entries[0].measurement.ok:
         rows[0][4] = "baseline"
-    if not any(one.sqnr_db for one in record.contestants):
+    if not any(one.sqnr_db for one in record.entries):
         header, rows = header[:-1], [row[:-1] for row in rows]
     table = text_table(header, rows, right=(1, 2, 5))
     failed = [
         f"{printable(one.path)} failed: {_lines(one.measurement.error or '')}"
-        for one in record.contestants
+        for one in record.entries
         if not one.measurement.ok
     ]
-    comparisons = [one.against_first for one in record.contestants if one.against_first]
+    comparisons = [one.against_first for one in record.entries if one.against_first]
     levels = {each.confidence for each in comparisons}
     lines = [*engine_lines(record.engine), *inputs_lines(record.inputs), "", table]
     if levels:
@@ -88,12 +88,12 @@ def _lines(text: str) -> str:
     return "\n    ".join(printable(line) for line in text.splitlines())
 
 
-def _row(contestant: Contestant) -> list[str]:
-    measurement, comparison = contestant.measurement, contestant.against_first
+def _row(entry: BenchmarkEntry) -> list[str]:
+    measurement, comparison = entry.measurement, entry.against_first
     latency = f"{measurement.latency_ms:.3f}" if measurement.ok else "failed"
     if comparison is None:
-        return [contestant.path, latency, "", "", "", ""]
+        return [entry.path, latency, "", "", "", ""]
     interval = f"{comparison.low:.3f} to {comparison.high:.3f}"
     speedup = f"{comparison.ratio:.3f}x"
-    worst = f"{min(contestant.sqnr_db.values()):.1f} dB" if contestant.sqnr_db else ""
-    return [contestant.path, latency, speedup, interval, comparison.verdict.value, worst]
+    worst = f"{min(entry.sqnr_db.values()):.1f} dB" if entry.sqnr_db else ""
+    return [entry.path, latency, speedup, interval, comparison.verdict.value, worst]

@@ -107,14 +107,14 @@ def pieces_lines(summary: Summary) -> list[str]:
     found, benchmarks = summary.subgraphs, summary.subgraph_benchmarks
     if not found:  # it ended before there were any to choose from
         return [f"{benchmarks} benchmarks of pieces."] if benchmarks else []
-    timed, pieces = _timed(summary), _all_pieces(summary)
+    timed, subgraphs = _timed(summary), _all_pieces(summary)
     groups = f"{found['groups']} fusion groups ({found['structural']} by structure alone)"
-    if timed < pieces:  # what could be quantized is known of those that were timed
+    if timed < subgraphs:  # what could be quantized is known of those that were timed
         why = ": the time was up" if summary.stopped == "budget" else ""
         told = f" {benchmarks} benchmarks of them." if benchmarks else ""
-        return [f"{groups}. {timed} of {pieces} distinct pieces were timed{why}.{told}"]
+        return [f"{groups}. {timed} of {subgraphs} distinct pieces were timed{why}.{told}"]
     return [
-        f"{groups}, {found['units']} could be quantized: {pieces} distinct pieces, "
+        f"{groups}, {found['units']} could be quantized: {subgraphs} distinct pieces, "
         f"{f'{benchmarks} benchmarks of them' if benchmarks else 'known from before'}."
     ]
 

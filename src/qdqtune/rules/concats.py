@@ -15,7 +15,7 @@ def _apply(draft: Draft) -> None:
         if not any(map(draft.is_integer, tensors)):
             continue
         if draft.leads_to_integers(node.outputs[0].name or ""):
-            shares = role_rule(draft.completion.dialect, node).same_scale
+            shares = role_rule(draft.planner.dialect, node).same_scale
             how = " under one scale" if shares else ""
             draft.choose(node, _NAME, f"it joins what is quantized, for a quantized op{how}")
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
-from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.qdq.units import canonical, merge
 from qdqtune.records.placement import Edge, Placement
 from qdqtune.records.quantization import Decision
@@ -22,7 +22,7 @@ _ALWAYS_FUSED = frozenset({"Clip", "Relu"})
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RuleDecision:
     """Who decided on an op, and why.
 
     Attributes:
@@ -35,7 +35,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Constraints:
     """What a user asked for; node names are those of the model.
 
     Attributes:
@@ -46,9 +46,9 @@ class Wishes:
 
     only: frozenset[str] | None = None
     never: frozenset[str] = frozenset()
-    why: Mapping[str, Verdict] = field(default_factory=dict)
+    why: Mapping[str, RuleDecision] = field(default_factory=dict)
 
-    def without(self, others: Mapping[str, Verdict]) -> Wishes:
+    def without(self, others: Mapping[str, RuleDecision]) -> Constraints:
         """The same with other ops that are to stay float, and why."""
         return replace(self, never=self.never.union(others), why={**self.why, **others})
 
@@ -58,29 +58,29 @@ class Draft:
     """What the rules have decided so far; the first word about an op stands.
 
     Args:
-        completion: Which ops can be quantized, and what each needs.
+        planner: Which ops can be quantized, and what each needs.
         quant_type: To what.
-        wishes: The user's.
+        constraints: The user's.
         shares: Part of the work that each op does, by name; a guess from sizes.
 
     Attributes:
         extra: Places that no op's kernel asks for, by the rule that wants them.
     """
 
-    completion: Completion
+    planner: QuantizationPlanner
     quant_type: str
-    wishes: Wishes = field(default_factory=Wishes)
+    constraints: Constraints = field(default_factory=Constraints)
     shares: Mapping[str, float] = field(default_factory=dict)
     extra: dict[Edge, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.index: GraphIndex = self.completion.index
-        self._chosen: dict[str, Verdict] = {}
-        self._left: dict[str, Verdict] = {}
+        self.index: GraphIndex = self.planner.index
+        self._chosen: dict[str, RuleDecision] = {}
+        self._left: dict[str, RuleDecision] = {}
         self._served: dict[Edge, frozenset[str]] = {}
         self._written: set[str] = set()
         self._leading: set[str] | None = None  # what leads to integers; None if not known
-        self._fused = self.completion.dialect.fused_activations | _ALWAYS_FUSED
+        self._fused = self.planner.dialect.fused_activations | _ALWAYS_FUSED
 
     @property
     def version(self) -> tuple[int, int, int]:
@@ -91,17 +91,17 @@ class Draft:
         """Ops that can be quantized and of which nobody spoke yet, in the graph's order."""
         for node in self.index.nodes:
             name = node.name or ""
-            is_open = name in self.completion.units and name not in self._chosen
+            is_open = name in self.planner.units and name not in self._chosen
             if is_open and name not in self._left and (not op_types or is_op(node, *op_types)):
                 yield node
 
     def choose(self, node: ir.Node, rule: str, reason: str) -> None:
         """Quantize an op, unless it is to stay float."""
         name = node.name or ""
-        if name in self._left or name in self._chosen or name not in self.completion.units:
+        if name in self._left or name in self._chosen or name not in self.planner.units:
             return
-        self._chosen[name] = Verdict(rule, reason)
-        self._written |= self.completion.units[name].outputs
+        self._chosen[name] = RuleDecision(rule, reason)
+        self._written |= self.planner.units[name].outputs
         if is_op(node, *WEIGHTED_OPS):
             self._leading = None
 
@@ -109,8 +109,8 @@ class Draft:
         """Leave an op float, unless it is quantized already."""
         name = node.name or ""
         if name not in self._chosen and name not in self._left:
-            self._left[name] = Verdict(rule, reason)
-            if name in self.completion.units:
+            self._left[name] = RuleDecision(rule, reason)
+            if name in self.planner.units:
                 self._leading = None
 
     def add(self, edge: Edge, rule: str, served: Collection[str]) -> None:
@@ -121,7 +121,7 @@ class Draft:
             rule: Who wants it.
             served: Quantized ops that it is there for: if one stays float, so does the edge.
         """
-        if edge.node not in self.wishes.never and self.wishes.only is None:
+        if edge.node not in self.constraints.never and self.constraints.only is None:
             self.extra.setdefault(edge, rule)
             self._served.setdefault(edge, frozenset(served))
 
@@ -135,7 +135,7 @@ class Draft:
 
     def activations(self, node: ir.Node) -> list[str]:
         """The tensors that an op would read quantized and that are not constants."""
-        places = self.completion.units.get(node.name or "", Placement())
+        places = self.planner.units.get(node.name or "", Placement())
         tensors = (edge.tensor for edge in places.edges if edge.node == node.name)
         return [tensor for tensor in tensors if not self.index.is_constant(tensor)]
 
@@ -147,9 +147,9 @@ class Draft:
         """The quantized op that a tensor comes from: through its activation, or ops that move."""
         for _ in range(_LONGEST_WAY):
             node = self.index.value[tensor].producer()
-            if node is None or (self.is_chosen(node) and node.name not in self.completion.moving):
+            if node is None or (self.is_chosen(node) and node.name not in self.planner.passthrough):
                 return node
-            moves = node.name in self.completion.moving and not self.is_left(node)
+            moves = node.name in self.planner.passthrough and not self.is_left(node)
             source = node.inputs[0] if node.inputs else None
             if source is None or not source.name or not (moves or is_op(node, *self._fused)):
                 return None
@@ -171,7 +171,7 @@ class Draft:
         for node in reversed(self.index.nodes):
             leads = self.is_chosen(node) and is_op(node, *WEIGHTED_OPS)
             if not leads and any(value.name in found for value in node.outputs):
-                passes = node.name in self.completion.units and not self.is_left(node)
+                passes = node.name in self.planner.units and not self.is_left(node)
                 leads = passes or is_op(node, *self._fused)
             if leads:
                 found.update(
@@ -186,14 +186,14 @@ class Draft:
 
     def only(self, names: Collection[str]) -> Placement:
         """What the decisions come to if only these ops are quantized, and what moves between."""
-        moving = self.completion.moving.keys() & self._chosen.keys()
-        follow = [name for name in moving if not is_op(self.index.node[name], "Concat")]
+        passthrough = self.planner.passthrough.keys() & self._chosen.keys()
+        follow = [name for name in passthrough if not is_op(self.index.node[name], "Concat")]
         return self._placed({*names, *follow})
 
     @property
-    def reach(self) -> Placement:
+    def candidate_edges(self) -> Placement:
         """Every place that the decisions, or a part of them, can come to."""
-        chosen = (self.completion.units[name] for name in self._chosen)
+        chosen = (self.planner.units[name] for name in self._chosen)
         return merge([self.placement(), *chosen])
 
     def placement(self) -> Placement:
@@ -213,16 +213,18 @@ class Draft:
 
     def decisions(self, placement: Placement) -> tuple[Decision, ...]:
         """The story of every op, in the graph's order, if this placement is what came of it."""
-        quantized = self.completion.quantized(placement)
+        quantized = self.planner.quantized(placement)
         found = []
         for node in self.index.nodes:
             name = node.name or ""
             if name in quantized and self._is_whole(name, placement):
-                verdict = self._chosen.get(name, Verdict("between", "what it reads is quantized"))
-                found.append(Decision(name, node.op_type, True, verdict.rule, verdict.reason))
+                decision = self._chosen.get(
+                    name, RuleDecision("between", "what it reads is quantized")
+                )
+                found.append(Decision(name, node.op_type, True, decision.rule, decision.reason))
             elif not is_op(node, *self._fused):
-                verdict = self._why_float(name)
-                found.append(Decision(name, node.op_type, False, verdict.rule, verdict.reason))
+                decision = self._why_float(name)
+                found.append(Decision(name, node.op_type, False, decision.rule, decision.reason))
         return tuple(found)
 
     def _placed(self, names: Collection[str]) -> Placement:
@@ -230,33 +232,33 @@ class Draft:
 
         Where pairs are lifted that comes by itself; elsewhere ops only follow what they move.
         """
-        placement = self.completion.placement(names)
-        if self.completion.dialect.lifts:
+        placement = self.planner.placement(names)
+        if self.planner.dialect.propagates_dq:
             return placement
         joins = [
-            self.completion.moving[name]
-            for name in self.completion.moving.keys() & set(names)
+            self.planner.passthrough[name]
+            for name in self.planner.passthrough.keys() & set(names)
             if is_op(self.index.node[name], "Concat")
         ]
         return canonical(self.index, merge([placement, *joins]))
 
     def _is_whole(self, name: str, placement: Placement) -> bool:
         """Whether an op that reads integers was meant to, or writes them as its kernel needs."""
-        return name in self._chosen or self.completion.units[name].outputs <= placement.outputs
+        return name in self._chosen or self.planner.units[name].outputs <= placement.outputs
 
-    def _why_float(self, name: str) -> Verdict:
+    def _why_float(self, name: str) -> RuleDecision:
         if name in self._left:
             return self._left[name]
-        if name in self.completion.left_float:
-            return Verdict("no kernel", self.completion.left_float[name])
+        if name in self.planner.left_float:
+            return RuleDecision("no kernel", self.planner.left_float[name])
         if name in self._chosen:
-            return Verdict("follows", "what it moves is not quantized")
-        return Verdict(_NO_RULE, "it would gain nothing: what it reads or feeds is float")
+            return RuleDecision("follows", "what it moves is not quantized")
+        return RuleDecision(_NO_RULE, "it would gain nothing: what it reads or feeds is float")
 
     def _read_by_chosen(self, tensor: str) -> bool:
         return any(
             edge.node in self._chosen
-            and edge.node not in self.completion.moving
-            and edge in self.completion.units[edge.node].edges
+            and edge.node not in self.planner.passthrough
+            and edge in self.planner.units[edge.node].edges
             for edge in self.index.readers(tensor)
         )

@@ -14,7 +14,7 @@ def _apply(draft: Draft) -> None:
     outputs = draft.index.outputs
     for node in list(draft.undecided(*WEIGHTED_OPS)):
         name = node.name or ""
-        leaves = outputs.keys() & draft.completion.units[name].outputs
+        leaves = outputs.keys() & draft.planner.units[name].outputs
         others = [
             edge
             for tensor in leaves

@@ -10,7 +10,7 @@ _NAME = "moves values"
 
 def _apply(draft: Draft) -> None:
     for node in list(draft.undecided()):
-        if node.name in draft.completion.moving:
+        if node.name in draft.planner.passthrough:
             draft.choose(node, _NAME, "it moves what is quantized, a quarter of the bytes")
 
 

@@ -118,7 +118,7 @@ def _fused_sources(draft: Draft, node: ir.Node) -> set[str]:
     """Who makes what an op reads; of a residual Add, only the op that it is added in."""
     values = [value for value in node.inputs if value is not None and value.name]
     tensors = [value.name for value in values if not draft.index.is_constant(value.name or "")]
-    if draft.is_chosen(node) and role_rule(draft.completion.dialect, node).joins_producer:
+    if draft.is_chosen(node) and role_rule(draft.planner.dialect, node).joins_producer:
         quantized = draft.activations(node)
         tensors = [tensor for tensor in tensors if tensor not in quantized]
     producers = [draft.index.value[tensor or ""].producer() for tensor in tensors]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qdqtune.engines.shares import estimated_shares
-from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.rules import (
-    asked,
     attention,
     bias_adds,
     concats,
@@ -25,13 +24,14 @@ from qdqtune.rules import (
     small_gemms,
     softmax_masks,
     softmaxes,
+    user_filters,
     weighted_ops,
 )
-from qdqtune.rules.draft import Draft, Wishes
+from qdqtune.rules.draft import Constraints, Draft
 from qdqtune.rules.rule import Rule
 
 _WHOLE_UNITS = (
-    asked.rule,
+    user_filters.rule,
     softmax_masks.rule,
     softmaxes.rule,
     gelu_bias.rule,
@@ -46,7 +46,7 @@ _WHOLE_UNITS = (
     moves.rule,
 )
 _ON_INPUTS = (
-    asked.rule,
+    user_filters.rule,
     softmax_masks.rule,
     first_layer.rule,
     weighted_ops.rule,
@@ -56,7 +56,7 @@ _ON_INPUTS = (
     moves.rule,
 )
 _TENSOR_CORES = (
-    asked.rule,
+    user_filters.rule,
     softmax_masks.rule,
     attention.rule,
     small_gemms.rule,
@@ -82,22 +82,22 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
 
 
 def draft_placement(
-    completion: Completion,
+    planner: QuantizationPlanner,
     quant_type: str = "int8",
-    wishes: Wishes | None = None,
+    constraints: Constraints | None = None,
     shares: Mapping[str, float] | None = None,
 ) -> Draft:
     """Let the rules of a dialect decide on a graph.
 
     Args:
-        completion: The graph, and what the dialect can quantize in it.
+        planner: The graph, and what the dialect can quantize in it.
         quant_type: To what.
-        wishes: What the user asked for.
+        constraints: What the user asked for.
         shares: Part of the work that each op does, if it was guessed before.
     """
-    shares = estimated_shares(completion.index) if shares is None else shares
-    draft = Draft(completion, quant_type, wishes or Wishes(), shares)
-    rules = RULES[completion.dialect.name]
+    shares = estimated_shares(planner.index) if shares is None else shares
+    draft = Draft(planner, quant_type, constraints or Constraints(), shares)
+    rules = RULES[planner.dialect.name]
     version = None
     while version != draft.version:
         version = draft.version

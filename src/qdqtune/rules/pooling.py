@@ -16,7 +16,7 @@ def _apply(draft: Draft) -> None:
         tensors = draft.activations(node)
         if not all(map(draft.is_integer, tensors)):
             continue
-        keeps_float = role_rule(draft.completion.dialect, node).output is Output.FLOAT
+        keeps_float = role_rule(draft.planner.dialect, node).output is Output.FLOAT
         costs_nothing = not keeps_float and all(map(draft.is_written, tensors))
         if costs_nothing or draft.leads_to_integers(node.outputs[0].name or ""):
             draft.choose(node, _NAME, "what it reads is quantized")

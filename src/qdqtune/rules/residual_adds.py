@@ -16,7 +16,7 @@ def _apply(draft: Draft) -> None:
     for node in list(draft.undecided("Add")):
         if any(draft.index.is_constant(value.name or "") for value in node.inputs if value):
             continue
-        if role_rule(draft.completion.dialect, node).joins_producer:
+        if role_rule(draft.planner.dialect, node).joins_producer:
             _join(draft, node)
         elif all(map(draft.is_integer, draft.activations(node))):
             draft.choose(node, _NAME, "both sides are quantized")

@@ -17,7 +17,7 @@ def _apply(draft: Draft) -> None:
             draft.leave(
                 node, _NAME, "its integer kernel is slower than the float one, and overflows"
             )
-        elif node.name in draft.completion.moving and any(
+        elif node.name in draft.planner.passthrough and any(
             is_op(each, "Softmax") for each in readers
         ):
             draft.leave(node, _NAME, "behind it comes a Softmax, which is to read floats")

@@ -1,6 +1,6 @@
 """The kit that proves an engine: one test class to inherit, one fixture to fill in.
 
-It stands beside the house like the zoo: nothing of qdqtune imports it. See docs/engines.md.
+It stands beside the layers, like the zoo: nothing of qdqtune imports it. See docs/engines.md.
 """
 
 from __future__ import annotations

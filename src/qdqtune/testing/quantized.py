@@ -128,10 +128,10 @@ def _quantize(
     """The Q/DQ model, and the step of its op's result."""
     model = ir.from_proto(proto)
     infer_shapes(model)
-    spoken = dialect_named(dialect)
+    dialect_choice = dialect_named(dialect)
     with TemporaryFolder() as folder:
-        inserter = Inserter(PreparedModel(model, folder), spoken, quant_type, ranges)
-        chosen = select_ops(inserter.index, spoken, [op_type], quant_type)
+        inserter = Inserter(PreparedModel(model, folder), dialect_choice, quant_type, ranges)
+        chosen = select_ops(inserter.index, dialect_choice, [op_type], quant_type)
         if not chosen.placement:
             raise ValueError(f"{dialect} does not quantize {op_type}: {chosen.left_float}")
         pairs = inserter.encoder.pairs(inserter.index.effective(chosen.placement))

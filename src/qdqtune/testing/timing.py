@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from qdqtune.engines.contest import compare_files
+from qdqtune.engines.comparison import compare_files
 from qdqtune.records.measurement import Verdict
 from qdqtune.testing.bench import Bench
 from qdqtune.testing.models import TOWER_LAYERS, tower_feeds

@@ -11,13 +11,13 @@ from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.shapes import at_shapes
-from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.errors import UsageError
 from qdqtune.records.measurement import Comparison
 from qdqtune.records.quantization import Decision, QuantizeReport
 from qdqtune.records.tuning import DEFAULT_THRESHOLD, Summary, TuneResult
-from qdqtune.rules.draft import Wishes
-from qdqtune.workflows.one_shot import Made, QuantizeRequest
+from qdqtune.rules.draft import Constraints
+from qdqtune.workflows.one_shot import QuantizeOutcome, QuantizeRequest
 from qdqtune.workflows.source import Source, open_source
 from qdqtune.workflows.tune import tune
 
@@ -40,7 +40,7 @@ class Autotuned:
         self._preset = preset
         self._folder = folder
 
-    def run(self) -> Made:
+    def run(self) -> QuantizeOutcome:
         """Search, and hand on what was measured, unchanged.
 
         Raises:
@@ -83,7 +83,7 @@ class Autotuned:
             float_types=request.dialect.float_types,
         )  # fmt: skip
         quantized = None if result.summary.kept_float else load_model(result.model)
-        return Made(quantized, self._report(result, source), fingerprint(source.model))
+        return QuantizeOutcome(quantized, self._report(result, source), fingerprint(source.model))
 
     def _speaks_it(self) -> bool:
         request = self._request
@@ -128,27 +128,27 @@ class Autotuned:
         shapes = resolve_shapes(source.model, request.inputs) if request.data is None else {}
         with at_shapes(source.model, shapes) if shapes else contextlib.nullcontext():
             index = GraphIndex(source.model)
-            completion = Completion(index, request.dialect, request.quant_type)
-            quantized = completion.quantized(result.placement)
-            wishes = request.filters.wishes(index)
+            planner = QuantizationPlanner(index, request.dialect, request.quant_type)
+            quantized = planner.quantized(result.placement)
+            constraints = request.filters.constraints(index)
         return tuple(
             Decision(
-                name, node.op_type, name in quantized, *_why(name, quantized, completion, wishes)
+                name, node.op_type, name in quantized, *_why(name, quantized, planner, constraints)
             )
             for name, node in index.node.items()
-            if name in completion.units or name in completion.left_float
+            if name in planner.units or name in planner.left_float
         )
 
 
 def _why(
-    name: str, quantized: frozenset[str], completion: Completion, wishes: Wishes
+    name: str, quantized: frozenset[str], planner: QuantizationPlanner, constraints: Constraints
 ) -> tuple[str, str]:
-    if name in wishes.never:
+    if name in constraints.never:
         return "asked", "it was asked to stay float"
     if name in quantized:
         return _RULE, "it pays, with what is like it"
-    if name in completion.left_float:
-        return "no kernel", completion.left_float[name]
+    if name in planner.left_float:
+        return "no kernel", planner.left_float[name]
     return _RULE, "it does not pay, or was not looked at"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qdqtune.engines import registry
-from qdqtune.engines.words import EngineWords
+from qdqtune.engines.flags import EngineFlags
 from qdqtune.records.inputs import InputRequest
 from qdqtune.workflows.benchmarks import (
     DEFAULT_TIMING_RUNS,
@@ -154,7 +154,7 @@ def _make(
         )
     name = registry.resolve(engine)
     cache = "" if timing_cache_file is None else os.fspath(timing_cache_file)
-    words = EngineWords(cache, tuple(map(os.fspath, plugin_libraries or ())))
+    words = EngineFlags(cache, tuple(map(os.fspath, plugin_libraries or ())))
     if trtexec_args:
         _logger.warning("trtexec_args are not used without use_trtexec")
     return EngineBenchmark(

@@ -18,10 +18,10 @@ from types import TracebackType
 
 from qdqtune.calibration.inputs import Feeds, random_inputs
 from qdqtune.engines import registry
+from qdqtune.engines.flags import EngineFlags
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.shape_arguments import ShapeArguments
-from qdqtune.engines.words import EngineWords
 from qdqtune.graph.disk_errors import writing
 from qdqtune.graph.external import external_files
 from qdqtune.graph.files import load_model
@@ -35,7 +35,7 @@ from qdqtune.records.errors import EngineError, ModelError, OutputError, Qdqtune
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import Measurement
 from qdqtune.workflows.layer_profile import write_profile
-from qdqtune.workflows.tuning.scouting import layers_told
+from qdqtune.workflows.tuning.preflight import layers_told
 
 _logger = logging.getLogger(__name__)
 
@@ -310,9 +310,9 @@ class TrtExecBenchmark(EngineBenchmark):
 
 def _words(
     timing_cache_file: str | os.PathLike[str] | None, plugin_libraries: Sequence[str] | None
-) -> EngineWords:
+) -> EngineFlags:
     cache = "" if timing_cache_file is None else os.fspath(timing_cache_file)
-    return EngineWords(cache, tuple(map(os.fspath, plugin_libraries or ())))
+    return EngineFlags(cache, tuple(map(os.fspath, plugin_libraries or ())))
 
 
 @contextmanager

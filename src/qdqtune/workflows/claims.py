@@ -21,7 +21,7 @@ from qdqtune.records.reading import parse_json, read_text
 from qdqtune.records.verification import Check, Edges, Outcome
 from qdqtune.workflows.tuning.folder import JOURNAL
 from qdqtune.workflows.tuning.handover import FINAL, PLACEMENT, SUMMARY, sha256_with_weights
-from qdqtune.workflows.tuning.lines import whole_lines
+from qdqtune.workflows.tuning.journal_format import whole_lines
 
 _logger = logging.getLogger(__name__)
 

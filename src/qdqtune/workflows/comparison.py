@@ -14,7 +14,7 @@ import onnx_ir as ir
 from qdqtune.calibration.inputs import Feeds, random_inputs
 from qdqtune.calibration.quality import SignalToNoise
 from qdqtune.engines import registry
-from qdqtune.engines.contest import compare_files
+from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.custom_ops import advice_on
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
@@ -24,7 +24,7 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import bind_dims
 from qdqtune.graph.open_dims import measured_shapes
 from qdqtune.graph.shapes import infer_shapes
-from qdqtune.records.comparison import BenchRecord, Contestant
+from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import EngineInfo, Measurement
@@ -100,12 +100,12 @@ def bench(
             take_outputs=outputs.take if compares else None,
         )  # fmt: skip
     _explain(name, paths, measured)
-    contestants = tuple(
-        Contestant(path, measured[number], comparison, outputs.sqnr_db.get(number, {}))
+    entries = tuple(
+        BenchmarkEntry(path, measured[number], comparison, outputs.sqnr_db.get(number, {}))
         for number, (path, comparison) in enumerate(zip(paths, [None, *compared], strict=True))
     )
     fed = {name: f"{array.dtype}{list(array.shape)}" for name, array in feeds.items()}
-    return BenchRecord(info, contestants, fed, inputs.seed)
+    return BenchRecord(info, entries, fed, inputs.seed)
 
 
 def _explain(engine: str, paths: Sequence[str], measured: Sequence[Measurement]) -> None:

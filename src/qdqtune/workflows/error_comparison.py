@@ -37,10 +37,10 @@ from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.ranges import CalibrationSource
 from qdqtune.records.tensor_errors import OutputError
-from qdqtune.workflows.calibrating import Progress
 from qdqtune.workflows.comparison import engine_info
 from qdqtune.workflows.given_model import AnyModel
 from qdqtune.workflows.same_inputs import common_request, signature
+from qdqtune.workflows.samples_and_ranges import Progress
 from qdqtune.workflows.source import float32_twin, has_types
 
 _NOTHING_SAID = InputRequest()
@@ -83,7 +83,7 @@ def compare(
     original = _open(float_model, "The float model")
     quantized = _open(quantized_model, "The quantized model")
     _check_roles(original, quantized)
-    feeding = _feeding(original, quantized, inputs, data, samples)
+    provider = _provider(original, quantized, inputs, data, samples)
     options = SessionOptions(threads=threads, engine_options=engine_options or {})
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(reference_worker())
@@ -95,14 +95,14 @@ def compare(
         info = engine_info(kernels.worker, kernels.engine)
         if name is not None:
             kernels = replace(kernels, exact_options=exact_options(info, options))
-        outputs = _outputs(original, quantized, kernels, feeding, Path(room))
+        outputs = _outputs(original, quantized, kernels, provider, Path(room))
         pairing = Pairing(original.model, quantized.model)
         if not outputs and not pairing.ops:
             raise _strangers(original, quantized)
         layers: tuple[LayerError, ...] = ()
         failure = ""
         try:
-            layers = _layers(runner, pairing, feeding, Path(room), progress)
+            layers = _layers(runner, pairing, provider, Path(room), progress)
         except EngineError as error:
             if name is None:
                 raise
@@ -112,8 +112,8 @@ def compare(
         quantized_model=quantized.name,
         engine=info,
         as_written=name is None,
-        source=feeding.source,
-        samples=feeding.describe(),
+        source=provider.source,
+        samples=provider.describe(),
         outputs=outputs,
         layers=layers,
         unpaired=tuple(node.name or "" for node in pairing.unpaired),
@@ -190,7 +190,7 @@ class _Feeding:
     describe: Callable[[], str]
 
 
-def _feeding(
+def _provider(
     original: _Opened,
     quantized: _Opened,
     request: InputRequest,
@@ -219,14 +219,14 @@ def _feeding(
 
 
 def _outputs(
-    original: _Opened, quantized: _Opened, kernels: _Kernels, feeding: _Feeding, folder: Path
+    original: _Opened, quantized: _Opened, kernels: _Kernels, provider: _Feeding, folder: Path
 ) -> tuple[OutputError, ...]:
     """The outputs of both models, each of them run alone."""
     running = original
     try:
         path = _runnable(original, folder / "float.onnx", kernels.engine)
         exact = kernels.exact_options or kernels.options
-        reference = Reference(kernels.worker, path, feeding.samples(), options=exact)
+        reference = Reference(kernels.worker, path, provider.samples(), options=exact)
         with contextlib.closing(reference):
             running = quantized
             path = _runnable(quantized, folder / "quantized.onnx", kernels.engine)
@@ -249,10 +249,10 @@ def _runnable(opened: _Opened, path: Path, engine: str) -> Path:
 
 
 def _layers(
-    worker: Worker, pairing: Pairing, feeding: _Feeding, folder: Path, progress: Progress | None
+    worker: Worker, pairing: Pairing, provider: _Feeding, folder: Path, progress: Progress | None
 ) -> tuple[LayerError, ...]:
     own, accumulated = (
-        op_errors(worker, pairing, wiring, feeding.samples(), folder, progress)
+        op_errors(worker, pairing, wiring, provider.samples(), folder, progress)
         for wiring in (Wiring.OWN, Wiring.ACCUMULATED)
     )
     return tuple(LayerError(error, accumulated.get(node)) for node, error in own.items())

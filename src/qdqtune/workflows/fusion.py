@@ -17,8 +17,8 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.shapes import at_shapes
 from qdqtune.graph.temporary import TemporaryFolder
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialect import Dialect
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.errors import EngineError
 from qdqtune.records.fusion import GroupRecord, GroupsRecord
 from qdqtune.records.inputs import InputRequest
@@ -69,8 +69,8 @@ def groups_of(
     if graph_json is not None:
         return _groups_of_file(path, engine, inputs, quant_type, os.fspath(graph_json))
     name = registry.resolve(engine, engine_options, only_layers=True)
-    spoken = native_dialect(name, options=engine_options)
-    source = open_source(path, spoken.format_of(quant_type).least_opset)
+    dialect_choice = native_dialect(name, options=engine_options)
+    source = open_source(path, dialect_choice.format_of(quant_type).least_opset)
     with TemporaryFolder() as folder:
         written = str(save_model(source.model, folder / "model.onnx"))
         try:
@@ -89,26 +89,26 @@ def groups_of(
     timed = timed_request(source.model, inputs, request_of(min_shapes), request_of(max_shapes))
     with at_shapes(source.model, resolve_shapes(source.model, timed)):
         index = GraphIndex(source.model)
-        groups = _records(index, spoken, quant_type, ran.layers, has_times=ran.is_timed)
+        groups = _records(index, dialect_choice, quant_type, ran.layers, has_times=ran.is_timed)
     unmentioned = _unmentioned(index, ran.layers)
-    return GroupsRecord(path, ran.engine, name, spoken.name, ran.nodes, unmentioned, groups)
+    return GroupsRecord(path, ran.engine, name, dialect_choice.name, ran.nodes, unmentioned, groups)
 
 
 def _groups_of_file(
     path: str, engine: str, inputs: InputRequest, quant_type: str, graph_json: str
 ) -> GroupsRecord:
     """The groups by a file that names the nodes as the model does: nothing may be folded."""
-    spoken = native_dialect(WRITTEN_BY if engine == registry.AUTO else engine)
-    spoken.format_of(quant_type)
+    dialect_choice = native_dialect(WRITTEN_BY if engine == registry.AUTO else engine)
+    dialect_choice.format_of(quant_type)
     info = read_layer_info(graph_json)
     model = load_model(path)
     with at_shapes(model, resolve_shapes(model, inputs)):
         index = GraphIndex(model)
         layers = map_layers(index, info)
         check_mentions(index, layers, graph_json)
-        groups = _records(index, spoken, quant_type, layers, has_times=False)
+        groups = _records(index, dialect_choice, quant_type, layers, has_times=False)
     nodes, unmentioned = len(index.nodes), _unmentioned(index, layers)
-    return GroupsRecord(path, None, graph_json, spoken.name, nodes, unmentioned, groups)
+    return GroupsRecord(path, None, graph_json, dialect_choice.name, nodes, unmentioned, groups)
 
 
 def _records(
@@ -119,7 +119,7 @@ def _records(
     *,
     has_times: bool,
 ) -> tuple[GroupRecord, ...]:
-    units = Completion(index, dialect, quant_type).units
+    units = QuantizationPlanner(index, dialect, quant_type).units
     groups = fusion_groups(index, layers)
     keys = [content_of(index, group.nodes).key for group in groups]
     alike = Counter(keys)

@@ -31,14 +31,19 @@ from qdqtune.records.insertion import InsertReport
 from qdqtune.records.placement import Placement
 from qdqtune.records.precision import Precision
 from qdqtune.records.ranges import RangeMethod, Ranges
-from qdqtune.workflows.calibrating import (
-    Progress,
-    check_method,
-    feeding_of,
-    ranges_in_every_way,
+from qdqtune.workflows.accuracy_evaluator import (
+    AccuracyEvaluator,
+    Quality,
+    engine_of_dialect,
+    open_kernels,
 )
 from qdqtune.workflows.choice import Choice, select
-from qdqtune.workflows.judging import Judge, Quality, engine_of_dialect, open_kernels
+from qdqtune.workflows.samples_and_ranges import (
+    Progress,
+    check_method,
+    ranges_in_every_way,
+    sample_provider,
+)
 from qdqtune.workflows.source import (
     Source,
     open_source,
@@ -96,38 +101,38 @@ def insert_qdq(
     """
     if engine == registry.AUTO and not dialect:
         engine = registry.resolve(engine)
-    spoken = dialect_named(dialect) if dialect else native_dialect(engine)
-    layout = spoken.format_of(quant_type)
+    dialect_choice = dialect_named(dialect) if dialect else native_dialect(engine)
+    layout = dialect_choice.format_of(quant_type)
     check_targets(output, save_placement, model, force=force)
     source = open_source(model, layout.least_opset, precision)
     check_method(method, data)
-    feeding = feeding_of(source, inputs, data, samples)
-    selection = _selection(source, feeding.shapes, spoken, quant_type, choice)
+    provider = sample_provider(source, inputs, data, samples)
+    selection = _selection(source, provider.shapes, dialect_choice, quant_type, choice)
     room = TemporaryFolder(Path(output).parent)
     with (
         room as folder,
         reference_worker() as worker,
-        open_kernels(engine_of_dialect(spoken, engine), worker) as kernels,
+        open_kernels(engine_of_dialect(dialect_choice, engine), worker) as kernels,
     ):
         base = PreparedModel(source.model, folder)
-        if spoken.asks_for_shapes and unknown_tensors(base.index):
-            observe_shapes(base, worker, next(iter(feeding.judged())))
-            selection = _selection(source, feeding.shapes, spoken, quant_type, choice)
+        if dialect_choice.asks_for_shapes and unknown_tensors(base.index):
+            observe_shapes(base, worker, next(iter(provider.judged())))
+            selection = _selection(source, provider.shapes, dialect_choice, quant_type, choice)
         given = source.reading.encodings if source.reading is not None else {}
-        judge = Judge(source, base, worker, feeding.judged, kernels=kernels)
+        accuracy = AccuracyEvaluator(source, base, worker, provider.judged, kernels=kernels)
         attempts: list[_Attempt] = []
         for way, ranges in ranges_in_every_way(
-            source, base, worker, selection.placement, feeding, layout, method, progress
+            source, base, worker, selection.placement, provider, layout, method, progress
         ):
             inserter = (
                 attempts[0].inserter.with_ranges(ranges)
                 if attempts
-                else Inserter(base, spoken, quant_type, ranges, given)
+                else Inserter(base, dialect_choice, quant_type, ranges, given)
             )
             candidate = inserter.write(selection.placement, f"candidate_{way.value}")
             check_result(candidate, Path(model))
-            attempts.append(_Attempt(way, ranges, inserter, judge.quality(candidate)))
-        judge.close()
+            attempts.append(_Attempt(way, ranges, inserter, accuracy.quality(candidate)))
+        accuracy.close()
         best = max(attempts, key=lambda attempt: attempt.worst_db)
         quantized = best.inserter.model(selection.placement)
         written = save_model(quantized, output, force=force)
@@ -138,14 +143,14 @@ def insert_qdq(
     kept = [name for name in known if is_kept(given[name], layout.activation)]
     return InsertReport(
         output=written,
-        dialect=spoken.name,
+        dialect=dialect_choice.name,
         quant_type=quant_type,
         quantized=selection.quantized,
         left_float=selection.left_float,
         placement=selection.placement,
         pairs=len(selection.placement.tensors),
         calibration=best.ranges.source,
-        calibrated_on=feeding.describe(),
+        calibrated_on=provider.describe(),
         method=best.method,
         tried_db={attempt.method.value: attempt.worst_db for attempt in attempts},
         scales_kept=len(kept),

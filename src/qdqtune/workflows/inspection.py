@@ -20,8 +20,8 @@ from qdqtune.engines.native import native_dialect
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.shapes import at_shapes, infer_shapes
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialects import dialect_named
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.inspection import Inspection, PatternRecord, RegionRecord
 from qdqtune.workflows.source import open_source
@@ -58,29 +58,31 @@ def inspect_model(
     """
     if engine == registry.AUTO and not dialect:
         engine = registry.resolve(engine)
-    spoken = dialect_named(dialect) if dialect else native_dialect(engine)
+    dialect_choice = dialect_named(dialect) if dialect else native_dialect(engine)
     source = open_source(
-        model, spoken.format_of(quant_type).least_opset, float_types=spoken.float_types
+        model,
+        dialect_choice.format_of(quant_type).least_opset,
+        float_types=dialect_choice.float_types,
     )
     with at_shapes(source.model, resolve_shapes(source.model, inputs)):
         index = GraphIndex(source.model)
-        completion = Completion(index, spoken, quant_type)
-        answer = answer_of(why, completion, source.path) if why is not None else None
+        planner = QuantizationPlanner(index, dialect_choice, quant_type)
+        answer = answer_of(why, planner, source.path) if why is not None else None
         regions = CombinedRegionSearch(index, max_sequence_size).search_regions()
         tree = _Tree(regions, index, by_shape=by_shape)
-        known = {*completion.units, *completion.left_float}
+        known = {*planner.units, *planner.left_float}
         return Inspection(
             model=str(model),
-            dialect=spoken.name,
+            dialect=dialect_choice.name,
             quant_type=quant_type,
             nodes=len(index.nodes),
             pairs=source.reading.pairs if source.reading is not None else 0,
             by_shape=by_shape,
             regions=tree.regions,
             patterns=tree.patterns,
-            quantizable=_by_op_type(completion),
+            quantizable=_by_op_type(planner),
             fused=sum(node.name not in known for node in index.nodes),
-            left_float=_by_reason(completion),
+            left_float=_by_reason(planner),
             why=answer,
             converted_from=source.converted_from,
         )
@@ -168,16 +170,16 @@ class _Tree:
         )
 
 
-def _by_op_type(completion: Completion) -> dict[str, tuple[int, int]]:
-    nodes = completion.index.nodes
+def _by_op_type(planner: QuantizationPlanner) -> dict[str, tuple[int, int]]:
+    nodes = planner.index.nodes
     present = Counter(node.op_type for node in nodes)
-    can = Counter(node.op_type for node in nodes if node.name in completion.units)
+    can = Counter(node.op_type for node in nodes if node.name in planner.units)
     return {op_type: (can[op_type], count) for op_type, count in present.most_common()}
 
 
-def _by_reason(completion: Completion) -> dict[str, tuple[str, ...]]:
+def _by_reason(planner: QuantizationPlanner) -> dict[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
-    for name, reason in completion.left_float.items():
+    for name, reason in planner.left_float.items():
         found.setdefault(reason, []).append(name)
     ordered = sorted(found.items(), key=lambda item: -len(item[1]))
     return {reason: tuple(names) for reason, names in ordered}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.selection import unknown
 from qdqtune.records.errors import UsageError
-from qdqtune.rules.draft import Wishes
+from qdqtune.rules.draft import Constraints
 
 _NODE = "node"
 
@@ -36,7 +36,7 @@ class NameFilters:
     def __bool__(self) -> bool:
         return any(vars(self).values())
 
-    def wishes(self, index: GraphIndex) -> Wishes:
+    def constraints(self, index: GraphIndex) -> Constraints:
         """What they mean in a model.
 
         Raises:
@@ -47,7 +47,7 @@ class NameFilters:
         only = _matching(_NODE, self.nodes_to_quantize, index.node)
         only |= self._of_types(index, self.op_types_to_quantize)
         asked = self.nodes_to_quantize or self.op_types_to_quantize
-        return Wishes(frozenset(only) if asked else None, frozenset(never))
+        return Constraints(frozenset(only) if asked else None, frozenset(never))
 
     def _of_types(self, index: GraphIndex, expressions: Sequence[str]) -> set[str]:
         types = _matching("op type", expressions, {node.op_type for node in index.nodes})

@@ -23,23 +23,33 @@ from qdqtune.engines.shares import estimated_shares
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import at_shapes
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.qdq.reading import ReadEncoding
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.placement import Placement
 from qdqtune.records.precision import Precision
 from qdqtune.records.quantization import QuantizeReport
 from qdqtune.records.ranges import RangeMethod, Ranges
-from qdqtune.rules.draft import Draft, Verdict, Wishes
+from qdqtune.rules.draft import Constraints, Draft, RuleDecision
 from qdqtune.rules.order import draft_placement
-from qdqtune.workflows.calibrating import Feeding, Progress, feeding_of, ranges_in_every_way
-from qdqtune.workflows.error_guard import ErrorGuard, Guarded, Part, Scaled
-from qdqtune.workflows.judging import Judge, Kernels, engine_of_dialect, open_kernels
+from qdqtune.workflows.accuracy_evaluator import (
+    AccuracyEvaluator,
+    Kernels,
+    engine_of_dialect,
+    open_kernels,
+)
+from qdqtune.workflows.accuracy_fallback import AccuracyFallback, Guarded, Part, Scaled
 from qdqtune.workflows.name_filters import NameFilters
+from qdqtune.workflows.samples_and_ranges import (
+    Progress,
+    SampleProvider,
+    ranges_in_every_way,
+    sample_provider,
+)
 from qdqtune.workflows.source import Source, open_source
-from qdqtune.workflows.tuning.clock import SHOWN_EVERY_S, Reporter
+from qdqtune.workflows.tuning.clock import SHOWN_EVERY_S, ProgressReporter
 from qdqtune.workflows.tuning.finish import Timed, check_written, time_final, why_not_shipped
 from qdqtune.workflows.tuning.request import Callback
 
@@ -72,7 +82,7 @@ class QuantizeRequest:
 
 
 @dataclass(frozen=True)
-class Made:
+class QuantizeOutcome:
     """What came of it.
 
     Attributes:
@@ -91,28 +101,28 @@ class _Rules:
     """The rules, and what they are asked about.
 
     Attributes:
-        completion: What can be quantized.
+        planner: What can be quantized.
         quant_type: To what.
-        wishes: The user's.
+        constraints: The user's.
         groups: Ops that are alike.
         shapes: Of the inputs.
         shares: Part of the work that each op does.
         left_out: Ops that can't be quantized after all, and why.
     """
 
-    completion: Completion
+    planner: QuantizationPlanner
     quant_type: str
-    wishes: Wishes
+    constraints: Constraints
     groups: tuple[Group, ...]
     shapes: Mapping[str, tuple[int, ...]]
     shares: Mapping[str, float]
-    left_out: Mapping[str, Verdict] = field(default_factory=dict)
+    left_out: Mapping[str, RuleDecision] = field(default_factory=dict)
 
-    def draft(self, float_ops: Mapping[str, Verdict]) -> Draft:
+    def draft(self, float_ops: Mapping[str, RuleDecision]) -> Draft:
         """Ask them, when these ops are to stay float."""
-        wishes = self.wishes.without({**self.left_out, **float_ops})
-        with at_shapes(self.completion.index.model, self.shapes):
-            return draft_placement(self.completion, self.quant_type, wishes, self.shares)
+        constraints = self.constraints.without({**self.left_out, **float_ops})
+        with at_shapes(self.planner.index.model, self.shapes):
+            return draft_placement(self.planner, self.quant_type, constraints, self.shares)
 
     def parts(self, draft: Draft) -> list[Part]:
         """The ops of a draft, like ones together."""
@@ -120,7 +130,7 @@ class _Rules:
         return [part for part in parts if part]
 
 
-class OneShot:
+class OneShotQuantization:
     """Quantizes one model file.
 
     Args:
@@ -134,11 +144,11 @@ class OneShot:
         self._path = path
         self._room = room
         self._seconds: dict[str, float] = {}
-        self._reporter = Reporter(request.callbacks, None)
+        self._reporter = ProgressReporter(request.callbacks, None)
         self._long: dict[str, Callable[[str, int, int | None], None]] = {}
         self._converted_from = ""
 
-    def run(self) -> Made:
+    def run(self) -> QuantizeOutcome:
         """All steps.
 
         Raises:
@@ -152,77 +162,79 @@ class OneShot:
                 float_types=request.dialect.float_types,
             )  # fmt: skip
             self._converted_from = source.converted_from
-            feeding = feeding_of(source, request.inputs, request.data, request.samples)
+            provider = sample_provider(source, request.inputs, request.data, request.samples)
         options = request.options.engine_options
         speaker = engine_of_dialect(request.dialect, request.engine, options)
         own = request.options if speaker == request.engine else None
         with reference_worker() as worker, open_kernels(speaker, worker, own) as kernels:
             base = PreparedModel(source.model, self._room)
-            guarded, report = self._quantized(source, base, worker, feeding, kernels)
+            guarded, report = self._quantized(source, base, worker, provider, kernels)
             if guarded is None or not guarded.placement:
                 reason = "nothing of it can be quantized"
                 if guarded is not None:
                     reason = _why_not_accurate(guarded, request.min_sqnr_db or 0.0)
                 report = replace(report, kept_float=True, reason=reason)
-                return Made(None, report, base.fingerprint)
+                return QuantizeOutcome(None, report, base.fingerprint)
             with self._step("insert"):
                 inserter = guarded.scaled.inserter
                 candidate = inserter.write(guarded.placement, "quantized")
                 check_written(candidate, inserter, guarded.placement, self._path)
-        report = self._timed(report, candidate, feeding)
+        report = self._timed(report, candidate, provider)
         kept = None if report.kept_float else inserter.model(guarded.placement)
-        return Made(kept, report, base.fingerprint)
+        return QuantizeOutcome(kept, report, base.fingerprint)
 
     def _quantized(
         self,
         source: Source,
         base: PreparedModel,
         worker: Worker,
-        feeding: Feeding,
+        provider: SampleProvider,
         kernels: Kernels | None,
     ) -> tuple[Guarded | None, QuantizeReport]:
         """Place, calibrate and guard; nothing is guarded if there is nothing to quantize."""
         request = self._request
         with self._step("place"):
-            rules = self._rules(base, worker, feeding)
+            rules = self._rules(base, worker, provider)
             draft = rules.draft({})
         given = source.reading.encodings if source.reading is not None else {}
         ways: dict[RangeMethod, Ranges] = {}
         if draft.placement():
-            ways = self._calibrated(source, base, worker, draft, feeding)
+            ways = self._calibrated(source, base, worker, draft, provider)
             rules.left_out = _without_range(draft, next(iter(ways.values())), given)
             draft = rules.draft({})
         if not draft.placement():
-            return None, self._report(draft, feeding)
+            return None, self._report(draft, provider)
 
         first = Inserter(
             base, request.dialect, request.quant_type, next(iter(ways.values())), given
         )
-        judge = Judge(source, base, worker, feeding.judged, kernels=kernels, roughly=_ROUGHLY)
-        with contextlib.closing(judge):
-            scaled = self._scaled(ways, draft.placement(), judge, first)
+        accuracy = AccuracyEvaluator(
+            source, base, worker, provider.judged, kernels=kernels, roughly=_ROUGHLY
+        )
+        with contextlib.closing(accuracy):
+            scaled = self._scaled(ways, draft.placement(), accuracy, first)
             with self._step("guard"):
-                guard = ErrorGuard(
-                    draft, rules.draft, rules.parts(draft), judge, worker, feeding.judged,
+                guard = AccuracyFallback(
+                    draft, rules.draft, rules.parts(draft), accuracy, worker, provider.judged,
                     request.min_sqnr_db, self._shown("accuracy"),
                 )  # fmt: skip
                 guarded = guard.guard(scaled)
-        report = self._report(guarded.draft, feeding, guarded.placement)
+        report = self._report(guarded.draft, provider, guarded.placement)
         tried = {way.value: each.quality.worst_db for way, each in scaled.items()}
-        return guarded, _with_quality(report, guarded, tried, judge.kernels)
+        return guarded, _with_quality(report, guarded, tried, accuracy.kernels)
 
-    def _rules(self, base: PreparedModel, worker: Worker, feeding: Feeding) -> _Rules:
+    def _rules(self, base: PreparedModel, worker: Worker, provider: SampleProvider) -> _Rules:
         """What the rules are asked about: the model at the shapes that it will run at."""
         request = self._request
-        with at_shapes(base.index.model, feeding.shapes):
+        with at_shapes(base.index.model, provider.shapes):
             index = GraphIndex(base.index.model)
             if unknown_tensors(index):
-                observe_shapes(base, worker, next(iter(feeding.judged())))
-            completion = Completion(index, request.dialect, request.quant_type)
-            groups = group_ops(index, completion).groups
+                observe_shapes(base, worker, next(iter(provider.judged())))
+            planner = QuantizationPlanner(index, request.dialect, request.quant_type)
+            groups = group_ops(index, planner).groups
             shares = estimated_shares(index)
-        wishes = request.filters.wishes(index)
-        return _Rules(completion, request.quant_type, wishes, groups, feeding.shapes, shares)
+        constraints = request.filters.constraints(index)
+        return _Rules(planner, request.quant_type, constraints, groups, provider.shapes, shares)
 
     def _calibrated(
         self,
@@ -230,7 +242,7 @@ class OneShot:
         base: PreparedModel,
         worker: Worker,
         draft: Draft,
-        feeding: Feeding,
+        provider: SampleProvider,
     ) -> dict[RangeMethod, Ranges]:
         """The ranges of the draft in every way that was asked for."""
         request = self._request
@@ -238,7 +250,7 @@ class OneShot:
         with self._step("calibrate"):
             return dict(
                 ranges_in_every_way(
-                    source, base, worker, draft.reach, feeding, layout,
+                    source, base, worker, draft.candidate_edges, provider, layout,
                     request.method, self._calibrated_so_far,
                 )
             )  # fmt: skip
@@ -258,7 +270,7 @@ class OneShot:
         self,
         ways: Mapping[RangeMethod, Ranges],
         placement: Placement,
-        judge: Judge,
+        accuracy: AccuracyEvaluator,
         inserter: Inserter,
     ) -> dict[RangeMethod, Scaled]:
         """The draft with all of these ranges, and how near each is to the float model."""
@@ -268,11 +280,13 @@ class OneShot:
                 inserter = inserter.with_ranges(ranges)
                 candidate = inserter.write(placement, f"candidate_{way.value}")
             with self._step("judge"):
-                found[way] = Scaled(way.value, inserter, judge.quality(candidate))
+                found[way] = Scaled(way.value, inserter, accuracy.quality(candidate))
             self._shown("accuracy")("comparing outputs with float, ranges", len(found), len(ways))
         return found
 
-    def _timed(self, report: QuantizeReport, candidate: Path, feeding: Feeding) -> QuantizeReport:
+    def _timed(
+        self, report: QuantizeReport, candidate: Path, provider: SampleProvider
+    ) -> QuantizeReport:
         """Time the candidate against the model as given; what is not faster does not ship."""
         request = self._request
         if request.threshold is None:
@@ -284,7 +298,7 @@ class OneShot:
             title = registry.title(request.engine)
             return replace(report, not_timed=f"{title} does not run models here")
         with self._step("time"):
-            feeds = next(iter(feeding.judged()))
+            feeds = next(iter(provider.judged()))
             if self._reporter.elapsed_s > SHOWN_EVERY_S:
                 self._reporter.tell("final", "timing the result against the model as given")
             (timed,) = time_final(
@@ -305,7 +319,7 @@ class OneShot:
         )
 
     def _report(
-        self, draft: Draft, feeding: Feeding, placement: Placement | None = None
+        self, draft: Draft, provider: SampleProvider, placement: Placement | None = None
     ) -> QuantizeReport:
         """What was decided, before anything is known of the result."""
         request = self._request
@@ -317,8 +331,8 @@ class OneShot:
             decisions=draft.decisions(placement or Placement()),
             placement=placement or Placement(),
             added={},
-            calibration=feeding.source.value,
-            calibrated_on=feeding.describe(),
+            calibration=provider.source.value,
+            calibrated_on=provider.describe(),
             method="",
             tried_db={},
             sqnr_db={},
@@ -348,7 +362,7 @@ def _why_not_accurate(guarded: Guarded, least_db: float) -> str:
 
 def _without_range(
     draft: Draft, ranges: Ranges, given: Mapping[str, ReadEncoding]
-) -> dict[str, Verdict]:
+) -> dict[str, RuleDecision]:
     """Ops that touch tensors which took infinite or undefined values."""
     index = draft.index
 
@@ -356,14 +370,14 @@ def _without_range(
         known = tensor in ranges.by_tensor or tensor in given or index.is_constant(tensor)
         return known or not index.is_float(tensor)
 
-    touched = {name: draft.completion.units[name].tensors for name in sorted(draft.chosen)}
+    touched = {name: draft.planner.units[name].tensors for name in sorted(draft.chosen)}
     touched |= {edge.node: frozenset({edge.tensor}) for edge in draft.extra}
     found = {}
     for name, tensors in touched.items():
         unknown = [tensor for tensor in sorted(tensors) if not is_known(tensor)]
         if unknown:
             reason = f"{unknown[0]!r} takes infinite or undefined values, or none at all"
-            found[name] = Verdict("no range", reason)
+            found[name] = RuleDecision("no range", reason)
     return found
 
 

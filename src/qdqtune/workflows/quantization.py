@@ -29,10 +29,10 @@ from qdqtune.records.reading import real_path
 from qdqtune.records.tuning import DEFAULT_THRESHOLD
 from qdqtune.report.quantization import quantize_text
 from qdqtune.workflows.autotuned import Autotuned
-from qdqtune.workflows.calibrating import Progress, check_method
 from qdqtune.workflows.given_model import AnyModel, as_file, in_form_of
 from qdqtune.workflows.name_filters import NameFilters
-from qdqtune.workflows.one_shot import OneShot, QuantizeRequest
+from qdqtune.workflows.one_shot import OneShotQuantization, QuantizeRequest
+from qdqtune.workflows.samples_and_ranges import Progress, check_method
 from qdqtune.workflows.tuning.request import Callback
 
 _NOTHING_SAID = InputRequest()
@@ -111,10 +111,10 @@ def quantize(
     Raises:
         QdqtuneError: Whatever the user can act on.
     """
-    name, spoken = _target(engine, dialect, engine_options)
+    name, dialect_choice = _target(engine, dialect, engine_options)
     request = QuantizeRequest(
         engine=name,
-        dialect=spoken if per_channel else replace(spoken, per_channel=False),
+        dialect=dialect_choice if per_channel else replace(dialect_choice, per_channel=False),
         quant_type=quantize_mode,
         options=SessionOptions(threads=threads, engine_options=dict(engine_options or {})),
         inputs=inputs,
@@ -141,7 +141,7 @@ def quantize(
             if autotune:
                 made = Autotuned(request, path, _preset(autotune), run_folder).run()
             else:
-                made = OneShot(request, path, room).run()
+                made = OneShotQuantization(request, path, room).run()
             if made.quantized is None:
                 _hand_back(path, target, force=force)
             else:

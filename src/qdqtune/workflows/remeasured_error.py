@@ -17,8 +17,8 @@ from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB, allowed_sqnr_db
 from qdqtune.records.claim import Claim
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.verification import Check, Outcome
-from qdqtune.workflows.calibrating import feeding_of
-from qdqtune.workflows.judging import Judge, has_own_kernels, open_kernels
+from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator, has_own_kernels, open_kernels
+from qdqtune.workflows.samples_and_ranges import sample_provider
 from qdqtune.workflows.source import open_source
 
 SAME_DB = 1.0
@@ -90,7 +90,7 @@ def measure_error(
     """
     source = open_source(baseline, float_types=() if in_float32 else None)
     candidate = load_model(model)
-    feeding = feeding_of(source, inputs, data, samples)
+    provider = sample_provider(source, inputs, data, samples)
     own = engine if engine and has_own_kernels(engine, options.engine_options) else None
     outputs = {value.name for value in candidate.graph.outputs}
     missing = tuple(
@@ -104,16 +104,16 @@ def measure_error(
 
         def judged(kernels_of: str | None) -> tuple[float | None, float | None]:
             with open_kernels(kernels_of, runner, options) as kernels:
-                judge = Judge(source, base, runner, feeding.judged, kernels=kernels)
-                with contextlib.closing(judge):
-                    quality = judge.quality(file)
+                accuracy = AccuracyEvaluator(source, base, runner, provider.judged, kernels=kernels)
+                with contextlib.closing(accuracy):
+                    quality = accuracy.quality(file)
             of_float = quality.of_float.worst_db if quality.of_float is not None else None
             return min(quality.against_float.values(), default=None), of_float
 
         found, of_float = judged(own)
         is_enough = found is None or found >= enough_db
         as_written = found if own is None or is_enough else judged(None)[0]
-    return MeasuredError(found, as_written, of_float, feeding.judged_digest(), missing)
+    return MeasuredError(found, as_written, of_float, provider.judged_digest(), missing)
 
 
 def check_error(claim: Claim, found: MeasuredError, *, is_quantized: bool, is_same: bool) -> Check:

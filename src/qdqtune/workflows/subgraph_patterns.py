@@ -117,8 +117,8 @@ def extract_subgraph(
         base = PreparedModel(loaded, folder)
         known = {name: base.index.shape(name) for name in (*input_names, *output_names)}
         dims: dict[str, Dims] = {name: dim for name, dim in known.items() if dim is not None}
-        piece = extract(base, nodes, input_names, output_names, {**dims, **(shapes or {})})
-        return onnx.load(save_model(piece, folder / "piece.onnx"))
+        subgraph = extract(base, nodes, input_names, output_names, {**dims, **(shapes or {})})
+        return onnx.load(save_model(subgraph, folder / "piece.onnx"))
 
 
 def _between(index: GraphIndex, inputs: Sequence[str], outputs: Sequence[str]) -> set[str]:

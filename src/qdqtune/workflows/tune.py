@@ -33,16 +33,16 @@ from qdqtune.records.tuning import (
     TunePlan,
     TuneResult,
 )
-from qdqtune.workflows.calibrating import feeding_of
 from qdqtune.workflows.name_filters import NameFilters
+from qdqtune.workflows.samples_and_ranges import sample_provider
 from qdqtune.workflows.source import Source, open_source
-from qdqtune.workflows.tuning.clock import Reporter
+from qdqtune.workflows.tuning.clock import ProgressReporter
 from qdqtune.workflows.tuning.float_type import check_precision, convertible
 from qdqtune.workflows.tuning.folder import AUTO, SUBGRAPHS, RunFolder
 from qdqtune.workflows.tuning.layer_groups import check_layer_file
+from qdqtune.workflows.tuning.preflight import AS_GIVEN, find_choices, seeds_of
 from qdqtune.workflows.tuning.request import REGION, SUBGRAPH, WORKFLOWS, Callback, TuneRequest
 from qdqtune.workflows.tuning.run import TuneRun
-from qdqtune.workflows.tuning.scouting import AS_GIVEN, find_choices, seeds_of
 from qdqtune.workflows.tuning.settings import preset_named
 from qdqtune.workflows.tuning.shape_ranges import (
     Asked,
@@ -165,7 +165,7 @@ def tune(
     Raises:
         QdqtuneError: Whatever the user can act on.
     """
-    reporter = Reporter(callbacks, budget_s)
+    reporter = ProgressReporter(callbacks, budget_s)
     name = registry.resolve(engine, engine_options)
     require_reference()
     _check_numbers(seed=seed, max_drop=max_drop, performance_threshold=performance_threshold)
@@ -217,9 +217,11 @@ def tune(
     )  # fmt: skip
     _check_comparable(request, source)
     timed = timed_request(source.model, inputs, request.min_shapes, request.max_shapes)
-    feeding = feeding_of(source, replace(timed, seed=seed), calibration_data, calibration_samples)
+    provider = sample_provider(
+        source, replace(timed, seed=seed), calibration_data, calibration_samples
+    )
     all_options = options_with_ranges(
-        request.options.engine_options, name, source.model, feeding.shapes, request.min_shapes,
+        request.options.engine_options, name, source.model, provider.shapes, request.min_shapes,
         request.max_shapes,
     )  # fmt: skip
     request = replace(request, options=replace(request.options, engine_options=all_options))
@@ -236,7 +238,7 @@ def tune(
             resume=resume,
             folders=(SUBGRAPHS,) if workflow == SUBGRAPH else (),
         ) as folder,  # fmt: skip
-        TuneRun(request, source, feeding, folder, reporter) as run,
+        TuneRun(request, source, provider, folder, reporter) as run,
     ):
         return run.whole()
 
@@ -295,16 +297,16 @@ def plan_tune(
     )  # fmt: skip
     smallest, largest = request_of(min_shapes), request_of(max_shapes)
     timed = timed_request(source.model, inputs, smallest, largest)
-    feeding = feeding_of(source, timed, calibration_data, None)
-    check_ranges(source.model, feeding.shapes, smallest, largest)
+    provider = sample_provider(source, timed, calibration_data, None)
+    check_ranges(source.model, provider.shapes, smallest, largest)
     if graph_json is not None:
         check_layer_file(GraphIndex(source.model), graph_json)
     with TemporaryFolder() as folder:
         base = PreparedModel(source.model, folder)
-        completion, grouping = find_choices(
-            base, dialect, quant_type, feeding, node_filter=node_filter
+        planner, grouping = find_choices(
+            base, dialect, quant_type, provider, node_filter=node_filter
         )
-        space = Space(completion, grouping.groups, estimated_shares(completion.index))
+        space = Space(planner, grouping.groups, estimated_shares(planner.index))
         reading = source.reading
         given = {AS_GIVEN: reading.placement.tensors} if reading is not None else {}
         seeds = seeds_of(space, given, grouping)
@@ -321,8 +323,8 @@ def plan_tune(
             regions=grouping.regions,
             patterns=grouping.patterns,
             groups=len(grouping.groups),
-            quantizable=len(completion.units),
-            left_float=dict(Counter(completion.left_float.values()).most_common()),
+            quantizable=len(planner.units),
+            left_float=dict(Counter(planner.left_float.values()).most_common()),
             seeds={label: len(space.placement(state).tensors) for label, state in seeds.items()},
             benchmarks=most,
             mode=workflow,

@@ -191,12 +191,12 @@ def _error(
 
 def _together(records: Sequence[BenchRecord]) -> BenchRecord:
     """The first record, with what all of them say of the speedup, each in its own process."""
-    found = [record.contestants[1].against_first for record in records]
+    found = [record.entries[1].against_first for record in records]
     known = [each for each in found if each is not None]
     if len(known) < len(records):
         return records[found.index(None)]
-    baseline, model = records[0].contestants
-    return replace(records[0], contestants=(baseline, replace(model, against_first=combine(known))))
+    baseline, model = records[0].entries
+    return replace(records[0], entries=(baseline, replace(model, against_first=combine(known))))
 
 
 def _baseline_of(file: Path, against: str | os.PathLike[str] | None) -> Path:

@@ -19,9 +19,9 @@ from qdqtune.autotune.subgraphs.assembly import Costs, Crossing, assemble, gain_
 RESOLUTION = 2.0**-28
 
 
-def all_states(pieces: int) -> Iterator[frozenset[int]]:
-    for count in range(pieces + 1):
-        yield from map(frozenset, itertools.combinations(range(pieces), count))
+def all_states(subgraphs: int) -> Iterator[frozenset[int]]:
+    for count in range(subgraphs + 1):
+        yield from map(frozenset, itertools.combinations(range(subgraphs), count))
 
 
 def drawn_ms(rng: random.Random, kind: str) -> float:
@@ -32,9 +32,9 @@ def drawn_ms(rng: random.Random, kind: str) -> float:
     return 0.0 if rng.random() < 0.15 else rng.uniform(0.01, 1.0)
 
 
-def drawn_crossing(rng: random.Random, kind: str, pieces: int, number: int) -> Crossing:
-    producer = rng.choice([None, *range(pieces - 1)])
-    later = range(0 if producer is None else producer + 1, pieces)
+def drawn_crossing(rng: random.Random, kind: str, subgraphs: int, number: int) -> Crossing:
+    producer = rng.choice([None, *range(subgraphs - 1)])
+    later = range(0 if producer is None else producer + 1, subgraphs)
     consumers = frozenset(rng.sample(later, rng.randint(1, min(4, len(later)))))
     size = {"ties": 1.0, "ratios": 1.0}.get(kind, 0.4)
     return Crossing(
@@ -47,13 +47,15 @@ def drawn_crossing(rng: random.Random, kind: str, pieces: int, number: int) -> C
     )
 
 
-def drawn_costs(seed: int, kind: str, pieces: int = 0) -> Costs:
+def drawn_costs(seed: int, kind: str, subgraphs: int = 0) -> Costs:
     rng = random.Random(f"{kind} {seed}")
-    pieces = pieces or rng.randint(2, 8)
+    subgraphs = subgraphs or rng.randint(2, 8)
     return Costs(
-        tuple(drawn_ms(rng, kind) for _ in range(pieces)),
-        tuple(None if rng.random() < 0.15 else drawn_ms(rng, kind) for _ in range(pieces)),
-        tuple(drawn_crossing(rng, kind, pieces, n) for n in range(rng.randint(0, 2 * pieces))),
+        tuple(drawn_ms(rng, kind) for _ in range(subgraphs)),
+        tuple(None if rng.random() < 0.15 else drawn_ms(rng, kind) for _ in range(subgraphs)),
+        tuple(
+            drawn_crossing(rng, kind, subgraphs, n) for n in range(rng.randint(0, 2 * subgraphs))
+        ),
     )
 
 
@@ -90,7 +92,7 @@ def test_of_equals_the_one_with_the_fewest_quantized_pieces_is_taken(seed):
 @pytest.mark.parametrize("kind", ["plain", "ratios", "ties"])
 def test_what_cannot_be_quantized_stays_float(kind):
     for seed in range(40):
-        costs = drawn_costs(seed, kind, pieces=30)
+        costs = drawn_costs(seed, kind, subgraphs=30)
         assert all(costs.quantized_ms[number] is not None for number in assemble(costs))
 
 
@@ -134,14 +136,16 @@ def test_floats_are_made_once_for_all_who_read_them(float_readers, expected):
     assert assemble(costs) == expected
 
 
-def chain(pieces: int, seed: int) -> Costs:
+def chain(subgraphs: int, seed: int) -> Costs:
     rng = random.Random(seed)
     crossings = tuple(
         Crossing(f"t{n}", n, frozenset({n + 1}), False, rng.uniform(0, 0.3), rng.uniform(0, 0.3))
-        for n in range(pieces - 1)
+        for n in range(subgraphs - 1)
     )
-    as_float = tuple(rng.uniform(0.5, 1.5) for _ in range(pieces))
-    quantized = tuple(None if rng.random() < 0.1 else rng.uniform(0.3, 1.5) for _ in range(pieces))
+    as_float = tuple(rng.uniform(0.5, 1.5) for _ in range(subgraphs))
+    quantized = tuple(
+        None if rng.random() < 0.1 else rng.uniform(0.3, 1.5) for _ in range(subgraphs)
+    )
     return Costs(as_float, quantized, crossings)
 
 
@@ -159,9 +163,9 @@ def chain_ms(costs: Costs) -> float:
     return min(best)
 
 
-@pytest.mark.parametrize("pieces", [2, 50, 5_000])
-def test_chains_of_any_length_are_solved(pieces):
-    costs = chain(pieces, 7)
+@pytest.mark.parametrize("subgraphs", [2, 50, 5_000])
+def test_chains_of_any_length_are_solved(subgraphs):
+    costs = chain(subgraphs, 7)
     assert costs.total_ms(assemble(costs)) <= chain_ms(costs) + slack_ms(costs)
 
 
@@ -183,7 +187,7 @@ def test_a_constant_on_both_forms_of_a_piece_changes_nothing(seed, constant):
 @given(st.integers(0, 10_000))
 def test_a_crossing_with_one_reader_is_a_cost_between_two(seed):
     """By enumeration with a cost for each pair of neighbours that differ, and by the cut."""
-    drawn = drawn_costs(seed, "plain", pieces=5)
+    drawn = drawn_costs(seed, "plain", subgraphs=5)
     crossings = tuple(
         replace(each, consumers=frozenset({min(each.consumers)}), is_read_as_float=False)
         for each in drawn.crossings

@@ -122,10 +122,12 @@ def test_an_activation_in_the_place_of_a_weight_is_another_piece() -> None:
 def test_layers_of_a_kind_are_one_piece(tmp_path) -> None:
     sizes = {**SMALL["bert"], "layers": 3}
     made = cut(zoo.build("bert", **sizes), tmp_path)
-    largest = max(made.pieces, key=lambda piece: len(piece.groups))
+    largest = max(made.subgraphs, key=lambda subgraph: len(subgraph.groups))
     assert len(largest.groups) >= 3
     one = cut(zoo.build("bert", **SMALL["bert"]), tmp_path)
-    assert {piece.key for piece in one.pieces} <= {piece.key for piece in made.pieces}
+    assert {subgraph.key for subgraph in one.subgraphs} <= {
+        subgraph.key for subgraph in made.subgraphs
+    }
 
 
 def test_a_model_without_shapes_still_has_keys() -> None:

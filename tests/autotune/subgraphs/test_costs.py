@@ -13,19 +13,19 @@ from benchmarks.subgraph_models import random_model
 
 from qdqtune.autotune.search.space import Space
 from qdqtune.autotune.subgraphs.assembly import Costs, Crossing
-from qdqtune.autotune.subgraphs.costs import InModel, costs_of, refined
-from qdqtune.autotune.subgraphs.pieces import FULL, NONE, WEIGHTS
-from qdqtune.autotune.subgraphs.seen import look_at
-from qdqtune.autotune.subgraphs.units import make_choices, make_units
+from qdqtune.autotune.subgraphs.costs import ObservedCosts, costs_of, refined
+from qdqtune.autotune.subgraphs.distinct_subgraphs import FULL, NONE, WEIGHTS
+from qdqtune.autotune.subgraphs.observed_costs import look_at
+from qdqtune.autotune.subgraphs.quantizable_groups import make_choices, make_units
 from qdqtune.engines.simulated import PROFILES, kernels_of, true_latency_ms
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.measurement import LayerTime
-from qdqtune.records.subgraphs import BY_LAYERS, PieceTimes, SchemeTimes
+from qdqtune.records.subgraphs import BY_LAYERS, SchemeTimes, SubgraphTimes
 from tests.conftest import model_from_text
 from tests.cutting import Cut, cut, layers_of
 
 ADDITIVE = replace(PROFILES["cpu-vnni"], fuses=False, has_layouts=False)
-UNSEEN = InModel(frozenset(), {})
+UNSEEN = ObservedCosts(frozenset(), {})
 
 
 def of_groups(made: Cut) -> list[float]:
@@ -43,12 +43,12 @@ def test_where_costs_add_up_they_are_the_truth(seed: int, tmp_path: Path) -> Non
     if any(node.op_type == "Flatten" for node in made.index.nodes):
         pytest.skip("a view has no form of its own")
     known = made.times()
-    units = make_units(made.pieces, known, made.completion)
-    choices = make_choices(units, made.pieces, known, made.completion, made.ruled)
-    space = Space(made.completion, choices.groups, {})
+    units = make_units(made.subgraphs, known, made.planner)
+    choices = make_choices(units, made.subgraphs, known, made.planner, made.ruled)
+    space = Space(made.planner, choices.groups, {})
     times = of_groups(made)
     own = {number: times[unit.group] for number, unit in enumerate(units)}
-    plain = InModel(frozenset(), own, sum(times) - sum(own.values()))
+    plain = ObservedCosts(frozenset(), own, sum(times) - sum(own.values()))
     costs = costs_of(units, made.groups, made.index, plain)
     rng = random.Random(seed)
     for _ in range(8):
@@ -76,14 +76,14 @@ def fork(folder: Path, dialect: str = "onnxruntime", inside_ms: float = 1.0) -> 
     weights = np.random.default_rng(0).normal(size=(8, 8, 1, 1)).astype(np.float32)
     made = cut(model_from_text(FORK, w=weights), folder, dialect)
     times = {}
-    for piece in made.pieces:
-        borders = len(piece.content.inputs) + len(piece.content.outputs)
+    for subgraph in made.subgraphs:
+        borders = len(subgraph.content.inputs) + len(subgraph.content.outputs)
         forms = tuple(
             SchemeTimes(name, ms, ms, (0.25 * (name == FULL),) * borders, (0.125,) * borders)
             for name, ms in ((NONE, 4.0), (FULL, inside_ms), (WEIGHTS, 9.0))
         )
-        times[piece.key] = PieceTimes(piece.key, BY_LAYERS, forms)
-    units = make_units(made.pieces, times, made.completion)
+        times[subgraph.key] = SubgraphTimes(subgraph.key, BY_LAYERS, forms)
+    units = make_units(made.subgraphs, times, made.planner)
     return made, costs_of(units, made.groups, made.index, UNSEEN)
 
 
@@ -138,25 +138,25 @@ def test_a_move_of_what_is_always_float_is_never_quantized(tmp_path: Path) -> No
         y = Conv(p, w)
     }"""
     made = cut(model_from_text(text, w=np.ones((8, 8, 1, 1), np.float32)), tmp_path)
-    units = make_units(made.pieces, made.times(), made.completion)
+    units = make_units(made.subgraphs, made.times(), made.planner)
     costs = costs_of(units, made.groups, made.index, UNSEEN)
-    moving = [number for number, unit in enumerate(units) if unit.only_moves]
-    assert costs.never == frozenset(moving)
-    assert len(moving) == 1
+    passthrough = [number for number, unit in enumerate(units) if unit.only_moves]
+    assert costs.never == frozenset(passthrough)
+    assert len(passthrough) == 1
 
 
 def test_weights_alone_have_no_crossings(tmp_path: Path) -> None:
     text = "g (float[8,8] x) => (float[8,8] y) { a = MatMul(x, w) y = MatMul(a, w) }"
     made = cut(model_from_text(text, w=np.ones((8, 8), np.float32)), tmp_path)
     times = {}
-    for piece in made.pieces:
-        borders = len(piece.content.inputs) + len(piece.content.outputs)
+    for subgraph in made.subgraphs:
+        borders = len(subgraph.content.inputs) + len(subgraph.content.outputs)
         forms = tuple(
             SchemeTimes(name, ms, ms, (0.5 * (name == FULL),) * borders, (0.0,) * borders)
             for name, ms in ((NONE, 4.0), (FULL, 3.0), (WEIGHTS, 2.0))
         )
-        times[piece.key] = PieceTimes(piece.key, BY_LAYERS, forms)
-    units = make_units(made.pieces, times, made.completion)
+        times[subgraph.key] = SubgraphTimes(subgraph.key, BY_LAYERS, forms)
+    units = make_units(made.subgraphs, times, made.planner)
     costs = costs_of(units, made.groups, made.index, UNSEEN)
     assert len(units) == 2
     assert costs.crossings == ()
@@ -166,22 +166,22 @@ def test_weights_alone_have_no_crossings(tmp_path: Path) -> None:
 def test_pieces_tell_ratios_and_the_model_tells_sizes(tmp_path: Path) -> None:
     """A piece alone finds its weights in the cache, in both of its forms."""
     made, alone = fork(tmp_path)
-    units = make_units(made.pieces, {}, made.completion)
+    units = make_units(made.subgraphs, {}, made.planner)
     assert units == []
     times = {
-        piece.key: PieceTimes(
-            piece.key,
+        subgraph.key: SubgraphTimes(
+            subgraph.key,
             BY_LAYERS,
             tuple(
                 SchemeTimes(name, ms, ms, (0.0,) * n, (0.0,) * n)
-                for n in [len(piece.content.inputs) + len(piece.content.outputs)]
+                for n in [len(subgraph.content.inputs) + len(subgraph.content.outputs)]
                 for name, ms in ((NONE, 4.0), (FULL, 1.0), (WEIGHTS, 9.0))
             ),
         )
-        for piece in made.pieces
+        for subgraph in made.subgraphs
     }
-    units = make_units(made.pieces, times, made.completion)
-    seen = InModel(frozenset(), {FIRST: 8.0, LEFT: 0.0}, rest_ms=5.0)
+    units = make_units(made.subgraphs, times, made.planner)
+    seen = ObservedCosts(frozenset(), {FIRST: 8.0, LEFT: 0.0}, rest_ms=5.0)
     costs = costs_of(units, made.groups, made.index, seen)
     assert (costs.float_ms[FIRST], costs.quantized_ms[FIRST]) == (8.0, 2.0)
     # What was not seen costs what it costs alone.
@@ -195,7 +195,7 @@ PIECES = Costs((4.0, 4.0, 4.0), (1.0, 1.0, None), (CROSSING,))
 
 
 def test_what_was_seen_in_a_model_counts_more_than_what_pieces_told() -> None:
-    seen = InModel(frozenset({0}), {0: 2.0, 1: 3.0, 2: 5.0}, 0.0, {"u": 9.0}, {"t": 0.75})
+    seen = ObservedCosts(frozenset({0}), {0: 2.0, 1: 3.0, 2: 5.0}, 0.0, {"u": 9.0}, {"t": 0.75})
     found = refined(PIECES, [seen])
     assert found.float_ms == (4.0, 3.0, 5.0)
     assert found.quantized_ms == (2.0, 1.0, None)
@@ -204,36 +204,36 @@ def test_what_was_seen_in_a_model_counts_more_than_what_pieces_told() -> None:
 
 
 def test_a_conversion_that_was_to_be_expected_and_not_seen_costs_nothing() -> None:
-    taken_along = InModel(frozenset({0}), {0: 1.0})
+    taken_along = ObservedCosts(frozenset({0}), {0: 1.0})
     assert refined(PIECES, [taken_along]).crossings[0].dequantize_ms == 0.0
     assert refined(PIECES, [taken_along]).crossings[0].quantize_ms == 0.5
-    not_needed = InModel(frozenset({0, 1}), {0: 1.0})
+    not_needed = ObservedCosts(frozenset({0, 1}), {0: 1.0})
     assert refined(PIECES, [not_needed]).crossings == PIECES.crossings
 
 
 def test_the_latest_model_counts_and_the_one_to_improve_before_all() -> None:
-    old, new = (InModel(frozenset({1}), {1: ms}, quantize_ms={"t": ms}) for ms in (2.0, 3.0))
-    own = InModel(frozenset({1}), {1: 7.0}, quantize_ms={"t": 7.0})
+    old, new = (ObservedCosts(frozenset({1}), {1: ms}, quantize_ms={"t": ms}) for ms in (2.0, 3.0))
+    own = ObservedCosts(frozenset({1}), {1: 7.0}, quantize_ms={"t": 7.0})
     assert refined(PIECES, [new, old]).quantized_ms[1] == 3.0
     best = refined(PIECES, [new, old], own)
     assert best.quantized_ms[1] == best.crossings[0].quantize_ms == 7.0
 
 
 def test_another_form_of_a_unit_tells_nothing_but_in_the_model_that_has_it() -> None:
-    other = InModel(frozenset({0}), {0: 9.0}, otherwise=frozenset({0}))
+    other = ObservedCosts(frozenset({0}), {0: 9.0}, otherwise=frozenset({0}))
     assert refined(PIECES, [other]).quantized_ms[0] == 1.0
     assert refined(PIECES, [], other).quantized_ms[0] == 9.0
 
 
 def test_no_time_was_not_seen() -> None:
-    fused = InModel(frozenset({0}), {0: 0.0})
+    fused = ObservedCosts(frozenset({0}), {0: 0.0})
     assert refined(PIECES, [fused]).quantized_ms == PIECES.quantized_ms
 
 
 def quantized_fork(folder: Path) -> tuple[Cut, GraphIndex, list[LayerTime], dict[str, int]]:
     made, _ = fork(folder)
-    conv = [name for name in made.completion.units if name in ("n0", "n1", "n2")]
-    placement = made.completion.placement(conv)
+    conv = [name for name in made.planner.units if name in ("n0", "n1", "n2")]
+    placement = made.planner.placement(conv)
     layers = layers_of(made.inserter.proto(placement), made.profile)
     unit_of = {f"n{n}": n for n in range(4)}
     return made, GraphIndex(made.inserter.model(placement)), layers, unit_of

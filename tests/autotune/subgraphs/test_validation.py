@@ -17,8 +17,8 @@ from qdqtune.autotune.search.space import Group, Space, State
 from qdqtune.autotune.search.strategy import Limits
 from qdqtune.autotune.search.trial import SEEDS, Score, Trial
 from qdqtune.autotune.subgraphs.assembly import Costs, Crossing, assemble
-from qdqtune.autotune.subgraphs.costs import InModel
-from qdqtune.autotune.subgraphs.units import Choices
+from qdqtune.autotune.subgraphs.costs import ObservedCosts
+from qdqtune.autotune.subgraphs.quantizable_groups import Choices
 from qdqtune.autotune.subgraphs.validation import SubgraphSearch
 from tests.conftest import model_from_text
 from tests.cutting import cut
@@ -39,7 +39,7 @@ def chain() -> tuple[Space, Choices]:
         made = cut(model_from_text(text, w=np.ones((4, 4, 1, 1), np.float32)), Path(folder))
     groups = tuple(Group(f"p{n}", 0, "Conv", (f"n{2 * n}",)) for n in range(UNITS))
     each = tuple(frozenset({number}) for number in range(UNITS))
-    return Space(made.completion, groups, {}), Choices(groups, each, each, (NOTHING,) * UNITS)
+    return Space(made.planner, groups, {}), Choices(groups, each, each, (NOTHING,) * UNITS)
 
 
 def costs(quantized: Sequence[float | None], as_float: float = 10.0, **more: object) -> Costs:
@@ -75,7 +75,7 @@ def play(
     alike: Sequence[State] = (),
     incremental: bool = True,
     frugal: bool = False,
-    layers: Callable[[State], InModel] | None = None,
+    layers: Callable[[State], ObservedCosts] | None = None,
     noise: random.Random | None = None,
     refused: Callable[[State], bool] = lambda _: False,
 ) -> Played:
@@ -119,17 +119,17 @@ def play(
     return played
 
 
-def layers_of(truth: Costs) -> Callable[[State], InModel]:
+def layers_of(truth: Costs) -> Callable[[State], ObservedCosts]:
     """An engine that tells its layers."""
 
-    def look(state: State) -> InModel:
+    def look(state: State) -> ObservedCosts:
         times = {
             n: ms if n not in state else (truth.quantized_ms[n] or ms)
             for n, ms in enumerate(truth.float_ms)
         }
         quantized = {c.tensor: c.quantize_ms for c in truth.crossings if c.is_quantized_in(state)}
         back = {c.tensor: c.dequantize_ms for c in truth.crossings if c.is_dequantized_in(state)}
-        return InModel(state, times, truth.rest_ms, quantized, back)
+        return ObservedCosts(state, times, truth.rest_ms, quantized, back)
 
     return look
 
@@ -353,7 +353,7 @@ def test_batches_tell_what_was_expected_and_what_came() -> None:
 
 def test_nothing_to_choose_from_ends_at_once() -> None:
     space, _ = chain()
-    empty = Space(space.completion, (), {})
+    empty = Space(space.planner, (), {})
     search = SubgraphSearch(empty, Choices(), costs([]), {}, [], Limits(benchmarks=9))
     assert search.ask() is None
     assert (search.incumbent, search.asked) == (NOTHING, 0)

@@ -17,7 +17,7 @@ from qdqtune.autotune.regions.region import Region, leaves
 from qdqtune.autotune.regions.region_search import CombinedRegionSearch
 from qdqtune.autotune.search.space import Group
 from qdqtune.graph.index import GraphIndex
-from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.placement import Edge
 
 _logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Grouping:
 
 
 def group_ops(
-    index: GraphIndex, completion: Completion, cache: PatternCache | None = None
+    index: GraphIndex, planner: QuantizationPlanner, cache: PatternCache | None = None
 ) -> Grouping:
     """Find the choices that a dialect leaves in a model.
 
@@ -74,7 +74,7 @@ def group_ops(
 
     Args:
         index: The model, with shapes.
-        completion: What can be quantized in it.
+        planner: What can be quantized in it.
         cache: What other runs found.
     """
     regions = CombinedRegionSearch(index).search_regions()
@@ -92,7 +92,7 @@ def group_ops(
         forms[number].append(form)
         for role, position in enumerate(form.nodes):
             name = index.nodes[position].name or ""
-            if name in completion.units:
+            if name in planner.units:
                 found.setdefault((number, role), []).append(position)
     signatures = list(numbers)
     groups = [

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from qdqtune.autotune.search.by_belief import BeliefSearch
-from qdqtune.autotune.search.by_sweeps import SweepSearch
+from qdqtune.autotune.search.bayesian import BayesianSearch
+from qdqtune.autotune.search.local_search import LocalSearch
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.autotune.search.strategy import Limits, Strategy
 from qdqtune.autotune.search.trial import Score, Trial
@@ -42,7 +42,7 @@ class PlacementSearch:
         limits: Limits | None = None,
         seed: int = 0,
     ) -> None:
-        way = BeliefSearch if len(space.groups) <= _FEW else SweepSearch
+        way = BayesianSearch if len(space.groups) <= _FEW else LocalSearch
         begin = list(dict.fromkeys(space.closed(state) for state in seeds.values()))
         self._way: Strategy = way(space, begin, limits or Limits(), seed)
         self._steps = self._way.steps()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from qdqtune.autotune.search.belief import Belief, Floats
+from qdqtune.autotune.search.bayesian_linear_model import BayesianLinearModel, Floats
 from qdqtune.autotune.search.space import Space, State
 
 _WORLDS = 8
@@ -19,7 +19,10 @@ _NORMAL = math.sqrt(2.0 * math.pi)
 
 
 def proposals(
-    space: Space, belief: Belief, starts: Sequence[State], generator: np.random.Generator
+    space: Space,
+    regression: BayesianLinearModel,
+    starts: Sequence[State],
+    generator: np.random.Generator,
 ) -> list[State]:
     """Choices worth a thought.
 
@@ -28,18 +31,18 @@ def proposals(
 
     Args:
         space: The choices.
-        belief: What is known about them.
+        regression: What is known about them.
         starts: Where to look for the best from; the incumbent first.
         generator: Draws the worlds.
     """
     incumbent = starts[0]
     found: list[State] = []
-    worlds = [belief.effects(), *(belief.effects(generator) for _ in range(_WORLDS))]
+    worlds = [regression.effects(), *(regression.effects(generator) for _ in range(_WORLDS))]
     for effects in worlds:
-        best = [ascend(start, effects, belief.pairs) for start in starts]
-        found.append(max(best, key=lambda state: value_of(state, effects, belief.pairs)))
+        best = [ascend(start, effects, regression.pairs) for start in starts]
+        found.append(max(best, key=lambda state: value_of(state, effects, regression.pairs)))
     found += [incumbent ^ {number} for number in range(len(space.groups))]
-    found += [incumbent ^ {*pair} for pair in belief.pairs]
+    found += [incumbent ^ {*pair} for pair in regression.pairs]
     for numbers in space.patterns.values():
         found += (incumbent | {*numbers}, incumbent - {*numbers})
     return [state for state in dict.fromkeys(found) if state != incumbent]

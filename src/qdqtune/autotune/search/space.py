@@ -11,7 +11,7 @@ from itertools import filterfalse
 import onnx_ir as ir
 
 from qdqtune.graph.op_classes import WEIGHTED_OPS
-from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.placement import Placement
 
 State = frozenset[int]
@@ -35,7 +35,7 @@ class Group:
         role: Position of the op in that pattern.
         op_type: What they are.
         nodes: Names, in the graph's order.
-        kin: Equal for groups whose ops, attributes and shapes are; empty if nobody looked.
+        structure: Equal for groups whose ops, attributes and shapes are; empty if nobody looked.
         form: What of them is quantized.
     """
 
@@ -43,7 +43,7 @@ class Group:
     role: int
     op_type: str
     nodes: tuple[str, ...]
-    kin: str = ""
+    structure: str = ""
     form: Form = Form.WHOLE
 
 
@@ -51,15 +51,15 @@ class Space:
     """All placements that a search may propose for one model in one dialect.
 
     Args:
-        completion: What each op needs to be quantized.
+        planner: What each op needs to be quantized.
         groups: The choices, in the graph's order.
         weights: Share of the model's latency by node name, as far as it is known.
     """
 
     def __init__(
-        self, completion: Completion, groups: Sequence[Group], weights: Mapping[str, float]
+        self, planner: QuantizationPlanner, groups: Sequence[Group], weights: Mapping[str, float]
     ) -> None:
-        self.completion = completion
+        self.planner = planner
         self.groups = tuple(groups)
         self.potential = tuple(
             sum(weights.get(node, 0.0) for node in group.nodes) for group in self.groups
@@ -99,7 +99,7 @@ class Space:
 
     def moves(self, number: int) -> bool:
         """Whether a group's ops only move values."""
-        return self.groups[number].nodes[0] in self.completion.moving
+        return self.groups[number].nodes[0] in self.planner.passthrough
 
     def placement(self, state: State) -> Placement:
         """What a choice comes to in the model."""
@@ -108,7 +108,7 @@ class Space:
             for number in state:
                 names[self.groups[number].form].update(self.groups[number].nodes)
             whole, fed = names[Form.WHOLE], names[Form.ACTIVATIONS]
-            self._placements[state] = self.completion.placement(
+            self._placements[state] = self.planner.placement(
                 whole | fed, names[Form.WEIGHTS], float_weights=fed - whole
             )
         return self._placements[state]
@@ -121,11 +121,11 @@ class Space:
 
     def nearest(self, placement: Placement) -> State:
         """The groups whose ops are all integer kernels in a placement."""
-        found = {Form.WHOLE: self.completion.quantized(placement)}
+        found = {Form.WHOLE: self.planner.quantized(placement)}
         if Form.WEIGHTS in self._forms:
-            found[Form.WEIGHTS] = self.completion.stored(placement)
+            found[Form.WEIGHTS] = self.planner.stored(placement)
         if Form.ACTIVATIONS in self._forms:
-            found[Form.ACTIVATIONS] = self.completion.fed(placement)
+            found[Form.ACTIVATIONS] = self.planner.fed(placement)
         return frozenset(
             number
             for number, group in enumerate(self.groups)
@@ -161,7 +161,7 @@ class Space:
     def _find_neighbours(self) -> list[set[int]]:
         wires = self._wires()
         touching: dict[str, set[int]] = {}
-        index = self.completion.index
+        index = self.planner.index
         for number, group in enumerate(self.groups):
             for name in group.nodes:
                 for tensor in filterfalse(index.is_constant, _tensors(index.node[name])):
@@ -177,7 +177,7 @@ class Space:
 
         Whether a conversion is needed behind such an op depends on what is before it.
         """
-        index = self.completion.index
+        index = self.planner.index
         chosen = {name for group in self.groups for name in group.nodes}
         wires: dict[str, str] = {}
         for node in index.nodes:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from qdqtune.autotune.patterns.resolved import ResolvedInsertionPoint, to_placement
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.dialect import Dialect
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.qdq.units import unit
 from qdqtune.records.placement import Edge, Placement
 
@@ -30,9 +30,9 @@ class EdgeClosure:
     def __init__(self, index: GraphIndex, dialect: Dialect, quant_type: str) -> None:
         self._index = index
         self._dialect = dialect
-        completion = Completion(index, dialect, quant_type)
-        self._kernels = completion.units
-        self._left_float = completion.left_float
+        planner = QuantizationPlanner(index, dialect, quant_type)
+        self._kernels = planner.units
+        self._left_float = planner.left_float
         self._units: dict[str, frozenset[Edge]] = {}
 
     @property

@@ -89,9 +89,9 @@ class Costs:
     def total_ms(self, state: Collection[int]) -> float:
         """What the whole model costs with these pieces quantized; infinite if one can't be."""
         state = self._taken(state)
-        pieces = zip(self.float_ms, self.quantized_ms, strict=True)
+        subgraphs = zip(self.float_ms, self.quantized_ms, strict=True)
         total = self.rest_ms
-        for number, (as_float, quantized) in enumerate(pieces):
+        for number, (as_float, quantized) in enumerate(subgraphs):
             cost = as_float if number not in state else quantized
             total += math.inf if cost is None else cost
         return total + sum(crossing.cost_ms(state) for crossing in self.crossings)
@@ -115,34 +115,36 @@ def assemble(costs: Costs, fixed: Mapping[int, bool] | None = None) -> State:
     """
     scale = _scale(costs)
     network = _Network()
-    pieces = [network.node() for _ in costs.float_ms]
-    for number, piece in enumerate(pieces):
+    subgraphs = [network.node() for _ in costs.float_ms]
+    for number, subgraph in enumerate(subgraphs):
         quantized = costs.quantized_ms[number]
         # A piece on the source's side is quantized: cut off from the sink, it costs that.
         if quantized is None or number in costs.never:
-            network.forbid(piece, _SINK)
+            network.forbid(subgraph, _SINK)
         else:
-            network.connect(piece, _SINK, _whole(quantized * scale))
-        network.connect(_SOURCE, piece, _whole(costs.float_ms[number] * scale))
-    for piece, is_quantized in (fixed or {}).items():
-        network.forbid(*((_SOURCE, pieces[piece]) if is_quantized else (pieces[piece], _SINK)))
-    for piece, leader in costs.follows:
-        network.forbid(pieces[piece], pieces[leader])
+            network.connect(subgraph, _SINK, _whole(quantized * scale))
+        network.connect(_SOURCE, subgraph, _whole(costs.float_ms[number] * scale))
+    for subgraph, is_quantized in (fixed or {}).items():
+        network.forbid(
+            *((_SOURCE, subgraphs[subgraph]) if is_quantized else (subgraphs[subgraph], _SINK))
+        )
+    for subgraph, leader in costs.follows:
+        network.forbid(subgraphs[subgraph], subgraphs[leader])
     for crossing in costs.crossings:
-        _add_crossing(network, pieces, crossing, scale)
+        _add_crossing(network, subgraphs, crossing, scale)
     reached = network.sources_side()
-    return frozenset(number for number, piece in enumerate(pieces) if piece in reached)
+    return frozenset(number for number, subgraph in enumerate(subgraphs) if subgraph in reached)
 
 
 def _add_crossing(
-    network: _Network, pieces: Sequence[int], crossing: Crossing, scale: float
+    network: _Network, subgraphs: Sequence[int], crossing: Crossing, scale: float
 ) -> None:
     """Each direction has a node of its own: it is paid once, however many read the tensor."""
-    maker = _SINK if crossing.producer is None else pieces[crossing.producer]
+    maker = _SINK if crossing.producer is None else subgraphs[crossing.producer]
     if crossing.consumers and crossing.quantize_ms > 0.0:
         wanted = network.node()  # with the quantized pieces as soon as one of the readers is
         for reader in crossing.consumers:
-            network.forbid(pieces[reader], wanted)
+            network.forbid(subgraphs[reader], wanted)
         network.connect(wanted, maker, _whole(crossing.quantize_ms * scale))
     if crossing.producer is None or crossing.dequantize_ms <= 0.0:
         return
@@ -151,7 +153,7 @@ def _add_crossing(
     elif crossing.consumers:
         unwanted = network.node()  # with the float pieces as soon as one of the readers is
         for reader in crossing.consumers:
-            network.forbid(unwanted, pieces[reader])
+            network.forbid(unwanted, subgraphs[reader])
         network.connect(maker, unwanted, _whole(crossing.dequantize_ms * scale))
 
 
@@ -271,14 +273,14 @@ def _branches(
     changed = [number for number in sorted(state ^ real) if number not in fixed]
     if not changed:
         return
-    piece = max(changed, key=lambda number: costs.float_ms[number])
-    if piece in state:  # left float by the engine
-        yield {**fixed, piece: False}
+    subgraph = max(changed, key=lambda number: costs.float_ms[number])
+    if subgraph in state:  # left float by the engine
+        yield {**fixed, subgraph: False}
         return
-    yield {**fixed, piece: True}
+    yield {**fixed, subgraph: True}
     for crossing in costs.crossings:
         made_by = set() if crossing.producer is None else {crossing.producer}
         around = crossing.consumers | made_by
-        for near in sorted(around - {piece}) if piece in around else ():
+        for near in sorted(around - {subgraph}) if subgraph in around else ():
             if near in state and near not in fixed:
-                yield {**fixed, piece: False, near: False}
+                yield {**fixed, subgraph: False, near: False}

@@ -88,15 +88,15 @@ class Flow:
             if start not in left:
                 continue
             left.remove(start)
-            piece, waiting = {start}, [start]
+            subgraph, waiting = {start}, [start]
             while waiting:
                 node = waiting.pop()
                 for near in (*self.predecessors[node], *self.successors[node]):
                     if near in left:
                         left.remove(near)
-                        piece.add(near)
+                        subgraph.add(near)
                         waiting.append(near)
-            yield piece
+            yield subgraph
 
     def _at_widest_gap(self, nodes: set[int]) -> tuple[set[int], set[int]]:
         ordered = sorted(nodes, key=self.rank.__getitem__)

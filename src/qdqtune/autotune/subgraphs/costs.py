@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from qdqtune.autotune.subgraphs.assembly import Costs, Crossing
 from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
-from qdqtune.autotune.subgraphs.units import Unit
+from qdqtune.autotune.subgraphs.quantizable_groups import QuantizableGroup
 from qdqtune.graph.index import GraphIndex
 
 # How far apart what a piece costs alone and in the model may be.
@@ -15,7 +15,7 @@ _MOST_APART = 10.0
 
 
 @dataclass(frozen=True)
-class InModel:
+class ObservedCosts:
     """What a model with some units quantized was seen to spend its time on.
 
     Attributes:
@@ -36,7 +36,10 @@ class InModel:
 
 
 def costs_of(
-    units: Sequence[Unit], groups: Sequence[FusionGroup], index: GraphIndex, plain: InModel
+    units: Sequence[QuantizableGroup],
+    groups: Sequence[FusionGroup],
+    index: GraphIndex,
+    plain: ObservedCosts,
 ) -> Costs:
     """The costs of an assembly, as the pieces alone tell them.
 
@@ -80,7 +83,7 @@ def costs_of(
     )
 
 
-def refined(costs: Costs, seen: Sequence[InModel], own: InModel | None = None) -> Costs:
+def refined(costs: Costs, seen: Sequence[ObservedCosts], own: ObservedCosts | None = None) -> Costs:
     """The costs with what was seen in whole models in the place of what pieces told.
 
     Args:
@@ -111,7 +114,7 @@ def refined(costs: Costs, seen: Sequence[InModel], own: InModel | None = None) -
     )
 
 
-def _seen_crossing(crossing: Crossing, models: Sequence[InModel]) -> Crossing:
+def _seen_crossing(crossing: Crossing, models: Sequence[ObservedCosts]) -> Crossing:
     """What converting a tensor was seen to cost: nothing where other layers took it along."""
     quantize_ms = [
         model.quantize_ms.get(crossing.tensor, 0.0)
@@ -131,7 +134,7 @@ def _seen_crossing(crossing: Crossing, models: Sequence[InModel]) -> Crossing:
 
 
 def _crossings(
-    units: Sequence[Unit],
+    units: Sequence[QuantizableGroup],
     index: GraphIndex,
     group_of: Mapping[str, int],
     unit_of: Mapping[int, int],
@@ -162,7 +165,7 @@ def _crossings(
 
 
 def _crossing(
-    units: Sequence[Unit],
+    units: Sequence[QuantizableGroup],
     tensor: str,
     producer: int | None,
     consumers: frozenset[int],
@@ -197,7 +200,7 @@ def _crossing(
 
 
 def _follows(
-    units: Sequence[Unit],
+    units: Sequence[QuantizableGroup],
     index: GraphIndex,
     group_of: Mapping[str, int],
     unit_of: Mapping[int, int],

@@ -65,54 +65,54 @@ def fusion_groups(index: GraphIndex, layers: Sequence[MappedLayer]) -> tuple[Fus
         nodes if layer.executes else set() for nodes, layer in zip(mentioned, layers, strict=True)
     ]
     settled = settle(flow, roles, claims)
-    pieces = _closed(flow, roles, [nodes for nodes, _ in settled if nodes])
-    pieces = [part for nodes in pieces for part in flow.parts(nodes)]
-    place_the_rest(flow, roles, pieces)
-    pieces.sort(key=min)
+    subgraphs = _closed(flow, roles, [nodes for nodes, _ in settled if nodes])
+    subgraphs = [part for nodes in subgraphs for part in flow.parts(nodes)]
+    place_the_rest(flow, roles, subgraphs)
+    subgraphs.sort(key=min)
     for nodes, made_of in settled:
         for layer in made_of:
             claims[layer] = claims[layer] & nodes  # less what others got
-    from_layers = _layers_of_pieces(pieces, claims, mentioned)
+    from_layers = _layers_of_pieces(subgraphs, claims, mentioned)
     return tuple(
         FusionGroup(
             number,
             tuple(index.nodes[node].name or "" for node in sorted(nodes)),
             tuple(from_layers[number]),
         )
-        for number, nodes in enumerate(pieces)
+        for number, nodes in enumerate(subgraphs)
     )
 
 
-def _closed(flow: Flow, roles: Sequence[Role], pieces: list[set[int]]) -> list[set[int]]:
+def _closed(flow: Flow, roles: Sequence[Role], subgraphs: list[set[int]]) -> list[set[int]]:
     """Let pieces take in what little lies between: free nodes, and whole pieces without a lead."""
-    pieces.sort(key=min)
-    piece_of = {node: number for number, nodes in enumerate(pieces) for node in nodes}
-    for number, nodes in enumerate(pieces):
+    subgraphs.sort(key=min)
+    piece_of = {node: number for number, nodes in enumerate(subgraphs) for node in nodes}
+    for number, nodes in enumerate(subgraphs):
         grown, taken = set(nodes), set[int]()
         for _ in range(_MOST_ROUNDS):
             between = flow.between(grown) if len(grown) > 1 else None
             if not between or len(between) > _MOST_TAKEN:
                 break
             taken |= {piece_of[node] for node in between if node in piece_of}
-            grown = grown.union(between, *(pieces[other] for other in taken))
+            grown = grown.union(between, *(subgraphs[other] for other in taken))
         more = grown - nodes
         if not more or len(more) > _MOST_TAKEN or any(roles[node] is Role.LEAD for node in more):
             continue
         if flow.between(grown) != set():
             continue
         for other in taken - {number}:
-            pieces[other] = set()
-        pieces[number] = grown
+            subgraphs[other] = set()
+        subgraphs[number] = grown
         piece_of.update(dict.fromkeys(grown, number))
-    return [nodes for nodes in pieces if nodes]
+    return [nodes for nodes in subgraphs if nodes]
 
 
 def _layers_of_pieces(
-    pieces: Sequence[set[int]], claims: Sequence[set[int]], mentioned: Sequence[set[int]]
+    subgraphs: Sequence[set[int]], claims: Sequence[set[int]], mentioned: Sequence[set[int]]
 ) -> list[list[int]]:
     """By piece: the layers that it has nodes of, or that only serve it."""
-    piece_of = {node: number for number, nodes in enumerate(pieces) for node in nodes}
-    found: list[list[int]] = [[] for _ in pieces]
+    piece_of = {node: number for number, nodes in enumerate(subgraphs) for node in nodes}
+    found: list[list[int]] = [[] for _ in subgraphs]
     for layer, (own, all_nodes) in enumerate(zip(claims, mentioned, strict=True)):
         counts = Counter(piece_of[node] for node in own or all_nodes)
         if not own and counts:

@@ -47,12 +47,12 @@ def settle(
         node: tuple(dict.fromkeys(merged.root(layer) for layer in layers))
         for node, layers in holders.items()
     }
-    pieces: dict[int, tuple[set[int], list[int]]] = {}
+    subgraphs: dict[int, tuple[set[int], list[int]]] = {}
     for layer in range(len(claims)):
-        pieces.setdefault(merged.root(layer), (set(), []))[1].append(layer)
+        subgraphs.setdefault(merged.root(layer), (set(), []))[1].append(layer)
     for node, owner in _owners(flow, roles, wanted).items():
-        pieces[owner][0].add(node)
-    return list(pieces.values())
+        subgraphs[owner][0].add(node)
+    return list(subgraphs.values())
 
 
 class _Merged:
@@ -98,7 +98,7 @@ def _owners(
     flow: Flow, roles: Sequence[Role], wanted: dict[int, tuple[int, ...]]
 ) -> dict[int, int]:
     """Who gets each node: the piece with most of its neighbours."""
-    owner = {node: pieces[0] for node, pieces in wanted.items() if len(pieces) == 1}
+    owner = {node: subgraphs[0] for node, subgraphs in wanted.items() if len(subgraphs) == 1}
     open_nodes = sorted(wanted.keys() - owner.keys(), key=flow.rank.__getitem__)
     for nodes in (open_nodes, open_nodes[::-1]):
         for node in nodes:
@@ -115,7 +115,7 @@ def _nearest(
     flow: Flow,
     roles: Sequence[Role],
     node: int,
-    pieces: Sequence[int],
+    subgraphs: Sequence[int],
     owner: dict[int, int],
 ) -> int | None:
     """The piece with most neighbours; of those alike, one that a constant's reader is in."""
@@ -123,7 +123,11 @@ def _nearest(
     readers = [owner[reader] for reader in flow.successors[node] if reader in owner]
     near = readers if roles[node] is Role.CONSTANT else makers
     best = max(
-        pieces,
-        key=lambda piece: (makers.count(piece) + readers.count(piece), near.count(piece), -piece),
+        subgraphs,
+        key=lambda subgraph: (
+            makers.count(subgraph) + readers.count(subgraph),
+            near.count(subgraph),
+            -subgraph,
+        ),
     )
     return best if best in makers or best in readers else None

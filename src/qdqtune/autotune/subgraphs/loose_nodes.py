@@ -11,14 +11,14 @@ from qdqtune.autotune.subgraphs.node_roles import Role
 _FOLLOWING = frozenset({Role.POINTWISE, Role.ASIDE})
 
 
-def place_the_rest(flow: Flow, roles: Sequence[Role], pieces: list[set[int]]) -> None:
+def place_the_rest(flow: Flow, roles: Sequence[Role], subgraphs: list[set[int]]) -> None:
     """Give every node a piece, in place; pieces that are convex stay so.
 
     Integers computed for shapes are one piece as far as they hang together. Ops that follow others
     join the piece that makes their input, or else the only one that reads their result. Ops that
     lead are new pieces, and so is what is left.
     """
-    rest = _Rest(flow, roles, pieces)
+    rest = _Rest(flow, roles, subgraphs)
     order = sorted(range(len(roles)), key=flow.rank.__getitem__)
     free = [node for node in order if node not in rest.piece_of]
     for component in flow.connected([node for node in free if roles[node] is Role.SHAPE]):
@@ -37,17 +37,19 @@ def place_the_rest(flow: Flow, roles: Sequence[Role], pieces: list[set[int]]) ->
 class _Rest:
     """Which piece has which node, while the free ones get theirs."""
 
-    def __init__(self, flow: Flow, roles: Sequence[Role], pieces: list[set[int]]) -> None:
+    def __init__(self, flow: Flow, roles: Sequence[Role], subgraphs: list[set[int]]) -> None:
         self._flow = flow
         self._roles = roles
-        self._pieces = pieces
-        self._room = [MOST_NODES] * len(pieces)
-        self.piece_of = {node: piece for piece, nodes in enumerate(pieces) for node in nodes}
+        self._subgraphs = subgraphs
+        self._room = [MOST_NODES] * len(subgraphs)
+        self.piece_of = {
+            node: subgraph for subgraph, nodes in enumerate(subgraphs) for node in nodes
+        }
 
     def start(self, nodes: set[int]) -> None:
         """Begin a new piece."""
-        self.piece_of.update((node, len(self._pieces)) for node in nodes)
-        self._pieces.append(nodes)
+        self.piece_of.update((node, len(self._subgraphs)) for node in nodes)
+        self._subgraphs.append(nodes)
         self._room.append(MOST_NODES - len(nodes))
 
     def follow_maker(self, node: int) -> None:
@@ -67,11 +69,11 @@ class _Rest:
         near = {self.piece_of[reader] for reader in readers}
         return len(near) == 1 and self._join(node, near.pop())
 
-    def _join(self, node: int, piece: int) -> bool:
-        nodes = self._pieces[piece]
-        if self._room[piece] <= 0 or not self._flow.can_join(node, nodes):
+    def _join(self, node: int, subgraph: int) -> bool:
+        nodes = self._subgraphs[subgraph]
+        if self._room[subgraph] <= 0 or not self._flow.can_join(node, nodes):
             return False
         nodes.add(node)
-        self._room[piece] -= 1
-        self.piece_of[node] = piece
+        self._room[subgraph] -= 1
+        self.piece_of[node] = subgraph
         return True

@@ -16,8 +16,8 @@ from qdqtune.autotune.search.strategy import Limits, Steps
 from qdqtune.autotune.search.trial import SEEDS, Effort, Score
 from qdqtune.autotune.subgraphs.asking import LAST, Asking
 from qdqtune.autotune.subgraphs.assembly import Costs, assemble_closed, gain_of
-from qdqtune.autotune.subgraphs.costs import InModel, refined
-from qdqtune.autotune.subgraphs.units import Choices
+from qdqtune.autotune.subgraphs.costs import ObservedCosts, refined
+from qdqtune.autotune.subgraphs.quantizable_groups import Choices
 
 SCHEMES = "schemes"
 BATCHES = "batches"
@@ -77,7 +77,7 @@ class SubgraphSearch(Asking):
         self._incremental = incremental
         self._frugal = frugal
         self._least_gain = _LEAST_CLEAR_GAIN if frugal else _LEAST_GAIN
-        self._seen: dict[State, InModel] = {}
+        self._seen: dict[State, ObservedCosts] = {}
         self._fixed: dict[int, bool] = {}
         self._failures = 0
         self._most_failures = _MOST_COSTLY_FAILURES if frugal else _MOST_FAILURES
@@ -89,7 +89,7 @@ class SubgraphSearch(Asking):
         more = _USUAL_STEPS if self._incremental else 0
         return max(self.asked, min(self._limits.benchmarks, len(self._seeds) + more))
 
-    def observe(self, state: State, seen: InModel) -> None:
+    def observe(self, state: State, seen: ObservedCosts) -> None:
         """Take in where the time of a candidate goes, before its score is told."""
         self._seen.pop(state, None)
         self._seen[state] = seen

@@ -15,7 +15,7 @@ from qdqtune.engines.tensorrt.building import PlanBuilder
 from qdqtune.engines.tensorrt.cuda import Cuda, CudaError
 from qdqtune.engines.tensorrt.library import Library, telling
 from qdqtune.engines.tensorrt.plan_cache import PlanCache
-from qdqtune.engines.tensorrt.session import TensorRtSession, Workshop
+from qdqtune.engines.tensorrt.session import BuildContext, TensorRtSession
 from qdqtune.engines.tensorrt.settings import Settings, float_type_of, settings_of
 from qdqtune.engines.tensorrt.signature import read_signature
 from qdqtune.engines.tensorrt.timing_cache import NO_CACHE, TimingCacheFile, default_path
@@ -77,7 +77,7 @@ class TensorRtEngine:
     def _settings(self, options: SessionOptions) -> Settings:
         return settings_of(options, self.own_options)
 
-    def _workshop(self, settings: Settings) -> Workshop:
+    def _workshop(self, settings: Settings) -> BuildContext:
         cuda = self._cuda_of(settings.device)
         device = cuda.device_name if cuda is not None else settings.compute_capability
         given = {k: v for k, v in sorted(settings.given.items()) if k not in _NOT_BUILT_IN}
@@ -87,7 +87,7 @@ class TensorRtEngine:
         if key not in self._builders:
             cache = self._timing_cache(settings, device)
             self._builders[key] = PlanBuilder(self._library, settings, cache)
-        return Workshop(
+        return BuildContext(
             self.name,
             self._library,
             cuda,

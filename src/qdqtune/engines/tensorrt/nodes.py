@@ -14,7 +14,7 @@ from qdqtune.engines.tensorrt.layer_info import LayerInfo
 from qdqtune.engines.tensorrt.layer_kinds import LayerKind, kind_of
 from qdqtune.engines.tensorrt.layers import Layer
 from qdqtune.engines.tensorrt.names import NodeNames, is_foreign
-from qdqtune.engines.tensorrt.pieces import cut
+from qdqtune.engines.tensorrt.pieces import split
 from qdqtune.engines.tensorrt.wiring import ModelTensors, NodeWiring, names
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.layers import BETWEEN, CLOSED, NAMED, PART, UNKNOWN, MappedLayer
@@ -115,7 +115,7 @@ class _Mapping:
         nodes = set(found)
         if is_foreign(self._info.layers[number].name):
             fixed, producers = self._nodes.fixed, self._nodes.producers
-            self._pieces[number] = cut(self._index, nodes, fixed, producers)
+            self._pieces[number] = split(self._index, nodes, fixed, producers)
         else:
             self._pieces[number] = [sorted(nodes, key=self._index.position.__getitem__)]
         self._how[number] = how

@@ -71,7 +71,7 @@ class _Piece:
     nodes: list[str] = field(default_factory=list)
 
 
-def cut(
+def split(
     index: GraphIndex,
     nodes: Collection[str],
     fixed: Collection[str],

@@ -39,7 +39,7 @@ _PROFILE_WARMUP_RUNS = 2
 
 
 @dataclass(frozen=True)
-class Workshop:
+class BuildContext:
     """What sessions of one engine share.
 
     Attributes:
@@ -69,16 +69,16 @@ class TensorRtSession:
     """An open model.
 
     Args:
-        workshop: What builds and runs it.
+        context: What builds and runs it.
         path: The model file.
         signature: Its inputs and outputs.
         options: How to open it.
     """
 
     def __init__(
-        self, workshop: Workshop, path: str, signature: Signature, options: SessionOptions
+        self, context: BuildContext, path: str, signature: Signature, options: SessionOptions
     ) -> None:
-        self._shop = workshop
+        self._shop = context
         self._path = path
         self._signature = signature
         self._layers_path = options.optimized_model_path
@@ -88,7 +88,7 @@ class TensorRtSession:
         self._engine: Any = None
         self._timed: Execution | None = None
         self._feeds: Feeds | None = None
-        wishes = workshop.settings.shapes
+        wishes = context.settings.shapes
         wishes.check_names(signature.dims)
         ranges = {name: wishes.range_of(name, None) for name in signature.open_inputs}
         if all(ranges.values()):

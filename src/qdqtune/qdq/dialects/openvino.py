@@ -61,7 +61,7 @@ OPENVINO = Dialect(
     batched_weight_axes=False,
     # With bfloat16 scales it was 2.4 times slower than float, and the outputs were garbage.
     float_types=frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16}),
-    lifts=True,
+    propagates_dq=True,
     # Seen with OpenVINO 2026.4 on AVX-512: 128 rows by 768x3072 took 2.2 ms with nothing but the
     # weights quantized, 1.1 with both operands, 4.3 as float; one row is as fast as with both.
     weights_only=frozenset({"Gemm", "MatMul"}),

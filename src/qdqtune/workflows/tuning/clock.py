@@ -17,7 +17,7 @@ SHOWN_EVERY_S = 2.0
 """How often people hear of a long step."""
 
 
-class Reporter:
+class ProgressReporter:
     """Keeps time and tells every step.
 
     Args:

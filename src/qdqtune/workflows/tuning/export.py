@@ -26,7 +26,7 @@ from qdqtune.records.errors import ModelError, OutputError, QdqtuneError, UsageE
 from qdqtune.records.placement import Placement
 from qdqtune.records.reading import real_path
 from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, JOURNAL
-from qdqtune.workflows.tuning.lines import whole_lines
+from qdqtune.workflows.tuning.journal_format import whole_lines
 
 _logger = logging.getLogger(__name__)
 

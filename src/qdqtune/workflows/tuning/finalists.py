@@ -16,7 +16,7 @@ from qdqtune.records.ranges import RangeMethod
 from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning.accuracy import AccuracyRepair, name_groups
 from qdqtune.workflows.tuning.accuracy_limits import AccuracyLimits
-from qdqtune.workflows.tuning.clock import Reporter
+from qdqtune.workflows.tuning.clock import ProgressReporter
 from qdqtune.workflows.tuning.final_round import Finalist
 from qdqtune.workflows.tuning.finish import write_final
 from qdqtune.workflows.tuning.folder import RunFolder
@@ -45,7 +45,7 @@ class Finalists:
         self,
         request: TuneRequest,
         folder: RunFolder,
-        reporter: Reporter,
+        reporter: ProgressReporter,
         story: Story,
         accuracy: MeasuredAccuracy,
         pace: Pace,

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from qdqtune.autotune.search.trial import Effort
 from qdqtune.calibration.inputs import Feeds
-from qdqtune.engines.contest import compare_files
+from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.float_types import (
     chooses_float_types,
     float_type_options,
@@ -28,7 +28,7 @@ from qdqtune.records.precision import AUTO, CHOICES, FLOAT_TYPES, Precision
 from qdqtune.records.tuning import AS_GIVEN
 from qdqtune.workflows.precision import judge_conversion
 from qdqtune.workflows.source import Source, has_types
-from qdqtune.workflows.tuning.scouting import check_runs
+from qdqtune.workflows.tuning.preflight import check_runs
 from qdqtune.workflows.tuning.settings import Preset
 
 _logger = logging.getLogger(__name__)

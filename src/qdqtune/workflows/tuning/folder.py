@@ -32,7 +32,7 @@ from qdqtune.workflows.tuning.handover import SUMMARY as SUMMARY
 from qdqtune.workflows.tuning.journal import QUARANTINE
 from qdqtune.workflows.tuning.lock import LOCK, FolderLock
 from qdqtune.workflows.tuning.newer_files import refuse_newer_files
-from qdqtune.workflows.tuning.piece_files import holds_pieces, is_empty, remove_pieces
+from qdqtune.workflows.tuning.subgraph_files import holds_subgraphs, is_empty, remove_subgraphs
 
 BASELINE = "baseline.onnx"
 RAW = "optimized_raw.onnx"
@@ -190,7 +190,7 @@ class RunFolder:
     def _had_pieces(self) -> bool:
         """Whether there was a run in subgraph mode, by what it has written first."""
         caches = (self.path / SUBGRAPH_CACHE, self.path / DAMAGED_CACHE)
-        return any(file.exists() for file in caches) or holds_pieces(self.path / SUBGRAPHS)
+        return any(file.exists() for file in caches) or holds_subgraphs(self.path / SUBGRAPHS)
 
     def _refuse_foreign_entries(self) -> None:
         """Nothing is written to where a link leads, and nothing waits at a pipe.
@@ -387,7 +387,7 @@ class RunFolder:
         layers = [self.path / name for name in self._layer_files()]
         with writing(self.path / JOURNAL):
             remove(self.path / CANDIDATES)
-            remove_pieces(self.path / SUBGRAPHS)
+            remove_subgraphs(self.path / SUBGRAPHS)
             for file in layers:
                 if real_path(file) not in self._read:
                     remove(file)
@@ -398,9 +398,9 @@ class RunFolder:
     def _set_aside(self) -> None:
         """Move an earlier run, all of it, into a folder of its own; the journal goes last."""
         names = [name for ours in _OURS for name in (ours, f"{ours}.data") if ours != JOURNAL]
-        pieces = [SUBGRAPHS] if self._had_pieces else []
+        subgraphs = [SUBGRAPHS] if self._had_pieces else []
         layers = self._layer_files()
-        files = [LOGS, CANDIDATES, *pieces, *layers, *self._weights_beside(), *names, JOURNAL]
+        files = [LOGS, CANDIDATES, *subgraphs, *layers, *self._weights_beside(), *names, JOURNAL]
         self._move_aside(files, _PARTIAL_RUN)
 
     def _move_aside(self, files: Sequence[str], while_moving: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from qdqtune.records.inputs import shape_text
 from qdqtune.records.tuning import AS_GIVEN
-from qdqtune.workflows.tuning.lines import read_journal
+from qdqtune.workflows.tuning.journal_format import read_journal
 
 NOTHING_MEASURED = frozenset({"run", "session", "end"})
 """Kinds of lines that say nothing about a model."""

@@ -23,12 +23,12 @@ from qdqtune.records.errors import OutputError, UsageError
 from qdqtune.records.tuning import AS_GIVEN
 from qdqtune.workflows.tuning.header import NOTHING_MEASURED, difference_text, differences
 from qdqtune.workflows.tuning.journal_fields import header_digest
-from qdqtune.workflows.tuning.lines import Line, decode, encode, quarantine, read_journal
+from qdqtune.workflows.tuning.journal_format import Line, decode, encode, quarantine, read_journal
 
 QUARANTINE = "measurements.damaged.jsonl"
 
 _Comparison = tuple[str, str, str]
-_Race = tuple[str, str, tuple[str, ...]]
+_TrialRun = tuple[str, str, tuple[str, ...]]
 
 # A crash or a hang may be the machine's fault: it is believed when two runs have seen it.
 _BELIEVED = 2
@@ -72,7 +72,7 @@ class Journal:
         earlier_s: Seconds that earlier runs took, as far as it was written down.
         earlier_benchmarks: Candidates that they timed.
         names: Ids of candidates by their keys.
-        carried: The lines that a state file carries, so that a run in another folder can go on:
+        propagated: The lines that a state file carries, so that a run in another folder can go on:
             all but single rounds, and what is about this folder alone.
 
     Raises:
@@ -100,7 +100,7 @@ class Journal:
         self._elapsed_s = elapsed_s
         self._scores: dict[_Comparison, Score] = {}
         self._unsure: dict[_Comparison, int] = {}
-        self._rounds: dict[_Race, list[Round]] = {}
+        self._rounds: dict[_TrialRun, list[Round]] = {}
         self.names: dict[str, str] = {}
         self._digests: dict[str, str] = {}
         self._last = -1

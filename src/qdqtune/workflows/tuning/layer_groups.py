@@ -15,7 +15,7 @@ from qdqtune.graph.op_classes import QDQ_OPS
 from qdqtune.records.errors import UsageError
 from qdqtune.records.layers import MappedLayer
 from qdqtune.workflows.tuning.layer_file import layers_in_file
-from qdqtune.workflows.tuning.scouting import layers_told
+from qdqtune.workflows.tuning.preflight import layers_told
 
 _logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from qdqtune.graph.prepared import PreparedModel
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.placement import Placement
-from qdqtune.workflows.judging import Judge
+from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator
 from qdqtune.workflows.tuning.journal import AccuracyKey, Journal
 
 SQNR, APPROXIMATE_SQNR, METRIC = "sqnr_db", "approximate_sqnr_db", "metric"
@@ -36,7 +36,7 @@ class MeasuredAccuracy:
 
     Args:
         journal: What is known, and where results go.
-        judge: Compares outputs; made when it is first needed.
+        accuracy: Compares outputs; made when it is first needed.
         samples: Makes the inputs that outputs are compared on.
         judged_by: The engine whose arithmetic counts.
         evaluate: The user's metric, if there is one.
@@ -51,7 +51,7 @@ class MeasuredAccuracy:
     def __init__(
         self,
         journal: Journal,
-        judge: Callable[[PreparedModel], Judge],
+        evaluator_of: Callable[[PreparedModel], AccuracyEvaluator],
         samples: Callable[[], Iterable[Feeds]],
         judged_by: str,
         evaluate: UserFunction | None = None,
@@ -61,7 +61,7 @@ class MeasuredAccuracy:
     ) -> None:
         self.seconds: dict[str, float] = {}
         self._journal = journal
-        self._judge = judge
+        self._evaluator_of = evaluator_of
         self._samples = samples
         self._judged_by = judged_by
         self._evaluate = evaluate
@@ -94,9 +94,12 @@ class MeasuredAccuracy:
         """
         if not self._has_float_error:
             return None
-        judge = self._judge
+        evaluator_of = self._evaluator_of
         return self._measured(
-            _FLOAT_SQNR, inserter, Placement(), lambda made, _: judge(made.base).float_sqnr_db()
+            _FLOAT_SQNR,
+            inserter,
+            Placement(),
+            lambda made, _: evaluator_of(made.base).float_sqnr_db(),
         )
 
     def approximate_sqnr_db(self, inserter: Inserter, placement: Placement) -> float:
@@ -179,14 +182,14 @@ class MeasuredAccuracy:
 
     def _find_sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
         path = inserter.write(placement, "judged")
-        found = self._judge(inserter.base).quality(path)
+        found = self._evaluator_of(inserter.base).quality(path)
         if found.why_unknown:
             raise EngineError(found.why_unknown, "--min_sqnr none hands it over unchecked.")
         return min((found.against_float or found.scores).values())
 
     def _find_approximate_db(self, inserter: Inserter, placement: Placement) -> float:
         path = inserter.write(placement, "judged")
-        return self._judge(inserter.base).roughly_db(path)
+        return self._evaluator_of(inserter.base).approximate_sqnr_db(path)
 
     def _find_metric(self, inserter: Inserter, placement: Placement) -> float:
         assert self._evaluate is not None

@@ -12,7 +12,7 @@ from qdqtune.autotune.patterns.state_file import read_state
 from qdqtune.records.errors import NewerSchemaError, QdqtuneError
 from qdqtune.records.reading import parse_json, read_bytes, read_text
 from qdqtune.records.schemas import SCHEMAS, check_schema
-from qdqtune.workflows.tuning.lines import read_journal
+from qdqtune.workflows.tuning.journal_format import read_journal
 
 _SCHEMA = re.compile(rb'^schema: *(\d{1,9}) *$|"schema": *(\d{1,9})\b', re.MULTILINE)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qdqtune.autotune.search.trial import Effort
-from qdqtune.engines.contest import compare_files
+from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.engines.timing import typical_gain
 from qdqtune.records.errors import EngineError

@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from qdqtune.autotune.search.trial import Effort
 from qdqtune.autotune.subgraphs.content import Content
-from qdqtune.autotune.subgraphs.pieces import NONE, Piece, placement_inside
+from qdqtune.autotune.subgraphs.distinct_subgraphs import NONE, Subgraph, placement_inside
 from qdqtune.engines.arrays import write_arrays
-from qdqtune.engines.contest import compare_files
+from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.engines.layer_borders import Borders, split_at_borders
@@ -25,11 +25,11 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.weights import WeightStore
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.errors import ModelError, UsageError
 from qdqtune.records.measurement import LayerTime, Measurement
-from qdqtune.records.subgraphs import BY_LAYERS, BY_TOTAL, PieceTimes, SchemeTimes
+from qdqtune.records.subgraphs import BY_LAYERS, BY_TOTAL, SchemeTimes, SubgraphTimes
 from qdqtune.workflows.tuning.conversions import Conversions
 from qdqtune.workflows.tuning.settings import Preset
 
@@ -51,7 +51,7 @@ class PieceProfiler:
         worker: The engine.
         inserter: Writes candidates of the whole model; ranges, dialect and quant type are taken
             over.
-        completion: What can be quantized in the model.
+        planner: What can be quantized in the model.
         index: The model, with the size of every tensor.
         dims: Shapes of tensors as the model has them, open where it is.
         folder: Where the pieces are written.
@@ -66,7 +66,7 @@ class PieceProfiler:
         self,
         worker: Worker,
         inserter: Inserter,
-        completion: Completion,
+        planner: QuantizationPlanner,
         index: GraphIndex,
         dims: Mapping[str, Dims | None],
         folder: Path,
@@ -76,7 +76,7 @@ class PieceProfiler:
         self.failed = 0
         self._worker = worker
         self._inserter = inserter
-        self._completion = completion
+        self._planner = planner
         self._index = index
         self._dims = dims
         self._preset = preset
@@ -92,34 +92,34 @@ class PieceProfiler:
 
     def profile(
         self,
-        piece: Piece,
+        subgraph: Subgraph,
         values: Mapping[str, Array],
         float_ms: float | None = None,
         ranges: Mapping[str, Shapes] | None = None,
-    ) -> PieceTimes:
+    ) -> SubgraphTimes:
         """Time a piece as float and with each of its schemes.
 
         Args:
-            piece: The piece.
+            subgraph: The piece.
             values: What its inputs are in a run of the model.
             float_ms: What it costs as float, if that need not be measured.
             ranges: What shapes its inputs may have, for an engine that is told such.
         """
-        name = f"subgraph_{piece.groups[0]:04d}"
-        content = piece.content
+        name = f"subgraph_{subgraph.groups[0]:04d}"
+        content = subgraph.content
         try:
             base = self._cut_out(content)
         except ModelError as error:
-            return PieceTimes(piece.key, BY_TOTAL, (SchemeTimes(NONE, error=error.what),))
+            return SubgraphTimes(subgraph.key, BY_TOTAL, (SchemeTimes(NONE, error=error.what),))
         inserter = self._inserter.of_part(base)
         plain = base.write(base.whole(), f"{name}.{NONE}")
         files = [plain] if float_ms is None else []
         models = [GraphIndex(base.load(base.whole()))] if float_ms is None else []
         forms = {NONE: 0} if float_ms is None else {}
         errors: dict[str, str] = {}
-        for scheme in piece.schemes:
+        for scheme in subgraph.schemes:
             places = placement_inside(
-                scheme.placement(content, self._completion), content, self._completion
+                scheme.placement(content, self._planner), content, self._planner
             )
             try:
                 file = f"{name}.{_NOT_IN_NAMES.sub('_', scheme.name)}"
@@ -154,8 +154,8 @@ class PieceProfiler:
             else:
                 times.append(SchemeTimes(scheme_name, error=measured[number].error))
         times += [SchemeTimes(each, error=why) for each, why in errors.items()]
-        return PieceTimes(
-            piece.key, BY_LAYERS if has_layers else BY_TOTAL, tuple(times), plain.name
+        return SubgraphTimes(
+            subgraph.key, BY_LAYERS if has_layers else BY_TOTAL, tuple(times), plain.name
         )
 
     def _cut_out(self, content: Content) -> PreparedModel:

@@ -25,30 +25,24 @@ from qdqtune.graph.files import load_model, save_model, write_text
 from qdqtune.graph.precision_types import HALF_TYPES
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.whole_files import sha256_of
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.errors import EngineError
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import CalibrationSource, RangeMethod, Ranges
 from qdqtune.records.tuning import Summary, TuneResult
-from qdqtune.workflows.calibrating import Feeding, ranges_in_every_way
-from qdqtune.workflows.judging import Judge, Kernels, has_own_kernels
+from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator, Kernels, has_own_kernels
+from qdqtune.workflows.samples_and_ranges import SampleProvider, ranges_in_every_way
 from qdqtune.workflows.source import Source, has_types
 from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning import story as stops
-from qdqtune.workflows.tuning.arena import Arena
-from qdqtune.workflows.tuning.beginning import (
-    Tuned,
-    ask_engine,
-    check_first,
-    given_tensors,
-    in_float_type,
-)
 from qdqtune.workflows.tuning.bounded_samples import BoundedSamples
-from qdqtune.workflows.tuning.clock import Reporter
-from qdqtune.workflows.tuning.earlier import earlier_result, why_not_as_fast, why_not_kept
+from qdqtune.workflows.tuning.candidate_evaluator import CandidateEvaluator
+from qdqtune.workflows.tuning.clock import ProgressReporter
+from qdqtune.workflows.tuning.defer_interrupts import defer_interrupts
 from qdqtune.workflows.tuning.final_round import fastest_first
+from qdqtune.workflows.tuning.finalize import Shipping
 from qdqtune.workflows.tuning.float_type import wanted_type, written_type
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.handover import sha256_of_model, sha256_with_weights
@@ -58,10 +52,7 @@ from qdqtune.workflows.tuning.measured_accuracy import METRIC, MeasuredAccuracy,
 from qdqtune.workflows.tuning.named_state import measurements_in, set_state_aside
 from qdqtune.workflows.tuning.noise import check_noise, noise_when_quiet, why_nothing_is_decided
 from qdqtune.workflows.tuning.pace import Pace
-from qdqtune.workflows.tuning.patience import patient
-from qdqtune.workflows.tuning.request import SUBGRAPH, TuneRequest
-from qdqtune.workflows.tuning.scheme_logs import SchemeLogs
-from qdqtune.workflows.tuning.scouting import (
+from qdqtune.workflows.tuning.preflight import (
     PATTERN_CACHE,
     build_limit_s,
     check_runs,
@@ -70,8 +61,17 @@ from qdqtune.workflows.tuning.scouting import (
     seeds_of,
     with_ranges,
 )
+from qdqtune.workflows.tuning.previous_result import previous_result, why_not_as_fast, why_not_kept
+from qdqtune.workflows.tuning.request import SUBGRAPH, TuneRequest
+from qdqtune.workflows.tuning.scheme_logs import SchemeLogs
 from qdqtune.workflows.tuning.searching import AskedAndTold, Searching
-from qdqtune.workflows.tuning.shipping import Shipping
+from qdqtune.workflows.tuning.setup import (
+    TuningTarget,
+    ask_engine,
+    check_first,
+    given_tensors,
+    in_float_type,
+)
 from qdqtune.workflows.tuning.snapshot import Candidate, Snapshots, given_cache
 from qdqtune.workflows.tuning.story import Story
 from qdqtune.workflows.tuning.subgraph_mode import RAW, SubgraphMode
@@ -101,7 +101,7 @@ class TuneRun:
     Args:
         request: What was asked for.
         source: The model.
-        feeding: What it is run on.
+        provider: What it is run on.
         folder: Where everything goes.
         reporter: Who hears of it.
     """
@@ -110,23 +110,23 @@ class TuneRun:
         self,
         request: TuneRequest,
         source: Source,
-        feeding: Feeding,
+        provider: SampleProvider,
         folder: RunFolder,
-        reporter: Reporter,
+        reporter: ProgressReporter,
     ) -> None:
         self._request = request
         self._source = source
-        self._feeding = feeding
+        self._provider = provider
         self._folder = folder
         self._story = Story()
-        self._judging: Judge | None = None
+        self._judging: AccuracyEvaluator | None = None
         self._stack = contextlib.ExitStack()
         self._reporter = reporter
         self._pace = Pace(
             lambda: reporter.left_s, request.preset, request.budget_s,
             measures=registry.entry(request.engine).measures,
         )  # fmt: skip
-        self._pace.judged = feeding.judged_samples
+        self._pace.judged = provider.judged_samples
         self._is_out_of_time = False
         self._build_limit_s: float | None = None
         log = folder / names.LOGS / "runs.log"
@@ -156,17 +156,17 @@ class TuneRun:
         self._pace.start_s = self._reporter.elapsed_s - began_s
         self._info = info
         tell("engine", f"{registry.title(request.engine)} {info.version} on {info.device}")
-        feeds = self._engine.store(next(iter(self._feeding.judged())))
+        feeds = self._engine.store(next(iter(self._provider.judged())))
         wanted = wanted_type(request.precision, info, self._source)
         if wanted is not None:
             tell("precision", f"converting the model to {wanted.value}, and timing both")
         tuned = in_float_type(
-            replace(tuned, request=request), info, self._feeding, self._engine, feeds, self._folder
+            replace(tuned, request=request), info, self._provider, self._engine, feeds, self._folder
         )
         self._take_form(tuned)
         given = given_cache(request.pattern_cache)
         journal_path = self._folder / names.JOURNAL
-        self._header = as_said_before(journal_path, tuned.header(info, self._feeding))
+        self._header = as_said_before(journal_path, tuned.header(info, self._provider))
         journal = self._open_journal()
         began_s = self._reporter.elapsed_s
         tuned = tuned.place(self._folder)
@@ -178,8 +178,8 @@ class TuneRun:
         if not self._time_baseline(plain, feeds, journal):
             return self._hand_over(info, journal)
         tell("model", "finding what can be quantized")
-        completion, story.grouping = find_choices(
-            base, request.dialect, request.quant_type, self._feeding, self._runner,
+        planner, story.grouping = find_choices(
+            base, request.dialect, request.quant_type, self._provider, self._runner,
             request.node_filter, given, request.filters, request.region_filter,
         )  # fmt: skip
         tell(
@@ -190,13 +190,13 @@ class TuneRun:
         if given is not None and request.pattern_cache is not None:
             self._tell_cache(given, request.pattern_cache)
         if not story.grouping.groups:
-            story.reason = _nothing_to_do(completion, self._source)
+            story.reason = _nothing_to_do(planner, self._source)
             return self._hand_over(info, journal)
         if journal.shares is None and request.workflow != SUBGRAPH:
             tell("profile", "asking the engine where the float model's time goes")
-            shapes = self._feeding.shapes
+            shapes = self._provider.shapes
             journal.keep_shares(latency_shares(self._engine, plain, feeds, base.index, shapes))
-        self._search_and_finish(base, plain, completion, journal, feeds)
+        self._search_and_finish(base, plain, planner, journal, feeds)
         return self._hand_over(info, journal)
 
     def _time_baseline(self, plain: Path, feeds: StoredFeeds, journal: Journal) -> bool:
@@ -262,7 +262,7 @@ class TuneRun:
             self._pace.accuracy_s[METRIC] = self._reporter.elapsed_s - began_s
             self._story.metric = {"float": found}
 
-    def _take_form(self, tuned: Tuned) -> None:
+    def _take_form(self, tuned: TuningTarget) -> None:
         """From here on, the model is the one in its float type."""
         self._request, self._source, self._tuned = tuned.request, tuned.source, tuned
         request, form, story = tuned.request, tuned.form, self._story
@@ -286,9 +286,9 @@ class TuneRun:
         state = request.state_file or folder / names.STATE
         self._snapshots = Snapshots(state, header, request.quant_type, request.threshold, given)
         self._logs = SchemeLogs(folder / names.LOGS, self._info)
-        self._earlier = earlier_result(folder)
+        self._earlier = previous_result(folder)
         self._shipping = Shipping(
-            request, self._source, self._feeding, folder, self._reporter, self._story,
+            request, self._source, self._provider, folder, self._reporter, self._story,
             self._accuracy(journal), self._new_engine, self._earlier, self._pace,
         )  # fmt: skip
 
@@ -337,13 +337,13 @@ class TuneRun:
         self,
         base: PreparedModel,
         plain: Path,
-        completion: Completion,
+        planner: QuantizationPlanner,
         journal: Journal,
         feeds: StoredFeeds,
     ) -> None:
         request, story = self._request, self._story
         given = self._source.reading.encodings if self._source.reading is not None else {}
-        ways = self._calibrate(base, completion.reach, journal)
+        ways = self._calibrate(base, planner.candidate_edges, journal)
         self._pace.ranges = len(ways)
         first = next(iter(ways.values()))
 
@@ -351,7 +351,7 @@ class TuneRun:
             found = tensor in first.by_tensor or tensor in given
             return found or base.index.is_constant(tensor)
 
-        story.grouping = with_ranges(story.grouping, completion, known)
+        story.grouping = with_ranges(story.grouping, planner, known)
         story.calibration = first.source.value
         story.calibration_samples = first.samples
         inserter = Inserter(base, request.dialect, request.quant_type, first, given)
@@ -363,38 +363,38 @@ class TuneRun:
         if request.workflow == SUBGRAPH:
             mode = SubgraphMode(
                 request, self._folder, self._reporter, story, self._engine, self._runner,
-                self._feeding, feeds, next(iter(inserters.values())), completion,
+                self._provider, feeds, next(iter(inserters.values())), planner,
                 self._header, self._float_type, self._pace,
             )  # fmt: skip
-        searching = self._begin_search(mode, plain, completion, journal)
+        searching = self._begin_search(mode, plain, planner, journal)
         space = searching.space
-        arena = Arena(
+        evaluator = CandidateEvaluator(
             self._engine, request.engine, next(iter(inserters.values())), space, feeds,
             request.preset, journal, scales, searching.take_layers,
         )  # fmt: skip
         try:
-            state = self._search(searching, arena, inserters)
+            state = self._search(searching, evaluator, inserters)
         finally:
-            story.benchmarks, story.failed = arena.benchmarks, arena.failed
+            story.benchmarks, story.failed = evaluator.benchmarks, evaluator.failed
             story.memo_hits = journal.memo_hits
-            story.why_all_failed = arena.why_all_failed
-        with patient(is_over=story.stopped == stops.INTERRUPTED):
+            story.why_all_failed = evaluator.why_all_failed
+        with defer_interrupts(is_over=story.stopped == stops.INTERRUPTED):
             # Checking and repairing may take long; what was measured is not to wait for it.
-            self._take_snapshot(completion, arena, arena.candidate_of(state))
+            self._take_snapshot(planner, evaluator, evaluator.candidate_of(state))
             rules = {name: each for name, each in searching.seeds.items() if name not in _FOUND}
             blankets = fastest_first(space, rules, story.seeds)
             self._shipping.finish(space, state, inserters, blankets)
             self._check_earlier(base)
-        self._take_snapshot(completion, arena, self._chosen(arena))
+        self._take_snapshot(planner, evaluator, self._chosen(evaluator))
 
     def _check_earlier(self, base: PreparedModel) -> None:
         """Don't keep an earlier result that is not what its summary says."""
         earlier = self._earlier
         if earlier is None or not self._shipping.keeps_earlier:
             return
-        judge, room = self._judge(base), self._folder.scratch
+        evaluator, room = self._evaluator_of(base), self._folder.scratch
         timed = self._shipping.earlier_timed
-        why = why_not_kept(earlier, judge, room, self._request.min_sqnr_db)
+        why = why_not_kept(earlier, evaluator, room, self._request.min_sqnr_db)
         why = why or why_not_as_fast(earlier, timed, self._request.threshold)
         if not why and timed is not None and earlier.is_slower_than_claimed(timed.comparison):
             self._earlier = earlier.timed_again(timed)
@@ -410,12 +410,16 @@ class TuneRun:
             self._shipping.keeps_earlier, self._earlier = False, None
 
     def _begin_search(
-        self, mode: SubgraphMode | None, plain: Path, completion: Completion, journal: Journal
+        self,
+        mode: SubgraphMode | None,
+        plain: Path,
+        planner: QuantizationPlanner,
+        journal: Journal,
     ) -> Searching:
         """What can be chosen, and who chooses; nothing if there was no time to find it out."""
         request, story = self._request, self._story
         if mode is None:
-            space = Space(completion, story.grouping.groups, journal.shares or {})
+            space = Space(planner, story.grouping.groups, journal.shares or {})
             seeds = seeds_of(space, self._given_tensors, story.grouping)
             limits = request.preset.limits(
                 len(space.groups), story.grouping.patterns,
@@ -427,52 +431,57 @@ class TuneRun:
             return mode.prepare(plain, self._given_tensors)
         except KeyboardInterrupt:
             story.stopped = stops.INTERRUPTED
-            space = Space(completion, (), {})
+            space = Space(planner, (), {})
             return Searching(space, PlacementSearch(space, {}), {})
 
-    def _take_snapshot(self, completion: Completion, arena: Arena, best: Candidate) -> None:
+    def _take_snapshot(
+        self, planner: QuantizationPlanner, evaluator: CandidateEvaluator, best: Candidate
+    ) -> None:
         """Write the state and the logs of schemes, as far as the search has come."""
         views = self._story.grouping.views
         tried = self._snapshots.write(
-            completion, views, arena.candidates(), best, self._story.baseline_ms,
-            arena.journal.carried,
+            planner, views, evaluator.candidates(), best, self._story.baseline_ms,
+            evaluator.journal.carried,
         )  # fmt: skip
         self._logs.write_schemes(views, tried)
 
-    def _chosen(self, arena: Arena) -> Candidate:
+    def _chosen(self, evaluator: CandidateEvaluator) -> Candidate:
         """What is handed over, as the last comparison saw it."""
         story, earlier = self._story, self._earlier
         if self._shipping.keeps_earlier and earlier is not None:
-            return arena.shipped(earlier.placement, math.log(earlier.summary.speedup))
+            return evaluator.shipped(earlier.placement, math.log(earlier.summary.speedup))
         compared = story.comparison if story.is_shipped else None
-        return arena.shipped(story.placement, math.log(compared.ratio) if compared else 0.0)
+        return evaluator.shipped(story.placement, math.log(compared.ratio) if compared else 0.0)
 
     def _calibrate(
         self, base: PreparedModel, placement: Placement, journal: Journal
     ) -> dict[RangeMethod, Ranges]:
         """Ranges in every way; from some of the samples, if there is no time for all."""
-        request, feeding = self._request, self._feeding
-        self._reporter.tell("calibration", f"on {feeding.describe()}")
+        request, provider = self._request, self._provider
+        self._reporter.tell("calibration", f"on {provider.describe()}")
         layout = request.dialect.format_of(request.quant_type)
-        bounded = BoundedSamples(feeding.samples, journal.samples, self._pace.calibration_s)
+        bounded = BoundedSamples(provider.samples, journal.samples, self._pace.calibration_s)
         show = self._reporter.progress("calibration")
         found = dict(
             ranges_in_every_way(
                 self._source, base, self._runner, placement,
-                replace(feeding, samples=bounded.begin), layout, request.method,
+                replace(provider, samples=bounded.begin), layout, request.method,
                 lambda done, total: show("samples", done, total),
             )
         )  # fmt: skip
         if bounded.is_cut_short:
             told = f"the first {bounded.count} samples, all that --budget left time for"
-            self._feeding = replace(feeding, describe=lambda: told)
+            self._provider = replace(provider, describe=lambda: told)
             self._reporter.tell("calibration", f"on {told}")
             if journal.samples is None:
                 journal.keep_samples(bounded.count)
         return found
 
     def _search(
-        self, searching: Searching, arena: Arena, inserters: Mapping[RangeMethod, Inserter]
+        self,
+        searching: Searching,
+        evaluator: CandidateEvaluator,
+        inserters: Mapping[RangeMethod, Inserter],
     ) -> State:
         """Let the search ask and the engine answer, until one of them has had enough."""
         story, search, space = self._story, searching.search, searching.space
@@ -481,12 +490,12 @@ class TuneRun:
             return search.incumbent
         self._reporter.search_begins()
         if not self._snapshots.exist:
-            self._take_snapshot(space.completion, arena, arena.candidate_of(search.incumbent))
+            self._take_snapshot(space.planner, evaluator, evaluator.candidate_of(search.incumbent))
         try:
             while (trial := search.ask()) is not None:
                 if trial.stage != SEEDS and self._request.budget_s is not None:
                     self._shipping.foresee(space, search.incumbent, inserters)
-                scores = self._answer(search, trial, arena)
+                scores = self._answer(search, trial, evaluator)
                 if not scores:
                     break
                 searching.before_tell(trial)
@@ -495,9 +504,9 @@ class TuneRun:
                 if trial.reference == _FLOAT:
                     self._note_seeds(space, searching.seeds, trial, scores)
                 if self._snapshots.is_due:
-                    incumbent = arena.candidate_of(search.incumbent)
-                    self._take_snapshot(space.completion, arena, incumbent)
-                self._tell_trial(search, trial, scores, arena)
+                    incumbent = evaluator.candidate_of(search.incumbent)
+                    self._take_snapshot(space.planner, evaluator, incumbent)
+                self._tell_trial(search, trial, scores, evaluator)
                 if self._is_out_of_time:
                     break
         except KeyboardInterrupt:
@@ -510,15 +519,17 @@ class TuneRun:
             story.stopped = stops.BY_COUNT
         return search.incumbent
 
-    def _answer(self, search: AskedAndTold, trial: Trial, arena: Arena) -> list[Score]:
+    def _answer(
+        self, search: AskedAndTold, trial: Trial, evaluator: CandidateEvaluator
+    ) -> list[Score]:
         """Measure what a trial asks for, as far as there is time; nothing if there is none.
 
         What is known takes none. Of the whole-model choices that a search begins with, as many are
         tried as possible; everything after them is tried whole or not at all.
         """
-        missing, pace = len(arena.missing(trial)), self._pace
+        missing, pace = len(evaluator.missing(trial)), self._pace
         if not missing:
-            return arena.answer(trial)
+            return evaluator.answer(trial)
         is_first = trial.stage == SEEDS
         fitting = pace.fitting(missing, trial.effort, least=is_first)
         if fitting < missing:
@@ -530,11 +541,11 @@ class TuneRun:
             self._reporter.tell(
                 trial.stage,
                 f"building and timing {_candidates(fitting)}, about {expected_s:.0f} s",
-                benchmarks=arena.benchmarks, known=arena.journal.memo_hits,
+                benchmarks=evaluator.benchmarks, known=evaluator.journal.memo_hits,
                 planned=search.planned, speedup=speedup_of(search.gain),
             )  # fmt: skip
         began_s = self._reporter.elapsed_s
-        scores = arena.answer(trial, fitting)
+        scores = evaluator.answer(trial, fitting)
         pace.saw_trial(fitting, trial.effort, self._reporter.elapsed_s - began_s)
         return scores
 
@@ -549,15 +560,15 @@ class TuneRun:
         )
 
     def _tell_trial(
-        self, search: AskedAndTold, trial: Trial, scores: list[Score], arena: Arena
+        self, search: AskedAndTold, trial: Trial, scores: list[Score], evaluator: CandidateEvaluator
     ) -> None:
         best = max((score.gain for score in scores), default=-math.inf)
         change = f"best {100 * math.expm1(best):+.1f} %" if math.isfinite(best) else "all refused"
         self._reporter.tell(
             trial.stage,
             f"{_candidates(len(scores))}, {change}",
-            benchmarks=arena.benchmarks,
-            known=arena.journal.memo_hits,
+            benchmarks=evaluator.benchmarks,
+            known=evaluator.journal.memo_hits,
             planned=search.planned,
             speedup=speedup_of(search.gain),
             rest_s=self._pace.end_s(),
@@ -567,7 +578,7 @@ class TuneRun:
         request, metric = self._request, self._story.metric or {}
         own = has_own_kernels(request.engine, request.options.engine_options)
         accuracy = MeasuredAccuracy(
-            journal, self._judge, self._feeding.judged, request.engine if own else "",
+            journal, self._evaluator_of, self._provider.judged, request.engine if own else "",
             request.evaluate, metric.get("float", math.nan),
             has_float_error=own and exact_options(self._info, request.options) is not None,
         )  # fmt: skip
@@ -575,10 +586,10 @@ class TuneRun:
         self._pace.accuracy_s = accuracy.seconds
         return accuracy
 
-    def _judge(self, base: PreparedModel) -> Judge:
+    def _evaluator_of(self, base: PreparedModel) -> AccuracyEvaluator:
         if self._judging is None:
-            self._judging = Judge(
-                self._source, base, self._runner, self._feeding.judged, kernels=self._kernels(),
+            self._judging = AccuracyEvaluator(
+                self._source, base, self._runner, self._provider.judged, kernels=self._kernels(),
                 reference=self._reference(),
             )  # fmt: skip
             self._stack.callback(self._judging.close)
@@ -628,7 +639,7 @@ class TuneRun:
         story.final_sha256 = sha256_of_model(staged / names.FINAL)
         story.baseline_sha256 = sha256_with_weights(folder / names.BASELINE)
         if story.is_shipped and story.sqnr_db is not None:
-            story.error_inputs = self._feeding.judged_inputs(request.inputs.ranges)
+            story.error_inputs = self._provider.judged_inputs(request.inputs.ranges)
         write_text(staged / names.PLACEMENT, story.placement.to_json(fingerprint), force=True)
         if story.is_shipped and self._shipping.ranges is not None:
             write_text(staged / names.RANGES, self._shipping.ranges.to_json(), force=True)
@@ -648,11 +659,11 @@ class TuneRun:
     def _build_line(self, info: EngineInfo, model: Path) -> str:
         """The command that builds what is handed over."""
         final = str(self._folder / names.FINAL)
-        return registry.build_line(info, model, self._feeding.shapes, final)
+        return registry.build_line(info, model, self._provider.shapes, final)
 
     def _summary(self, info: EngineInfo, files: dict[str, str]) -> Summary:
         seconds = self._reporter.seconds()
-        return self._story.summary(self._request, info, self._feeding, seconds, files)
+        return self._story.summary(self._request, info, self._provider, seconds, files)
 
     def _is_other_result_lost(self) -> bool:
         """Whether a proven result would be replaced by one that was not compared with it."""
@@ -702,10 +713,10 @@ def _candidates(count: int) -> str:
     return f"{count} candidate{'s' * (count != 1)}"
 
 
-def _nothing_to_do(completion: Completion, source: Source) -> str:
-    reasons = Counter(completion.left_float.values())
+def _nothing_to_do(planner: QuantizationPlanner, source: Source) -> str:
+    reasons = Counter(planner.left_float.values())
     common = "; ".join(reason for reason, _ in reasons.most_common(3))
-    hint, unsuited = "", HALF_TYPES.difference(completion.dialect.float_types)
+    hint, unsuited = "", HALF_TYPES.difference(planner.dialect.float_types)
     if not source.converted_from and has_types(source.model, unsuited):
         hint = "; without --precision it is tuned in float32"
     return f"nothing of it can be quantized{': ' + common if common else ''}{hint}"

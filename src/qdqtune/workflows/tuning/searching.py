@@ -8,7 +8,7 @@ from typing import Protocol
 
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.autotune.search.trial import Score, Trial
-from qdqtune.workflows.tuning.arena import TakeLayers
+from qdqtune.workflows.tuning.candidate_evaluator import TakeLayers
 
 
 class AskedAndTold(Protocol):

@@ -12,25 +12,27 @@ from qdqtune.engines.isolated import Worker
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared import PreparedModel
 from qdqtune.graph.shapes import at_shapes, infer_shapes
-from qdqtune.workflows.calibrating import Feeding
+from qdqtune.workflows.samples_and_ranges import SampleProvider
 
 
 @contextmanager
-def all_sizes(base: PreparedModel, runner: Worker, feeding: Feeding) -> Iterator[GraphIndex]:
+def all_sizes(
+    base: PreparedModel, runner: Worker, provider: SampleProvider
+) -> Iterator[GraphIndex]:
     """Let all shapes be known for a while, also those of the model's own inputs and outputs.
 
     Args:
         base: The model; on leaving, every shape is what it was.
         runner: Of the reference engine, for shapes that can't be inferred.
-        feeding: What the model is run on.
+        provider: What the model is run on.
 
     Yields:
         An index with these shapes.
     """
     graph = base.index.model.graph
-    with at_shapes(base.index.model, feeding.shapes):
+    with at_shapes(base.index.model, provider.shapes):
         for value in graph.inputs:
-            shape = feeding.shapes.get(value.name or "")
+            shape = provider.shapes.get(value.name or "")
             if shape is not None:
                 value.shape = ir.Shape(shape)
         for value in graph.outputs:
@@ -38,7 +40,7 @@ def all_sizes(base: PreparedModel, runner: Worker, feeding: Feeding) -> Iterator
                 value.shape = None
         infer_shapes(base.index.model)
         if unknown_tensors(base.index):
-            found = observe_shapes(base, runner, next(iter(feeding.judged())))
+            found = observe_shapes(base, runner, next(iter(provider.judged())))
             for name, shape in found.items():
                 base.index.value[name].shape = ir.Shape(shape)
         yield GraphIndex(base.index.model)

@@ -25,7 +25,7 @@ from qdqtune.autotune.patterns.scheme import InsertionScheme
 from qdqtune.autotune.patterns.state_file import pattern_cache_path, read_state, write_state
 from qdqtune.autotune.search.trial import speedup_of
 from qdqtune.graph.whole_files import writing
-from qdqtune.qdq.completion import Completion
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.placement import Edge, Placement
 from qdqtune.workflows.tuning.named_state import free_name
 
@@ -114,7 +114,7 @@ class Snapshots:
 
     def write(
         self,
-        completion: Completion,
+        planner: QuantizationPlanner,
         views: tuple[PatternView, ...],
         candidates: Sequence[Candidate],
         best: Candidate,
@@ -128,7 +128,7 @@ class Snapshots:
         which they were first tried, so that their numbers stay.
 
         Args:
-            completion: What each op needs.
+            planner: What each op needs.
             views: The model's patterns.
             candidates: Everything that was tried, in order.
             best: The best of it; if it is none of them, it comes last.
@@ -149,7 +149,7 @@ class Snapshots:
             if each.key != best.key:
                 own_ms = baseline_ms / speedup_of(each.gain)
                 latency_ms = max(own_ms, math.nextafter(best_ms, math.inf))
-            schemes = self._schemes_of(completion, views, each)
+            schemes = self._schemes_of(planner, views, each)
             for tried, (digest, scheme) in zip(found, schemes, strict=True):
                 _note(tried, digest, scheme, each, latency_ms)
         tried_of = [list(tried.values()) for tried in found]
@@ -172,11 +172,11 @@ class Snapshots:
         return tried_of
 
     def _schemes_of(
-        self, completion: Completion, views: tuple[PatternView, ...], candidate: Candidate
+        self, planner: QuantizationPlanner, views: tuple[PatternView, ...], candidate: Candidate
     ) -> list[tuple[str, InsertionScheme]]:
         """What a candidate comes to in each pattern, with the hash of it."""
         if candidate.key not in self._schemes:
-            index, units = completion.index, completion.units
+            index, units = planner.index, planner.units
             if not self._units:
                 self._units = {name: index.effective(unit) for name, unit in units.items()}
             edges = index.effective(candidate.placement)

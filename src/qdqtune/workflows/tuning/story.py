@@ -15,7 +15,7 @@ from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.subgraphs import Batch
 from qdqtune.records.tuning import AS_GIVEN, Blanket, Noise, Seconds, Summary
-from qdqtune.workflows.calibrating import Feeding
+from qdqtune.workflows.samples_and_ranges import SampleProvider
 from qdqtune.workflows.tuning.request import TuneRequest
 
 FINISHED = "finished"
@@ -83,7 +83,7 @@ class Story:
         self,
         request: TuneRequest,
         info: EngineInfo,
-        feeding: Feeding,
+        provider: SampleProvider,
         seconds: Seconds,
         files: dict[str, str],
     ) -> Summary:
@@ -92,7 +92,7 @@ class Story:
         Args:
             request: What was asked for.
             info: What measured.
-            feeding: What the model was run on.
+            provider: What the model was run on.
             seconds: Where the time went.
             files: What was written.
         """
@@ -103,7 +103,7 @@ class Story:
             dialect=request.dialect.name,
             quant_type=request.quant_type,
             calibration=self.calibration,
-            calibrated_on=feeding.describe(),
+            calibrated_on=provider.describe(),
             calibration_method=self.method.value,
             seed=request.seed,
             preset=request.preset_name,
@@ -150,7 +150,7 @@ class Story:
             precision_reason=self.precision_reason,
             precision_speedup=self.precision_speedup,
             build_with=self.build_with,
-            shapes=feeding.shapes,
+            shapes=provider.shapes,
             version=__version__,
             command=request.command,
             date=utc_now(),

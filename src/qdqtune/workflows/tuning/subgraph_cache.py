@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqtune.autotune.subgraphs.costs import InModel
+from qdqtune.autotune.subgraphs.costs import ObservedCosts
 from qdqtune.graph.files import write_text
 from qdqtune.graph.whole_files import remove, writing
 from qdqtune.records.reading import parse_json, read_text
 from qdqtune.records.schemas import SCHEMAS, check_schema
-from qdqtune.records.subgraphs import Batch, PieceTimes, checked_ms
+from qdqtune.records.subgraphs import Batch, SubgraphTimes, checked_ms
 
 KIND = "autotune_cache"
 SCHEMA = SCHEMAS[KIND]
@@ -41,7 +41,7 @@ class SubgraphCache:
         groups: Names of the nodes of each fusion group, with the milliseconds of the float model
             that go into it; None while they are not known.
         structural: How many of them no layer of the engine told.
-        pieces: Times by key.
+        subgraphs: Times by key.
         is_profiled: Whether phase 2 is complete.
         seen: What whole models spend their time on, by the key of their placement; with what the
             numbers of units meant.
@@ -53,9 +53,9 @@ class SubgraphCache:
         self.path = path
         self.groups: list[tuple[tuple[str, ...], float]] | None = None
         self.structural = 0
-        self.pieces: dict[str, PieceTimes] = {}
+        self.subgraphs: dict[str, SubgraphTimes] = {}
         self.is_profiled = False
-        self.seen: dict[str, tuple[str, InModel]] = {}
+        self.seen: dict[str, tuple[str, ObservedCosts]] = {}
         self.build_s: float | None = None
         self.batches: list[Batch] = []
         self._told_by = told_by
@@ -84,9 +84,9 @@ class SubgraphCache:
         """Take what people may want to know of pieces, by key, to be written with their times."""
         self._details = {key: dict(each) for key, each in details.items()}
 
-    def keep_piece(self, times: PieceTimes) -> None:
+    def keep_subgraph(self, times: SubgraphTimes) -> None:
         """Write the times of a piece down."""
-        self.pieces[times.key] = times
+        self.subgraphs[times.key] = times
         self._write()
 
     def keep_profiled(self) -> None:
@@ -94,12 +94,12 @@ class SubgraphCache:
         self.is_profiled = True
         self._write()
 
-    def keep_seen(self, key: str, seen: InModel, meant: str) -> None:
+    def keep_seen(self, key: str, seen: ObservedCosts, meant: str) -> None:
         """Write down what a whole model spends its time on, and what the numbers of units mean."""
         self.seen[key] = (meant, seen)
         self._write()
 
-    def seen_in(self, key: str, meant: str) -> InModel | None:
+    def seen_in(self, key: str, meant: str) -> ObservedCosts | None:
         """What a whole model was seen to spend its time on, if units are what they were then."""
         then, seen = self.seen.get(key, ("", None))
         return seen if then == meant else None
@@ -126,7 +126,7 @@ class SubgraphCache:
                 "complete": self.is_profiled,
                 "pieces": [
                     {**times.to_dict(), "details": self._details.get(key, {})}
-                    for key, times in self.pieces.items()
+                    for key, times in self.subgraphs.items()
                 ],
             },
             "phase_3": {
@@ -147,7 +147,7 @@ class SubgraphCache:
             return
         except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
             self.__dict__.update(
-                groups=None, structural=0, pieces={}, is_profiled=False, seen={}, batches=[],
+                groups=None, structural=0, subgraphs={}, is_profiled=False, seen={}, batches=[],
                 build_s=None,
             )  # fmt: skip
             moved = self.path.with_suffix(".damaged.json")
@@ -171,8 +171,8 @@ class SubgraphCache:
         self.build_s = None if body["build_s"] is None else checked_ms(body["build_s"])
         for entry in second["pieces"]:
             details = entry.pop("details", {})
-            times = PieceTimes.from_dict(entry)
-            self.pieces[times.key] = times
+            times = SubgraphTimes.from_dict(entry)
+            self.subgraphs[times.key] = times
             self._details[times.key] = details
         if first["told_by"] != self._told_by:
             return  # other groups: what was seen of them means nothing
@@ -186,7 +186,7 @@ class SubgraphCache:
         }
 
 
-def _seen_to_dict(seen: InModel) -> dict[str, Any]:
+def _seen_to_dict(seen: ObservedCosts) -> dict[str, Any]:
     return {
         "quantized": sorted(seen.quantized),
         "otherwise": sorted(seen.otherwise),
@@ -197,8 +197,8 @@ def _seen_to_dict(seen: InModel) -> dict[str, Any]:
     }
 
 
-def _seen_from_dict(value: Mapping[str, Any]) -> InModel:
-    return InModel(
+def _seen_from_dict(value: Mapping[str, Any]) -> ObservedCosts:
+    return ObservedCosts(
         frozenset(map(int, value["quantized"])),
         {int(number): checked_ms(ms) for number, ms in value["unit_ms"].items()},
         checked_ms(value["rest_ms"]),

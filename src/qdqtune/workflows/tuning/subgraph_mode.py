@@ -15,11 +15,16 @@ from qdqtune.autotune.search.space import Space, State
 from qdqtune.autotune.search.strategy import Limits
 from qdqtune.autotune.search.trial import Trial
 from qdqtune.autotune.subgraphs.assembly import assemble_closed
-from qdqtune.autotune.subgraphs.costs import InModel, costs_of
+from qdqtune.autotune.subgraphs.costs import ObservedCosts, costs_of
+from qdqtune.autotune.subgraphs.distinct_subgraphs import Subgraph, find_subgraphs
 from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
-from qdqtune.autotune.subgraphs.pieces import Piece, find_pieces
-from qdqtune.autotune.subgraphs.seen import look_at
-from qdqtune.autotune.subgraphs.units import Choices, Unit, make_choices, make_units
+from qdqtune.autotune.subgraphs.observed_costs import look_at
+from qdqtune.autotune.subgraphs.quantizable_groups import (
+    Choices,
+    QuantizableGroup,
+    make_choices,
+    make_units,
+)
 from qdqtune.autotune.subgraphs.validation import SubgraphSearch
 from qdqtune.engines import registry
 from qdqtune.engines.isolated import StoredFeeds, Worker
@@ -29,26 +34,26 @@ from qdqtune.graph.extraction import Dims
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.whole_files import sha256_of
-from qdqtune.qdq.completion import Completion
 from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.measurement import LayerTime
-from qdqtune.workflows.calibrating import Feeding
+from qdqtune.workflows.samples_and_ranges import SampleProvider
 from qdqtune.workflows.tuning import folder as names
-from qdqtune.workflows.tuning.clock import Reporter
+from qdqtune.workflows.tuning.clock import ProgressReporter
 from qdqtune.workflows.tuning.float_type import written_type
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.layer_file import copy_log, write_layer_file
 from qdqtune.workflows.tuning.layer_groups import find_groups
 from qdqtune.workflows.tuning.pace import Pace
-from qdqtune.workflows.tuning.piece_phase import PiecePhase
+from qdqtune.workflows.tuning.preflight import AS_GIVEN, seeds_of
 from qdqtune.workflows.tuning.profiling import PieceProfiler
 from qdqtune.workflows.tuning.request import TuneRequest
-from qdqtune.workflows.tuning.scouting import AS_GIVEN, seeds_of
 from qdqtune.workflows.tuning.searching import Searching
 from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, shapes_inside
 from qdqtune.workflows.tuning.sizing import all_sizes
 from qdqtune.workflows.tuning.story import Story
 from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
+from qdqtune.workflows.tuning.subgraph_profiling import SubgraphProfiling
 
 _logger = logging.getLogger(__name__)
 
@@ -71,10 +76,10 @@ class SubgraphMode:
         story: What has happened, and is told on.
         engine: Runs and times.
         runner: Of the reference engine.
-        feeding: What the model is run on.
+        provider: What the model is run on.
         feeds: The inputs that every model is timed on.
         inserter: Writes candidates.
-        completion: What can be quantized.
+        planner: What can be quantized.
         header: What measurements depend on.
         float_type: What the engine computes floats in, for the names of files.
         pace: What there is time for.
@@ -84,14 +89,14 @@ class SubgraphMode:
         self,
         request: TuneRequest,
         folder: RunFolder,
-        reporter: Reporter,
+        reporter: ProgressReporter,
         story: Story,
         engine: Worker,
         runner: Worker,
-        feeding: Feeding,
+        provider: SampleProvider,
         feeds: StoredFeeds,
         inserter: Inserter,
-        completion: Completion,
+        planner: QuantizationPlanner,
         header: Mapping[str, Any],
         float_type: str,
         pace: Pace,
@@ -102,18 +107,18 @@ class SubgraphMode:
         self._story = story
         self._engine = engine
         self._runner = runner
-        self._feeding = feeding
+        self._provider = provider
         self._feeds = feeds
         self._inserter = inserter
-        self._completion = completion
+        self._planner = planner
         self._float_type = float_type
         self._pace = pace
         told_by = sha256_of(request.graph_json) if request.graph_json is not None else ""
         self._cache = SubgraphCache(folder / names.SUBGRAPH_CACHE, header, told_by)
         self._groups: tuple[FusionGroup, ...] = ()
-        self._units: list[Unit] = []
+        self._units: list[QuantizableGroup] = []
         self._unit_of: dict[str, int] = {}
-        self._plain = InModel(frozenset(), {})
+        self._plain = ObservedCosts(frozenset(), {})
         self._choices = Choices()
 
     def prepare(self, plain: Path, given: Mapping[str, Collection[str]]) -> Searching:
@@ -129,30 +134,30 @@ class SubgraphMode:
             name: dims_of(value) for name, value in base.index.value.items()
         }
         ranges = self._shape_ranges()
-        with all_sizes(base, self._runner, self._feeding) as index:
+        with all_sizes(base, self._runner, self._provider) as index:
             self._groups = self._find_groups(plain)
             is_slow = self._is_slow_to_build
-            pieces = find_pieces(
-                index, self._groups, self._completion, story.grouping.ruled, may, few=is_slow
+            subgraphs = find_subgraphs(
+                index, self._groups, self._planner, story.grouping.ruled, may, few=is_slow
             )
             profiler = PieceProfiler(
-                self._engine, self._inserter, self._completion, index, dims,
+                self._engine, self._inserter, self._planner, index, dims,
                 self._folder / names.SUBGRAPHS, self._request.preset,
             )  # fmt: skip
-            phase = PiecePhase(
-                profiler, self._cache, self._reporter, story, base, self._runner, self._feeding,
+            phase = SubgraphProfiling(
+                profiler, self._cache, self._reporter, story, base, self._runner, self._provider,
                 index, dims, ranges, self._pace,
                 is_told_ranges=registry.entry(self._request.engine).takes_shape_ranges,
             )  # fmt: skip
-            phase.run(pieces, measure_float=not is_slow)
-            self._units = make_units(pieces, self._cache.pieces, self._completion)
+            phase.run(subgraphs, measure_float=not is_slow)
+            self._units = make_units(subgraphs, self._cache.subgraphs, self._planner)
         self._unit_of = {
             name: number
             for number, unit in enumerate(self._units)
             for name in self._groups[unit.group].nodes
         }
         self._choices = make_choices(
-            self._units, pieces, self._cache.pieces, self._completion, story.grouping.ruled
+            self._units, subgraphs, self._cache.subgraphs, self._planner, story.grouping.ruled
         )
         self._plain = self._float_model()
         total = sum(self._plain.unit_ms.values()) + self._plain.rest_ms
@@ -161,17 +166,17 @@ class SubgraphMode:
             for number, unit in enumerate(self._units)
             for name in unit.scheme.nodes(unit.content)
         }
-        space = Space(self._completion, self._choices.groups, shares)
+        space = Space(self._planner, self._choices.groups, shares)
         story.subgraphs = {
             "groups": len(self._groups),
             "structural": self._cache.structural,
-            "pieces": sum(piece.key in self._cache.pieces for piece in pieces),
-            "all_pieces": len(pieces),
+            "pieces": sum(subgraph.key in self._cache.subgraphs for subgraph in subgraphs),
+            "all_pieces": len(subgraphs),
             "units": len(self._units),
         }
-        if not self._units and pieces:
-            story.why_nothing = self._why_no_unit(pieces)
-            if any(self._cache.pieces.get(piece.key) for piece in pieces):
+        if not self._units and subgraphs:
+            story.why_nothing = self._why_no_unit(subgraphs)
+            if any(self._cache.subgraphs.get(subgraph.key) for subgraph in subgraphs):
                 return self._without_pieces(given)
         search, seeds = self._assemble(space, given)
         return Searching(
@@ -187,7 +192,7 @@ class SubgraphMode:
         """Whole models are tried all the same: the engine may take in them what it can't alone."""
         request, story = self._request, self._story
         _logger.warning("%s; whole models are tried without them", story.why_nothing)
-        space = Space(self._completion, story.grouping.groups, {})
+        space = Space(self._planner, story.grouping.groups, {})
         found = seeds_of(space, given, story.grouping)
         seeds = {name: state for name, state in found.items() if name not in NOT_TRIED}
         most = request.max_benchmarks
@@ -195,8 +200,8 @@ class SubgraphMode:
         self._write_raw(space, frozenset(), is_quantized=AS_GIVEN in given)
         return Searching(space, PlacementSearch(space, seeds, limits, request.seed), seeds)
 
-    def _why_no_unit(self, pieces: Sequence[Piece]) -> str:
-        found = (self._cache.pieces.get(piece.key) for piece in pieces)
+    def _why_no_unit(self, subgraphs: Sequence[Subgraph]) -> str:
+        found = (self._cache.subgraphs.get(subgraph.key) for subgraph in subgraphs)
         errors = [f.error for times in found if times is not None for f in times.forms if f.error]
         why = Counter(errors).most_common(1)[0][0].splitlines()[0] if errors else ""
         return f"no piece of it could be timed{': ' + why if why else ''}"
@@ -232,7 +237,7 @@ class SubgraphMode:
 
     def _find_groups(self, plain: Path) -> tuple[FusionGroup, ...]:
         """The engine's groups, or what an earlier run found."""
-        cache, index = self._cache, self._completion.index
+        cache, index = self._cache, self._planner.index
         if cache.groups is None or not self._is_whole(cache.groups):
             graph_json = self._request.graph_json
             own = self._write_layers(plain) if graph_json is None else None
@@ -290,7 +295,7 @@ class SubgraphMode:
     def _is_whole(self, groups: Sequence[tuple[tuple[str, ...], float]]) -> bool:
         """Whether groups have every node of the model, once."""
         nodes = [name for group, _ in groups for name in group]
-        known = self._completion.index.node
+        known = self._planner.index.node
         return len(nodes) == len(known) and known.keys() == set(nodes)
 
     def _shape_ranges(self) -> dict[str, Mapping[str, tuple[int, ...]]]:
@@ -308,12 +313,12 @@ class SubgraphMode:
         """Whether builds, and not runs, are what takes time."""
         return self._cache.keep_build_s(self._story.build_s) > _SLOW_BUILD_S
 
-    def _float_model(self) -> InModel:
+    def _float_model(self) -> ObservedCosts:
         """The float model's times by unit."""
         assert self._cache.groups is not None
         times = [ms for _, ms in self._cache.groups]
         of_units = {number: times[unit.group] for number, unit in enumerate(self._units)}
-        return InModel(frozenset(), of_units, sum(times) - sum(of_units.values()))
+        return ObservedCosts(frozenset(), of_units, sum(times) - sum(of_units.values()))
 
     def _assemble(
         self, space: Space, given: Mapping[str, Collection[str]]
@@ -333,7 +338,7 @@ class SubgraphMode:
         alike: dict[int, set[int]] = {}
         for number, unit in enumerate(self._units):
             if not unit.only_moves:
-                alike.setdefault(unit.piece, set()).add(number)
+                alike.setdefault(unit.subgraph, set()).add(number)
         most = request.max_benchmarks
         limits = Limits(benchmarks=request.preset.assemblies if most is None else most)
         search = SubgraphSearch(

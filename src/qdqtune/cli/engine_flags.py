@@ -1,0 +1,136 @@
+"""Flags about what only some engines have: a timing cache, plugins, a program of their own."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import shlex
+from typing import TYPE_CHECKING
+
+from qdqtune.cli.flags import WHOLE_LINES, add_shape_ranges
+from qdqtune.records.errors import UsageError
+
+if TYPE_CHECKING:
+    from qdqtune.engines.flags import EngineFlags
+
+_logger = logging.getLogger(__name__)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags; `take_engine_flags` reads them."""
+    group = parser.add_argument_group("engines that build")
+    group.add_argument(
+        "--timing_cache",
+        metavar="FILE",
+        help="where TensorRT keeps what it learned about kernels (default: one of qdqtune's, for "
+        "each GPU and version)",
+    )
+    add_plugins(group)
+    add_trtexec_arguments(group)
+    add_shape_ranges(group)
+
+
+def add_plugins(group: argparse._ActionsContainer) -> None:
+    """Add `--plugin_libraries`."""
+    group.add_argument(
+        "--plugin_libraries",
+        "--plugins",
+        nargs="+",
+        metavar="FILE",
+        help="TensorRT plugins to load",
+    )
+
+
+def add_trtexec_arguments(group: argparse._ActionsContainer) -> None:
+    """Add `--trtexec_benchmark_args`."""
+    group.add_argument(
+        *WHOLE_LINES,
+        type=_command_line,
+        metavar="'ARGS'",
+        help="more arguments for trtexec, in one string; what it says of shapes holds for every "
+        "engine",
+    )
+
+
+def take_engine_flags(options: argparse.Namespace, timing_cache: str | None) -> EngineFlags:
+    """What was said for some engines; shapes among it go to our own flags for them.
+
+    Args:
+        options: What was parsed; its shapes are filled in, and `built_for`, the shapes that
+            kernels are chosen for if others are run.
+        timing_cache: The file, if one was asked for.
+
+    Raises:
+        UsageError: If it can't be read.
+    """
+    from qdqtune.engines.flags import EngineFlags
+    from qdqtune.engines.shape_arguments import ShapeArguments
+
+    told = ShapeArguments.found_in(_words(options.trtexec_benchmark_args or ""))
+    options.shapes = options.shapes or told.usual
+    options.min_shapes = options.min_shapes or told.least
+    options.max_shapes = options.max_shapes or told.most
+    is_range = bool(options.min_shapes or options.max_shapes)
+    options.built_for = ",".join(told.best) if is_range and told.best != options.shapes else ""
+    return EngineFlags(
+        timing_cache or "", tuple(options.plugin_libraries or ()), tuple(told.others)
+    )
+
+
+def chosen_engine(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
+    """The engine that is meant, and all of its options.
+
+    Raises:
+        QdqtuneError: If it can't measure here, or has no use for what was said.
+    """
+    from qdqtune.engines import registry
+
+    words = take_engine_flags(options, options.timing_cache)
+    engine = registry.resolve(options.engine, dict(options.engine_option))
+    return engine, options_for_engine(options, engine, words, is_strict=True)
+
+
+def options_for_engine(
+    options: argparse.Namespace, engine: str, words: EngineFlags, *, is_strict: bool = False
+) -> dict[str, str]:
+    """All options of an engine; warns of arguments that its program is not told as they are.
+
+    Args:
+        options: What was parsed, and filled in by `take_engine_flags`.
+        engine: The engine.
+        words: What was said for some engines.
+        is_strict: Whether words that the engine has no use for are refused, not warned of.
+
+    Raises:
+        UsageError: If a word is refused.
+    """
+    from qdqtune.engines import registry
+    from qdqtune.engines.trtexec.usage import notes_on
+
+    found = words.options_of(engine, dict(options.engine_option), is_strict=is_strict)
+    if options.built_for and registry.entry(engine).takes_shape_ranges:
+        found = {"opt_shapes": options.built_for, **found}
+    if engine == registry.GUIDES_PROGRAM:
+        with contextlib.suppress(ValueError):  # the engine itself says what is wrong
+            for note in notes_on(found):
+                _logger.warning("%s", note)
+    return found
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--trtexec_benchmark_args can't be read: {error}.", "Close every quote in it."
+        ) from None
+
+
+def _command_line(text: str) -> str:
+    """Check that a string can be taken apart into arguments."""
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no command line: {error}") from None
+    return text

@@ -1,0 +1,422 @@
+"""How far the outputs of a quantized model are from those of the models it comes from."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import onnx_ir as ir
+
+from qdqtune.calibration.inputs import Feeds
+from qdqtune.calibration.quality import Reference, SignalToNoise
+from qdqtune.calibration.scores import add_scores
+from qdqtune.engines import registry
+from qdqtune.engines.float_types import exact_options
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isolated import FailureKind, Worker, WorkerFailure
+from qdqtune.engines.native import native_dialect
+from qdqtune.engines.reference import AS_WRITTEN, opening_options
+from qdqtune.graph.files import load_model, save_model
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.qdq.dialect import Dialect
+from qdqtune.records.errors import EngineError
+from qdqtune.workflows.comparison import engine_info
+from qdqtune.workflows.source import Source, float32_twin, has_types
+
+_logger = logging.getLogger(__name__)
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Decibels per output; empty where they can't be known here.
+
+    Attributes:
+        against_float: Against the float model.
+        against_given: Against the Q/DQ file that was given.
+        scores: Against the float model, of what goes into the Softmax or ArgMax that an output
+            comes out of.
+        of_float: The same of the float model itself, as the engine computes it; None if that is in
+            float32, as what is compared with.
+        why_unknown: Why no output, or not every output, could be compared; empty if all were.
+    """
+
+    against_float: dict[str, float] = field(default_factory=dict)
+    against_given: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
+    of_float: Quality | None = None
+    why_unknown: str = ""
+
+    @property
+    def decisive(self) -> dict[str, float]:
+        """Of every output, what it is judged by: its scores, if it has some."""
+        return {**self.against_float, **self.scores}
+
+    @property
+    def worst_db(self) -> float:
+        """Of the output that is farthest from the float model; minus infinity if unknown."""
+        if self.why_unknown:
+            return -math.inf
+        return min(self.decisive.values(), default=-math.inf)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The engine that candidates are for, where it runs them.
+
+    Attributes:
+        engine: Its name.
+        worker: Its worker; that of the reference engine if it is the same.
+        options: How it is to open them.
+        exact_options: How it opens the float model to compute it in float32; None if it does so
+            anyway, or can't be told to.
+        float_type: What it computes float32 in otherwise; empty if unknown.
+    """
+
+    engine: str
+    worker: Worker
+    options: SessionOptions
+    exact_options: SessionOptions | None = None
+    float_type: str = ""
+
+
+def has_own_kernels(engine: str, options: Mapping[str, str] | None = None) -> bool:
+    """Whether an engine can tell here what its kernels compute; one that makes up times can't."""
+    return registry.entry(engine).measures and registry.available(engine, options).usable
+
+
+def engine_of_dialect(
+    dialect: Dialect, engine: str, options: Mapping[str, str] | None = None
+) -> str | None:
+    """The engine whose dialect this is, if it runs models here; the one that was named first.
+
+    Args:
+        dialect: What models are written in.
+        engine: Whom they are for, as far as that was said.
+        options: Its own options, as far as they decide on its dialect.
+    """
+    asked = [] if engine == registry.AUTO else [engine]
+    for name in (*asked, registry.REFERENCE):
+        its = options if name == engine else None
+        own = native_dialect(name, options=its)
+        if own.name == dialect.name and has_own_kernels(name, its):
+            return name
+    return None
+
+
+@contextmanager
+def open_kernels(
+    engine: str | None, runner: Worker, options: SessionOptions | None = None
+) -> Iterator[Kernels | None]:
+    """The engine at work, in a process of its own unless it is the one that calibrates.
+
+    Raises:
+        EngineError: If it does not start.
+        UsageError: If it refuses the options.
+    """
+    if engine is None:
+        yield None
+    elif engine == registry.REFERENCE:
+        if options is not None and options.engine_options:
+            with Worker(engine, options) as worker:
+                engine_info(worker, engine)
+        yield Kernels(engine, runner, options or SessionOptions())
+    else:
+        with Worker(engine, options) as worker:
+            info = engine_info(worker, engine)
+            exact = exact_options(info, worker.options)
+            yield Kernels(engine, worker, worker.options, exact, info.float_type)
+
+
+class AccuracyEvaluator:
+    """Runs candidates beside the models they come from, which are run once.
+
+    Args:
+        source: What the candidates are made from.
+        base: Its float model.
+        runner: A worker of the reference engine.
+        samples: Makes the inputs.
+        kernels: Whose arithmetic counts: that of the engine whose dialect the candidates are in.
+            None if it can't run here; then they are run as they are written.
+        roughly: How many of the samples are enough for `approximate_sqnr_db`; None is all of them.
+        reference: The model that `base` was converted from, to be compared with instead; in a
+            folder where files may be written beside it.
+
+    Attributes:
+        kernels: As given; None once it turned out that they don't tell outputs.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        base: PreparedModel,
+        runner: Worker,
+        samples: Callable[[], Iterable[Feeds]],
+        *,
+        kernels: Kernels | None,
+        roughly: int | None = None,
+        reference: Path | None = None,
+    ) -> None:
+        self._has_reading = source.reading is not None
+        self.kernels = kernels
+        options = _options(kernels, runner, base)
+        self._written = self._rough = self._exact = _Bench(
+            source, base, runner, samples, options, reference=reference
+        )
+        if roughly is not None:
+            self._rough = _Bench(
+                source, base, runner, lambda: itertools.islice(samples(), roughly), options,
+                reference=reference,
+            )  # fmt: skip
+        if kernels is not None and kernels.worker is not runner:
+            twins = not registry.entry(kernels.engine).runs_bfloat16
+            self._exact = _Bench(
+                source, base, kernels.worker, samples, kernels.options, twins=twins,
+                reference=reference, exact_options=kernels.exact_options,
+            )  # fmt: skip
+        self._is_checked = False
+        self._hung: WorkerFailure | None = None
+
+    def quality(self, candidate: Path) -> Quality:
+        """How far a candidate is from the float model, and from the file as it was given.
+
+        Args:
+            candidate: A file in the base's folder.
+
+        Raises:
+            EngineError: If the engine does not run a model in its own dialect.
+        """
+        try:
+            self._check_kernels()
+            return self._in_worker(lambda: self._quality(candidate))
+        except WorkerFailure as failure:
+            if self.kernels is not None:
+                title = registry.title(self.kernels.engine)
+                raise EngineError(
+                    f"{title} does not run the quantized model: {failure}",
+                    "Nothing was written. Leave out the op that it names, and report this.",
+                ) from None
+            _logger.warning("the output error could not be measured here: %s", failure)
+            why = str(failure).splitlines()[0]
+            return Quality(why_unknown=f"the outputs could not be computed: {why}")
+
+    def _quality(self, candidate: Path) -> Quality:
+        found = self._exact.against_float(candidate)
+        against_given = self._exact.against_given(candidate) if self._has_reading else {}
+        return replace(found, against_given=against_given, of_float=self._exact.of_float())
+
+    def float_sqnr_db(self) -> float | None:
+        """How near to float32 the float model itself is, as the engine computes it.
+
+        Returns:
+            Decibels of the worst output; None if it is computed in float32, or can't be compared.
+
+        Raises:
+            EngineError: If the engine does not run it.
+        """
+        if self.kernels is None or self.kernels.exact_options is None:
+            return None
+        try:
+            self._check_kernels()
+            of_float = self._in_worker(self._exact.of_float)
+        except WorkerFailure as failure:
+            title = registry.title(self.kernels.engine)
+            raise EngineError(
+                f"{title} does not run the float model: {failure}",
+                "`qdqtune bench` on it should say the same. Try other --engine_option values.",
+            ) from None
+        return min(of_float.against_float.values(), default=None) if of_float else None
+
+    def _check_kernels(self) -> None:
+        """Do without the engine's own kernels if it can't tell what the float model computes.
+
+        Raises:
+            WorkerFailure: If it dies of the question, or does not answer: that is no answer.
+        """
+        if self._is_checked or self.kernels is None or self._exact is self._written:
+            return
+        try:
+            self._in_worker(self._exact.run_float_models)
+        except WorkerFailure as failure:
+            if failure.kind is not FailureKind.ERROR:
+                raise
+            title = registry.title(self.kernels.engine)
+            _logger.info("%s does not tell outputs, models are run as written: %s", title, failure)
+            self._exact.close()
+            self._exact, self.kernels = self._written, None
+        self._is_checked = True
+
+    def approximate_sqnr_db(self, candidate: Path) -> float:
+        """The worst output's distance from the float model, without the engine's own kernels.
+
+        A session that optimizes nothing opens fast; to rank many candidates, it is near enough.
+        """
+        try:
+            found = self._in_worker(lambda: self._rough.against_float(candidate, AS_WRITTEN))
+            return min(found.decisive.values(), default=math.inf)
+        except WorkerFailure:
+            return -math.inf
+
+    def _in_worker(self, action: Callable[[], _Found]) -> _Found:
+        """Run models, and once more in a fresh process if the first one died or hung.
+
+        The machine may be to blame for that. What hung twice is not asked again: each time costs
+        the whole limit.
+
+        Raises:
+            WorkerFailure: If there is no result.
+        """
+        if self._hung is not None:
+            raise self._hung
+        try:
+            return action()
+        except WorkerFailure as failure:
+            if failure.kind is FailureKind.ERROR:
+                raise
+            _logger.warning("comparing outputs failed: %s; trying again in a new process", failure)
+        try:
+            return action()
+        except WorkerFailure as failure:
+            if failure.kind is FailureKind.TIMEOUT:
+                self._hung = failure
+            raise
+
+    def close(self) -> None:
+        """Forget the outputs of the models that were run."""
+        for bench in (self._written, self._rough, self._exact):
+            bench.close()
+
+
+class _Bench:
+    """One worker in which models are compared.
+
+    Args:
+        source: What the candidates are made from.
+        base: Its float model.
+        worker: Where they run.
+        samples: Makes the inputs.
+        options: How models are opened.
+        twins: Whether models in bfloat16 run as their float32 twins.
+        reference: The float32 model that `base` was converted from; None if it wasn't.
+        exact_options: How the float model is opened, if not like the others.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        base: PreparedModel,
+        worker: Worker,
+        samples: Callable[[], Iterable[Feeds]],
+        options: SessionOptions | None,
+        *,
+        twins: bool = True,
+        reference: Path | None = None,
+        exact_options: SessionOptions | None = None,
+    ) -> None:
+        self._source = source
+        self._base = base
+        self._worker = worker
+        self._samples = samples
+        self._options = options
+        self._exact_options = exact_options
+        self._of_float: Quality | None = None
+        self._needs_twin = twins and has_types(source.model, {ir.DataType.BFLOAT16})
+        self._original = reference
+        self._given_needs_twin = twins and source.has_bfloat16
+        self._float: Reference | None = None
+        self._given: Reference | None = None
+
+    def against_float(self, candidate: Path, options: SessionOptions | None = None) -> Quality:
+        """How far a candidate's outputs are from the float model's, and the scores behind them.
+
+        Args:
+            candidate: A file in the base's folder.
+            options: How to open it, if not like the float model.
+        """
+        reference = self._reference()
+        shown, decided = add_scores(self._runnable(candidate, self._needs_twin))
+        compared = reference.compare(shown, options or self._options)
+        found = compared.decibels()
+        return Quality(
+            {name: db for name, db in found.items() if name not in decided},
+            scores={decided[name]: db for name, db in found.items() if name in decided},
+            why_unknown=_why_unknown(compared, found, decided),
+        )
+
+    def of_float(self) -> Quality | None:
+        """How far the float model is from itself in float32; None if it is computed in that."""
+        if self._exact_options is not None and self._of_float is None:
+            self._of_float = self.against_float(self._float_model())
+        return self._of_float
+
+    def run_float_models(self) -> None:
+        """Run the float model as given, and converted.
+
+        Raises:
+            WorkerFailure: If that can't be done.
+        """
+        self._reference()
+        if self._original is not None:
+            self.against_float(self._float_model())
+
+    def _reference(self) -> Reference:
+        """What the float model computes."""
+        if self._float is None:
+            path = self._original or self._runnable(self._float_model(), self._needs_twin)
+            shown, _ = add_scores(path)
+            self._float = self._run(shown, self._exact_options or self._options)
+        return self._float
+
+    def _float_model(self) -> Path:
+        return self._base.write(self._base.whole(), "reference")
+
+    def against_given(self, candidate: Path) -> dict[str, float]:
+        """Decibels of a candidate beside the file that was given."""
+        if self._given is None:
+            given = self._runnable(self._source.path, self._given_needs_twin)
+            self._given = self._run(given, self._options)
+        return self._given.sqnr_db(self._runnable(candidate, self._needs_twin))
+
+    def close(self) -> None:
+        """Forget the outputs."""
+        for reference in (self._float, self._given):
+            if reference is not None:
+                reference.close()
+        self._float = self._given = None
+
+    def _run(self, model: Path, options: SessionOptions | None) -> Reference:
+        return Reference(self._worker, model, self._samples(), options=options)
+
+    def _runnable(self, path: Path, needs_twin: bool) -> Path:
+        if not needs_twin:
+            return path
+        folder = self._base.store.folder
+        twin = folder / f"twin{len(list(folder.iterdir()))}.onnx"
+        return save_model(float32_twin(load_model(path)), twin)
+
+
+def _why_unknown(
+    compared: SignalToNoise, found: Mapping[str, float], decided: Mapping[str, str]
+) -> str:
+    """Why not every output could be compared; empty if every one was."""
+    missing = sorted(compared.missing - decided.keys())
+    if missing:
+        return f"the engine does not tell the output {missing[0]!r} of the quantized model"
+    undefined = sorted(compared.undefined - decided.keys())
+    if undefined:
+        return f"the float model's output {undefined[0]!r} is NaN on every sample"
+    return "" if found else "the model has no output of floats"
+
+
+def _options(kernels: Kernels | None, runner: Worker, base: PreparedModel) -> SessionOptions | None:
+    """How the reference engine opens models: as they are written, unless they are for itself."""
+    if kernels is None or kernels.worker is not runner:
+        return AS_WRITTEN
+    return opening_options(len(base.nodes)) or kernels.options

@@ -1,0 +1,324 @@
+"""Where candidates meet: written, timed against each other, written down."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from qdqtune.autotune.search.space import Space, State
+from qdqtune.autotune.search.trial import Effort, Score, Trial
+from qdqtune.engines import registry
+from qdqtune.engines.comparison import compare_files
+from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.isolated import StoredFeeds, Worker
+from qdqtune.engines.timing import Round, gain_of
+from qdqtune.graph.file_digest import model_digest
+from qdqtune.qdq.insert import Inserter
+from qdqtune.records.errors import EngineError, UsageError
+from qdqtune.records.measurement import LayerTime, Measurement
+from qdqtune.records.placement import Placement
+from qdqtune.workflows.tuning.journal import Journal
+from qdqtune.workflows.tuning.settings import Preset
+from qdqtune.workflows.tuning.snapshot import Candidate
+
+TakeLayers = Callable[[State, Sequence[LayerTime]], None]
+"""Told a candidate and the layers that it runs as."""
+NO_TIME = "there was no time for it"
+"""Why a candidate has no score."""
+
+
+class CandidateEvaluator:
+    """Answers a search's questions with measurements.
+
+    Args:
+        worker: The engine.
+        engine: Its name.
+        inserter: Writes candidates.
+        space: What states mean.
+        feeds: What every model is run on.
+        preset: How thorough to be.
+        journal: What is known, and where measurements go.
+        ranges: A digest of the ranges behind the candidates' scales.
+        take_layers: Told where the time of each candidate goes, before its score is written down.
+
+    Attributes:
+        benchmarks: Candidates built and timed.
+        failed: Those that the engine refused.
+        why_all_failed: Why the last one failed, if all did, those known from before included.
+        gains: Log speedup over the float model of everything that was tried, as far as it is known.
+        failures: Why candidates failed.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        engine: str,
+        inserter: Inserter,
+        space: Space,
+        feeds: StoredFeeds,
+        preset: Preset,
+        journal: Journal,
+        ranges: str = "",
+        take_layers: TakeLayers | None = None,
+    ) -> None:
+        self.take_layers = take_layers
+        self.benchmarks = 0
+        self.failed = 0
+        self.why_all_failed = ""
+        self._has_success = False
+        self.gains: dict[State, float] = {frozenset(): 0.0}
+        self.failures: dict[State, str] = {}
+        self._tried: dict[State, None] = {frozenset(): None}
+        self.worker = worker
+        self.feeds = feeds
+        self.preset = preset
+        self.journal = journal
+        self.is_simulated = not registry.entry(engine).measures
+        self._inserter = inserter
+        self._space = space
+        self._ranges = ranges
+        self._files: dict[str, Path] = {}
+
+    def missing(self, trial: Trial) -> list[State]:
+        """The candidates of a trial that have to be measured."""
+        reference, effort = self.key(trial.reference), self.how(trial.effort)
+        return [
+            s for s in trial.candidates if not self.journal.knows(reference, self.key(s), effort)
+        ]
+
+    def answer(self, trial: Trial, most: int | None = None) -> list[Score]:
+        """One score per candidate; what the journal knows is not measured again.
+
+        Args:
+            trial: What is compared.
+            most: How many candidates may be measured; the others fail, which is not written down.
+
+        Raises:
+            EngineError: If the engine doesn't run the reference any more.
+        """
+        found: dict[State, Score] = {}
+        for state in trial.candidates:
+            known = self.journal.known(
+                self.key(trial.reference), self.key(state), self.how(trial.effort)
+            )
+            if known is not None:
+                found[state] = known
+                self._write_again(state)
+        if found:
+            self._write_again(trial.reference)
+        missing = [state for state in trial.candidates if state not in found]
+        if missing[:most]:
+            found.update(self._race(trial.reference, missing[:most], trial.effort))
+        base = self.gains.get(trial.reference)
+        for state, score in found.items():
+            self._tried[state] = None
+            self._has_success |= score.failure is None
+            self.why_all_failed = "" if self._has_success else score.failure or ""
+            if score.failure is not None:
+                self.failures[state] = score.failure
+            elif base is not None:
+                self.gains[state] = base + score.gain
+        return [found.get(state) or Score.failed(NO_TIME) for state in trial.candidates]
+
+    def file_of(self, state: State) -> Path:
+        """The candidate's file."""
+        key = self.key(state)
+        if key not in self._files:
+            name, base = self.journal.name_of(key), self._inserter.base
+            if state and self._space.placement(state):
+                file = self._inserter.write(self._space.placement(state), name)
+            else:
+                file = base.write(base.whole(), name)
+            self.journal.keep_file(key, model_digest(file, base.store.digest_of))
+            self._files[key] = file
+        return self._files[key]
+
+    def candidates(self) -> list[Candidate]:
+        """The float model, and everything that was tried, in order."""
+        known = (state for state in self._tried if state in self.gains or state in self.failures)
+        return [self.candidate_of(state) for state in known]
+
+    def candidate_of(self, state: State) -> Candidate:
+        """What is known of a choice; one that was never measured counts as the float model."""
+        failure = self.failures.get(state, "") if state not in self.gains else ""
+        gain = -math.inf if failure else self.gains.get(state, 0.0)
+        key = self.key(state)
+        name = self.journal.names.get(key, "")
+        return Candidate(name, key, self._space.placement(state), gain, failure)
+
+    def shipped(self, placement: Placement, gain: float) -> Candidate:
+        """What is handed over, with its id if the search had tried it."""
+        key = placement.digest()
+        return Candidate(self.journal.names.get(key, ""), key, placement, gain)
+
+    def key(self, state: State) -> str:
+        """What a candidate is called in the journal."""
+        return self._space.key(state)
+
+    def how(self, effort: Effort) -> str:
+        """How thoroughly something is measured, as the journal says it."""
+        return f"{effort.value}-{self.preset.rounds[effort]}-{self._ranges[:8]}"
+
+    def record(
+        self, reference: State, state: State, effort: Effort, score: Score, **details: object
+    ) -> None:
+        """Write down what came of a candidate."""
+        self.benchmarks += 1
+        self.failed += score.failure is not None
+        complete = {
+            "groups": sorted(state),
+            "latency_ms": None,
+            "reference_ms": None,
+            "rounds": 0,
+            "build_s": 0.0,
+            "timing_s": 0.0,
+            **details,
+        }
+        self.journal.add(self.key(reference), self.key(state), self.how(effort), score, complete)
+
+    def _write_again(self, state: State) -> None:
+        """A candidate that an earlier run measured can be exported after this one, too."""
+        with contextlib.suppress(UsageError):
+            self.file_of(state)
+
+    def _race(self, reference: State, states: list[State], effort: Effort) -> dict[State, Score]:
+        scores: dict[State, Score] = {}
+        files: dict[State, Path] = {}
+        for state in states:
+            try:
+                files[state] = self.file_of(state)
+            except UsageError as error:  # a candidate that can't be written is one that failed
+                scores[state] = Score.failed(str(error))
+                self.record(reference, state, effort, scores[state])
+        if files:
+            scores.update(_TrialRun(self, reference, files, effort).run())
+        return scores
+
+
+class _TrialRun:
+    """Candidates against one reference; a round of it is never measured twice."""
+
+    def __init__(
+        self,
+        evaluator: CandidateEvaluator,
+        reference: State,
+        files: Mapping[State, Path],
+        effort: Effort,
+    ) -> None:
+        self._evaluator = evaluator
+        self._reference = reference
+        self._states = list(files)
+        self._files = [evaluator.file_of(reference), *files.values()]
+        self._effort = effort
+        self._scores: dict[State, Score] = {}
+        self._rounds: dict[tuple[State, ...], list[Round]] = {}
+        self._skip = 0
+
+    def run(self) -> dict[State, Score]:
+        """Play the rounds that are missing, and give everyone a score."""
+        evaluator, everyone = self._evaluator, tuple(self._states)
+        wanted = evaluator.preset.rounds[self._effort]
+        known = evaluator.journal.rounds(
+            evaluator.key(self._reference), [evaluator.key(state) for state in everyone], self._how
+        )
+        self._rounds[everyone] = known
+        if len(known) >= wanted and evaluator.take_layers is None:
+            self._accuracy(everyone, {})
+            return self._scores
+        # An engine that makes its times up plays from the start: it costs nothing, and only then
+        # goes on as if nothing had happened.
+        self._skip = len(known) if evaluator.is_simulated else 0
+        # A kill may have come between the last round and the layers, which take a round to be told.
+        rest = max(wanted - len(known), 0 if evaluator.is_simulated else 1)
+        measured, _ = compare_files(
+            evaluator.worker,
+            self._files,
+            evaluator.feeds,
+            rounds=rest + self._skip,
+            # Made-up times must not depend on how fast this machine is.
+            budget_s=math.inf if evaluator.is_simulated else self._budget_s * rest / wanted,
+            options=self._options(),
+            take_layers=self._take_layers if evaluator.take_layers is not None else None,
+            layers_from=1,
+            listener=self,
+        )
+        if not measured[0].ok:
+            raise EngineError(
+                f"The engine does not run a model that it ran before: {measured[0].error}",
+                "Is the machine out of memory or disk? Run the same command again to go on.",
+            )
+        results = dict(zip(self._states, measured[1:], strict=True))
+        self._accuracy(tuple(state for state, each in results.items() if each.ok), results)
+        return self._scores
+
+    def _take_layers(self, model: int, layers: list[LayerTime]) -> None:
+        if self._evaluator.take_layers is not None:
+            self._evaluator.take_layers(self._states[model - 1], layers)
+
+    def saw_round(self, models: tuple[int, ...], round_: Round) -> None:
+        """Write a round down before the next one begins."""
+        states = tuple(self._states[model - 1] for model in models)
+        if self._skip and states == tuple(self._states):
+            self._skip -= 1
+            return
+        self._rounds.setdefault(states, []).append(round_)
+        keys = [self._evaluator.key(state) for state in states]
+        self._evaluator.journal.add_round(
+            self._evaluator.key(self._reference), keys, self._how, round_
+        )
+
+    def saw_failure(self, model: int, error: str, *, refused: bool) -> None:
+        """Write down at once what failed: the next one must not fail for the same reason."""
+        self._skip = 0
+        if model == 0:
+            return
+        state = self._states[model - 1]
+        self._scores[state] = Score.failed(error)
+        self._evaluator.record(
+            self._reference, state, self._effort, self._scores[state], unsure=not refused
+        )
+
+    def _accuracy(self, states: Sequence[State], measured: Mapping[State, Measurement]) -> None:
+        """Give scores from all rounds that were played among these."""
+        rounds = self._rounds.get(tuple(states), [])
+        reference_ms = statistics.median(each.baseline_ms for each in rounds) if rounds else None
+        for place, state in enumerate(states):
+            gain = gain_of([each.log_ratios[place] for each in rounds])
+            if not all(map(math.isfinite, gain)):
+                raise EngineError("The engine's times make no sense.", "Please report it.")
+            self._scores[state] = Score(*gain)
+            found = measured.get(state)
+            self._evaluator.record(
+                self._reference,
+                state,
+                self._effort,
+                self._scores[state],
+                latency_ms=statistics.median(each.latencies_ms[place] for each in rounds),
+                reference_ms=reference_ms,
+                rounds=len(rounds),
+                build_s=found.build_s if found is not None else 0.0,
+                timing_s=found.timing_s if found is not None else 0.0,
+            )
+
+    def _options(self) -> SessionOptions | None:
+        """Made-up noise follows from what is compared, not from what ran before."""
+        if not self._evaluator.is_simulated:
+            return None
+        options = self._evaluator.worker.options
+        keys = [self._evaluator.key(state) for state in (self._reference, *self._states)]
+        text = repr((options.engine_options.get("seed", "0"), keys, self._how))
+        seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
+        return replace(options, engine_options={**options.engine_options, "seed": str(seed)})
+
+    @property
+    def _budget_s(self) -> float:
+        return self._evaluator.preset.seconds[self._effort]
+
+    @property
+    def _how(self) -> str:
+        return self._evaluator.how(self._effort)

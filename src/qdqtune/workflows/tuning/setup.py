@@ -1,0 +1,187 @@
+"""How a run begins: what can be wrong is found out, then the model gets its float type.
+
+Until the journal is open, nothing that another run has left in the folder is replaced.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from qdqtune.engines.isolated import StoredFeeds, Worker
+from qdqtune.graph.fingerprint import fingerprint
+from qdqtune.records.errors import UsageError
+from qdqtune.records.measurement import EngineInfo
+from qdqtune.records.precision import AUTO
+from qdqtune.records.tuning import AS_GIVEN as UNCHANGED
+from qdqtune.workflows.comparison import engine_info
+from qdqtune.workflows.same_model import activations_in, check_same_model
+from qdqtune.workflows.samples_and_ranges import SampleProvider
+from qdqtune.workflows.source import Source, open_source
+from qdqtune.workflows.tuning.float_type import FloatForm, convert_to, told_options, wanted_type
+from qdqtune.workflows.tuning.folder import BASELINE, JOURNAL, LOGS, RunFolder
+from qdqtune.workflows.tuning.header import precision_of
+from qdqtune.workflows.tuning.layer_file import copy_log
+from qdqtune.workflows.tuning.named_state import check_state_file
+from qdqtune.workflows.tuning.preflight import AS_GIVEN
+from qdqtune.workflows.tuning.request import TuneRequest
+
+
+@dataclass(frozen=True)
+class TuningTarget:
+    """What a run tunes.
+
+    Attributes:
+        request: What was asked for.
+        source: The model.
+        fingerprint: Of the model.
+        form: Its float type.
+    """
+
+    request: TuneRequest
+    source: Source
+    fingerprint: str
+    form: FloatForm = field(default_factory=FloatForm)
+
+    def header(self, info: EngineInfo, provider: SampleProvider) -> dict[str, object]:
+        """What measurements depend on."""
+        # Runs of versions that did not convert have no such entry.
+        is_given = self.form.name == UNCHANGED
+        precision = {} if is_given else {"precision": self.form.name}
+        return {
+            **precision,
+            "model": self.fingerprint,
+            "engine": info.to_dict(),
+            "dialect": self.request.dialect.name,
+            "quant_type": self.request.quant_type,
+            "shapes": {name: list(shape) for name, shape in provider.shapes.items()},
+        }
+
+    def place(self, folder: RunFolder) -> TuningTarget:
+        """Put the model into the folder: as it was given, or converted."""
+        baseline = folder / BASELINE
+        folder.copy_model(self.form.model or self.request.model, baseline)
+        if self.form.model is None:
+            return self
+        return replace(self, request=replace(self.request, converted=baseline))
+
+
+def check_first(request: TuneRequest, source: Source, folder: RunFolder) -> TuningTarget:
+    """Find out what can be wrong with a request before anything in the folder changes.
+
+    Raises:
+        QdqtuneError: If something is.
+    """
+    nodes = [node.name or "" for node in source.model.graph]
+    for wildcards in (request.node_filter, request.region_filter):
+        if wildcards and not any(fnmatch.filter(nodes, each) for each in wildcards):
+            raise UsageError(
+                "No node of the model matches the node filter.",
+                f"Its patterns are: {', '.join(wildcards)}.",
+            )
+    tuned = TuningTarget(request, source, fingerprint(source.model))
+    if request.state_file is not None:
+        check_state_file(request.state_file, tuned.fingerprint, request.quant_type)
+    if folder.replaces_a_run:  # it must be sure that there will be another one
+        with Worker(request.engine, request.options, scratch=folder.scratch) as probe:
+            engine_info(probe, request.engine)
+    return tuned
+
+
+def given_tensors(
+    request: TuneRequest, source: Source, tell: Callable[[str, str], None]
+) -> dict[str, frozenset[str]]:
+    """What is quantized in files that somebody made of the model.
+
+    Args:
+        request: What was asked for.
+        source: The model.
+        tell: Hears how much of such a file is in the model.
+
+    Raises:
+        QdqtuneError: If such a file is not one of that model.
+    """
+    found: dict[str, frozenset[str]] = {}
+    if source.reading is not None:
+        found[AS_GIVEN] = source.reading.placement.tensors
+    if request.qdq_baseline is not None:
+        baseline = open_source(request.qdq_baseline, optimize=request.optimize)
+        reading = baseline.reading
+        if reading is None:
+            raise UsageError(
+                f"{request.qdq_baseline} has no Q/DQ to begin with.",
+                "Name a quantized form of the model, or leave --qdq_baseline out.",
+            )
+        check_same_model(source.model, baseline.model, request.qdq_baseline)
+        activations, known = activations_in(source.model, baseline.model, reading.placement)
+        if not known:
+            raise UsageError(
+                f"None of the {activations} activations that are quantized in "
+                f"{request.qdq_baseline} is in the model.",
+                "Quantize the model with a tool that keeps the names of tensors.",
+            )
+        tell(
+            "Q/DQ baseline",
+            f"of the {activations} activations that are quantized in {request.qdq_baseline}, "
+            f"{len(known)} are in the model",
+        )
+        found["Q/DQ baseline"] = reading.placement.tensors | known
+    return found
+
+
+def ask_engine(request: TuneRequest, engine: Worker) -> tuple[TuneRequest, EngineInfo]:
+    """What measures; one that chooses float types by itself is told which is wanted.
+
+    Returns:
+        The request with the options that are in effect, and the engine.
+
+    Raises:
+        QdqtuneError: If it does not start, or its options say something else.
+    """
+    info = engine_info(engine, request.engine)
+    given: Mapping[str, str] = request.options.engine_options
+    told = told_options(request.precision, info, given)
+    if told == given:
+        return request, info
+    engine.options = replace(request.options, engine_options=dict(told))
+    return replace(request, options=engine.options), engine_info(engine, request.engine)
+
+
+def in_float_type(
+    tuned: TuningTarget,
+    info: EngineInfo,
+    provider: SampleProvider,
+    engine: Worker,
+    feeds: StoredFeeds,
+    folder: RunFolder,
+) -> TuningTarget:
+    """The model in the float type that it is tuned in; a converted one lies in the scratch folder.
+
+    Raises:
+        EngineError: If the engine does not run it in any.
+        UsageError: If a state file is that of another form of the model.
+    """
+    request, source = tuned.request, tuned.source
+    precision = wanted_type(request.precision, info, source)
+    earlier = precision_of(folder / JOURNAL)
+    if request.precision == AUTO and earlier == UNCHANGED:
+        precision = None  # what was found out stays
+    if precision is not None:
+        folder.converted.parent.mkdir(exist_ok=True)
+        form = convert_to(
+            precision, source, folder.converted, provider.judged, engine, feeds,
+            request.min_sqnr_db, request.preset,
+            may_be_slower=request.precision != AUTO or earlier is not None,
+        )  # fmt: skip
+        tuned = replace(tuned, form=form)
+        if form.model is None:  # the model as given is built under the same name
+            logs = folder / LOGS / request.engine
+            copy_log(logs / f"{folder.converted.stem}.log", logs / f"{precision.value}.log")
+        else:
+            layout = request.dialect.format_of(request.quant_type)
+            source = open_source(form.model, layout.least_opset, optimize=request.optimize)
+            tuned = replace(tuned, source=source, fingerprint=fingerprint(source.model))
+    if request.state_file is not None:
+        check_state_file(request.state_file, tuned.fingerprint, request.quant_type, tuned.form.name)
+    return tuned

@@ -1,0 +1,195 @@
+"""Phase 2 of subgraph mode, all of it: what is not known yet is timed, and written down."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from qdqtune.autotune.subgraphs.distinct_subgraphs import Subgraph
+from qdqtune.calibration.tensor_capture import Array, capture_tensors
+from qdqtune.engines.isolated import Worker
+from qdqtune.graph.extraction import Dims
+from qdqtune.graph.index import GraphIndex
+from qdqtune.graph.prepared import PreparedModel
+from qdqtune.records.subgraphs import SubgraphTimes
+from qdqtune.workflows.samples_and_ranges import SampleProvider
+from qdqtune.workflows.tuning.clock import ProgressReporter
+from qdqtune.workflows.tuning.pace import Pace
+from qdqtune.workflows.tuning.profiling import PieceProfiler
+from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, OPT, Shapes, shape_arguments
+from qdqtune.workflows.tuning.story import BY_BUDGET, INTERRUPTED, Story
+from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
+
+# What the inputs of pieces may take of memory at once.
+_BYTES_AT_ONCE = 1 << 28
+_MOST_OPS_SHOWN = 6
+
+
+class SubgraphProfiling:
+    """Times pieces until all are known, or somebody has had enough.
+
+    Args:
+        profiler: Times one.
+        cache: What is known, and where times go.
+        reporter: Who hears of it.
+        story: What has happened, and is told on.
+        base: The model.
+        runner: Of the reference engine, which says what pieces read.
+        provider: What the model is run on.
+        index: The model, with the size of every tensor.
+        dims: Shapes as the model has them, open where it is.
+        ranges: Smallest and largest shapes of tensors, if they were given.
+        pace: Whether there is time for another one.
+        is_told_ranges: Whether the engine is told them.
+    """
+
+    def __init__(
+        self,
+        profiler: PieceProfiler,
+        cache: SubgraphCache,
+        reporter: ProgressReporter,
+        story: Story,
+        base: PreparedModel,
+        runner: Worker,
+        provider: SampleProvider,
+        index: GraphIndex,
+        dims: Mapping[str, Dims | None],
+        ranges: Mapping[str, Shapes],
+        pace: Pace,
+        *,
+        is_told_ranges: bool,
+    ) -> None:
+        self._profiler = profiler
+        self._cache = cache
+        self._reporter = reporter
+        self._story = story
+        self._base = base
+        self._runner = runner
+        self._provider = provider
+        self._index = index
+        self._dims = dims
+        self._ranges = ranges
+        self._pace = pace
+        self._is_told_ranges = is_told_ranges
+
+    def run(self, subgraphs: Sequence[Subgraph], *, measure_float: bool) -> None:
+        """Time every piece that is not known yet, those with the largest share first.
+
+        Args:
+            subgraphs: All of them.
+            measure_float: Whether float forms are timed alone, too, where their time in the model
+                is known.
+        """
+        cache, story, reporter = self._cache, self._story, self._reporter
+        cache.describe({subgraph.key: self._details(subgraph) for subgraph in subgraphs})
+        missing = [subgraph for subgraph in subgraphs if not self._is_known(subgraph)]
+        missing.sort(key=lambda subgraph: -self._share_ms(subgraph))
+        known = len(subgraphs) - len(missing)
+        reporter.search_begins()
+        done, longest_s = 0, 0.0
+        try:
+            for subgraph, values in self._with_values(missing):
+                if not self._pace.has_time_for(longest_s):
+                    story.stopped = BY_BUDGET
+                    return
+                began = time.monotonic()
+                float_ms = self._share_ms(subgraph) / len(subgraph.groups)
+                alone = measure_float or not float_ms
+                times = self._profiler.profile(
+                    subgraph, values, None if alone else float_ms, self._told_ranges(subgraph)
+                )
+                cache.keep_subgraph(times)
+                longest_s = max(longest_s, time.monotonic() - began)
+                done += 1
+                reporter.tell(
+                    "subgraphs", self._told(subgraph, times), benchmarks=done, known=known,
+                    planned=len(subgraphs),
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            story.stopped = INTERRUPTED
+            return
+        finally:
+            story.subgraph_benchmarks += self._profiler.benchmarks
+            story.subgraph_failed += self._profiler.failed
+        cache.keep_profiled()
+
+    def _is_known(self, subgraph: Subgraph) -> bool:
+        """Whether an earlier run has timed a piece, with a time for each of its borders."""
+        times = self._cache.subgraphs.get(subgraph.key)
+        borders = len(subgraph.content.inputs) + len(subgraph.content.outputs)
+        return times is not None and all(
+            len(form.conversion_ms) == borders for form in times.forms if form.error is None
+        )
+
+    def _with_values(
+        self, subgraphs: Sequence[Subgraph]
+    ) -> Iterator[tuple[Subgraph, dict[str, Array]]]:
+        """Pieces with what they read in a run, some at a time: memory is limited."""
+        waiting = list(subgraphs)
+        while waiting:
+            part: list[Subgraph] = []
+            size = 0
+            while waiting and (not part or size + self._bytes(waiting[0]) <= _BYTES_AT_ONCE):
+                size += self._bytes(waiting[0])
+                part.append(waiting.pop(0))
+            wanted = dict.fromkeys(
+                tensor for subgraph in part for tensor in subgraph.content.inputs
+            )
+            shapes = {tensor: self._size(tensor) for tensor in wanted}
+            feeds = next(iter(self._provider.judged()))
+            values = dict(capture_tensors(self._base, self._runner, feeds, shapes))
+            for subgraph in part:
+                yield subgraph, values
+
+    def _bytes(self, subgraph: Subgraph) -> int:
+        return sum(4 * math.prod(self._size(tensor)) for tensor in subgraph.content.inputs)
+
+    def _size(self, tensor: str) -> tuple[int, ...]:
+        return tuple(1 if dim is None else dim for dim in self._index.shape(tensor) or ())
+
+    def _share_ms(self, subgraph: Subgraph) -> float:
+        assert self._cache.groups is not None
+        return sum(self._cache.groups[number][1] for number in subgraph.groups)
+
+    def _details(self, subgraph: Subgraph) -> dict[str, Any]:
+        """What people may want to know of a piece."""
+        inputs = subgraph.content.inputs
+        shapes = self._shapes(inputs)
+        is_open = any(_is_open(self._dims.get(tensor)) for tensor in inputs)
+        return {
+            "groups": list(subgraph.groups),
+            "nodes": list(subgraph.content.nodes),
+            "shapes": shapes,
+            "arguments": shape_arguments(shapes) if is_open else [],
+            "skipped": dict(subgraph.skipped),
+        }
+
+    def _shapes(self, inputs: Iterable[str]) -> dict[str, Shapes]:
+        return {
+            label: {t: self._ranges.get(label, {}).get(t, self._size(t)) for t in inputs}
+            for label in (MIN, OPT, MAX)
+        }
+
+    def _told_ranges(self, subgraph: Subgraph) -> dict[str, Shapes]:
+        """Shapes of the piece's open inputs, if there is an engine that is told them."""
+        if not self._is_told_ranges or not self._ranges:
+            return {}
+        is_open = (t for t in subgraph.content.inputs if _is_open(self._dims.get(t)))
+        return self._shapes(list(is_open))
+
+    def _told(self, subgraph: Subgraph, times: SubgraphTimes) -> str:
+        ordered = sorted(subgraph.content.nodes, key=self._index.position.__getitem__)
+        shown = ordered[:_MOST_OPS_SHOWN]
+        ops = " + ".join(self._index.node[name].op_type for name in shown)
+        also = " + …" if len(shown) < len(ordered) else ""
+        forms = ", ".join(
+            f"{form.scheme} {form.total_ms:.3f} ms" if form.error is None else f"no {form.scheme}"
+            for form in times.forms
+        )
+        return f"{ordered[0]} ({ops}{also}), {len(subgraph.groups)} times: {forms}"
+
+
+def _is_open(dims: Dims | None) -> bool:
+    return dims is None or not all(isinstance(dim, int) for dim in dims)

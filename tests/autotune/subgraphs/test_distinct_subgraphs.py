@@ -1,0 +1,242 @@
+"""What is profiled: which pieces, in which forms, and that they are those of the whole model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqtune import zoo
+from qdqtune.autotune.search.space import Form
+from qdqtune.autotune.subgraphs.distinct_subgraphs import (
+    ACTIVATIONS,
+    FULL,
+    RULES,
+    WEIGHTS,
+    find_subgraphs,
+    placement_inside,
+)
+from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
+from tests.conftest import model_from_text
+from tests.cutting import SMALL, Cut, cut, cut_zoo
+
+DIALECTS = ("onnxruntime", "openvino", "tensorrt")
+
+Encoded = tuple[Any, ...]
+
+
+def encoded_inputs(proto: onnx.ModelProto, names: set[str]) -> dict[tuple[str, int], Encoded]:
+    """What nodes read quantized: whether behind a Q or stored, and with which numbers."""
+    makers = {output: node for node in proto.graph.node for output in node.output}
+    constants = {each.name: each for each in proto.graph.initializer}
+    base = {}
+    for node in proto.graph.node:
+        if node.name not in names:
+            continue
+        for position, tensor in enumerate(node.input):
+            maker = makers.get(tensor)
+            if maker is not None and maker.op_type == "DequantizeLinear":
+                base[node.name, position] = _encoding(maker, makers, constants)
+    return base
+
+
+def _encoding(node: onnx.NodeProto, makers: dict, constants: dict) -> Encoded:
+    numbers = [numpy_helper.to_array(constants[name]) for name in node.input[1:]]
+    source = makers.get(node.input[0])
+    axis = [attribute.i for attribute in node.attribute if attribute.name == "axis"]
+    texts = [(each.dtype.str, each.shape, each.tobytes()) for each in numbers]
+    return source.op_type if source is not None else "stored", texts, axis
+
+
+def loaded(made: Cut, serialized: bytes) -> onnx.ModelProto:
+    proto = onnx.ModelProto.FromString(serialized)
+    onnx.external_data_helper.load_external_data_for_model(proto, str(made.base.store.folder))
+    return proto
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("name", ["resnet18", "bert", "shufflenet_v2"])
+def test_what_is_quantized_in_a_piece_is_what_is_quantized_there_in_the_model(
+    name: str, dialect: str, tmp_path: Path
+) -> None:
+    made = cut_zoo(name, tmp_path, dialect)
+    schemes = 0
+    for subgraph in made.subgraphs:
+        part = made.extracted(subgraph.content)
+        inserter = made.inserter.of_part(part)
+        for scheme in subgraph.schemes:
+            placement = scheme.placement(subgraph.content, made.planner)
+            inside = placement_inside(placement, subgraph.content, made.planner)
+            names = set(subgraph.content.nodes)
+            whole = loaded(made, made.inserter.serialized(placement))
+            alone = loaded(made, inserter.serialized(inside))
+            wanted, found = encoded_inputs(whole, names), encoded_inputs(alone, names)
+            assert found.keys() == wanted.keys()
+            # What is moved to the place of a weight has its type only where that is seen.
+            differing = {place for place in wanted if wanted[place] != found[place]}
+            assert {node for node, _ in differing} <= made.planner.passthrough.keys()
+            assert not differing or dialect == "openvino"
+            # What works is an integer kernel; what it makes so, others read so.
+            kernels = {
+                Form.WEIGHTS: made.planner.stored,
+                Form.ACTIVATIONS: made.planner.fed,
+                Form.WHOLE: made.planner.quantized,
+            }[scheme.form]
+            chosen = set(scheme.nodes(subgraph.content))
+            assert wanted
+            assert kernels(placement) >= chosen & made.planner.compute.keys()
+            assert dequantized(alone) == read_quantized_outside(made, whole, subgraph.content)
+            schemes += 1
+    assert schemes > 6
+
+
+def dequantized(proto: onnx.ModelProto) -> set[str]:
+    makers = {output: node.op_type for node in proto.graph.node for output in node.output}
+    return {each.name for each in proto.graph.output if makers[each.name] == "DequantizeLinear"}
+
+
+def read_quantized_outside(made: Cut, whole: onnx.ModelProto, content: Any) -> set[str]:
+    """Outputs of a piece of which everybody outside reads the quantized form."""
+    ops = {node.name: node for node in whole.graph.node}
+    makers = {output: node.op_type for node in whole.graph.node for output in node.output}
+    found = set()
+    for tensor in content.outputs:
+        outside = [e for e in made.index.readers(tensor) if e.node not in content.nodes]
+        read = [ops[e.node].input[e.position] if e.node else tensor for e in outside]
+        if read and all(makers.get(each) == "DequantizeLinear" for each in read):
+            found.add(tensor)
+    return found
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert"])
+def test_in_a_model_with_everything_quantized_a_piece_is_what_it_is_alone(
+    name: str, tmp_path: Path
+) -> None:
+    """Where pairs are not moved to where fewer do."""
+    made = cut_zoo(name, tmp_path)
+    whole = made.inserter.proto(made.planner.placement(made.planner.units))
+    for subgraph in made.subgraphs:
+        full = next(scheme for scheme in subgraph.schemes if scheme.name == FULL)
+        for content in subgraph.contents:
+            alone = made.inserter.proto(full.placement(content, made.planner))
+            names = set(full.nodes(content)) & made.planner.compute.keys()
+            assert reads_quantized(whole, names) >= reads_quantized(alone, names)
+
+
+def reads_quantized(proto: onnx.ModelProto, names: set[str]) -> set[tuple[str, int]]:
+    makers = {output: node.op_type for node in proto.graph.node for output in node.output}
+    return {
+        (node.name, position)
+        for node in proto.graph.node
+        if node.name in names
+        for position, tensor in enumerate(node.input)
+        if makers.get(tensor) == "DequantizeLinear"
+    }
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert"])
+def test_pieces_hold_every_group_with_something_to_quantize_once(name: str, tmp_path: Path) -> None:
+    made = cut_zoo(name, tmp_path)
+    units = made.planner.units
+    wanted = [g.number for g in made.groups if any(node in units for node in g.nodes)]
+    found = [number for subgraph in made.subgraphs for number in subgraph.groups]
+    assert sorted(found) == wanted
+    assert len({subgraph.key for subgraph in made.subgraphs}) == len(made.subgraphs)
+    for subgraph in made.subgraphs:
+        assert list(subgraph.groups) == sorted(subgraph.groups)
+        for number, content in zip(subgraph.groups, subgraph.contents, strict=True):
+            assert set(content.nodes) == set(made.groups[number].nodes)
+            for scheme in subgraph.schemes:
+                kinds = [made.index.node[each].op_type for each in scheme.nodes(content)]
+                first = [made.index.node[each].op_type for each in scheme.nodes(subgraph.content)]
+                assert kinds == first
+
+
+TWICE = """g (float[1,4,8,8] x) => (float[1,4,8,8] y) {
+    a = Conv(x, w1)
+    b = Relu(a)
+    c = Conv(b, w2)
+    y = Relu(c)
+}"""
+
+
+def twice(folder: Path) -> Cut:
+    rng = np.random.default_rng(0)
+    weights = {f"w{n}": rng.normal(size=(4, 4, 1, 1)).astype(np.float32) for n in (1, 2)}
+    return cut(model_from_text(TWICE, **weights), folder)
+
+
+def test_equal_groups_are_one_piece_unless_they_may_not_be_treated_equally(tmp_path: Path) -> None:
+    made = twice(tmp_path)
+    groups = [FusionGroup(0, ("n0", "n1")), FusionGroup(1, ("n2", "n3"))]
+    everything = list(made.planner.units)
+    (subgraph,) = find_subgraphs(made.index, groups, made.planner, everything, everything)
+    assert subgraph.groups == (0, 1)
+    # The rules, or a filter, see a difference.
+    by_rules = find_subgraphs(made.index, groups, made.planner, ["n0"], everything)
+    assert [each.groups for each in by_rules] == [(0,), (1,)]
+    (filtered,) = find_subgraphs(made.index, groups, made.planner, everything, ["n2"])
+    assert filtered.groups == (1,)
+    assert find_subgraphs(made.index, groups, made.planner, everything, []) == []
+    keys = {each.key for each in (subgraph, *by_rules)}
+    assert len(keys) == 3 - (by_rules[0].key == subgraph.key)
+
+
+def test_schemes_that_come_to_the_same_are_not_tried_and_it_is_said_why(tmp_path: Path) -> None:
+    made = cut_zoo("bert", tmp_path, "openvino")
+    kinds = {
+        subgraph.key: {scheme.name for scheme in subgraph.schemes} for subgraph in made.subgraphs
+    }
+    for subgraph in made.subgraphs:
+        named = kinds[subgraph.key]
+        assert FULL in named
+        assert named.isdisjoint(subgraph.skipped)
+        assert named | subgraph.skipped.keys() >= {FULL, RULES, WEIGHTS, ACTIVATIONS}
+        assert all(subgraph.skipped.values())
+        placements = [
+            scheme.placement(subgraph.content, made.planner).digest() for scheme in subgraph.schemes
+        ]
+        assert len(placements) == len(set(placements))
+    assert any(WEIGHTS in named for named in kinds.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "dialect"), [("convnext", "onnxruntime"), ("efficientnet", "openvino")]
+)
+def test_no_form_is_the_float_one_nor_another_one_again(
+    name: str, dialect: str, tmp_path: Path
+) -> None:
+    """Rules may choose nothing but moves in a piece, of what is float in there."""
+    made = cut_zoo(name, tmp_path, dialect)
+    for subgraph in made.subgraphs:
+        found = [scheme.placement(subgraph.content, made.planner) for scheme in subgraph.schemes]
+        assert all(found)
+        assert len({placement.digest() for placement in found}) == len(found)
+
+
+@pytest.mark.parametrize("dialect", ["tensorrt", "tensorrt-8"])
+def test_engines_without_kernels_for_it_are_not_asked_about_weights_alone(
+    dialect: str, tmp_path: Path
+) -> None:
+    made = cut_zoo("bert", tmp_path, dialect)
+    assert made.subgraphs
+    assert all(
+        scheme.form is Form.WHOLE for subgraph in made.subgraphs for scheme in subgraph.schemes
+    )
+    assert all(dialect in subgraph.skipped[WEIGHTS] for subgraph in made.subgraphs)
+
+
+def test_rules_are_a_form_of_their_own_where_they_choose_a_part(tmp_path: Path) -> None:
+    made = cut(zoo.build("resnet18", **SMALL["resnet18"]), tmp_path)
+    (group,) = [g for g in made.groups if {made.index.node[n].op_type for n in g.nodes} >= {"Add"}][
+        :1
+    ]
+    conv = [name for name in group.nodes if made.index.node[name].op_type == "Conv"]
+    (subgraph,) = find_subgraphs(made.index, [group], made.planner, conv, made.planner.units)
+    by_name = {scheme.name: scheme for scheme in subgraph.schemes}
+    assert set(by_name[RULES].nodes(subgraph.content)) == set(conv)
+    assert set(by_name[FULL].nodes(subgraph.content)) > set(conv)
