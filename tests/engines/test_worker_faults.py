@@ -16,7 +16,7 @@ import psutil
 import pytest
 from tests.engines.conftest import PATH
 
-from qdqtune.engines.isolated import FailureKind, WorkerFailure
+from qdqtune.engines.isolated import FailureKind, Worker, WorkerFailure
 from qdqtune.records.errors import OutputError
 from qdqtune.resources.limits import resource_limits
 
@@ -74,6 +74,20 @@ def test_the_users_timeout_is_the_longest_of_all(faulty_with, model_that):
     assert worker.timeout_s == 2
     with pytest.raises(WorkerFailure, match="no answer to 'open' within 2 s"):
         worker.open(model_that("hang", at="open"), timeout_s=600)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize(("users_s", "is_short"), [(None, True), (600.0, False)])
+def test_a_small_model_has_to_open_soon_unless_the_user_allows_more(
+    model_that, monkeypatch, engine, users_s, is_short
+):
+    limits = []
+    with resource_limits(timeout_s=users_s), Worker(engine) as worker:
+        monkeypatch.setattr(worker, "_ask", lambda _, limit_s, **__: limits.append(limit_s))
+        with pytest.raises(WorkerFailure):
+            worker.open(model_that())
+    (limit_s,) = limits
+    assert (limit_s is not None and limit_s < 60) == is_short
 
 
 def test_silent_exit(faulty, model_that):

@@ -31,6 +31,11 @@ def test_ops_that_have_no_kernel_and_ops_that_no_rule_wants() -> None:
     assert decision(draft, "y") == (False, "no rule")
 
 
+def test_a_tensor_that_an_op_reads_often_is_looked_at_once() -> None:
+    draft = draft_of_text(f"{IMAGE} {{ y = Concat<axis=1>(x, x, x) }}", "onnxruntime")
+    assert draft.activations(draft.index.node["y"]) == ["x"]
+
+
 @pytest.mark.parametrize("dialect", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize(("other", "both"), [("Relu", True), ("Erf", False)])
 def test_residual_adds_between_integers(dialect: str, other: str, both: bool) -> None:

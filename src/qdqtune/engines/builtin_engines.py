@@ -6,6 +6,8 @@ from qdqtune.engines.entry import DialectChoice, EngineEntry
 
 # Builds of large models were seen to take many minutes.
 _BUILD_LIMIT_S = 3600.0
+# Seconds are usual; a file that takes minutes was made to.
+_SMALL_LIMIT_S = 45.0
 _BUILD_LINE = "qdqtune.engines.trtexec.deployment:build_line"
 _TENSORRT_DIALECTS = (DialectChoice("tensorrt-8", before_version=10), DialectChoice("tensorrt"))
 # What may be taken from a record; see `EngineEntry.recorded_options`.
@@ -30,6 +32,7 @@ BUILTIN_ENGINES = (
         distributions=("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino"),
         worker_class="qdqtune.engines.onnxruntime:OnnxRuntimeEngine",
         dialects=(DialectChoice("onnxruntime-novnni", True), DialectChoice("onnxruntime")),
+        small_limit_s=_SMALL_LIMIT_S,
         recorded_options={
             "graph_optimization_level": "all|extended|basic|disable_all",
             "enable_mem_pattern": _SWITCH,
@@ -43,6 +46,7 @@ BUILTIN_ENGINES = (
         distributions=("openvino",),
         worker_class="qdqtune.engines.openvino:OpenVinoEngine",
         dialects=(DialectChoice("openvino-novnni", True), DialectChoice("openvino")),
+        small_limit_s=_SMALL_LIMIT_S,
         isa_option="max_cpu_isa",
         isa_variables=("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
         float32_options={"inference_precision": "f32", "INFERENCE_PRECISION_HINT": "f32"},

@@ -69,6 +69,7 @@ class EngineEntry:
         build_line_function: ``module:function`` that tells the command which builds a model as it
             was measured; see `qdqtune.engines.registry.build_line`.
         open_limit_s: How long it may take to open a model before that counts as a hang.
+        small_limit_s: The same for a model that is in one small file; None is `open_limit_s`.
         recorded_options: Options that may be taken from a run's record, with a pattern of the
             values: plain choices and small numbers. What names a file, a program, a library or an
             argument, or takes threads or memory, is not among them: a record may be a stranger's.
@@ -99,6 +100,7 @@ class EngineEntry:
     version_function: str = ""
     build_line_function: str = ""
     open_limit_s: float = 300.0
+    small_limit_s: float | None = None
     recorded_options: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property

@@ -30,6 +30,7 @@ from qdqtune.engines.replies import (
     read_seconds,
     understand,
 )
+from qdqtune.graph.external import is_small
 from qdqtune.graph.temporary import TemporaryFolder
 from qdqtune.records.measurement import EngineInfo, LayerTime, Measurement
 from qdqtune.resources.limits import current_limits
@@ -117,8 +118,10 @@ class Worker:
         limits = current_limits()
         self._longest_s = limits.timeout_s
         self.memory_bytes = limits.memory_bytes
-        usual_s = EngineEntry.open_limit_s if is_path else registry.entry(engine).open_limit_s
-        self.timeout_s = timeout_s or limits.timeout_s or usual_s
+        entry = EngineEntry(engine, "") if is_path else registry.entry(engine)
+        set_s = timeout_s or limits.timeout_s
+        self.timeout_s = set_s or entry.open_limit_s
+        self._small_limit_s = None if set_s else entry.small_limit_s
         self.building_s = 0.0
         self.timing_s = 0.0
         self.contended_s = 0.0
@@ -179,6 +182,8 @@ class Worker:
     ) -> OpenModel:
         """Opens a model file."""
         full = os.path.abspath(path)
+        if timeout_s is None and self._small_limit_s is not None and is_small(Path(full)):
+            timeout_s = self._small_limit_s
         reply = self._ask("open", timeout_s, path=full, options=(options or self.options).to_dict())
         session, inputs, build_s = understand("open", read_opened, reply)
         self.building_s += build_s

@@ -185,6 +185,8 @@ class ChildProcess:
         except TimeoutError:
             self.kill()
             what = f"the engine gave no answer to '{op}' within {timeout_s:g} s and was stopped"
+            if op == "open":
+                what += " (--timeout allows more)"
             raise WorkerFailure(what, FailureKind.TIMEOUT, self._drain.tail()) from None
         except (EOFError, OSError, ValueError) as error:
             ending = self._ending()

@@ -26,6 +26,7 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # Readers of some versions take any key for the name of an attribute to set.
 _KEYS = frozenset({"location", "offset", "length", "checksum"})
 _MOST_DIGITS = 19
+_SMALL_BYTES = 16 << 20
 
 
 def check_external_data(tensors: Iterable[onnx.TensorProto], model_file: Path) -> None:
@@ -55,6 +56,16 @@ def load_attributes(found: Contents, model_file: Path) -> None:
             tensor.raw_data = FileTensor.of(values).tobytes()
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
+
+
+def is_small(model_file: Path) -> bool:
+    """Whether a model is small, its weights included, as far as a look at the file tells."""
+    try:
+        if model_file.stat().st_size > _SMALL_BYTES:
+            return False
+        return b"location" not in model_file.read_bytes()  # the key of external data
+    except OSError:
+        return False
 
 
 def external_files(model_file: Path) -> set[Path]:

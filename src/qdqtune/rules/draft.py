@@ -136,7 +136,7 @@ class Draft:
     def activations(self, node: ir.Node) -> list[str]:
         """The tensors that an op would read quantized and that are not constants."""
         places = self.planner.units.get(node.name or "", Placement())
-        tensors = (edge.tensor for edge in places.edges if edge.node == node.name)
+        tensors = dict.fromkeys(edge.tensor for edge in places.edges if edge.node == node.name)
         return [tensor for tensor in tensors if not self.index.is_constant(tensor)]
 
     def is_integer(self, tensor: str) -> bool:

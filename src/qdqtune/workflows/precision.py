@@ -17,6 +17,7 @@ from qdqtune.engines import registry
 from qdqtune.engines.isolated import WorkerFailure
 from qdqtune.engines.reference import AS_WRITTEN, has_reference, reference_worker
 from qdqtune.graph.constants import unread_weights
+from qdqtune.graph.endless_loops import check_ends
 from qdqtune.graph.files import check_result, check_writable, load_model, save_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.precision import convert_precision
@@ -25,7 +26,7 @@ from qdqtune.graph.precision_types import HALF_TYPES
 from qdqtune.graph.rounding import compute_in_float32
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.graph.temporary import TemporaryFolder
-from qdqtune.records.errors import EngineError, UsageError
+from qdqtune.records.errors import EngineError, ModelError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.precision import ConvertReport, Precision
 
@@ -122,12 +123,13 @@ def judge_conversion(
         before, reference, _ = _runnable(source, folder / "before.onnx")
         after, candidate, rounded = _runnable(staged, folder / "after.onnx")
         try:
+            check_ends(before)
             sqnr_db = output_sqnr(worker, reference, candidate, samples(before), options=AS_WRITTEN)
             overflow = ""
             if any(db == -math.inf for db in sqnr_db.values()):
                 first = next(iter(samples(before)))
                 overflow = first_overflow(after, rounded, worker, first, folder)
-        except (WorkerFailure, EngineError) as failure:
+        except (WorkerFailure, EngineError, ModelError) as failure:
             _logger.warning("what it costs could not be measured here: %s", failure)
             return {}, ""
     return sqnr_db, overflow
