@@ -30,7 +30,7 @@ from qdqtune import quantize
 from qdqtune.calibration.range_cache import FOLDER
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
-from qdqtune.engines.reference import AS_WRITTEN, reference_worker
+from qdqtune.engines.reference_engine import AS_WRITTEN, reference_worker
 from qdqtune.records.quantization import QuantizeReport
 
 if TYPE_CHECKING:

@@ -20,16 +20,16 @@ from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
 from benchmarks import results
 from qdqtune import zoo
-from qdqtune.calibration.inputs import Feeds, random_inputs
 from qdqtune.calibration.minmax import collect_ranges
-from qdqtune.calibration.quality import output_sqnr
+from qdqtune.calibration.output_error import output_sqnr
+from qdqtune.calibration.random_inputs import Feeds, random_inputs
 from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
-from qdqtune.engines.native import native_dialect
+from qdqtune.engines.native_dialect import native_dialect
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.folding import fold
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.selection import select_ops
 from qdqtune.records.inputs import InputRequest

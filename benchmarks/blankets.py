@@ -11,7 +11,7 @@ from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
 from benchmarks.against_quantize_static import SampleReader
 from qdqtune import zoo
-from qdqtune.calibration.inputs import Feeds
+from qdqtune.calibration.random_inputs import Feeds
 from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.timing import compare_blocks

@@ -34,15 +34,15 @@ from onnxruntime.quantization import (
 from benchmarks import results
 from benchmarks.against_quantize_static import WEIGHTED, SampleReader
 from qdqtune import zoo
-from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.calibration.random_inputs import Feeds, random_inputs
 from qdqtune.calibration.range_cache import FOLDER
 from qdqtune.calibration.tensor_statistics import collect_statistics, watched_tensors
 from qdqtune.engines.isolated import Worker
-from qdqtune.engines.native import native_dialect
+from qdqtune.engines.native_dialect import native_dialect
 from qdqtune.graph.files import load_model
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.selection import select_ops
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.workflows.insertion import Choice, insert_qdq
@@ -56,7 +56,7 @@ COLUMNS = {
 }  # fmt: skip
 METHODS = {"max": CalibrationMethod.MinMax, "entropy": CalibrationMethod.Entropy}
 _LOADER = """
-from qdqtune.calibration.inputs import random_inputs
+from qdqtune.calibration.random_inputs import random_inputs
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
 

@@ -19,17 +19,17 @@ import onnx_ir as ir
 import psutil
 
 from qdqtune import zoo
-from qdqtune.calibration.inputs import random_inputs
 from qdqtune.calibration.minmax import collect_ranges
+from qdqtune.calibration.random_inputs import random_inputs
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
-from qdqtune.engines.native import native_dialect
+from qdqtune.engines.native_dialect import native_dialect
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.units import merge, rule_of, unit
+from qdqtune.qdq.op_units import merge, rule_of, unit
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import CalibrationSource
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from qdqtune.calibration.data import open_samples
-from qdqtune.calibration.expected import expected_inputs
-from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.calibration.expected_inputs import expected_inputs
+from qdqtune.calibration.random_inputs import Feeds, random_inputs
+from qdqtune.calibration.sample_set import open_samples
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.ranges import CalibrationSource
-from qdqtune.workflows.source import Source
+from qdqtune.workflows.source_model import Source
 
 _JUDGED_SAMPLES = 8
 

@@ -20,7 +20,7 @@ import onnx
 
 from benchmarks.blankets import BLANKETS, write_blanket, write_folded
 from qdqtune import zoo
-from qdqtune.calibration.inputs import random_inputs
+from qdqtune.calibration.random_inputs import random_inputs
 from qdqtune.cli.main import main as qdqtune
 from qdqtune.engines.timing import compare_blocks
 from qdqtune.graph.files import load_model

@@ -37,7 +37,7 @@ from benchmarks.blankets import (
     write_folded,
 )
 from qdqtune import quantize, zoo
-from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.calibration.random_inputs import Feeds, random_inputs
 from qdqtune.calibration.range_cache import FOLDER
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.intervals import median_interval

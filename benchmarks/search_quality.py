@@ -32,14 +32,14 @@ from benchmarks.search_models import MODELS
 from qdqtune.autotune.search.placement_search import Limits, PlacementSearch
 from qdqtune.autotune.search.space import Group, Space, State
 from qdqtune.autotune.search.trial import Effort, Score, Trial
-from qdqtune.engines.shares import shares_of_latency
+from qdqtune.engines.latency_shares import shares_of_latency
 from qdqtune.engines.simulated import PROFILES, kernels_of, true_latency_ms
 from qdqtune.engines.simulated.engine import COST_MODEL_VERSION
 from qdqtune.engines.simulated.noise import Machine, Noise
 from qdqtune.engines.timing import plan_turns, take_turns, typical_gain
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.quantization_planner import QuantizationPlanner

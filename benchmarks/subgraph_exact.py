@@ -31,13 +31,13 @@ from qdqtune.engines.simulated import (
     true_latency_ms,
 )
 from qdqtune.engines.simulated.engine import COST_MODEL_VERSION
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.measurement import LayerTime
 from qdqtune.records.ranges import CalibrationSource, Ranges
-from qdqtune.workflows.source import open_source
+from qdqtune.workflows.source_model import open_source
 from qdqtune.workflows.tune import tune
 
 TABLES = Path(__file__).parents[1] / "work" / "subgraphs"

@@ -10,13 +10,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from qdqtune.calibration.inputs import Feeds
+from qdqtune.calibration.random_inputs import Feeds
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
-from qdqtune.engines.native import native_dialect
-from qdqtune.workflows.choice import Choice
+from qdqtune.engines.native_dialect import native_dialect
 from qdqtune.workflows.insertion import insert_qdq
-from qdqtune.workflows.source import open_source
+from qdqtune.workflows.manual_selection import Choice
+from qdqtune.workflows.source_model import open_source
 
 SCHEMES_PER_PATTERN = 30
 RUNS_PER_CANDIDATE = 10 + 50

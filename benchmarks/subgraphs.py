@@ -31,7 +31,7 @@ from benchmarks import results, subgraph_exact
 from benchmarks.blankets import CONFIDENCE
 from benchmarks.subgraph_peer import candidate_s, peer_s, write_all_quantized
 from qdqtune import zoo
-from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.calibration.random_inputs import Feeds, random_inputs
 from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker

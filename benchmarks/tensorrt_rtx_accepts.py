@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from qdqtune import zoo
-from qdqtune.calibration.inputs import random_inputs
 from qdqtune.calibration.minmax import collect_ranges
+from qdqtune.calibration.random_inputs import random_inputs
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.tensorrt.layers import not_low_precision
 from qdqtune.engines.tensorrt.rtx_builds import BuildReport, build_in_child, quantized_inputs
@@ -33,7 +33,7 @@ from qdqtune.graph.folding import fold
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.op_classes import WEIGHTED_OPS
 from qdqtune.graph.opset import raise_opset
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.dialects import TENSORRT
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.selection import Selection, select_ops

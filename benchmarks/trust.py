@@ -45,12 +45,12 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import StoredFeeds, Worker
-from qdqtune.engines.openings import FEWEST_OPENINGS, MOST_OPENINGS, combine
+from qdqtune.engines.reopened_comparison import FEWEST_OPENINGS, MOST_OPENINGS, combine
 from qdqtune.engines.simulated.noise import Machine, Noise, RunNoise
 from qdqtune.engines.timing import plan_turns, take_turns
 from qdqtune.records.measurement import Comparison
 from qdqtune.records.tuning import DEFAULT_THRESHOLD
-from qdqtune.workflows.tuning.finish import why_not_shipped
+from qdqtune.workflows.tuning.final_model import why_not_shipped
 
 CHANNELS = 64
 # The files of a simulated comparison take so long, and have so many rounds in all processes.

@@ -30,7 +30,7 @@ from benchmarks.blankets import (
     write_folded,
 )
 from qdqtune import zoo
-from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.calibration.random_inputs import Feeds, random_inputs
 from qdqtune.engines import registry
 from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.interface import SessionOptions

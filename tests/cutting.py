@@ -26,7 +26,7 @@ from qdqtune.graph.extraction import extract
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.naming import name_nodes
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.quantization_planner import QuantizationPlanner

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.dialect import Dialect
-from qdqtune.qdq.units import merge, role_rule, unit
+from qdqtune.qdq.op_units import merge, role_rule, unit
 from qdqtune.records.placement import Edge, Placement
 
 CHANNELS, SIZE = 4, 4

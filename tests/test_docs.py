@@ -17,7 +17,7 @@ import pytest
 
 from qdqtune.cli.main import main
 from qdqtune.records.placement import Placement
-from qdqtune.workflows import one_shot
+from qdqtune.workflows import quantize_steps
 from qdqtune.workflows.tuning.settings import PRESETS
 from qdqtune.zoo.__main__ import main as make_model
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
@@ -74,7 +74,7 @@ def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     for name, preset in PRESETS.items():  # what is tried here is that they run
         monkeypatch.setitem(PRESETS, name, replace(preset.with_runs(1), final_s=0.5))
-    monkeypatch.setattr(one_shot, "TIMING_S", 0.3)
+    monkeypatch.setattr(quantize_steps, "TIMING_S", 0.3)
     for words in commands(page):
         if words[0] == "make":  # would call this test again: the target must exist
             run([*words, "--dry-run"], ROOT)

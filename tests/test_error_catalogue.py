@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from qdqtune import zoo
 from qdqtune.cli.main import main
-from qdqtune.graph.wire import field_part
+from qdqtune.graph.protobuf_wire import field_part
 from qdqtune.workflows.insertion import Choice, insert_qdq
 from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, FINAL, JOURNAL, LOGS
 from qdqtune.workflows.tuning.journal import Journal

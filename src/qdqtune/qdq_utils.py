@@ -7,7 +7,7 @@ import os
 import onnx
 
 from qdqtune.graph.files import load_model, model_from_proto
-from qdqtune.qdq.read import read
+from qdqtune.qdq.read_back import read
 
 __all__ = ["get_quantized_tensors"]
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from qdqtune.calibration.clipping import ranges_by_way
-from qdqtune.calibration.inputs import random_inputs
+from qdqtune.calibration.random_inputs import random_inputs
 from qdqtune.calibration.reductions import even_step
 from qdqtune.calibration.tensor_statistics import (
     TensorStatistics,
@@ -20,7 +20,7 @@ from qdqtune.calibration.tensor_statistics import (
     watched_tensors,
 )
 from qdqtune.engines.isolated import Worker
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.qdq.dialects import ONNXRUNTIME
 from qdqtune.records.ranges import RangeMethod

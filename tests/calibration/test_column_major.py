@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from qdqtune.calibration import column_major
+from qdqtune.calibration.array_files import numpy_entries, numpy_file
 from qdqtune.calibration.column_major import column_major_samples
-from qdqtune.calibration.layout import Layout
-from qdqtune.calibration.stored import numpy_entries, numpy_file
+from qdqtune.calibration.sample_layout import Layout
 from qdqtune.records.errors import UsageError
 
 

@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from qdqtune import zoo
-from qdqtune.calibration.inputs import random_inputs
 from qdqtune.calibration.minmax import collect_ranges
-from qdqtune.calibration.quality import SignalToNoise
+from qdqtune.calibration.output_error import SignalToNoise
+from qdqtune.calibration.random_inputs import random_inputs
 from qdqtune.calibration.tensor_statistics import watched_tensors
 from qdqtune.engines.isolated import Worker
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.errors import EngineError, ModelError
 from qdqtune.records.placement import Placement

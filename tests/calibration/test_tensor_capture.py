@@ -13,7 +13,7 @@ import pytest
 from qdqtune.calibration import tensor_capture
 from qdqtune.calibration.tensor_capture import capture_tensors
 from qdqtune.engines.isolated import Worker
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from tests.conftest import model_from_text
 
 TEXT = """g (float[2,3] x) => (float[2,3] y) {

@@ -19,7 +19,7 @@ from qdqtune.cli.main import main
 from qdqtune.graph.files import load_model
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.folding import fold
-from qdqtune.qdq.read import read
+from qdqtune.qdq.read_back import read
 from qdqtune.records.placement import Placement
 
 

@@ -25,7 +25,7 @@ import qdqtune
 from qdqtune import zoo
 from qdqtune.cli.main import get_parser, main
 from qdqtune.graph.files import load_model
-from qdqtune.qdq.read import read
+from qdqtune.qdq.read_back import read
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.tuning import Blanket, Noise, Seconds, Summary, TuneEvent, TuneResult

@@ -19,7 +19,7 @@ from qdqtune import zoo
 from qdqtune.autotune.__main__ import main as autotune
 from qdqtune.cli.main import main
 from qdqtune.graph.files import load_model
-from qdqtune.qdq.read import read
+from qdqtune.qdq.read_back import read
 from qdqtune.records.placement import Placement
 from qdqtune.records.subgraphs import Batch
 from qdqtune.records.tuning import TuneEvent, TuneResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.native import native_dialect
+from qdqtune.engines.native_dialect import native_dialect
 from qdqtune.engines.openvino_settings import settings_of
 from qdqtune.testing import EngineConformance, EngineUnderTest
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qdqtune.engines import contention
-from qdqtune.engines.disturbed import BUSY_SHARE
+from qdqtune.engines.noisy_comparison import BUSY_SHARE
 from qdqtune.engines.timing import compare_blocks, plan_turns, take_turns
 from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
 from qdqtune.records.measurement import Comparison, EngineInfo, Measurement

@@ -133,11 +133,11 @@ def test_all_the_time_of_a_piece_is_somewhere_and_only_at_its_borders(
 ) -> None:
     made = cut_zoo(name, tmp_path)
     converted = 0
-    for piece in made.pieces:
-        content = piece.content
+    for subgraph in made.subgraphs:
+        content = subgraph.content
         inserter = made.inserter.of_part(made.extracted(content))
         full = placement_inside(
-            piece.schemes[0].placement(content, made.planner), content, made.planner
+            subgraph.schemes[0].placement(content, made.planner), content, made.planner
         )
         layers = layers_of(inserter.proto(full), made.profile)
         found = split_at_borders(

@@ -16,11 +16,11 @@ from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.layer_kinds import LEADS, fits, kind_of, takes_anything
 from qdqtune.engines.layer_nodes import nodes_of_layers
-from qdqtune.engines.native import native_dialect
+from qdqtune.engines.native_dialect import native_dialect
 from qdqtune.graph.files import load_model
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.quantization_planner import QuantizationPlanner

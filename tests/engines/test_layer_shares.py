@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 from tests.conftest import model_from_text
 
-from qdqtune.engines.shares import estimated_shares, shares_of_latency
+from qdqtune.engines.latency_shares import estimated_shares, shares_of_latency
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.measurement import LayerTime
 

@@ -14,7 +14,7 @@ from qdqtune.engines import openvino_settings
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isa import Cpu, limited_isa
 from qdqtune.engines.isolated import Worker, WorkerFailure
-from qdqtune.engines.native import native_dialect
+from qdqtune.engines.native_dialect import native_dialect
 from qdqtune.engines.openvino_precision import with_float_kernels
 from qdqtune.engines.openvino_settings import Settings, check_device, settings_of
 

@@ -17,7 +17,7 @@ from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isa import read_cpu
 from qdqtune.engines.isolated import Worker, WorkerFailure
-from qdqtune.engines.native import native_dialect
+from qdqtune.engines.native_dialect import native_dialect
 from qdqtune.testing import Bench, EngineUnderTest
 from qdqtune.testing.arithmetic import ComputesQuantized
 from qdqtune.testing.bench import FLOAT_PROMISES

@@ -13,7 +13,7 @@ from tests.conftest import matmul_file
 
 from qdqtune.cli.main import main
 from qdqtune.engines import registry
-from qdqtune.engines.native import native_dialect
+from qdqtune.engines.native_dialect import native_dialect
 from qdqtune.engines.simulated import QUIET
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.workflows.tune import tune

@@ -7,9 +7,9 @@ import pytest
 from tests.stand_ins.tensorrt_api.fixtures import api_environment
 
 from qdqtune.engines import registry
-from qdqtune.engines.answering import answer_of
 from qdqtune.engines.isa import Cpu
-from qdqtune.engines.native import native_dialect
+from qdqtune.engines.native_dialect import native_dialect
+from qdqtune.engines.probe import answer_of
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.health import Gpu, GpuHealth
 

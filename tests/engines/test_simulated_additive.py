@@ -20,7 +20,7 @@ from qdqtune.engines.simulated import PROFILES, Kernel, SimulatedEngine, kernels
 from qdqtune.engines.simulated.settings import Settings
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.quantization_planner import QuantizationPlanner

@@ -19,10 +19,10 @@ from onnx import helper, numpy_helper
 from qdqtune import zoo
 from qdqtune.engines.simulated import PROFILES, kernels_of, true_latency_ms
 from qdqtune.graph.folding import fold
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.units import merge, rule_of, unit, why_not
+from qdqtune.qdq.op_units import merge, rule_of, unit, why_not
 from qdqtune.records.ranges import CalibrationSource, Ranges
 
 CONVERSIONS = {"QuantizeLinear", "DequantizeLinear", "Reformat"}

@@ -14,7 +14,7 @@ from qdqtune.engines import registry
 from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
-from qdqtune.engines.native import native_dialect
+from qdqtune.engines.native_dialect import native_dialect
 from qdqtune.engines.simulated import PROFILES, QUIET, SimulatedEngine, true_latency_ms
 from qdqtune.engines.simulated.settings import KEYS, Settings
 from qdqtune.records.errors import EngineError

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from qdqtune.engines.tensorrt.layer_info import LayerInfo, parse_layer_info, read_layer_info
 from qdqtune.engines.tensorrt.layer_kinds import LayerKind, kind_of
+from qdqtune.engines.tensorrt.layer_nodes import map_layers
 from qdqtune.engines.tensorrt.layers import (
     Layer,
     LayerTensor,
@@ -19,7 +20,6 @@ from qdqtune.engines.tensorrt.layers import (
     operand_types,
     type_named,
 )
-from qdqtune.engines.tensorrt.nodes import map_layers
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.errors import UsageError
 

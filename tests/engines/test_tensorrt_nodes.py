@@ -15,10 +15,10 @@ from onnx import parser
 
 from qdqtune.autotune.subgraphs.fusion_groups import fusion_groups
 from qdqtune.engines.tensorrt.layer_info import LayerInfo, read_layer_info
+from qdqtune.engines.tensorrt.layer_nodes import map_layers
+from qdqtune.engines.tensorrt.layer_tensors import NodeWiring
 from qdqtune.engines.tensorrt.layers import Layer, LayerTensor
-from qdqtune.engines.tensorrt.nodes import map_layers
-from qdqtune.engines.tensorrt.pieces import cut
-from qdqtune.engines.tensorrt.wiring import NodeWiring
+from qdqtune.engines.tensorrt.sublayers import split
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.op_classes import WEIGHTED_OPS
@@ -375,7 +375,7 @@ class TestPartsCompiledAsAWhole:
         index = random_graph(chance, nodes=30)
         wiring = NodeWiring(index)
         inside = {name for name in index.node if chance.random() < chance.choice([0.6, 1.0])}
-        pieces = cut(index, inside, wiring.fixed, wiring.producers)
+        pieces = split(index, inside, wiring.fixed, wiring.producers)
         assert sorted(name for piece in pieces for name in piece) == sorted(inside)
         if len(inside) == len(index.node):  # else a path may go through nodes that are not inside
             assert all(is_convex(index, piece) for piece in pieces)

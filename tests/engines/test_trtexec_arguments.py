@@ -7,7 +7,7 @@ import pytest
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.trtexec.arguments import asked_by
 from qdqtune.engines.trtexec.flags import DISPENSABLE, NOT_WHEN_SAFE
-from qdqtune.engines.trtexec.usage import usage_of
+from qdqtune.engines.trtexec.settings import usage_of
 from qdqtune.engines.trtexec.version import Version
 
 V8_4, V8_6, V9_2 = Version(8, 4, 3), Version(8, 6, 1), Version(9, 2)

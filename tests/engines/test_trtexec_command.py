@@ -16,7 +16,7 @@ from qdqtune.engines.trtexec.command import (
     rebuild_arguments,
     time_command,
 )
-from qdqtune.engines.trtexec.usage import Usage, usage_of
+from qdqtune.engines.trtexec.settings import Usage, usage_of
 from qdqtune.engines.trtexec.version import Version
 
 VERSIONS = {

@@ -16,11 +16,11 @@ import pytest
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 
 from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.places import LOGS, SCRATCH
 from qdqtune.engines.tensorrt.layer_info import read_layer_info
 from qdqtune.engines.trtexec.engine import TrtexecEngine
 from qdqtune.engines.trtexec.program import TrtexecError
-from qdqtune.engines.trtexec.usage import notes_on
+from qdqtune.engines.trtexec.settings import notes_on
+from qdqtune.engines.worker_environment import LOGS, SCRATCH
 from qdqtune.records.health import Gpu, GpuHealth
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt" / "rtx171"

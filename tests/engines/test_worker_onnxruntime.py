@@ -13,7 +13,7 @@ import onnx.parser
 import psutil
 import pytest
 
-from qdqtune.engines.arrays import read_arrays, write_arrays
+from qdqtune.engines.array_transfer import read_arrays, write_arrays
 from qdqtune.engines.interface import InputSpec, SessionOptions
 from qdqtune.engines.isolated import FailureKind, Worker, WorkerFailure
 

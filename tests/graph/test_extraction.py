@@ -13,11 +13,11 @@ import onnxruntime
 import pytest
 
 from qdqtune import zoo
-from qdqtune.calibration.tensor_capture import tap
+from qdqtune.calibration.tensor_capture import capture_tensors
 from qdqtune.engines.isolated import Worker
 from qdqtune.graph.dims import dims_of
 from qdqtune.graph.extraction import extract
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.graph.shapes import at_shapes
 from qdqtune.records.errors import ModelError
 from qdqtune.testing.models import feeds_of
@@ -43,7 +43,7 @@ def run(base: PreparedModel, feeds: Arrays) -> Arrays:
 
 def tapped(made: Cut, worker: Worker, feeds: Arrays, tensors: list[str]) -> Arrays:
     shapes = {name: tuple(d or 1 for d in made.index.shape(name) or ()) for name in tensors}
-    return dict(tap(made.base, worker, feeds, shapes))
+    return dict(capture_tensors(made.base, worker, feeds, shapes))
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert", "convnext", "shufflenet_v2"])

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from qdqtune import zoo
 from qdqtune.graph.fingerprint import fingerprint
+from qdqtune.graph.half_precision_emulation import compute_in_float32
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.precision import convert_precision
-from qdqtune.graph.rounding import compute_in_float32
 from qdqtune.records.errors import UsageError
 from qdqtune.records.precision import Precision, PrecisionReport
 from tests.conftest import model_from_text

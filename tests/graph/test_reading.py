@@ -16,7 +16,7 @@ from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.selection import select_ops

@@ -32,7 +32,7 @@ from qdqtune.calibration import range_cache
 from qdqtune.engines import isolated
 from qdqtune.engines.process import FailureKind, WorkerFailure
 from qdqtune.engines.worker import Server
-from qdqtune.graph.whole_files import open_to_append
+from qdqtune.graph.atomic_files import open_to_append
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.journal import Journal
 from tests.conftest import model_from_text

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.calibration.quality import SignalToNoise
+from qdqtune.calibration.output_error import SignalToNoise
 from qdqtune.calibration.user_code import TookTooLong, UserFunction
 from qdqtune.engines.isolated import OpenModel, Worker
 from qdqtune.engines.simulated import QUIET

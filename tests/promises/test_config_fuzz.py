@@ -24,8 +24,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qdqtune.calibration.data import open_samples
-from qdqtune.calibration.expected import ExpectedInput
+from qdqtune.calibration.expected_inputs import ExpectedInput
+from qdqtune.calibration.sample_set import open_samples
 from qdqtune.cli.main import main
 from qdqtune.engines.simulated import QUIET
 from qdqtune.records.errors import QdqtuneError

@@ -20,7 +20,7 @@ import pytest
 
 from qdqtune.engines import comparison
 from qdqtune.graph.files import load_model
-from qdqtune.qdq.read import read
+from qdqtune.qdq.read_back import read
 from qdqtune.records.tuning import Summary, TuneResult
 from tests.promises.conftest import ROOT
 from tests.promises.models import four_convs, two_convs

@@ -13,8 +13,8 @@ import pytest
 from qdqtune.engines.simulated import QUIET
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
-from qdqtune.qdq.read import read
-from qdqtune.qdq.units import canonical
+from qdqtune.qdq.op_units import canonical
+from qdqtune.qdq.read_back import read
 from qdqtune.records.errors import ModelError
 from qdqtune.records.placement import Placement
 from qdqtune.workflows.tune import tune

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtune.graph.atomic_files import make_folder, make_own, open_to_append, replacing
 from qdqtune.graph.files import load_model, save_model, write_text
-from qdqtune.graph.whole_files import make_folder, make_own, open_to_append, replacing
 from qdqtune.records.errors import OutputError
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.folder import SUBGRAPHS, RunFolder

@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from qdqtune.engines.isolated import Worker
-from qdqtune.engines.native import native_dialect
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.engines.native_dialect import native_dialect
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import DIALECTS

@@ -14,7 +14,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.folding import fold
-from qdqtune.qdq.read import read, strip
+from qdqtune.qdq.read_back import read, strip
 from tests.conftest import model_from_text
 
 

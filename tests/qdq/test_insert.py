@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from qdqtune.graph.folding import fold
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.dialects import DIALECTS, dialect_named
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.selection import select_ops

@@ -10,17 +10,17 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.calibration.inputs import random_inputs
 from qdqtune.calibration.minmax import collect_ranges
-from qdqtune.calibration.quality import SignalToNoise
+from qdqtune.calibration.output_error import SignalToNoise
+from qdqtune.calibration.random_inputs import random_inputs
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
-from qdqtune.engines.native import native_dialect
-from qdqtune.engines.reference import AS_WRITTEN
+from qdqtune.engines.native_dialect import native_dialect
+from qdqtune.engines.reference_engine import AS_WRITTEN
 from qdqtune.graph.folding import fold
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.units import unit, why_not
+from qdqtune.qdq.op_units import unit, why_not
 from qdqtune.records.ranges import CalibrationSource
 from tests.conftest import model_from_text
 

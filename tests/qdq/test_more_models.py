@@ -12,12 +12,12 @@ import pytest
 from qdqtune.graph.files import load_model
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.folding import fold
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.read import read, strip
+from qdqtune.qdq.op_units import canonical
+from qdqtune.qdq.read_back import read, strip
 from qdqtune.qdq.selection import select_ops, select_tensors
-from qdqtune.qdq.units import canonical
 from qdqtune.records.errors import UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import Ranges

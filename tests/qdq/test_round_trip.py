@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.naming import name_nodes
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.read import read, strip
-from qdqtune.qdq.units import canonical
+from qdqtune.qdq.op_units import canonical
+from qdqtune.qdq.read_back import read, strip
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import Ranges
 from tests.models import draw_placement, small_models
@@ -102,7 +102,7 @@ def test_strip_restores_quantized_weights_within_half_a_step(
     dialect = DIALECTS["onnxruntime"]
     inserter = inserter_for(residual, dialect, "int8", str(tmp_path))
     conv = inserter.index.node["n3"]
-    from qdqtune.qdq.units import unit
+    from qdqtune.qdq.op_units import unit
 
     model = inserter.model(unit(inserter.index, dialect, conv, whole=True))
     reading = strip(model)

@@ -14,7 +14,7 @@ from qdqtune.engines import registry
 from qdqtune.engines.isolated import Worker
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.qdq.dialects import DIALECTS
-from qdqtune.qdq.read import read, strip
+from qdqtune.qdq.read_back import read, strip
 from qdqtune.records.placement import Edge
 from tests.conftest import model_from_text
 from tests.cutting import Cut, cut

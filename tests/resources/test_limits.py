@@ -10,7 +10,7 @@ import pytest
 
 import qdqtune
 from qdqtune.records.errors import UsageError
-from qdqtune.records.sizes import parse_size, size_text
+from qdqtune.records.memory_sizes import parse_size, size_text
 from qdqtune.resources.limits import current_limits, is_out_of_memory
 
 

@@ -12,8 +12,8 @@ from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.placement import Edge
 from qdqtune.records.quantization import Decision
-from qdqtune.rules.draft import Constraints, Draft
 from qdqtune.rules.order import draft_placement
+from qdqtune.rules.placement_draft import Constraints, Draft
 from tests.conftest import model_from_text
 
 _RNG = np.random.default_rng(11)

@@ -12,7 +12,7 @@ import pytest
 import qdqtune
 from qdqtune import zoo
 from qdqtune.records.placement import Edge
-from qdqtune.rules.draft import Constraints, Draft, RuleDecision
+from qdqtune.rules.placement_draft import Constraints, Draft, RuleDecision
 from tests.conftest import model_from_text
 from tests.rules.drafting import decision, draft_of_text, drafted, edges_into, ints, normal
 

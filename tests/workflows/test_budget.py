@@ -14,17 +14,17 @@ import onnx
 import pytest
 
 from qdqtune.autotune.search.trial import Effort
-from qdqtune.calibration.quality import Reference
+from qdqtune.calibration.output_error import Reference
 from qdqtune.calibration.tensor_statistics import TensorStatistics
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.simulated import QUIET
 from qdqtune.records.tuning import TuneEvent, TuneResult
 from qdqtune.report.tuning import tune_text
-from qdqtune.workflows import samples_and_ranges
+from qdqtune.workflows import sample_provider
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.bounded_samples import BoundedSamples
-from qdqtune.workflows.tuning.pace import Pace
 from qdqtune.workflows.tuning.settings import PRESETS
+from qdqtune.workflows.tuning.time_budget import Pace
 from tests.conftest import model_from_text
 
 BUILD_S, JUDGE_S, EVALUATE_S = 4.0, 6.0, 15.0
@@ -230,7 +230,7 @@ def test_calibration_ends_in_time_and_a_resumed_run_takes_the_same_samples(
     model: Path, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QDQTUNE_CACHE", "")
-    collect_statistics = samples_and_ranges.collect_statistics
+    collect_statistics = sample_provider.collect_statistics
 
     def slowly(
         base: Any, worker: Any, fed: Any, *arguments: Any, **options: Any
@@ -242,7 +242,7 @@ def test_calibration_ends_in_time_and_a_resumed_run_takes_the_same_samples(
 
         return collect_statistics(base, worker, each(), *arguments, **options)
 
-    monkeypatch.setattr(samples_and_ranges, "collect_statistics", slowly)
+    monkeypatch.setattr(sample_provider, "collect_statistics", slowly)
     options = {"calibration_data": samples, "max_benchmarks": 2, "min_sqnr_db": None}
     short = tuned(model, tmp_path / "run", budget_s=120.0, **options)
     ranges = json.loads((tmp_path / "run/ranges.json").read_text())

@@ -13,7 +13,7 @@ import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
 import qdqtune
-from qdqtune.calibration.quality import SignalToNoise
+from qdqtune.calibration.output_error import SignalToNoise
 from qdqtune.graph.files import load_model
 from qdqtune.records.error_report import ErrorReport
 from qdqtune.records.errors import EngineError, UsageError

@@ -12,15 +12,15 @@ import onnxruntime
 import pytest
 
 from qdqtune.autotune.search.trial import Score
+from qdqtune.graph.atomic_files import sha256_of
 from qdqtune.graph.file_digest import model_digest
 from qdqtune.graph.files import load_model
 from qdqtune.graph.folding import fold
-from qdqtune.graph.prepared import PreparedModel
-from qdqtune.graph.whole_files import sha256_of
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
-from qdqtune.qdq.read import read
+from qdqtune.qdq.read_back import read
 from qdqtune.records.errors import ModelError, OutputError, UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import Ranges

@@ -13,18 +13,18 @@ import pytest
 
 from qdqtune.autotune.search.placement_search import PlacementSearch
 from qdqtune.engines.isolated import Worker
-from qdqtune.engines.openings import Allowance, combine
+from qdqtune.engines.reopened_comparison import Allowance, combine
 from qdqtune.engines.simulated import QUIET
 from qdqtune.engines.timing import FEWEST_ROUNDS
 from qdqtune.graph.files import load_model
-from qdqtune.qdq.read import read
+from qdqtune.qdq.read_back import read
 from qdqtune.records.measurement import Comparison
 from qdqtune.records.placement import Edge, Placement
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import TuneResult
 from qdqtune.workflows.tune import tune
+from qdqtune.workflows.tuning.final_model import Timed, time_final
 from qdqtune.workflows.tuning.final_round import Finalist, FinalRound
-from qdqtune.workflows.tuning.finish import Timed, time_final
 from tests.conftest import model_from_text
 
 THRESHOLD = 1.02

@@ -23,7 +23,7 @@ from qdqtune.records.tuning import TuneResult
 from qdqtune.report.tuning import tune_text
 from qdqtune.workflows.insertion import Choice, insert_qdq
 from qdqtune.workflows.quantization import quantize
-from qdqtune.workflows.source import open_source
+from qdqtune.workflows.source_model import open_source
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning import float_type
 from qdqtune.workflows.tuning.float_type import FloatForm, convert_to, told_options, wanted_type

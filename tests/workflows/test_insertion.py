@@ -11,11 +11,11 @@ import pytest
 from onnx import numpy_helper
 
 from qdqtune import zoo
-from qdqtune.calibration.inputs import random_inputs
-from qdqtune.calibration.quality import SignalToNoise
+from qdqtune.calibration.output_error import SignalToNoise
+from qdqtune.calibration.random_inputs import random_inputs
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
-from qdqtune.engines.reference import AS_WRITTEN
+from qdqtune.engines.reference_engine import AS_WRITTEN
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.records.errors import UsageError

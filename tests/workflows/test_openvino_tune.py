@@ -13,13 +13,13 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.calibration.quality import Reference
+from qdqtune.calibration.output_error import Reference
 from qdqtune.engines import registry
 from qdqtune.engines.float_types import exact_options
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import FailureKind, Worker, WorkerFailure
-from qdqtune.engines.reference import AS_WRITTEN, reference_worker
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.engines.reference_engine import AS_WRITTEN, reference_worker
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.records.errors import EngineError, QdqtuneError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import EngineInfo
@@ -32,8 +32,8 @@ from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator, Kernels
 from qdqtune.workflows.insertion import Choice, insert_qdq
 from qdqtune.workflows.precision import convert_model
 from qdqtune.workflows.quantization import quantize
-from qdqtune.workflows.samples_and_ranges import sample_provider
-from qdqtune.workflows.source import open_source
+from qdqtune.workflows.sample_provider import sample_provider
+from qdqtune.workflows.source_model import open_source
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.settings import PRESETS
 from qdqtune.workflows.verification import verify

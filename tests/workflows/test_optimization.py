@@ -20,7 +20,7 @@ from qdqtune.graph.files import load_model
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.records.errors import ModelError, UsageError
 from qdqtune.workflows.optimization import optimize_file
-from qdqtune.workflows.source import open_source
+from qdqtune.workflows.source_model import open_source
 from qdqtune.workflows.tune import plan_tune
 from qdqtune.workflows.tuning.settings import PRESETS
 from tests.conftest import model_from_text

@@ -18,14 +18,14 @@ from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import OpenModel, StoredFeeds, Worker
 from qdqtune.engines.simulated import QUIET
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.inputs import InputRequest
-from qdqtune.workflows.samples_and_ranges import sample_provider
-from qdqtune.workflows.source import open_source
+from qdqtune.workflows.sample_provider import sample_provider
+from qdqtune.workflows.source_model import open_source
 from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning import run, scouting
+from qdqtune.workflows.tuning import preflight, run
 from qdqtune.workflows.tuning.layer_file import write_layer_file
 from qdqtune.workflows.tuning.preflight import (
     build_limit_s,
@@ -89,7 +89,7 @@ def test_what_fails_is_closed(
 def test_a_budget_ends_what_does_not_open(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scouting, "_LEAST_FOR_OPENING_S", 0.2)
+    monkeypatch.setattr(preflight, "_LEAST_FOR_OPENING_S", 0.2)
     path = tmp_path / "model.onnx"
     path.write_text(json.dumps({"at": "open", "fault": "hang"}))
     feeds = worker.store({"x": np.zeros(1, np.float32)})

@@ -17,7 +17,7 @@ from onnxruntime.quantization import (
 
 from qdqtune import zoo
 from qdqtune.graph.files import load_model
-from qdqtune.qdq.read import read
+from qdqtune.qdq.read_back import read
 from qdqtune.records.errors import ModelError
 from qdqtune.records.ranges import CalibrationSource
 from qdqtune.workflows.insertion import Choice, insert_qdq

@@ -28,7 +28,7 @@ from qdqtune.autotune.patterns.pattern_cache import PatternCache
 from qdqtune.autotune.search.placement_search import PlacementSearch
 from qdqtune.engines.isolated import Worker
 from qdqtune.graph.files import load_model
-from qdqtune.qdq.read import read
+from qdqtune.qdq.read_back import read
 from qdqtune.records.errors import ModelError, OutputError, QdqtuneError, UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.records.tuning import TuneEvent, TuneResult

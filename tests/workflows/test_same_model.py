@@ -19,7 +19,7 @@ from qdqtune.records.errors import UsageError
 from qdqtune.records.tuning import TuneEvent, TuneResult
 from qdqtune.workflows.insertion import Choice, insert_qdq
 from qdqtune.workflows.same_model import activations_in, check_same_model
-from qdqtune.workflows.source import open_source
+from qdqtune.workflows.source_model import open_source
 from qdqtune.workflows.tune import tune
 from tests.conftest import model_from_text
 

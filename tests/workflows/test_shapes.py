@@ -16,8 +16,8 @@ from qdqtune.graph import files
 from qdqtune.records.errors import ModelError, OutputError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.shapes import Proof, ShapesReport
-from qdqtune.workflows.choice import Choice
 from qdqtune.workflows.insertion import insert_qdq
+from qdqtune.workflows.manual_selection import Choice
 from qdqtune.workflows.shapes import fix_shapes, show_shapes
 from tests.conftest import model_from_text
 

@@ -16,8 +16,8 @@ from onnx import TensorProto
 from qdqtune.autotune.search.trial import Effort
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.layer_files import read_layer_info
-from qdqtune.engines.reference import reference_worker
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.engines.reference_engine import reference_worker
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.precision import Precision
@@ -27,7 +27,7 @@ from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator, Kernels
 from qdqtune.workflows.benchmarks import TrtExecBenchmark
 from qdqtune.workflows.comparison import bench
 from qdqtune.workflows.precision import convert_model
-from qdqtune.workflows.source import open_source
+from qdqtune.workflows.source_model import open_source
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.settings import PRESETS
 from tests.conftest import model_from_text

@@ -26,8 +26,8 @@ from qdqtune.records.errors import OutputError
 from qdqtune.records.subgraphs import BY_TOTAL, Batch, SchemeTimes, SubgraphTimes
 from qdqtune.records.tuning import TuneResult
 from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning.profiling import PieceProfiler
 from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
+from qdqtune.workflows.tuning.subgraph_profiler import PieceProfiler
 
 CACHE = "autotune_cache.json"
 

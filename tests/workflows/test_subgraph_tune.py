@@ -17,15 +17,15 @@ from qdqtune.autotune.search.trial import Effort
 from qdqtune.engines import registry
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
-from qdqtune.qdq.read import read
-from qdqtune.qdq.units import canonical
+from qdqtune.qdq.op_units import canonical
+from qdqtune.qdq.read_back import read
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.subgraphs import BY_LAYERS, BY_TOTAL
 from qdqtune.records.tuning import TuneEvent, TuneResult
 from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning.pace import Pace
 from qdqtune.workflows.tuning.settings import PRESETS
+from qdqtune.workflows.tuning.time_budget import Pace
 from tests.conftest import model_from_text
 from tests.cutting import cut
 from tests.workflows.mute_engine import MUTE, REFUSING

@@ -22,14 +22,14 @@ from qdqtune.engines.isolated import Worker
 from qdqtune.engines.simulated import QUIET
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
-from qdqtune.qdq.read import read
-from qdqtune.qdq.units import canonical
+from qdqtune.qdq.op_units import canonical
+from qdqtune.qdq.read_back import read
 from qdqtune.records.errors import EngineError, OutputError, UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.records.tuning import Summary, TuneEvent, TuneResult
 from qdqtune.workflows.insertion import Choice, insert_qdq
 from qdqtune.workflows.tune import plan_tune, tune
-from qdqtune.workflows.tuning import finish
+from qdqtune.workflows.tuning import final_model
 from tests.conftest import model_from_text
 
 SMALL = {"width": 16, "image": 64}
@@ -371,7 +371,7 @@ def test_b18_a_file_that_lost_places_is_not_handed_over(
         return Placement.of(edges[1:] if len(calls) == 1 else edges, placement.outputs)
 
     calls: list[int] = []
-    monkeypatch.setattr(finish, "canonical", forgetful)
+    monkeypatch.setattr(final_model, "canonical", forgetful)
     with pytest.raises(EngineError, match="1 places are lost"):
         simulated(resnet, output_dir=tmp_path / "run")
     assert not (tmp_path / "run/optimized_final.onnx").exists()

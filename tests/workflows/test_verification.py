@@ -19,7 +19,7 @@ from qdqtune import zoo
 from qdqtune.cli.main import main
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
-from qdqtune.graph.whole_files import sha256_of
+from qdqtune.graph.atomic_files import sha256_of
 from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from qdqtune.records.errors import UsageError
-from qdqtune.records.reading import read_text
+from qdqtune.records.untrusted_files import read_text
 
 _log = logging.getLogger(__name__)
 

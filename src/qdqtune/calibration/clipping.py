@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from qdqtune.calibration.fitting import (
+from qdqtune.calibration.histogram import Histogram
+from qdqtune.calibration.range_fitting import (
     Range,
     frequent_range,
     least_divergence_range,
     least_error_range,
 )
-from qdqtune.calibration.histogram import Histogram
 from qdqtune.calibration.tensor_statistics import TensorStatistics
 from qdqtune.qdq.encoding import TensorFormat
 from qdqtune.records.ranges import RangeMethod

@@ -14,9 +14,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtune.calibration.layout import Layout
+from qdqtune.calibration.sample_layout import Layout
 from qdqtune.records.errors import LimitError
-from qdqtune.records.reading import size_in_words
+from qdqtune.records.untrusted_files import size_in_words
 
 _BLOCK_BYTES = 128 << 20
 _CHUNK_BYTES = 16 << 20

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from qdqtune.calibration.inputs import Feeds
 from qdqtune.calibration.layer_errors_layout import NUMBERS, OUTPUT
 from qdqtune.calibration.layer_errors_model import ComparingModel, Wiring, weights_name
 from qdqtune.calibration.layer_errors_pairs import Pairing, QuantizedOp
+from qdqtune.calibration.random_inputs import Feeds
 from qdqtune.calibration.tensor_statistics import Progress
 from qdqtune.engines.isolated import OpenModel, Worker, WorkerFailure
-from qdqtune.engines.reference import AS_WRITTEN
+from qdqtune.engines.reference_engine import AS_WRITTEN
 from qdqtune.graph.files import load_model
 from qdqtune.records.errors import EngineError, ModelError
 from qdqtune.records.tensor_errors import OpError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from qdqtune.calibration.inputs import Feeds
+from qdqtune.calibration.random_inputs import Feeds
 from qdqtune.calibration.tensor_statistics import (
     Progress,
     collect_statistics,
@@ -12,7 +12,7 @@ from qdqtune.calibration.tensor_statistics import (
     watched_tensors,
 )
 from qdqtune.engines.isolated import Worker
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import CalibrationSource, Ranges
 

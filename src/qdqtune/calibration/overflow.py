@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from qdqtune.calibration.inputs import Feeds
+from qdqtune.calibration.random_inputs import Feeds
 from qdqtune.engines.isolated import Worker
-from qdqtune.engines.reference import AS_WRITTEN
+from qdqtune.engines.reference_engine import AS_WRITTEN
 from qdqtune.graph.constants import constant_of
 from qdqtune.graph.files import save_model
 from qdqtune.graph.op_classes import is_op

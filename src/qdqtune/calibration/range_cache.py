@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from qdqtune.calibration.clipping import RangesByWay
-from qdqtune.calibration.inputs import Feeds
-from qdqtune.graph.whole_files import replacing
+from qdqtune.calibration.random_inputs import Feeds
+from qdqtune.graph.atomic_files import replacing
 from qdqtune.records.errors import NewerSchemaError, OutputError
 from qdqtune.records.ranges import RangeMethod
-from qdqtune.records.reading import parse_json, read_text
 from qdqtune.records.schemas import SCHEMAS, check_schema
+from qdqtune.records.untrusted_files import parse_json, read_text
 
 FOLDER = "QDQTUNE_CACHE"
 """The environment variable that names the folder; empty, nothing is kept."""

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from onnx.helper import make_node, make_tensor, make_tensor_value_info
 
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared import PreparedModel, constant_part, node_part
+from qdqtune.graph.prepared_model import PreparedModel, constant_part, node_part
 
 OUTPUT = "qdqtune_extremes"
 

@@ -13,11 +13,11 @@ import onnx
 import onnx_ir as ir
 from onnx.helper import make_tensor_value_info
 
-from qdqtune.calibration.inputs import Feeds
+from qdqtune.calibration.random_inputs import Feeds
 from qdqtune.engines.isolated import Worker, WorkerFailure
-from qdqtune.engines.reference import opening_options
+from qdqtune.engines.reference_engine import opening_options
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 
 _logger = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtune.calibration.histogram import Histogram
-from qdqtune.calibration.inputs import Feeds
+from qdqtune.calibration.random_inputs import Feeds
 from qdqtune.calibration.reductions import OUTPUT, parted, with_reductions
 from qdqtune.engines.custom_ops import advice_on
 from qdqtune.engines.isolated import OpenModel, Worker, WorkerFailure
-from qdqtune.engines.reference import AS_WRITTEN, opening_options
+from qdqtune.engines.reference_engine import AS_WRITTEN, opening_options
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.records.errors import EngineError, ModelError
 from qdqtune.records.placement import Placement
 

@@ -25,7 +25,7 @@ from qdqtune.cli.flags import (
 )
 from qdqtune.cli.parser import Parser
 from qdqtune.cli.subgraph_flags import SaidOnce, add_subgraph
-from qdqtune.graph.temporary_place import temporary_place
+from qdqtune.graph.temporary_dir import temporary_place
 
 _DEFAULTS = MODE_PRESETS["default"]
 

@@ -106,7 +106,7 @@ def options_for_engine(
         UsageError: If a word is refused.
     """
     from qdqtune.engines import registry
-    from qdqtune.engines.trtexec.usage import notes_on
+    from qdqtune.engines.trtexec.settings import notes_on
 
     found = words.options_of(engine, dict(options.engine_option), is_strict=is_strict)
     if options.built_for and registry.entry(engine).takes_shape_ranges:

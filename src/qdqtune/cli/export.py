@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from qdqtune.cli.flags import add_format, add_output, common
 from qdqtune.records.errors import UsageError
-from qdqtune.report.lists import TOOLS, exclusion_text
+from qdqtune.report.exclusion_list import TOOLS, exclusion_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
 def _write_list(options: argparse.Namespace) -> int:
     from qdqtune.graph.files import check_writable, write_text
     from qdqtune.report.tables import printable
-    from qdqtune.workflows.lists import float_nodes
+    from qdqtune.workflows.exclusion_list import float_nodes
 
     if options.output is not None:
         check_writable(options.output, force=options.force)

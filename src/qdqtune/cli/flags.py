@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 
 from qdqtune.records.inputs import InputRequest, is_item
+from qdqtune.records.memory_sizes import parse_size
 from qdqtune.records.ranges import RangeMethod
-from qdqtune.records.sizes import parse_size
 
 #: Their value is a command line of its own, and may begin with dashes.
 WHOLE_LINES = ("--trtexec_benchmark_args", "--trtexec_args")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from qdqtune.engines.places import LOGS
-from qdqtune.records.reading import open_plain
+from qdqtune.engines.worker_environment import LOGS
+from qdqtune.records.untrusted_files import open_plain
 
 _MARK = "=== qdqtune: "
 _BEGIN, _END = f"{_MARK}building ", f"{_MARK}built in "

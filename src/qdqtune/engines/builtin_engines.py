@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtune.engines.entry import DialectChoice, EngineEntry
+from qdqtune.engines.engine_entry import DialectChoice, EngineEntry
 
 # Builds of large models were seen to take many minutes.
 _BUILD_LIMIT_S = 3600.0

@@ -17,12 +17,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from qdqtune.engines import registry
-from qdqtune.engines.arrays import read_arrays, write_arrays
-from qdqtune.engines.entry import EngineEntry
+from qdqtune.engines.array_transfer import read_arrays, write_arrays
+from qdqtune.engines.engine_entry import EngineEntry
 from qdqtune.engines.interface import InputSpec, SessionOptions
-from qdqtune.engines.places import LOGS, OPENING, SCRATCH
 from qdqtune.engines.process import ChildProcess, FailureKind, WorkerFailure
-from qdqtune.engines.replies import (
+from qdqtune.engines.worker_environment import LOGS, OPENING, SCRATCH
+from qdqtune.engines.worker_replies import (
     read_info,
     read_layers,
     read_opened,
@@ -30,8 +30,8 @@ from qdqtune.engines.replies import (
     read_seconds,
     understand,
 )
-from qdqtune.graph.external import is_small
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.graph.external_data import is_small
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.records.measurement import EngineInfo, LayerTime, Measurement
 from qdqtune.resources.limits import current_limits
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqtune.engines.tensorrt.layer_info import LayerInfo, read_layer_info
-from qdqtune.engines.tensorrt.nodes import map_layers
+from qdqtune.engines.tensorrt.layer_nodes import map_layers
 
 __all__ = ["WRITTEN_BY", "LayerInfo", "map_layers", "read_layer_info"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qdqtune.engines.layer_closing import take_the_rest
+from qdqtune.engines.layer_completion import take_the_rest
 from qdqtune.engines.layer_kinds import SERVICES, TRANSPARENT, Kind, kind_of
 from qdqtune.engines.layer_owners import LayerOwners
 from qdqtune.engines.layer_structure import take_by_wiring

@@ -17,7 +17,7 @@ from qdqtune.engines.clock import RunClock
 from qdqtune.engines.interface import InputSpec, SessionOptions
 from qdqtune.engines.onnxruntime_files import to_open
 from qdqtune.engines.onnxruntime_profile import layer_times_of
-from qdqtune.engines.places import scratch_folder
+from qdqtune.engines.worker_environment import scratch_folder
 from qdqtune.records.measurement import EngineInfo, LayerTime
 
 if TYPE_CHECKING:

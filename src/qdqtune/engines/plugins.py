@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from qdqtune.engines.entry import EngineEntry
+from qdqtune.engines.engine_entry import EngineEntry
 from qdqtune.records.health import BrokenEngine
 
 GROUP = "qdqtune.engines"

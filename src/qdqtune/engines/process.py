@@ -20,11 +20,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from qdqtune.engines.drain import Drain
+from qdqtune.engines.output_tail import Drain
 from qdqtune.engines.supervisor import END
 from qdqtune.graph.disk_errors import DiskError
 from qdqtune.records.errors import EngineError
-from qdqtune.records.reading import parse_json
+from qdqtune.records.untrusted_files import parse_json
 from qdqtune.resources.limits import is_out_of_memory, out_of_memory_text
 
 _MAX_REPLY_BYTES = 64 * 1024 * 1024

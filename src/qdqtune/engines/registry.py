@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qdqtune.engines.builtin_engines import BUILTIN_ENGINES
-from qdqtune.engines.entry import DialectChoice, EngineEntry
+from qdqtune.engines.engine_entry import DialectChoice, EngineEntry
 from qdqtune.engines.gpu import find_gpus
 from qdqtune.engines.plugins import Plugins, find_plugins
 from qdqtune.records.errors import EngineError, UsageError
@@ -231,7 +231,7 @@ def _starts(name: str) -> bool:
     """Whether an engine answers. Where it runs on a GPU, a module that is there may not load."""
     if not entry(name).needs_gpu:
         return True
-    from qdqtune.engines.answering import answer_of  # workers look engines up here
+    from qdqtune.engines.probe import answer_of  # workers look engines up here
 
     reason = answer_of(name).reason
     if reason:

@@ -21,8 +21,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from qdqtune.engines.disturbed import BUSY_SHARE, compare_disturbed
 from qdqtune.engines.intervals import correlation_time, median_interval
+from qdqtune.engines.noisy_comparison import BUSY_SHARE, compare_disturbed
 from qdqtune.records.measurement import Comparison, Verdict
 
 Blocks = list[tuple[float, ...]]

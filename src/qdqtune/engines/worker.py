@@ -24,11 +24,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqtune.engines.arrays import read_arrays, write_arrays
+from qdqtune.engines.array_transfer import read_arrays, write_arrays
 from qdqtune.engines.build_log import building
 from qdqtune.engines.contention import waited_for_cpu_s
 from qdqtune.engines.interface import SessionOptions, VirtualTime
-from qdqtune.engines.places import scratch_folder
+from qdqtune.engines.worker_environment import scratch_folder
 from qdqtune.graph.disk_errors import full_disk
 from qdqtune.resources.limits import set_memory_limit
 

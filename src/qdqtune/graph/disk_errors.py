@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from qdqtune.graph.temporary_place import temporary_place
+from qdqtune.graph.temporary_dir import temporary_place
 from qdqtune.records.errors import OutputError
-from qdqtune.records.reading import real_path
+from qdqtune.records.untrusted_files import real_path
 
 _ROOM = "Check that the disk has room and the folder can be written to."
 REMOVE = "Remove it, or choose another place."

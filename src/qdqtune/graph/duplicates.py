@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from qdqtune.graph.bodies import has_body
+from qdqtune.graph.control_flow_bodies import has_body
 from qdqtune.graph.file_tensor import FileTensor
 from qdqtune.graph.fingerprint import tensor_digest
 from qdqtune.graph.op_classes import QDQ_OPS, WEIGHTED_OPS, is_op, is_standard

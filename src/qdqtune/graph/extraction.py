@@ -8,9 +8,9 @@ import onnx
 import onnx_ir as ir
 from onnx.helper import make_tensor_value_info
 
-from qdqtune.graph.bodies import has_body
+from qdqtune.graph.control_flow_bodies import has_body
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.records.errors import ModelError
 
 Dims = Sequence["int | str | None"]

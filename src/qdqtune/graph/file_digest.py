@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from qdqtune.graph.external import check_external_data
+from qdqtune.graph.external_data import check_external_data
 from qdqtune.graph.file_tensor import stored_bytes
 from qdqtune.graph.parsing import parse_model
 from qdqtune.graph.proto_walk import contents

@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune.records.errors import ModelError
-from qdqtune.records.reading import open_plain
+from qdqtune.records.untrusted_files import open_plain
 
 # What is copied at once; a file is read no further than what is wanted.
 _CHUNK_BYTES = 1 << 24

@@ -14,18 +14,18 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from qdqtune.graph.external import check_external_data, external_files, load_attributes
+from qdqtune.graph.atomic_files import replacing, sync, writing
+from qdqtune.graph.external_data import check_external_data, external_files, load_attributes
 from qdqtune.graph.file_tensor import read_weights
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.onnx_checks import first_line, inconsistency
 from qdqtune.graph.parsing import check_not_empty, parse_model
 from qdqtune.graph.proto_walk import contents
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.graph.validity import check_model
 from qdqtune.graph.weights import WeightStore, values_of
-from qdqtune.graph.whole_files import replacing, sync, writing
 from qdqtune.records.errors import ModelError, OutputError, UsageError
-from qdqtune.records.reading import real_path
+from qdqtune.records.untrusted_files import real_path
 
 #: In a model's `meta`: whether its weights lay beside it when it was loaded.
 EXTERNAL = "qdqtune.external_data"

@@ -21,8 +21,8 @@ from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_gemm_rule,
 )
 
-from qdqtune.graph.bodies import bodies_aside, body_shapes_kept, drop_unused_nodes
 from qdqtune.graph.constants import retyped
+from qdqtune.graph.control_flow_bodies import bodies_aside, body_shapes_kept, drop_unused_nodes
 from qdqtune.graph.conv_biases import fold_conv_biases
 from qdqtune.graph.fold_limits import FoldLimits
 from qdqtune.graph.kernel_shapes import write_kernel_shapes

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune.graph.constants import unread_weights
-from qdqtune.graph.guarded import call_guarded
+from qdqtune.graph.crash_guard import call_guarded
 
 _logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import math
 import onnx
 import onnx_ir as ir
 
-from qdqtune.graph.guarded import call_guarded
+from qdqtune.graph.crash_guard import call_guarded
 from qdqtune.graph.proto_walk import Contents, contents
 
 # The values of tensors up to this size may be shapes and axes, which the judges want to see.

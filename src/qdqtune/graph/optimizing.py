@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from qdqtune.graph.bodies import drop_unused_nodes
+from qdqtune.graph.control_flow_bodies import drop_unused_nodes
 from qdqtune.graph.duplicates import merge_nodes, merge_weights
 from qdqtune.graph.folding import fold
 from qdqtune.graph.no_ops import remove_no_ops

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import onnx
 from google.protobuf.message import DecodeError
 
-from qdqtune.graph.external import is_lfs_pointer
-from qdqtune.graph.wire import missing_bytes, nesting_depth
+from qdqtune.graph.external_data import is_lfs_pointer
+from qdqtune.graph.protobuf_wire import missing_bytes, nesting_depth
 from qdqtune.records.errors import ModelError
 
 if TYPE_CHECKING:

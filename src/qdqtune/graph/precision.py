@@ -30,10 +30,10 @@ import onnx_ir.passes.common as passes
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE, is_op
 from qdqtune.graph.opset import raise_opset
+from qdqtune.graph.precision_conversion import Retyping
 from qdqtune.graph.precision_plan import Plan
 from qdqtune.graph.precision_rules import SENSITIVE_OPS
 from qdqtune.graph.precision_types import DTYPE, HALF_TYPES, Change, slots
-from qdqtune.graph.retyping import Retyping
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.precision import Precision, PrecisionReport
 

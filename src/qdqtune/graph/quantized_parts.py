@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import onnx_ir as ir
 
-from qdqtune.graph.bodies import bodies_of
+from qdqtune.graph.control_flow_bodies import bodies_of
 from qdqtune.graph.op_classes import QDQ_OPS, is_op
 
 #: Ops that give the same bits wherever they are computed: they move numbers, or round once, as

@@ -14,7 +14,7 @@ from qdqtune.graph.input_shapes import model_inputs
 from qdqtune.graph.shapes import all_shapes, set_input_dims
 from qdqtune.records.errors import ModelError
 from qdqtune.records.inputs import shape_text
-from qdqtune.records.sizes import size_text
+from qdqtune.records.memory_sizes import size_text
 from qdqtune.resources.limits import current_limits
 
 

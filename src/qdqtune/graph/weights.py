@@ -16,10 +16,10 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
+from qdqtune.graph.atomic_files import make_own, open_to_append, writing
 from qdqtune.graph.file_digest import DIGEST_BYTES
 from qdqtune.graph.file_tensor import FileTensor
-from qdqtune.graph.whole_files import make_own, open_to_append, writing
-from qdqtune.records.reading import open_plain, read_bytes
+from qdqtune.records.untrusted_files import open_plain, read_bytes
 
 WEIGHTS_FILE = "weights.bin"
 WEIGHTS_INDEX = "weights.index"

@@ -24,10 +24,10 @@ from qdqtune.qdq.encoding import (
     encode_weight,
     least_weight_scale,
 )
-from qdqtune.qdq.given import given_activation, given_weight
-from qdqtune.qdq.reading import ReadEncoding
+from qdqtune.qdq.existing_scales import given_activation, given_weight
+from qdqtune.qdq.op_units import is_channel_bias, role_rule
+from qdqtune.qdq.read_result import ReadEncoding
 from qdqtune.qdq.shared_encodings import SharedEncodings, Siblings
-from qdqtune.qdq.units import is_channel_bias, role_rule
 from qdqtune.records.errors import UsageError
 from qdqtune.records.placement import Edge
 from qdqtune.records.ranges import Ranges

@@ -20,12 +20,12 @@ from qdqtune._version import __version__
 from qdqtune.graph.fingerprint import tensor_digest
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE
-from qdqtune.graph.prepared import PreparedModel, constant_part, node_part
+from qdqtune.graph.prepared_model import PreparedModel, constant_part, node_part
 from qdqtune.graph.weights import values_of
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.encoder import Encoder, Pair
 from qdqtune.qdq.encoding import quantize
-from qdqtune.qdq.reading import ReadEncoding
+from qdqtune.qdq.read_result import ReadEncoding
 from qdqtune.records.errors import UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import Ranges

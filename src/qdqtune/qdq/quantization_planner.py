@@ -9,8 +9,8 @@ from collections.abc import Collection
 
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.dialect import Dialect
+from qdqtune.qdq.op_units import canonical, merge, role_rule, rule_of, unit, why_not
 from qdqtune.qdq.shared_encodings import SharedEncodings
-from qdqtune.qdq.units import canonical, merge, role_rule, rule_of, unit, why_not
 from qdqtune.records.placement import Edge, Placement
 
 _NOTHING = Placement()

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph.op_classes import is_op
-from qdqtune.qdq.reading import ReadEncoding
+from qdqtune.qdq.read_result import ReadEncoding
 
 # Ops whose results have both signs, and behind which an activation can have stood.
 _SIGNED_OPS = ("Add", "BatchNormalization", "Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "Sub")

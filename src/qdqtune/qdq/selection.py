@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.dialect import Dialect
+from qdqtune.qdq.op_units import close, merge, unit, why_not
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
-from qdqtune.qdq.units import close, merge, unit, why_not
 from qdqtune.records.errors import UsageError
 from qdqtune.records.placement import Placement
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
 from qdqtune.qdq.dialect import Dialect
-from qdqtune.qdq.units import moves_values, operands, role_rule
+from qdqtune.qdq.op_units import moves_values, operands, role_rule
 from qdqtune.records.placement import Edge
 
 

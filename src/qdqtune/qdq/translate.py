@@ -7,10 +7,10 @@ import onnx_ir as ir
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
 from qdqtune.qdq.dialect import Dialect, Output
+from qdqtune.qdq.op_units import merge, rule_of, unit, unit_outputs, why_not
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.qdq.selection import Selection
 from qdqtune.qdq.shared_encodings import SharedEncodings
-from qdqtune.qdq.units import merge, rule_of, unit, unit_outputs, why_not
 from qdqtune.records.placement import Edge, Placement
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from qdqtune.records.errors import LimitError, UsageError
-from qdqtune.records.reading import parse_json
 from qdqtune.records.schemas import SCHEMAS, check_schema
+from qdqtune.records.untrusted_files import parse_json
 
 SCHEMA = SCHEMAS["placement"]
 _DIGEST_BYTES = 16

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from qdqtune.records.errors import LimitError, UsageError
-from qdqtune.records.reading import parse_json
 from qdqtune.records.schemas import SCHEMAS, check_schema
+from qdqtune.records.untrusted_files import parse_json
 
 SCHEMA = SCHEMAS["ranges"]
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from qdqtune.records.measurement import MOST_MS
-from qdqtune.records.typed import check_types
+from qdqtune.records.type_checks import check_types
 
 BY_LAYERS = "layers"
 """The engine told where the time of the piece goes."""

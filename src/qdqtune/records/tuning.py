@@ -13,7 +13,7 @@ from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.schemas import SCHEMAS, check_schema
 from qdqtune.records.subgraphs import Batch
-from qdqtune.records.typed import check_types
+from qdqtune.records.type_checks import check_types
 
 SCHEMA = SCHEMAS["summary"]
 _OF_SUBGRAPHS = {"groups", "structural", "units"}

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from qdqtune.records.health import EngineHealth, GpuHealth, Health
-from qdqtune.records.sizes import size_text
+from qdqtune.records.memory_sizes import size_text
 from qdqtune.report.tables import printable, text_table
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from qdqtune.records.insertion import InsertReport
 from qdqtune.records.ranges import CalibrationSource
-from qdqtune.report.numbers import finite
+from qdqtune.report.json_numbers import finite
 from qdqtune.report.tables import printable
 
 RANDOM_WARNING = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qdqtune.records.stripping import StripReport
-from qdqtune.report.numbers import finite
+from qdqtune.report.json_numbers import finite
 from qdqtune.report.tables import printable
 
 

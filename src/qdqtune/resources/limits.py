@@ -14,8 +14,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from qdqtune.records.errors import UsageError
-from qdqtune.records.sizes import parse_size, size_text
-from qdqtune.resources.machine import usable_memory
+from qdqtune.records.memory_sizes import parse_size, size_text
+from qdqtune.resources.available_memory import usable_memory
 
 if sys.platform != "win32":
     import resource

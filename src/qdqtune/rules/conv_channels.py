@@ -6,7 +6,7 @@ import math
 
 import onnx_ir as ir
 
-from qdqtune.rules.draft import Draft
+from qdqtune.rules.placement_draft import Draft
 from qdqtune.rules.rule import Rule
 
 _NAME = "Conv channels"

@@ -7,7 +7,7 @@ import math
 import onnx_ir as ir
 
 from qdqtune.graph.op_classes import WEIGHTED_OPS
-from qdqtune.rules.draft import Draft
+from qdqtune.rules.placement_draft import Draft
 from qdqtune.rules.rule import Rule
 from qdqtune.rules.small_gemms import sizes as product_sizes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from qdqtune.rules.draft import Draft
+from qdqtune.rules.placement_draft import Draft
 from qdqtune.rules.rule import Rule
 
 _NAME = "GEMV"

@@ -6,9 +6,9 @@ import onnx_ir as ir
 
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import COPY_OPS, is_op
-from qdqtune.qdq.units import role_rule
+from qdqtune.qdq.op_units import role_rule
 from qdqtune.records.placement import Edge
-from qdqtune.rules.draft import Draft
+from qdqtune.rules.placement_draft import Draft
 from qdqtune.rules.rule import Rule
 from qdqtune.rules.tracing import readers_through, source_through
 

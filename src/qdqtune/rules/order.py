@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qdqtune.engines.shares import estimated_shares
+from qdqtune.engines.latency_shares import estimated_shares
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.rules import (
     attention,
@@ -16,8 +16,8 @@ from qdqtune.rules import (
     gelu_bias,
     gemvs,
     last_layer,
-    moves,
     norms_behind_convs,
+    passthrough_ops,
     pooling,
     residual_adds,
     shared_tensors,
@@ -27,7 +27,7 @@ from qdqtune.rules import (
     user_filters,
     weighted_ops,
 )
-from qdqtune.rules.draft import Constraints, Draft
+from qdqtune.rules.placement_draft import Constraints, Draft
 from qdqtune.rules.rule import Rule
 
 _WHOLE_UNITS = (
@@ -43,7 +43,7 @@ _WHOLE_UNITS = (
     gates.rule,
     pooling.rule,
     concats.rule,
-    moves.rule,
+    passthrough_ops.rule,
 )
 _ON_INPUTS = (
     user_filters.rule,
@@ -53,7 +53,7 @@ _ON_INPUTS = (
     residual_adds.rule,
     pooling.rule,
     concats.rule,
-    moves.rule,
+    passthrough_ops.rule,
 )
 _TENSOR_CORES = (
     user_filters.rule,

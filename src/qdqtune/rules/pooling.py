@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from qdqtune.qdq.dialect import Output
-from qdqtune.qdq.units import role_rule
-from qdqtune.rules.draft import Draft
+from qdqtune.qdq.op_units import role_rule
+from qdqtune.rules.placement_draft import Draft
 from qdqtune.rules.rule import Rule
 
 _NAME = "pool or resize"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
-from qdqtune.qdq.units import role_rule
-from qdqtune.rules.draft import Draft
+from qdqtune.qdq.op_units import role_rule
+from qdqtune.rules.placement_draft import Draft
 from qdqtune.rules.rule import Rule
 
 _NAME = "residual Add"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qdqtune.rules.draft import Draft
+from qdqtune.rules.placement_draft import Draft
 
 
 @dataclass(frozen=True)

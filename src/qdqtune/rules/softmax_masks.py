@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from qdqtune.graph.op_classes import COPY_OPS, is_op
-from qdqtune.rules.draft import Draft
+from qdqtune.rules.placement_draft import Draft
 from qdqtune.rules.rule import Rule
 from qdqtune.rules.tracing import readers_through
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqtune.graph.op_classes import is_op
-from qdqtune.rules.draft import Draft
+from qdqtune.rules.placement_draft import Draft
 from qdqtune.rules.rule import Rule
 
 _NAME = "Softmax"

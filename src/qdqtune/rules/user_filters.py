@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtune.rules.draft import Draft, RuleDecision
+from qdqtune.rules.placement_draft import Draft, RuleDecision
 from qdqtune.rules.rule import Rule
 
 _NAME = "asked"

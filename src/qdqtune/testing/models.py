@@ -16,7 +16,7 @@ from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from qdqtune import zoo
-from qdqtune.calibration.inputs import random_inputs
+from qdqtune.calibration.random_inputs import random_inputs
 from qdqtune.graph.index import GraphIndex
 
 Array = npt.NDArray[Any]

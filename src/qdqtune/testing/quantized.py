@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.graph.shapes import infer_shapes
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.selection import select_ops

@@ -13,21 +13,21 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
-from qdqtune.calibration.inputs import Feeds
-from qdqtune.calibration.quality import Reference, SignalToNoise
-from qdqtune.calibration.scores import add_scores
+from qdqtune.calibration.logits import add_scores
+from qdqtune.calibration.output_error import Reference, SignalToNoise
+from qdqtune.calibration.random_inputs import Feeds
 from qdqtune.engines import registry
 from qdqtune.engines.float_types import exact_options
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import FailureKind, Worker, WorkerFailure
-from qdqtune.engines.native import native_dialect
-from qdqtune.engines.reference import AS_WRITTEN, opening_options
+from qdqtune.engines.native_dialect import native_dialect
+from qdqtune.engines.reference_engine import AS_WRITTEN, opening_options
 from qdqtune.graph.files import load_model, save_model
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError
 from qdqtune.workflows.comparison import engine_info
-from qdqtune.workflows.source import Source, float32_twin, has_types
+from qdqtune.workflows.source_model import Source, float32_twin, has_types
 
 _logger = logging.getLogger(__name__)
 

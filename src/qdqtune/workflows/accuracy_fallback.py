@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from qdqtune.calibration.inputs import Feeds
 from qdqtune.calibration.layer_errors import own_errors
+from qdqtune.calibration.random_inputs import Feeds
 from qdqtune.engines.isolated import Worker
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.accuracy import allowed_sqnr_db
@@ -23,7 +23,7 @@ from qdqtune.records.errors import EngineError
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod, Ranges
 from qdqtune.records.tensor_errors import OpError
-from qdqtune.rules.draft import Draft, RuleDecision
+from qdqtune.rules.placement_draft import Draft, RuleDecision
 from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator, Quality
 
 _logger = logging.getLogger(__name__)

@@ -16,21 +16,21 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.calibration.random_inputs import Feeds, random_inputs
 from qdqtune.engines import registry
 from qdqtune.engines.flags import EngineFlags
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.shape_arguments import ShapeArguments
+from qdqtune.graph.atomic_files import open_to_append
 from qdqtune.graph.disk_errors import writing
-from qdqtune.graph.external import external_files
+from qdqtune.graph.dynamic_dims import measured_shapes
+from qdqtune.graph.external_data import external_files
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import input_dims
-from qdqtune.graph.open_dims import measured_shapes
 from qdqtune.graph.shapes import infer_shapes
-from qdqtune.graph.temporary import TemporaryFolder
-from qdqtune.graph.whole_files import open_to_append
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.records.errors import EngineError, ModelError, OutputError, QdqtuneError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import Measurement

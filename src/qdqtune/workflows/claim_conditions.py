@@ -10,7 +10,7 @@ from typing import Any
 
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.recorded import recorded_engine
+from qdqtune.engines.recorded_engine import recorded_engine
 from qdqtune.records.claim import Claim
 from qdqtune.records.comparison import BenchRecord
 from qdqtune.records.errors import EngineError, QdqtuneError

@@ -7,17 +7,17 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
+from qdqtune.graph.atomic_files import sha256_of
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import bind_dims, input_dims, input_named
-from qdqtune.graph.whole_files import sha256_of
-from qdqtune.qdq.read import strip
-from qdqtune.qdq.units import canonical
+from qdqtune.qdq.op_units import canonical
+from qdqtune.qdq.read_back import strip
 from qdqtune.records.claim import Claim
 from qdqtune.records.errors import LimitError, QdqtuneError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.placement import Edge, Placement
-from qdqtune.records.reading import parse_json, read_text
+from qdqtune.records.untrusted_files import parse_json, read_text
 from qdqtune.records.verification import Check, Edges, Outcome
 from qdqtune.workflows.tuning.folder import JOURNAL
 from qdqtune.workflows.tuning.handover import FINAL, PLACEMENT, SUMMARY, sha256_with_weights

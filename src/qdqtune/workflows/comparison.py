@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from qdqtune.calibration.inputs import Feeds, random_inputs
-from qdqtune.calibration.quality import SignalToNoise
+from qdqtune.calibration.output_error import SignalToNoise
+from qdqtune.calibration.random_inputs import Feeds, random_inputs
 from qdqtune.engines import registry
 from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.custom_ops import advice_on
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
-from qdqtune.engines.opened import opened
+from qdqtune.engines.open_model import opened
+from qdqtune.graph.dynamic_dims import measured_shapes
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import bind_dims
-from qdqtune.graph.open_dims import measured_shapes
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.measurement import EngineInfo, Measurement
-from qdqtune.workflows.same_inputs import common_request, signature
+from qdqtune.workflows.common_inputs import common_request, signature
 from qdqtune.workflows.tuning.shape_ranges import (
     Asked,
     check_takes_ranges,

@@ -13,35 +13,35 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from qdqtune.calibration.data import open_samples
-from qdqtune.calibration.expected import expected_inputs
-from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.calibration.expected_inputs import expected_inputs
 from qdqtune.calibration.layer_errors import op_errors
 from qdqtune.calibration.layer_errors_model import Wiring
 from qdqtune.calibration.layer_errors_pairs import Pairing
-from qdqtune.calibration.quality import Reference
+from qdqtune.calibration.output_error import Reference
+from qdqtune.calibration.random_inputs import Feeds, random_inputs
+from qdqtune.calibration.sample_set import open_samples
 from qdqtune.engines import registry
 from qdqtune.engines.custom_ops import advice_on
 from qdqtune.engines.float_types import exact_options
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
-from qdqtune.engines.reference import AS_WRITTEN, reference_worker
+from qdqtune.engines.reference_engine import AS_WRITTEN, reference_worker
+from qdqtune.graph.dynamic_dims import measured_shapes
 from qdqtune.graph.files import load_model, model_from_proto, save_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.op_classes import DEQUANTIZE, is_op
-from qdqtune.graph.open_dims import measured_shapes
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.error_report import ErrorReport, LayerError
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.ranges import CalibrationSource
 from qdqtune.records.tensor_errors import OutputError
+from qdqtune.workflows.common_inputs import common_request, signature
 from qdqtune.workflows.comparison import engine_info
-from qdqtune.workflows.given_model import AnyModel
-from qdqtune.workflows.same_inputs import common_request, signature
-from qdqtune.workflows.samples_and_ranges import Progress
-from qdqtune.workflows.source import float32_twin, has_types
+from qdqtune.workflows.model_argument import AnyModel
+from qdqtune.workflows.sample_provider import Progress
+from qdqtune.workflows.source_model import float32_twin, has_types
 
 _NOTHING_SAID = InputRequest()
 _OTHER_INPUTS = "Feed it with what it gets in use; of open dims, not all sizes may be possible."
@@ -66,8 +66,8 @@ def compare(
     Args:
         float_model: The float model or its path; one in memory is not changed.
         quantized_model: A Q/DQ model of it, from whatever tool.
-        data: What to run them on, as `qdqtune.calibration.data.open_samples` takes it; None is
-            random.
+        data: What to run them on, as `qdqtune.calibration.sample_set.open_samples` takes it; None
+            is random.
         samples: How many samples to take; None is at most 32 of the data, or 8 random ones.
         engine: Whose kernels compute the outputs; None runs every op as it is written. Layers are
             always run as they are written: an engine fuses them.

@@ -11,12 +11,12 @@ from qdqtune.autotune.subgraphs.content import content_of
 from qdqtune.autotune.subgraphs.fusion_groups import fusion_groups
 from qdqtune.engines import registry
 from qdqtune.engines.layer_files import WRITTEN_BY, map_layers, read_layer_info
-from qdqtune.engines.native import native_dialect
+from qdqtune.engines.native_dialect import native_dialect
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.shapes import at_shapes
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.errors import EngineError
@@ -24,7 +24,7 @@ from qdqtune.records.fusion import GroupRecord, GroupsRecord
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.layers import MappedLayer
 from qdqtune.workflows.layers import DEFAULT_RUNS, layers_of
-from qdqtune.workflows.source import open_source
+from qdqtune.workflows.source_model import open_source
 from qdqtune.workflows.tuning.layer_groups import check_mentions, spent_by_group
 from qdqtune.workflows.tuning.shape_ranges import Asked, request_of, timed_request
 

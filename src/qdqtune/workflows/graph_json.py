@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.calibration.random_inputs import Feeds, random_inputs
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
+from qdqtune.graph.dynamic_dims import measured_shapes
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.open_dims import measured_shapes
 from qdqtune.graph.precision import convert_precision
 from qdqtune.graph.shapes import infer_shapes
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.records.errors import EngineError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.precision import FLOAT_TYPES, Precision
 from qdqtune.workflows.benchmarks import TrtExecBenchmark
 from qdqtune.workflows.comparison import engine_info
-from qdqtune.workflows.source import open_source
+from qdqtune.workflows.source_model import open_source
 from qdqtune.workflows.tuning.float_type import told_options, wanted_type
 from qdqtune.workflows.tuning.folder import BUILD_LOG, LAYER_FILE
 from qdqtune.workflows.tuning.layer_file import copy_log, write_layer_file

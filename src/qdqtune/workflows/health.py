@@ -8,7 +8,7 @@ from qdqtune.engines import registry
 from qdqtune.engines.gpu import find_gpus
 from qdqtune.engines.isa import inherited_limit, read_cpu, saturates_u8s8
 from qdqtune.engines.isolated import Worker, WorkerFailure
-from qdqtune.engines.native import native_dialect
+from qdqtune.engines.native_dialect import native_dialect
 from qdqtune.records.errors import QdqtuneError
 from qdqtune.records.health import EngineHealth, Health, IsaLimit
 from qdqtune.records.measurement import FLOAT32, EngineInfo

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qdqtune.calibration.observed import observe_shapes, unknown_tensors
+from qdqtune.calibration.observed_shapes import observe_shapes, unknown_tensors
 from qdqtune.engines import registry
-from qdqtune.engines.native import native_dialect
-from qdqtune.engines.reference import reference_worker
+from qdqtune.engines.native_dialect import native_dialect
+from qdqtune.engines.reference_engine import reference_worker
 from qdqtune.graph.files import check_result, check_targets, save_model, write_text
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.precision_types import HALF_TYPES
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.graph.shapes import at_shapes
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named
-from qdqtune.qdq.given import is_kept, tells_range
+from qdqtune.qdq.existing_scales import is_kept, tells_range
 from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.reading import ReadEncoding
+from qdqtune.qdq.read_result import ReadEncoding
 from qdqtune.qdq.selection import Selection
 from qdqtune.qdq.translate import translate
 from qdqtune.records.errors import UsageError
@@ -37,14 +37,14 @@ from qdqtune.workflows.accuracy_evaluator import (
     engine_of_dialect,
     open_kernels,
 )
-from qdqtune.workflows.choice import Choice, select
-from qdqtune.workflows.samples_and_ranges import (
+from qdqtune.workflows.manual_selection import Choice, select
+from qdqtune.workflows.sample_provider import (
     Progress,
     check_method,
     ranges_in_every_way,
     sample_provider,
 )
-from qdqtune.workflows.source import (
+from qdqtune.workflows.source_model import (
     Source,
     open_source,
 )
@@ -88,7 +88,8 @@ def insert_qdq(
         quant_type: One of the dialect's quant types.
         precision: The float type of everything that isn't quantized; None is the model's own.
         inputs: Shapes to calibrate at; ranges and seed of random inputs.
-        data: Calibration data, as `qdqtune.calibration.data.open_samples` takes it; None is random.
+        data: Calibration data, as `qdqtune.calibration.sample_set.open_samples` takes it; None
+            is random.
         samples: Use at most this many samples of the data.
         method: How ranges follow from the data; None tries every way and takes what is closest to
             the float model. Random inputs are always taken whole.

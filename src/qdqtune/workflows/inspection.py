@@ -16,7 +16,7 @@ from qdqtune.autotune.regions.canonical import CanonicalRegion, canonical_region
 from qdqtune.autotune.regions.region import Region, walk
 from qdqtune.autotune.regions.region_search import CombinedRegionSearch
 from qdqtune.engines import registry
-from qdqtune.engines.native import native_dialect
+from qdqtune.engines.native_dialect import native_dialect
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.shapes import at_shapes, infer_shapes
@@ -24,8 +24,8 @@ from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.inspection import Inspection, PatternRecord, RegionRecord
-from qdqtune.workflows.source import open_source
-from qdqtune.workflows.tensor_answers import answer_of
+from qdqtune.workflows.source_model import open_source
+from qdqtune.workflows.tensor_explanations import answer_of
 
 _NOTHING_SAID = InputRequest()
 

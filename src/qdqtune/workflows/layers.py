@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from qdqtune.calibration.inputs import random_inputs
+from qdqtune.calibration.random_inputs import random_inputs
 from qdqtune.engines import registry
 from qdqtune.engines.custom_ops import advice_on
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.layer_nodes import nodes_of_layers
+from qdqtune.graph.dynamic_dims import measured_shapes
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.open_dims import measured_shapes
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.inputs import InputRequest

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.selection import unknown
 from qdqtune.records.errors import UsageError
-from qdqtune.rules.draft import Constraints
+from qdqtune.rules.placement_draft import Constraints
 
 _NODE = "node"
 

@@ -10,22 +10,22 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.calibration.output_error import output_sqnr
 from qdqtune.calibration.overflow import first_overflow
-from qdqtune.calibration.quality import output_sqnr
+from qdqtune.calibration.random_inputs import Feeds, random_inputs
 from qdqtune.engines import registry
 from qdqtune.engines.isolated import WorkerFailure
-from qdqtune.engines.reference import AS_WRITTEN, has_reference, reference_worker
+from qdqtune.engines.reference_engine import AS_WRITTEN, has_reference, reference_worker
 from qdqtune.graph.constants import unread_weights
 from qdqtune.graph.endless_loops import check_ends
 from qdqtune.graph.files import check_result, check_writable, load_model, save_model
+from qdqtune.graph.half_precision_emulation import compute_in_float32
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.precision import convert_precision
 from qdqtune.graph.precision_rules import SENSITIVE_OPS
 from qdqtune.graph.precision_types import HALF_TYPES
-from qdqtune.graph.rounding import compute_in_float32
 from qdqtune.graph.shapes import infer_shapes
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.records.errors import EngineError, ModelError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.precision import ConvertReport, Precision
@@ -50,8 +50,8 @@ def convert_model(
     """Convert a model to another float type and write it, checked.
 
     Both models are run on random inputs to see how far their outputs are apart; half precision is
-    computed in float32 and rounded op by op (`qdqtune.graph.rounding`), which is what GPUs do and
-    CPUs can.
+    computed in float32 and rounded op by op (`qdqtune.graph.half_precision_emulation`), which is
+    what GPUs do and CPUs can.
 
     Args:
         model: A model in any precision, with or without Q/DQ.

@@ -12,10 +12,10 @@ from typing import Any
 
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.native import native_dialect
-from qdqtune.graph.external import external_files, model_bytes
+from qdqtune.engines.native_dialect import native_dialect
+from qdqtune.graph.external_data import external_files, model_bytes
 from qdqtune.graph.files import check_targets, load_model, save_model, write_bytes, write_text
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
@@ -25,14 +25,14 @@ from qdqtune.records.placement import Placement
 from qdqtune.records.precision import Precision
 from qdqtune.records.quantization import QuantizeResult
 from qdqtune.records.ranges import RangeMethod
-from qdqtune.records.reading import real_path
 from qdqtune.records.tuning import DEFAULT_THRESHOLD
+from qdqtune.records.untrusted_files import real_path
 from qdqtune.report.quantization import quantize_text
-from qdqtune.workflows.autotuned import Autotuned
-from qdqtune.workflows.given_model import AnyModel, as_file, in_form_of
+from qdqtune.workflows.autotuned_quantization import Autotuned
+from qdqtune.workflows.model_argument import AnyModel, as_file, in_form_of
 from qdqtune.workflows.name_filters import NameFilters
-from qdqtune.workflows.one_shot import OneShotQuantization, QuantizeRequest
-from qdqtune.workflows.samples_and_ranges import Progress, check_method
+from qdqtune.workflows.quantize_steps import OneShotQuantization, QuantizeRequest
+from qdqtune.workflows.sample_provider import Progress, check_method
 from qdqtune.workflows.tuning.request import Callback
 
 _NOTHING_SAID = InputRequest()
@@ -83,7 +83,7 @@ def quantize(
         threads: Threads per run, for timing; None is the engine's default.
         dialect: A dialect by name, instead of the engine's own on this machine.
         quantize_mode: One of the dialect's quant types: ``int8``, ``fp8``, …
-        calibration_data: As `qdqtune.calibration.data.open_samples` takes it; None is random.
+        calibration_data: As `qdqtune.calibration.sample_set.open_samples` takes it; None is random.
         calibration_samples: Use at most this many samples of it.
         calibration_method: ``max``, ``entropy``, ``percentile`` or ``mse``; None tries all and
             takes what is closest to the float model.

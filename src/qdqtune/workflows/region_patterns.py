@@ -16,17 +16,17 @@ from qdqtune.autotune import QDQAutotuner
 from qdqtune.autotune.config import Config
 from qdqtune.autotune.patterns.state_file import read_state
 from qdqtune.autotune.presets import get_node_filter_list, preset_for_schemes
-from qdqtune.engines.native import native_dialect
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.engines.native_dialect import native_dialect
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError, ModelError, UsageError
 from qdqtune.records.ranges import Ranges
-from qdqtune.records.reading import read_text
 from qdqtune.records.tuning import TuneResult
+from qdqtune.records.untrusted_files import read_text
 from qdqtune.workflows.benchmark_instance import current_benchmark
 from qdqtune.workflows.benchmarks import DEFAULT_TIMING_RUNS
-from qdqtune.workflows.given_model import as_file
-from qdqtune.workflows.source import open_source
+from qdqtune.workflows.model_argument import as_file
+from qdqtune.workflows.source_model import open_source
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.folder import RANGES, STATE
 

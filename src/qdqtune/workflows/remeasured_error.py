@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.reference import reference_worker
+from qdqtune.engines.reference_engine import reference_worker
 from qdqtune.graph.files import load_model, save_model
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB, allowed_sqnr_db
 from qdqtune.records.claim import Claim
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.verification import Check, Outcome
 from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator, has_own_kernels, open_kernels
-from qdqtune.workflows.samples_and_ranges import sample_provider
-from qdqtune.workflows.source import open_source
+from qdqtune.workflows.sample_provider import sample_provider
+from qdqtune.workflows.source_model import open_source
 
 SAME_DB = 1.0
 """How far below its claim an error may be where the claim was made: a quarter more noise.

@@ -20,7 +20,7 @@ from qdqtune.graph.input_shapes import (
     symbols_of,
 )
 from qdqtune.graph.shapes import set_input_dims
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.shapes import Proof, ShapesReport, TensorDims

@@ -8,11 +8,11 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from qdqtune.calibration.batching import batch_agreement
-from qdqtune.calibration.inputs import Feeds, random_inputs
+from qdqtune.calibration.batch_check import batch_agreement
+from qdqtune.calibration.random_inputs import Feeds, random_inputs
 from qdqtune.engines import registry
 from qdqtune.engines.isolated import Worker, WorkerFailure
-from qdqtune.engines.reference import has_reference, reference_worker
+from qdqtune.engines.reference_engine import has_reference, reference_worker
 from qdqtune.graph.batch import BatchChange, batch_change
 from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from qdqtune.calibration.inputs import random_inputs
-from qdqtune.calibration.quality import output_sqnr
+from qdqtune.calibration.output_error import output_sqnr
+from qdqtune.calibration.random_inputs import random_inputs
 from qdqtune.engines.isolated import WorkerFailure
-from qdqtune.engines.reference import AS_WRITTEN, has_reference, reference_worker
+from qdqtune.engines.reference_engine import AS_WRITTEN, has_reference, reference_worker
 from qdqtune.graph.files import check_result, check_targets, load_model, save_model, write_text
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.folding import fold
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.opset import raise_opset
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.qdq.integer_ops import refuse_integer_ops
-from qdqtune.qdq.read import strip
+from qdqtune.qdq.read_back import strip
 from qdqtune.records.errors import ModelError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.stripping import StripReport

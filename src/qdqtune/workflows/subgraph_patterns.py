@@ -13,9 +13,9 @@ from qdqtune.autotune.presets import SUBGRAPH
 from qdqtune.graph.extraction import Dims, extract
 from qdqtune.graph.files import load_model, model_from_proto, save_model
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.graph.shapes import infer_shapes
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.workflows.benchmark_instance import current_benchmark
 from qdqtune.workflows.graph_json import guides_program

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from qdqtune.autotune.search.space import Space
-from qdqtune.calibration.scores import has_scores
+from qdqtune.calibration.logits import has_scores
 from qdqtune.calibration.user_code import UserFunction, find_function
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines.latency_shares import estimated_shares
 from qdqtune.engines.layer_files import read_layer_info
-from qdqtune.engines.native import native_dialect
-from qdqtune.engines.reference import require_reference
-from qdqtune.engines.shares import estimated_shares
-from qdqtune.graph.external import model_bytes
+from qdqtune.engines.native_dialect import native_dialect
+from qdqtune.engines.reference_engine import require_reference
+from qdqtune.graph.external_data import model_bytes
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared import PreparedModel
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.graph.prepared_model import PreparedModel
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
@@ -34,13 +34,13 @@ from qdqtune.records.tuning import (
     TuneResult,
 )
 from qdqtune.workflows.name_filters import NameFilters
-from qdqtune.workflows.samples_and_ranges import sample_provider
-from qdqtune.workflows.source import Source, open_source
-from qdqtune.workflows.tuning.clock import ProgressReporter
+from qdqtune.workflows.sample_provider import sample_provider
+from qdqtune.workflows.source_model import Source, open_source
 from qdqtune.workflows.tuning.float_type import check_precision, convertible
 from qdqtune.workflows.tuning.folder import AUTO, SUBGRAPHS, RunFolder
 from qdqtune.workflows.tuning.layer_groups import check_layer_file
 from qdqtune.workflows.tuning.preflight import AS_GIVEN, find_choices, seeds_of
+from qdqtune.workflows.tuning.progress_reporter import ProgressReporter
 from qdqtune.workflows.tuning.request import REGION, SUBGRAPH, WORKFLOWS, Callback, TuneRequest
 from qdqtune.workflows.tuning.run import TuneRun
 from qdqtune.workflows.tuning.settings import preset_named
@@ -120,7 +120,7 @@ def tune(
         timing_runs: Timed runs of each candidate, at least; None is what the preset says.
         quant_type: One of the quant types of the engine's dialect.
         inputs: Shapes to run at; ranges of random inputs.
-        calibration_data: As `qdqtune.calibration.data.open_samples` takes it; None is random.
+        calibration_data: As `qdqtune.calibration.sample_set.open_samples` takes it; None is random.
         calibration_samples: Use at most this many samples of it.
         calibration_method: How ranges follow from it; None takes the best of all.
         min_sqnr_db: How near to the float model every output must be; None is not asked.

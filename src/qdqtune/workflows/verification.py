@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qdqtune.engines.openings import FEWEST_OPENINGS, combine
+from qdqtune.engines.reopened_comparison import FEWEST_OPENINGS, combine
 from qdqtune.graph.parsing import parse_model
 from qdqtune.records.claim import Claim
 from qdqtune.records.comparison import BenchRecord

@@ -14,7 +14,7 @@ from qdqtune.autotune.patterns.region_pattern import RegionPattern
 from qdqtune.autotune.patterns.scheme import InsertionScheme
 from qdqtune.autotune.patterns.tensor_seeds import scheme_from_tensors
 from qdqtune.autotune.patterns.yaml_files import YamlFile, read_yaml, write_yaml
-from qdqtune.autotune.regions.listed import Listed
+from qdqtune.autotune.regions.keyed_list import Listed
 from qdqtune.autotune.regions.region import Region
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.schemas import SCHEMAS

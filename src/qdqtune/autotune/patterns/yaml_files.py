@@ -13,8 +13,8 @@ import yaml
 from qdqtune.autotune.errors import AutotunerError, NewerVersionError
 from qdqtune.graph.files import write_text
 from qdqtune.records.errors import NewerSchemaError
-from qdqtune.records.reading import read_text
 from qdqtune.records.schemas import check_schema
+from qdqtune.records.untrusted_files import read_text
 
 try:
     from yaml import CSafeDumper as _Dumper

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qdqtune.autotune.regions.colours import distinct_colours
+from qdqtune.autotune.regions.color_refinement import distinct_colours
 from qdqtune.autotune.regions.structure import EXTERNAL, INSIDE, Structure, StructureNode
 
 #: A tensor of a structure: the node that makes it and which output, or (nodes + external, 0).

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any
 
-from qdqtune.autotune.regions.listed import Listed
+from qdqtune.autotune.regions.keyed_list import Listed
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import onnx_ir as ir
 
 from qdqtune.autotune.regions.tokens import op_token, tensor_label
-from qdqtune.graph.bodies import has_body
+from qdqtune.graph.control_flow_bodies import has_body
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import is_standard
 from qdqtune.records.errors import ModelError

@@ -15,8 +15,8 @@ from qdqtune.autotune.patterns.resolved import ResolvedInsertionPoint
 from qdqtune.autotune.patterns.tensor_seeds import known_tensors
 from qdqtune.autotune.session.candidate_writer import CandidateWriter, Transform
 from qdqtune.autotune.session.ort_settings import OrtSettings, ort_settings
-from qdqtune.autotune.session.pattern_book import add_to_cache, remember
-from qdqtune.autotune.session.resuming import load_into, save_from
+from qdqtune.autotune.session.pattern_results import add_to_cache, remember
+from qdqtune.autotune.session.saved_state import load_into, save_from
 from qdqtune.autotune.session.tuned_model import AnyModel
 from qdqtune.autotune.session.tuning_session import TuningSession
 from qdqtune.qdq.dialect import Dialect

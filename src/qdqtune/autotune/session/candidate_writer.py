@@ -16,12 +16,12 @@ from qdqtune.autotune.errors import AutotunerError
 from qdqtune.autotune.session.tuned_model import TunedModel
 from qdqtune.graph.files import EXTERNAL, check_targets, save_model, write_bytes
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.inlining import external_bytes, inlined
+from qdqtune.graph.inline_weights import external_bytes, inlined
 from qdqtune.graph.onnx_checks import inconsistency
 from qdqtune.qdq.dialect import Dialect
-from qdqtune.qdq.given import tells_range
+from qdqtune.qdq.existing_scales import tells_range
 from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.reading import ReadEncoding
+from qdqtune.qdq.read_result import ReadEncoding
 from qdqtune.records.placement import Edge, Placement
 from qdqtune.records.ranges import Ranges
 

@@ -9,8 +9,8 @@ from qdqtune.autotune.patterns.resolved import ResolvedInsertionPoint, to_placem
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
 from qdqtune.qdq.dialect import Dialect
+from qdqtune.qdq.op_units import unit
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
-from qdqtune.qdq.units import unit
 from qdqtune.records.placement import Edge, Placement
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtune.autotune.errors import AutotunerError
 from qdqtune.engines import registry
-from qdqtune.engines.native import native_dialect
+from qdqtune.engines.native_dialect import native_dialect
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records.errors import EngineError, UsageError

@@ -21,11 +21,11 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.opset import raise_opset
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.graph.shapes import at_shapes
-from qdqtune.graph.temporary import TemporaryFolder
-from qdqtune.qdq.opening import make_float
-from qdqtune.qdq.reading import ReadEncoding
+from qdqtune.graph.temporary_files import TemporaryFolder
+from qdqtune.qdq.preprocess import make_float
+from qdqtune.qdq.read_result import ReadEncoding
 from qdqtune.records.inputs import InputRequest
 
 _log = logging.getLogger(__name__)

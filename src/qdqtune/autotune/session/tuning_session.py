@@ -19,7 +19,7 @@ from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
 from qdqtune.autotune.regions.custom_regions import adopt_regions
 from qdqtune.autotune.regions.region import Region
 from qdqtune.autotune.session.edge_closure import EdgeClosure
-from qdqtune.autotune.session.pattern_book import (
+from qdqtune.autotune.session.pattern_results import (
     Choice,
     PatternBook,
     by_signature,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from qdqtune.autotune.regions.wiring import wiring_of
 from qdqtune.autotune.subgraphs.convex import Flow
 from qdqtune.autotune.subgraphs.layer_claims import settle
-from qdqtune.autotune.subgraphs.loose_nodes import place_the_rest
 from qdqtune.autotune.subgraphs.node_roles import Role, roles_of
+from qdqtune.autotune.subgraphs.unclaimed_nodes import place_the_rest
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.layers import MappedLayer
 

@@ -17,8 +17,8 @@ from qdqtune.autotune.subgraphs.distinct_subgraphs import (
 )
 from qdqtune.graph.op_classes import WEIGHTED_OPS
 from qdqtune.qdq.dialect import Output
+from qdqtune.qdq.op_units import role_rule
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
-from qdqtune.qdq.units import role_rule
 from qdqtune.records.subgraphs import SchemeTimes, SubgraphTimes
 
 # Ops through which a quantized result stays one until the next kernel reads it.

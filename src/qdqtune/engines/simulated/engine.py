@@ -11,13 +11,13 @@ import numpy as np
 import onnx
 
 from qdqtune.engines.interface import InputSpec, SessionOptions
-from qdqtune.engines.places import OPENING
 from qdqtune.engines.simulated.kernels import Kernel, plan_kernels
 from qdqtune.engines.simulated.latency import total_ms
 from qdqtune.engines.simulated.noise import Machine
 from qdqtune.engines.simulated.profiles import Profile
 from qdqtune.engines.simulated.settings import Settings
 from qdqtune.engines.simulated.wiring import Wiring, digest, read_proto
+from qdqtune.engines.worker_environment import OPENING
 from qdqtune.records.measurement import EngineInfo, LayerTime
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from qdqtune.engines.gpu import find_gpus
 from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.places import scratch_folder
 from qdqtune.engines.tensorrt.building import PlanBuilder
 from qdqtune.engines.tensorrt.cuda import Cuda, CudaError
 from qdqtune.engines.tensorrt.library import Library, telling
@@ -19,6 +18,7 @@ from qdqtune.engines.tensorrt.session import BuildContext, TensorRtSession
 from qdqtune.engines.tensorrt.settings import Settings, float_type_of, settings_of
 from qdqtune.engines.tensorrt.signature import read_signature
 from qdqtune.engines.tensorrt.timing_cache import NO_CACHE, TimingCacheFile, default_path
+from qdqtune.engines.worker_environment import scratch_folder
 from qdqtune.records.measurement import EngineInfo
 
 # What is built for where there is no GPU: Ada, the oldest with float8.

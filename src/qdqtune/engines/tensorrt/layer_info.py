@@ -22,7 +22,7 @@ from qdqtune.engines.tensorrt.layers import (
     type_named,
 )
 from qdqtune.records.errors import LimitError, UsageError
-from qdqtune.records.reading import parse_json, read_bytes
+from qdqtune.records.untrusted_files import parse_json, read_bytes
 
 _LAYERS_KEYS = ("layers", "layerinfo")
 _BINDINGS_KEYS = ("bindings", "i/o tensors")

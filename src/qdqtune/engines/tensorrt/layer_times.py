@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune.engines.tensorrt.layer_info import LayerInfo
-from qdqtune.engines.tensorrt.nodes import map_layers
+from qdqtune.engines.tensorrt.layer_nodes import map_layers
 from qdqtune.engines.tensorrt.profile import TimedLayer, ms_of_layers
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.measurement import LayerTime

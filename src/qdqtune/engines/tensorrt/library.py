@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from qdqtune.engines.tensorrt.layers import is_layer_list
 from qdqtune.engines.tensorrt.settings import STRONG, WEAK
-from qdqtune.graph.whole_files import open_to_append
+from qdqtune.graph.atomic_files import open_to_append
 from qdqtune.records.errors import OutputError
 
 # Without a GPU, other errors drag this one along.

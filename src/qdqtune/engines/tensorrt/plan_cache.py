@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 
 from qdqtune.graph.proto_walk import contents
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.graph.temporary_files import TemporaryFolder
 
 PLAN, LAYERS = ".plan", ".layers.json"
 """Endings of what is kept: the engine, and what is known of its layers."""

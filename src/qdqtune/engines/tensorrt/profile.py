@@ -11,11 +11,11 @@ from typing import Any
 
 from qdqtune.engines.tensorrt.layer_info import LayerInfo
 from qdqtune.engines.tensorrt.layer_kinds import LayerKind, kind_of
+from qdqtune.engines.tensorrt.layer_nodes import precision_of
+from qdqtune.engines.tensorrt.layer_tensors import names
 from qdqtune.engines.tensorrt.layers import Layer
-from qdqtune.engines.tensorrt.nodes import precision_of
-from qdqtune.engines.tensorrt.wiring import names
 from qdqtune.records.measurement import LayerTime
-from qdqtune.records.reading import parse_json
+from qdqtune.records.untrusted_files import parse_json
 
 # As trtexec writes it, with names as they are: a quote or a backslash in one makes no valid JSON.
 _ENTRY = re.compile(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqtune.engines.interface import InputSpec, SessionOptions
-from qdqtune.engines.places import log_of
 from qdqtune.engines.tensorrt.building import (
     BuildError,
     BuiltPlan,
@@ -27,10 +26,11 @@ from qdqtune.engines.tensorrt.plan_cache import PlanCache, plan_key
 from qdqtune.engines.tensorrt.settings import Settings
 from qdqtune.engines.tensorrt.shapes import ShapeRange, widened
 from qdqtune.engines.tensorrt.signature import Signature
+from qdqtune.engines.worker_environment import log_of
 from qdqtune.graph.disk_errors import writing
 from qdqtune.records.errors import OutputError
 from qdqtune.records.measurement import LayerTime
-from qdqtune.records.reading import parse_json
+from qdqtune.records.untrusted_files import parse_json
 
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Feeds, Outputs

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qdqtune.graph.whole_files import open_to_append, replacing
+from qdqtune.graph.atomic_files import open_to_append, replacing
 from qdqtune.records.errors import OutputError
-from qdqtune.records.reading import open_plain
+from qdqtune.records.untrusted_files import open_plain
 
 NO_CACHE = "none"
 """What the option says if no file is wanted."""

@@ -16,7 +16,7 @@ from qdqtune.engines.trtexec.flags import (
     require,
     takes,
 )
-from qdqtune.engines.trtexec.usage import Usage
+from qdqtune.engines.trtexec.settings import Usage
 
 Ranges = Mapping[str, ShapeRange]
 """What inputs with open dims may look like, by input."""

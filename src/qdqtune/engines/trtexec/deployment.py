@@ -11,7 +11,7 @@ from qdqtune.engines.tensorrt.settings import COMMON
 from qdqtune.engines.tensorrt.shapes import Shape
 from qdqtune.engines.tensorrt.signature import read_signature
 from qdqtune.engines.trtexec.command import build_arguments
-from qdqtune.engines.trtexec.usage import OWN_OPTIONS, usage_of
+from qdqtune.engines.trtexec.settings import OWN_OPTIONS, usage_of
 from qdqtune.engines.trtexec.version import Version
 from qdqtune.records.measurement import EngineInfo
 

@@ -8,7 +8,7 @@ import logging
 import os
 from pathlib import Path
 
-from qdqtune.engines import places
+from qdqtune.engines import worker_environment
 from qdqtune.engines.gpu import find_gpus
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.tensorrt.plan_cache import PlanCache
@@ -17,9 +17,9 @@ from qdqtune.engines.tensorrt.timing_cache import NO_CACHE, default_path
 from qdqtune.engines.trtexec.plans import ModelFile, PlanBuilder
 from qdqtune.engines.trtexec.program import Program
 from qdqtune.engines.trtexec.session import TrtexecSession
-from qdqtune.engines.trtexec.usage import Usage, path_option, usage_of
+from qdqtune.engines.trtexec.settings import Usage, path_option, usage_of
 from qdqtune.engines.trtexec.version import PROGRAM, find_program, version_of
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.records.measurement import EngineInfo
 
 _logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class TrtexecEngine:
 
     def __init__(self) -> None:
         self._programs: dict[str, Program] = {}
-        self._scratch = places.scratch_folder()
+        self._scratch = worker_environment.scratch_folder()
 
     def info(self, options: SessionOptions) -> EngineInfo:
         """Says which version runs on which GPU."""
@@ -61,7 +61,7 @@ class TrtexecEngine:
         usage = dataclasses.replace(usage, timing_cache=_timing_cache(usage, device))
         signature = _signature(path)
         room = TemporaryFolder(self._session_place())
-        log = places.log_of(path, PROGRAM)
+        log = worker_environment.log_of(path, PROGRAM)
         model = ModelFile(path, signature, program, usage, device, room, log)
         cache = PlanCache(usage.settings.plan_cache or self._scratch / "plans")
         try:

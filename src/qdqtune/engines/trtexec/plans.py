@@ -20,8 +20,8 @@ from qdqtune.engines.trtexec.command import (
 from qdqtune.engines.trtexec.flags import PLUGIN_FLAGS, name_of
 from qdqtune.engines.trtexec.output import finds_no_kernel
 from qdqtune.engines.trtexec.program import Program, TrtexecError
-from qdqtune.engines.trtexec.usage import Usage
-from qdqtune.graph.temporary import TemporaryFolder
+from qdqtune.engines.trtexec.settings import Usage
+from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.records.errors import OutputError
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from qdqtune.records.reading import parse_json
+from qdqtune.records.untrusted_files import parse_json
 
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Outputs

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from qdqtune.graph.whole_files import open_to_append
+from qdqtune.graph.atomic_files import open_to_append
 from qdqtune.records.errors import OutputError
 from qdqtune.resources.parent_death import end_with_parent
 

@@ -19,14 +19,14 @@ from qdqtune.engines.trtexec.command import (
     rebuild_arguments,
     time_command,
 )
-from qdqtune.engines.trtexec.feeding import write_feeds
+from qdqtune.engines.trtexec.input_files import write_feeds
 from qdqtune.engines.trtexec.output import gpu_median_ms
 from qdqtune.engines.trtexec.plans import ModelFile, Plan, PlanBuilder
 from qdqtune.engines.trtexec.program import TrtexecError
 from qdqtune.engines.trtexec.results import last_times_ms, parse_outputs
 from qdqtune.graph.disk_errors import writing
 from qdqtune.records.measurement import LayerTime
-from qdqtune.records.reading import TEXT_BYTES, read_bytes
+from qdqtune.records.untrusted_files import TEXT_BYTES, read_bytes
 
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Feeds, Outputs

@@ -6,7 +6,7 @@ import operator
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from qdqtune.calibration.inputs import Feeds
+from qdqtune.calibration.random_inputs import Feeds
 
 
 class BoundedSamples:

@@ -19,8 +19,8 @@ from onnx.helper import (
 )
 
 from qdqtune.engines.isolated import StoredFeeds
+from qdqtune.graph.atomic_files import replacing
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE
-from qdqtune.graph.whole_files import replacing
 from qdqtune.qdq.encoding import TensorFormat
 from qdqtune.records.measurement import Measurement
 

@@ -12,19 +12,19 @@ from typing import Any
 import onnx
 
 from qdqtune.autotune.search.trial import speedup_of
-from qdqtune.graph.external import external_files
+from qdqtune.graph.atomic_files import sha256_of
+from qdqtune.graph.external_data import external_files
 from qdqtune.graph.file_digest import model_digest, stored_chunks
 from qdqtune.graph.files import EXTERNAL, check_targets, load_model, save_model
 from qdqtune.graph.op_classes import DEQUANTIZE
 from qdqtune.graph.parsing import parse_model
 from qdqtune.graph.proto_walk import contents
 from qdqtune.graph.weights import WEIGHTS_FILE, indexed_checksums
-from qdqtune.graph.whole_files import sha256_of
-from qdqtune.qdq.read import read
+from qdqtune.qdq.read_back import read
 from qdqtune.records.candidates import Candidate
 from qdqtune.records.errors import ModelError, OutputError, QdqtuneError, UsageError
 from qdqtune.records.placement import Placement
-from qdqtune.records.reading import real_path
+from qdqtune.records.untrusted_files import real_path
 from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, JOURNAL
 from qdqtune.workflows.tuning.journal_format import whole_lines
 

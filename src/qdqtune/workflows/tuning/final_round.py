@@ -10,7 +10,7 @@ from qdqtune.autotune.search.space import Space, State
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import Blanket
-from qdqtune.workflows.tuning.finish import Timed, why_not_shipped
+from qdqtune.workflows.tuning.final_model import Timed, why_not_shipped
 
 
 @dataclass(frozen=True)

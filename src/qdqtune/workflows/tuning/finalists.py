@@ -16,14 +16,14 @@ from qdqtune.records.ranges import RangeMethod
 from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning.accuracy import AccuracyRepair, name_groups
 from qdqtune.workflows.tuning.accuracy_limits import AccuracyLimits
-from qdqtune.workflows.tuning.clock import ProgressReporter
+from qdqtune.workflows.tuning.final_model import write_final
 from qdqtune.workflows.tuning.final_round import Finalist
-from qdqtune.workflows.tuning.finish import write_final
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.measured_accuracy import METRIC, SQNR, MeasuredAccuracy
-from qdqtune.workflows.tuning.pace import Pace
+from qdqtune.workflows.tuning.progress_reporter import ProgressReporter
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.story import Story
+from qdqtune.workflows.tuning.time_budget import Pace
 
 
 class Finalists:

@@ -9,23 +9,23 @@ from pathlib import Path
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.engines import registry
 from qdqtune.engines.isolated import Worker
-from qdqtune.engines.openings import Allowance
+from qdqtune.engines.reopened_comparison import Allowance
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.ranges import RangeMethod, Ranges
-from qdqtune.workflows.samples_and_ranges import SampleProvider
-from qdqtune.workflows.source import Source
+from qdqtune.workflows.sample_provider import SampleProvider
+from qdqtune.workflows.source_model import Source
 from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning.accuracy import parts_of
-from qdqtune.workflows.tuning.clock import ProgressReporter
+from qdqtune.workflows.tuning.final_model import Timed, time_final
 from qdqtune.workflows.tuning.final_round import Finalist, FinalRound
 from qdqtune.workflows.tuning.finalists import Finalists
-from qdqtune.workflows.tuning.finish import Timed, time_final
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.measured_accuracy import MeasuredAccuracy
-from qdqtune.workflows.tuning.pace import Pace
 from qdqtune.workflows.tuning.previous_result import PreviousResult
+from qdqtune.workflows.tuning.progress_reporter import ProgressReporter
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.story import BY_BUDGET, FINISHED, INTERRUPTED, Story
+from qdqtune.workflows.tuning.time_budget import Pace
 
 # A step that takes longer is told before it begins.
 _TOLD_AHEAD_S = 2.0

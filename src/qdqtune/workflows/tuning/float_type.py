@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from qdqtune.autotune.search.trial import Effort
-from qdqtune.calibration.inputs import Feeds
+from qdqtune.calibration.random_inputs import Feeds
 from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.float_types import (
     chooses_float_types,
@@ -27,7 +27,7 @@ from qdqtune.records.measurement import EngineInfo, Verdict
 from qdqtune.records.precision import AUTO, CHOICES, FLOAT_TYPES, Precision
 from qdqtune.records.tuning import AS_GIVEN
 from qdqtune.workflows.precision import judge_conversion
-from qdqtune.workflows.source import Source, has_types
+from qdqtune.workflows.source_model import Source, has_types
 from qdqtune.workflows.tuning.preflight import check_runs
 from qdqtune.workflows.tuning.settings import Preset
 

@@ -9,10 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from qdqtune.graph.external import external_files
-from qdqtune.graph.temporary import remove_abandoned
-from qdqtune.graph.weights import WEIGHTS_FILE, WEIGHTS_INDEX
-from qdqtune.graph.whole_files import (
+from qdqtune.graph.atomic_files import (
     check_folder,
     copy_file,
     kind_at,
@@ -21,8 +18,11 @@ from qdqtune.graph.whole_files import (
     sync,
     writing,
 )
+from qdqtune.graph.external_data import external_files
+from qdqtune.graph.temporary_files import remove_abandoned
+from qdqtune.graph.weights import WEIGHTS_FILE, WEIGHTS_INDEX
 from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
-from qdqtune.records.reading import real_path
+from qdqtune.records.untrusted_files import real_path
 from qdqtune.workflows.tuning.handover import COMMITTED, finish_handover, hand_over
 from qdqtune.workflows.tuning.handover import FINAL as FINAL
 from qdqtune.workflows.tuning.handover import PLACEMENT as PLACEMENT

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import onnx
 
-from qdqtune.graph.external import check_external_data
+from qdqtune.graph.atomic_files import kind_at, remove, sha256_of, sync, writing
+from qdqtune.graph.external_data import check_external_data
 from qdqtune.graph.parsing import parse_model
 from qdqtune.graph.proto_walk import contents
-from qdqtune.graph.whole_files import kind_at, remove, sha256_of, sync, writing
-from qdqtune.records.reading import parse_json, read_text
+from qdqtune.records.untrusted_files import parse_json, read_text
 
 FINAL = "optimized_final.onnx"
 PLACEMENT = "placement.json"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from qdqtune._version import __version__
 from qdqtune.autotune.search.trial import Score
 from qdqtune.engines.timing import Round
-from qdqtune.graph.whole_files import open_to_append, replacing
+from qdqtune.graph.atomic_files import open_to_append, replacing
 from qdqtune.records.errors import OutputError, UsageError
 from qdqtune.records.tuning import AS_GIVEN
 from qdqtune.workflows.tuning.header import NOTHING_MEASURED, difference_text, differences

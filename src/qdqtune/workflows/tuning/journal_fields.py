@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from qdqtune.records.measurement import LEAST_MS, MOST_MS
-from qdqtune.records.typed import LARGEST
+from qdqtune.records.type_checks import LARGEST
 
 _Check = Callable[[Any], bool]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from qdqtune.graph.whole_files import open_to_append, replacing
+from qdqtune.graph.atomic_files import open_to_append, replacing
 from qdqtune.records.errors import LimitError
-from qdqtune.records.reading import open_plain, parse_json, size_in_words
 from qdqtune.records.schemas import SCHEMAS, check_schema
+from qdqtune.records.untrusted_files import open_plain, parse_json, size_in_words
 from qdqtune.workflows.tuning.journal_fields import makes_sense
 
 SCHEMA = SCHEMAS["journal"]

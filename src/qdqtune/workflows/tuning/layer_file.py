@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from qdqtune.engines.isolated import StoredFeeds, Worker, WorkerFailure
+from qdqtune.engines.latency_shares import estimated_shares
 from qdqtune.engines.layer_files import map_layers, read_layer_info
-from qdqtune.engines.opened import opened
-from qdqtune.engines.shares import estimated_shares
+from qdqtune.engines.open_model import opened
+from qdqtune.graph.atomic_files import copy_file
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.whole_files import copy_file
 from qdqtune.records.errors import OutputError, QdqtuneError
 from qdqtune.records.layers import MappedLayer
 from qdqtune.records.measurement import LayerTime

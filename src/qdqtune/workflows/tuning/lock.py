@@ -10,7 +10,7 @@ import os
 import socket
 from pathlib import Path
 
-from qdqtune.graph.whole_files import kind_at
+from qdqtune.graph.atomic_files import kind_at
 from qdqtune.records.errors import OutputError, UsageError
 
 LOCK = ".lock"

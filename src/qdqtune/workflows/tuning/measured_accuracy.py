@@ -8,10 +8,10 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
-from qdqtune.calibration.inputs import Feeds
+from qdqtune.calibration.random_inputs import Feeds
 from qdqtune.calibration.range_cache import SampleDigest
 from qdqtune.calibration.user_code import TookTooLong, UserFunction
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.insert import Inserter
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.placement import Placement

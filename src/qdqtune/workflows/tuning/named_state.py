@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from qdqtune.autotune.patterns.state_file import pattern_cache_path, read_state
+from qdqtune.graph.atomic_files import writing
 from qdqtune.graph.files import check_writable
-from qdqtune.graph.whole_files import writing
 from qdqtune.records.errors import UsageError
 from qdqtune.records.tuning import AS_GIVEN
 from qdqtune.workflows.tuning.header import difference_text, differences

@@ -10,8 +10,8 @@ from qdqtune.autotune.errors import NewerVersionError
 from qdqtune.autotune.patterns.pattern_cache import PatternCache
 from qdqtune.autotune.patterns.state_file import read_state
 from qdqtune.records.errors import NewerSchemaError, QdqtuneError
-from qdqtune.records.reading import parse_json, read_bytes, read_text
 from qdqtune.records.schemas import SCHEMAS, check_schema
+from qdqtune.records.untrusted_files import parse_json, read_bytes, read_text
 from qdqtune.workflows.tuning.journal_format import read_journal
 
 _SCHEMA = re.compile(rb'^schema: *(\d{1,9}) *$|"schema": *(\d{1,9})\b', re.MULTILINE)

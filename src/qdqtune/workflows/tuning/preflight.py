@@ -13,25 +13,25 @@ from pathlib import Path
 from qdqtune.autotune.patterns.pattern_cache import PatternCache
 from qdqtune.autotune.search.grouping import Grouping, group_ops
 from qdqtune.autotune.search.space import Group, Space, State
-from qdqtune.calibration.observed import observe_shapes, unknown_tensors
+from qdqtune.calibration.observed_shapes import observe_shapes, unknown_tensors
 from qdqtune.engines.custom_ops import advice_on
-from qdqtune.engines.entry import EngineEntry
+from qdqtune.engines.engine_entry import EngineEntry
 from qdqtune.engines.isolated import FailureKind, StoredFeeds, Worker, WorkerFailure
-from qdqtune.engines.opened import opened
-from qdqtune.engines.shares import shares_of_latency
+from qdqtune.engines.latency_shares import shares_of_latency
+from qdqtune.engines.open_model import opened
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.graph.shapes import at_shapes
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.measurement import LayerTime
 from qdqtune.records.placement import Edge
-from qdqtune.rules.draft import Constraints
 from qdqtune.rules.order import draft_placement
+from qdqtune.rules.placement_draft import Constraints
 from qdqtune.workflows.name_filters import NameFilters
-from qdqtune.workflows.samples_and_ranges import SampleProvider
+from qdqtune.workflows.sample_provider import SampleProvider
 
 _logger = logging.getLogger(__name__)
 

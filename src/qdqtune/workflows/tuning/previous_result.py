@@ -12,13 +12,13 @@ from qdqtune.records.claim import Claim
 from qdqtune.records.errors import EngineError, NewerSchemaError, QdqtuneError
 from qdqtune.records.measurement import Comparison
 from qdqtune.records.placement import Placement
-from qdqtune.records.reading import parse_json, read_text
 from qdqtune.records.tuning import Summary
+from qdqtune.records.untrusted_files import parse_json, read_text
 from qdqtune.records.verification import Outcome
 from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator
 from qdqtune.workflows.claims import check_placement
 from qdqtune.workflows.remeasured_error import SAME_DB
-from qdqtune.workflows.tuning.finish import Timed, why_not_shipped
+from qdqtune.workflows.tuning.final_model import Timed, why_not_shipped
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.handover import FINAL, PLACEMENT, SUMMARY, sha256_of_model
 

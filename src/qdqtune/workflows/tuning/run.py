@@ -19,12 +19,12 @@ from qdqtune.autotune.search.trial import SEEDS, Effort, Score, Trial, speedup_o
 from qdqtune.engines import registry
 from qdqtune.engines.float_types import exact_options, float_type_in_effect
 from qdqtune.engines.isolated import StoredFeeds, Worker
-from qdqtune.engines.reference import reference_worker
-from qdqtune.graph.external import model_bytes
+from qdqtune.engines.reference_engine import reference_worker
+from qdqtune.graph.atomic_files import sha256_of
+from qdqtune.graph.external_data import model_bytes
 from qdqtune.graph.files import load_model, save_model, write_text
 from qdqtune.graph.precision_types import HALF_TYPES
-from qdqtune.graph.prepared import PreparedModel
-from qdqtune.graph.whole_files import sha256_of
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.errors import EngineError
@@ -33,13 +33,12 @@ from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import CalibrationSource, RangeMethod, Ranges
 from qdqtune.records.tuning import Summary, TuneResult
 from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator, Kernels, has_own_kernels
-from qdqtune.workflows.samples_and_ranges import SampleProvider, ranges_in_every_way
-from qdqtune.workflows.source import Source, has_types
+from qdqtune.workflows.sample_provider import SampleProvider, ranges_in_every_way
+from qdqtune.workflows.source_model import Source, has_types
 from qdqtune.workflows.tuning import folder as names
 from qdqtune.workflows.tuning import story as stops
 from qdqtune.workflows.tuning.bounded_samples import BoundedSamples
 from qdqtune.workflows.tuning.candidate_evaluator import CandidateEvaluator
-from qdqtune.workflows.tuning.clock import ProgressReporter
 from qdqtune.workflows.tuning.defer_interrupts import defer_interrupts
 from qdqtune.workflows.tuning.final_round import fastest_first
 from qdqtune.workflows.tuning.finalize import Shipping
@@ -51,7 +50,6 @@ from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.measured_accuracy import METRIC, MeasuredAccuracy, checked_metric
 from qdqtune.workflows.tuning.named_state import measurements_in, set_state_aside
 from qdqtune.workflows.tuning.noise import check_noise, noise_when_quiet, why_nothing_is_decided
-from qdqtune.workflows.tuning.pace import Pace
 from qdqtune.workflows.tuning.preflight import (
     PATTERN_CACHE,
     build_limit_s,
@@ -62,6 +60,7 @@ from qdqtune.workflows.tuning.preflight import (
     with_ranges,
 )
 from qdqtune.workflows.tuning.previous_result import previous_result, why_not_as_fast, why_not_kept
+from qdqtune.workflows.tuning.progress_reporter import ProgressReporter
 from qdqtune.workflows.tuning.request import SUBGRAPH, TuneRequest
 from qdqtune.workflows.tuning.scheme_logs import SchemeLogs
 from qdqtune.workflows.tuning.searching import AskedAndTold, Searching
@@ -75,6 +74,7 @@ from qdqtune.workflows.tuning.setup import (
 from qdqtune.workflows.tuning.snapshot import Candidate, Snapshots, given_cache
 from qdqtune.workflows.tuning.story import Story
 from qdqtune.workflows.tuning.subgraph_mode import RAW, SubgraphMode
+from qdqtune.workflows.tuning.time_budget import Pace
 
 _logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qdqtune.autotune.patterns.pattern_views import PatternView
 from qdqtune.engines.build_log import BuildLog
-from qdqtune.graph.whole_files import replacing
+from qdqtune.graph.atomic_files import replacing
 from qdqtune.records.errors import OutputError
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.tuning import Summary

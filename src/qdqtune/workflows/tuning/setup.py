@@ -17,8 +17,8 @@ from qdqtune.records.precision import AUTO
 from qdqtune.records.tuning import AS_GIVEN as UNCHANGED
 from qdqtune.workflows.comparison import engine_info
 from qdqtune.workflows.same_model import activations_in, check_same_model
-from qdqtune.workflows.samples_and_ranges import SampleProvider
-from qdqtune.workflows.source import Source, open_source
+from qdqtune.workflows.sample_provider import SampleProvider
+from qdqtune.workflows.source_model import Source, open_source
 from qdqtune.workflows.tuning.float_type import FloatForm, convert_to, told_options, wanted_type
 from qdqtune.workflows.tuning.folder import BASELINE, JOURNAL, LOGS, RunFolder
 from qdqtune.workflows.tuning.header import precision_of

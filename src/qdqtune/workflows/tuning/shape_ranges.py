@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from qdqtune.calibration.inputs import random_inputs
-from qdqtune.calibration.observed import observe_shapes, unknown_tensors
+from qdqtune.calibration.observed_shapes import observe_shapes, unknown_tensors
+from qdqtune.calibration.random_inputs import random_inputs
 from qdqtune.engines import registry
 from qdqtune.engines.isolated import Worker
 from qdqtune.engines.shape_options import MAX, MIN, OPT, Shapes, range_options, shapes_text
+from qdqtune.graph.dynamic_dims import with_sizes_from
 from qdqtune.graph.input_shapes import input_dims, resolve_shapes
-from qdqtune.graph.open_dims import with_sizes_from
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.graph.shapes import at_shapes
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest, shape_text

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import onnx_ir as ir
 
-from qdqtune.calibration.observed import observe_shapes, unknown_tensors
+from qdqtune.calibration.observed_shapes import observe_shapes, unknown_tensors
 from qdqtune.engines.isolated import Worker
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.graph.shapes import at_shapes, infer_shapes
-from qdqtune.workflows.samples_and_ranges import SampleProvider
+from qdqtune.workflows.sample_provider import SampleProvider
 
 
 @contextmanager

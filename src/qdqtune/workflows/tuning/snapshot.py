@@ -24,7 +24,7 @@ from qdqtune.autotune.patterns.region_pattern import RegionPattern
 from qdqtune.autotune.patterns.scheme import InsertionScheme
 from qdqtune.autotune.patterns.state_file import pattern_cache_path, read_state, write_state
 from qdqtune.autotune.search.trial import speedup_of
-from qdqtune.graph.whole_files import writing
+from qdqtune.graph.atomic_files import writing
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.placement import Edge, Placement
 from qdqtune.workflows.tuning.named_state import free_name

@@ -8,14 +8,14 @@ from typing import Any
 
 from qdqtune._version import __version__
 from qdqtune.autotune.search.grouping import Grouping
-from qdqtune.graph.external import model_bytes
+from qdqtune.graph.external_data import model_bytes
 from qdqtune.records.accuracy import Rejected
 from qdqtune.records.measurement import Comparison, EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.subgraphs import Batch
 from qdqtune.records.tuning import AS_GIVEN, Blanket, Noise, Seconds, Summary
-from qdqtune.workflows.samples_and_ranges import SampleProvider
+from qdqtune.workflows.sample_provider import SampleProvider
 from qdqtune.workflows.tuning.request import TuneRequest
 
 FINISHED = "finished"

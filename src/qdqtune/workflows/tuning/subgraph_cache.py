@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from qdqtune.autotune.subgraphs.costs import ObservedCosts
+from qdqtune.graph.atomic_files import remove, writing
 from qdqtune.graph.files import write_text
-from qdqtune.graph.whole_files import remove, writing
-from qdqtune.records.reading import parse_json, read_text
 from qdqtune.records.schemas import SCHEMAS, check_schema
 from qdqtune.records.subgraphs import Batch, SubgraphTimes, checked_ms
+from qdqtune.records.untrusted_files import parse_json, read_text
 
 KIND = "autotune_cache"
 SCHEMA = SCHEMAS[KIND]

@@ -28,32 +28,32 @@ from qdqtune.autotune.subgraphs.quantizable_groups import (
 from qdqtune.autotune.subgraphs.validation import SubgraphSearch
 from qdqtune.engines import registry
 from qdqtune.engines.isolated import StoredFeeds, Worker
+from qdqtune.graph.atomic_files import sha256_of
 from qdqtune.graph.dims import dims_of
 from qdqtune.graph.disk_errors import writing
 from qdqtune.graph.extraction import Dims
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.whole_files import sha256_of
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.measurement import LayerTime
-from qdqtune.workflows.samples_and_ranges import SampleProvider
+from qdqtune.workflows.sample_provider import SampleProvider
 from qdqtune.workflows.tuning import folder as names
-from qdqtune.workflows.tuning.clock import ProgressReporter
 from qdqtune.workflows.tuning.float_type import written_type
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.layer_file import copy_log, write_layer_file
 from qdqtune.workflows.tuning.layer_groups import find_groups
-from qdqtune.workflows.tuning.pace import Pace
 from qdqtune.workflows.tuning.preflight import AS_GIVEN, seeds_of
-from qdqtune.workflows.tuning.profiling import PieceProfiler
+from qdqtune.workflows.tuning.progress_reporter import ProgressReporter
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.searching import Searching
 from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, shapes_inside
 from qdqtune.workflows.tuning.sizing import all_sizes
 from qdqtune.workflows.tuning.story import Story
 from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
+from qdqtune.workflows.tuning.subgraph_profiler import PieceProfiler
 from qdqtune.workflows.tuning.subgraph_profiling import SubgraphProfiling
+from qdqtune.workflows.tuning.time_budget import Pace
 
 _logger = logging.getLogger(__name__)
 

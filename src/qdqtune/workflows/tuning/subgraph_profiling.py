@@ -12,15 +12,15 @@ from qdqtune.calibration.tensor_capture import Array, capture_tensors
 from qdqtune.engines.isolated import Worker
 from qdqtune.graph.extraction import Dims
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared import PreparedModel
+from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.records.subgraphs import SubgraphTimes
-from qdqtune.workflows.samples_and_ranges import SampleProvider
-from qdqtune.workflows.tuning.clock import ProgressReporter
-from qdqtune.workflows.tuning.pace import Pace
-from qdqtune.workflows.tuning.profiling import PieceProfiler
+from qdqtune.workflows.sample_provider import SampleProvider
+from qdqtune.workflows.tuning.progress_reporter import ProgressReporter
 from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, OPT, Shapes, shape_arguments
 from qdqtune.workflows.tuning.story import BY_BUDGET, INTERRUPTED, Story
 from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
+from qdqtune.workflows.tuning.subgraph_profiler import PieceProfiler
+from qdqtune.workflows.tuning.time_budget import Pace
 
 # What the inputs of pieces may take of memory at once.
 _BYTES_AT_ONCE = 1 << 28

@@ -1,0 +1,227 @@
+"""Which nodes of a model each layer of a TensorRT engine executes.
+
+A node can be in several layers: a convolution in its kernel, and in the one that scales its result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cached_property
+
+from qdqtune.engines.layer_wiring import LayerWiring
+from qdqtune.engines.tensorrt.layer_info import LayerInfo
+from qdqtune.engines.tensorrt.layer_kinds import LayerKind, kind_of
+from qdqtune.engines.tensorrt.layer_names import NodeNames, is_foreign
+from qdqtune.engines.tensorrt.layer_tensors import ModelTensors, NodeWiring, names
+from qdqtune.engines.tensorrt.layers import Layer
+from qdqtune.engines.tensorrt.sublayers import split
+from qdqtune.graph.index import GraphIndex
+from qdqtune.records.layers import BETWEEN, CLOSED, NAMED, PART, UNKNOWN, MappedLayer
+from qdqtune.records.measurement import LayerTime
+
+_COPY_FOR = re.compile(r"^Reformatting CopyNode for (?P<side>Input|Output) Tensor \d+ to ")
+_PRECISIONS = {
+    "BFloat16": "bfloat16", "Bool": "bool", "FP4": "float4", "FP8": "float8", "Float": "float32",
+    "Half": "float16", "Int32": "int32", "Int4": "int4", "Int64": "int64", "Int8": "int8",
+    "UInt8": "uint8",
+}  # fmt: skip
+
+
+def map_layers(index: GraphIndex, info: LayerInfo) -> list[MappedLayer]:
+    """Finds the nodes of every layer.
+
+    A part of the network that was compiled as a whole (`{ForeignNode[...]}`) gives several layers,
+    one per natural piece, numbered behind its name.
+
+    Args:
+        index: The model that the engine was built from, with its nodes as they were.
+        info: What TensorRT told about the engine.
+
+    Returns:
+        The layers in order of execution, without times.
+    """
+    mapping = _Mapping(index, info)
+    mapping.take_named()
+    mapping.take_wired()
+    mapping.take_left_over()
+    return mapping.layers()
+
+
+def precision_of(layer: Layer) -> str:
+    """The type that a layer computes in, by its first operand; empty if it isn't told."""
+    told = (_PRECISIONS.get(tensor.dtype) for tensor in (*layer.inputs, *layer.outputs))
+    return next(filter(None, told), "")
+
+
+class _Mapping:
+    """The nodes of layers as they become known; layers are told by their positions."""
+
+    def __init__(self, index: GraphIndex, info: LayerInfo) -> None:
+        self._index = index
+        self._info = info
+        self._kinds = [kind_of(layer) for layer in info.layers]
+        self._names = NodeNames(index)
+        self._tensors = ModelTensors(index, info.layers, self._kinds)
+        self._nodes = NodeWiring(index)
+        self._wires = LayerWiring([_as_time(layer) for layer in info.layers])
+        self._position: dict[str, int] = {}
+        for number, layer in enumerate(info.layers):
+            self._position.setdefault(layer.name, number)
+        self._told = [self._told_by(layer) for layer in info.layers]
+        self._taken: set[str] = set()
+        self._pieces: dict[int, list[list[str]]] = {}
+        self._how: dict[int, str] = {}
+
+    def _told_by(self, layer: Layer) -> tuple[str, ...]:
+        if layer.nodes:
+            told = dict.fromkeys(self._names.node(name) for name in layer.nodes)
+            known = tuple(name for name in told if name)
+            if known or is_foreign(layer.name):
+                return known
+        if is_foreign(layer.name) or _COPY_FOR.match(layer.name):
+            return ()
+        return self._names.nodes(layer.name)
+
+    def take_named(self) -> None:
+        """Layers that compute have the nodes that their names or their metadata tell."""
+        for number, (layer, told) in enumerate(zip(self._info.layers, self._told, strict=True)):
+            kind = self._kinds[number]
+            runs = kind is LayerKind.COMPUTE and not self._nodes.fixed.issuperset(told)
+            if told and (runs or kind is LayerKind.QDQ) and not is_foreign(layer.name):
+                self._take(number, told, NAMED)
+
+    def take_wired(self) -> None:
+        """Of the others that compute, what they read and write tells what is in between."""
+        for number, layer in enumerate(self._info.layers):
+            if number in self._pieces or self._kinds[number] is not LayerKind.COMPUTE:
+                continue
+            if is_foreign(layer.name):
+                told = set(self._told[number])  # not all of them, if there are many
+                found, how = self._foreign(layer) | told, NAMED if told else CLOSED
+            else:
+                found, how = self._wired(layer), CLOSED
+            if found:
+                self._take(number, found, how)
+
+    def take_left_over(self) -> None:
+        """Layers that copy or do nothing may stand for nodes that nobody else executes."""
+        for number, told in enumerate(self._told):
+            own = set(told) - self._taken - self._nodes.fixed
+            if own and number not in self._pieces:
+                self._take(number, own, NAMED)
+
+    def _take(self, number: int, found: Iterable[str], how: str) -> None:
+        nodes = set(found)
+        if is_foreign(self._info.layers[number].name):
+            fixed, producers = self._nodes.fixed, self._nodes.producers
+            self._pieces[number] = split(self._index, nodes, fixed, producers)
+        else:
+            self._pieces[number] = [sorted(nodes, key=self._index.position.__getitem__)]
+        self._how[number] = how
+        self._taken |= nodes
+
+    def _foreign(self, layer: Layer) -> set[str]:
+        """Everything between the inputs and the outputs of a part, or between its ends."""
+        read = [self._tensors.read(name) for name in names(layer.inputs)]
+        written = [self._tensors.written(name) for name in names(layer.outputs)]
+        starts, ends = set(read), self._nodes.producers_of(filter(None, written))
+        if not (read and all(read) and written and all(written)):
+            first, last = self._names.ends(layer.name)
+            starts.update(self._needs(first))
+            ends += last
+            if not ends:
+                first += self._names.readers_at_start(layer.name)
+                ends = self._nodes.ahead(first, (self._taken, self._begun))
+        return self._nodes.behind(ends, starts, self._taken)
+
+    @cached_property
+    def _begun(self) -> set[str]:
+        """The nodes at the beginnings of parts that were compiled as a whole."""
+        parts = (layer.name for layer in self._info.layers if is_foreign(layer.name))
+        begun = {node for name in parts for node in self._names.ends(name)[0]}
+        return begun - self._nodes.fixed
+
+    def _needs(self, nodes: Iterable[str]) -> set[str]:
+        """The tensors that nodes read and that have to be computed for them."""
+        read = (value for name in nodes for value in self._nodes.reads(self._index.node[name]))
+        computed = ((value, value.producer()) for value in read)
+        return {
+            value.name or ""
+            for value, producer in computed
+            if producer is not None and producer.name not in self._nodes.fixed
+        }
+
+    def _wired(self, layer: Layer) -> set[str]:
+        read = [self._tensors.read(name) for name in names(layer.inputs)]
+        written = [self._tensors.written(name) for name in names(layer.outputs)]
+        ends = self._nodes.producers_of(filter(None, written))
+        if read and all(read):
+            return self._nodes.behind(ends, set(read), self._taken)
+        return set(ends) - self._taken  # where it begins is not known
+
+    def layers(self) -> list[MappedLayer]:
+        """Everything that is known."""
+        found = []
+        for number, layer in enumerate(self._info.layers):
+            pieces = self._pieces.get(number)
+            if pieces is None:
+                nodes, how = self._served(number, layer)
+                found.append(self._mapped(number, layer.name, nodes, how))
+                continue
+            for place, nodes in enumerate(pieces):
+                name = layer.name if len(pieces) == 1 else f"{layer.name}#{place}"
+                found.append(self._mapped(number, name, nodes, self._how[number]))
+        return found
+
+    def _mapped(self, number: int, name: str, nodes: list[str], how: str) -> MappedLayer:
+        layer, kind = self._info.layers[number], self._kinds[number]
+        types = {tensor.dtype for tensor in (*layer.inputs, *layer.outputs)}
+        return MappedLayer(
+            name=name,
+            op_type=layer.kind,
+            ms=0.0,
+            precision=precision_of(layer),
+            nodes=tuple(nodes),
+            node_types=tuple(self._index.node[each].op_type for each in nodes),
+            how=how,
+            converts=kind is LayerKind.QDQ or (kind is LayerKind.REFORMAT and len(types) > 1),
+        )
+
+    def _served(self, number: int, layer: Layer) -> tuple[list[str], str]:
+        """Whose nodes a layer helps to execute: those told, else the consumer's or producer's."""
+        how = PART if self._kinds[number] is LayerKind.COMPUTE else BETWEEN
+        told = self._told[number]
+        if told and not self._nodes.fixed.issuperset(told):
+            return sorted(told, key=self._index.position.__getitem__), how
+        copy = _COPY_FOR.match(layer.name)
+        target = self._position.get(layer.name[copy.end() :]) if copy else None
+        if target in self._pieces:
+            near = [target]
+        else:
+            near = self._wires.consumers(number, self._pieces.__contains__)
+        if near:
+            return self._reading(near[0], layer, bool(copy and copy["side"] == "Output")), how
+        near = sorted(self._wires.producers(number, self._pieces.__contains__), reverse=True)
+        if near:
+            return self._reading(near[0], layer, True), how
+        return list(told), how if told else UNKNOWN
+
+    def _reading(self, target: int, layer: Layer, writes: bool) -> list[str]:
+        """The piece of a layer that reads what another one prepares for it, or that writes it."""
+        pieces = self._pieces[target]
+        if len(pieces) == 1:
+            return pieces[0]
+        if writes:
+            written = filter(None, (self._tensors.written(name) for name in names(layer.outputs)))
+            wanted = set(self._nodes.producers_of(written))
+        else:
+            read = filter(None, (self._tensors.read(name) for name in names(layer.inputs)))
+            wanted = {edge.node for tensor in read for edge in self._index.readers(tensor)}
+        return next((piece for piece in pieces if not wanted.isdisjoint(piece)), pieces[-writes])
+
+
+def _as_time(layer: Layer) -> LayerTime:
+    return LayerTime(
+        layer.name, layer.kind, 0.0, inputs=names(layer.inputs), outputs=names(layer.outputs)
+    )

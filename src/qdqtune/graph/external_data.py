@@ -1,0 +1,196 @@
+"""External data: weights in files beside the model, and nowhere else.
+
+A model says by itself where its weights lie. Nothing is opened before it is clear that this is a
+plain file in the model's folder, reached through no link, and large enough.
+"""
+
+from __future__ import annotations
+
+import math
+import stat
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import onnx
+import onnx_ir as ir
+
+from qdqtune.graph.file_tensor import FileTensor
+from qdqtune.graph.proto_walk import Contents, contents
+from qdqtune.records.errors import ModelError
+from qdqtune.records.memory_sizes import size_text
+from qdqtune.records.untrusted_files import real_path
+from qdqtune.resources.limits import current_limits
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+# Readers of some versions take any key for the name of an attribute to set.
+_KEYS = frozenset({"location", "offset", "length", "checksum"})
+_MOST_DIGITS = 19
+_SMALL_BYTES = 16 << 20
+
+
+def check_external_data(tensors: Iterable[onnx.TensorProto], model_file: Path) -> None:
+    """Check every reference to a file; keys that mean nothing are dropped.
+
+    Raises:
+        ModelError: If weights are missing, too short, or not in the model's folder.
+    """
+    for tensor in tensors:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            _check(tensor, model_file)
+        elif tensor.external_data:
+            tensor.ClearField("external_data")
+
+
+def load_attributes(found: Contents, model_file: Path) -> None:
+    """Read what attributes keep in files: only weights find their files again after a change.
+
+    Args:
+        found: A model's contents, checked.
+        model_file: Where they come from.
+    """
+    for tensor in found.in_attributes:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            values = ir.serde.deserialize_tensor(tensor, model_file.absolute().parent)
+            assert isinstance(values, ir.ExternalTensor)  # its data_location says so
+            tensor.raw_data = FileTensor.of(values).tobytes()
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+
+
+def is_small(model_file: Path) -> bool:
+    """Whether a model is small, its weights included, as far as a look at the file tells."""
+    try:
+        if model_file.stat().st_size > _SMALL_BYTES:
+            return False
+        return b"location" not in model_file.read_bytes()  # the key of external data
+    except OSError:
+        return False
+
+
+def external_files(model_file: Path) -> set[Path]:
+    """The files that a model's weights lie in; empty if it can't be read."""
+    if not model_file.is_file():  # to open a pipe would wait for its other end
+        return set()
+    try:
+        proto = onnx.load(str(model_file), load_external_data=False)
+    except Exception:  # whoever reads the model next says what is wrong with it
+        return set()
+    folder = model_file.absolute().parent
+    return {
+        real_path(folder / entry.value)
+        for tensor in contents(proto).tensors
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location" and "\0" not in entry.value
+    }
+
+
+def model_bytes(model_file: Path) -> int:
+    """The size of a model, with the files that its weights lie in, as far as they are there."""
+    files = {real_path(model_file), *external_files(model_file)}
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _check(tensor: onnx.TensorProto, model_file: Path) -> None:
+    entries = _entries(tensor, model_file)
+    location = entries.get("location", "")
+    what = f"{model_file}: the weight {tensor.name!r} lies in {location!r}"
+    folder = model_file.absolute().parent
+    size = _file_size(location, folder, what)
+    try:
+        needed = -(-math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8)
+        offset = _number(entries.get("offset", "0"))
+        length = _number(entries.get("length", str(needed)))
+    except (ValueError, TypeError):
+        raise ModelError(
+            f"{what}, with a broken type, offset or length.", "Export the model again."
+        ) from None
+    if min(tensor.dims, default=0) < 0 or length < needed:
+        raise ModelError(
+            f"{what}, where {length} bytes are its own; its shape {list(tensor.dims)} does not fit "
+            "that.",
+            "Export the model again.",
+        )
+    limit = current_limits().memory_bytes
+    if limit is not None and needed > limit:
+        raise ModelError(
+            f"{what} and takes {size_text(needed)}, which is more than the memory that may be used "
+            f"({size_text(limit)}; --max_memory).",
+            "Use a machine with more memory, or split the weight.",
+        )
+    if offset + length > size and is_lfs_pointer(_beginning(folder / location)):
+        raise ModelError(
+            f"{what}, which is a Git LFS pointer, not the weights themselves.",
+            "Get the file: git lfs pull, in the repository that it is from.",
+        )
+    if offset + length > size:
+        raise ModelError(
+            f"{what}, but that file ends before it.", "The file is truncated: copy it again."
+        )
+
+
+def is_lfs_pointer(content: bytes) -> bool:
+    """Whether a file that begins so stands for another one, which Git has not fetched yet."""
+    return content.startswith(_LFS_POINTER)
+
+
+def _beginning(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(len(_LFS_POINTER))
+
+
+def _entries(tensor: onnx.TensorProto, model_file: Path) -> dict[str, str]:
+    known = [(entry.key, entry.value) for entry in tensor.external_data if entry.key in _KEYS]
+    entries = dict(known)
+    if len(entries) < len(known):
+        raise ModelError(
+            f"{model_file}: the weight {tensor.name!r} lies in more than one place.",
+            "Export the model again.",
+        )
+    if len(known) < len(tensor.external_data):
+        del tensor.external_data[:]
+        for key, value in known:
+            tensor.external_data.add(key=key, value=value)
+    return entries
+
+
+def _file_size(location: str, folder: Path, what: str) -> int:
+    if not location or "\0" in location:
+        raise ModelError(f"{what}, which is no file name.", "Export the model again.")
+    file = folder / location
+    if not _stays_inside(location) or not real_path(file).is_relative_to(real_path(folder)):
+        raise ModelError(
+            f"{what}, which is outside the model's folder.",
+            "External data must lie beside the model, as a relative path.",
+        )
+    try:
+        facts = file.lstat()
+    except OSError:
+        raise ModelError(
+            f"{what}, and that file is missing.", f"Put it into {folder}, beside the model."
+        ) from None
+    parents = list(Path(location).parents)[:-1]
+    is_linked = facts.st_nlink > 1 or any((folder / parent).is_symlink() for parent in parents)
+    if not stat.S_ISREG(facts.st_mode) and not stat.S_ISLNK(facts.st_mode):
+        raise ModelError(f"{what}, which is not a file.", "Put the file of the weights there.")
+    if stat.S_ISLNK(facts.st_mode) or is_linked:
+        raise ModelError(
+            f"{what}, which is a link, not a plain file.",
+            "Copy the file there: a link could lead to any file of this machine.",
+        )
+    return facts.st_size
+
+
+def _stays_inside(location: str) -> bool:
+    """Whether a path is relative and goes down only, whichever system reads it."""
+    return not any(
+        path.is_absolute() or path.drive or ".." in path.parts
+        for path in (PurePosixPath(location), PureWindowsPath(location))
+    )
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        raise ValueError(text)
+    return int(text)
