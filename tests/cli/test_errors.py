@@ -32,20 +32,24 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     [
         ([], 2, ["required: COMMAND"]),
         (["insert"], 2, ["required: MODEL"]),
-        (["frobnicate"], 2, ["invalid choice", "See qdqtune --help."]),
-        (["tun", "{model}"], 2, ["invalid choice", "Did you mean tune?"]),
+        (["frobnicate"], 2, ["unknown command frobnicate", "quantize", "See qdqtune --help."]),
+        (["tun", "{model}"], 2, ["unknown command tun; did you mean tune?"]),
         (
             ["bench", "{model}", "--treads", "1"],
             2,
-            ["Did you mean --threads?"],
+            ["unknown flag --treads; did you mean --threads?"],
         ),
-        (["bench", "{model}", "--rnus=3", "--seeed", "1"], 2, ["mean --runs and --seed?"]),
+        (
+            ["bench", "{model}", "--rnus=3", "--seeed", "1"],
+            2,
+            ["--rnus (did you mean --runs?), --seeed (did you mean --seed?)"],
+        ),
         (
             ["tune", "{model}", "--preset", "quik"],
             2,
-            ["mean quick? See qdqtune tune --help."],
+            ["--preset: unknown value quik; did you mean quick?", "See qdqtune tune --help."],
         ),
-        (["bench", "{model}", "--zzzzz"], 2, ["unrecognized arguments: --zzzzz"]),
+        (["bench", "{model}", "--zzzzz"], 2, ["unknown flag --zzzzz\n"]),
         (["bench", "{model}", "more", "--shapes"], 2, ["expected one argument"]),
         (["bench", "{model}", "--shapes", "x:1,2", "z:3"], 2, ["no input 'z'"]),
         (

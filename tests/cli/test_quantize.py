@@ -117,8 +117,8 @@ def test_mistakes(
     [
         ("--min_sqnr much", "none or a number of dB"),
         ("--performance_threshold 0.5", "would allow a slower model"),
-        ("--calibration_method guess", "invalid choice"),
-        ("--high_precision_dtype fp12", "invalid choice"),
+        ("--calibration_method guess", "unknown value guess (one of: max"),
+        ("--high_precision_dtype fp12", "unknown value fp12; did you mean fp"),
     ],
 )
 def test_options_that_are_none(

@@ -129,7 +129,7 @@ def test_a_dry_run_looks_the_metric_up(model: Path, capsys: Capture) -> None:
     [
         (["--budget", "soon"], "write 300, 90s, 30m or 2h"),
         (["--budget", "0"], "is no time"),
-        (["--preset", "slow"], "invalid choice"),
+        (["--preset", "slow"], "unknown value slow"),
         (["--max_benchmarks", "0"], "from 1 up"),
         (["--min_sqnr", "much"], "not none or a number of dB"),
         (["--performance_threshold", "0.9"], "would allow a slower model"),

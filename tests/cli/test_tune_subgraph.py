@@ -157,7 +157,7 @@ def test_the_autotuners_command(model: Path, tmp_path: Path, capsys: Capture) ->
         (["--graph_json", "{model}"], "--graph_json is of subgraph mode"),
         (["--no-incremental-validation"], "--no_incremental_validation is of subgraph mode"),
         (["--incremental_validation", "--dry_run"], "leave --incremental_validation out"),
-        (["--workflow", "pieces"], "invalid choice"),
+        (["--workflow", "pieces"], "unknown value pieces"),
         (["--max_shapes", "1x3x32x32"], "(--max_shapes) is of subgraph mode"),
         (["--mode", "subgraph", "--min_shapes", "2x3x32x32"], "2x3x32x32"),
         (["--mode", "subgraph", "--min_shapes", "2x3x32x32", "--dry_run"], "2x3x32x32"),

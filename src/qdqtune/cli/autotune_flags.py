@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 from qdqtune.autotune.config import DQ_DTYPES
@@ -19,7 +17,6 @@ from qdqtune.cli.flags import (
     add_resume,
     add_shape_ranges,
     natural,
-    normalize,
     positive,
     seconds,
 )
@@ -28,16 +25,6 @@ from qdqtune.cli.subgraph_flags import SaidOnce, add_subgraph
 from qdqtune.graph.temporary_dir import temporary_place
 
 _DEFAULTS = MODE_PRESETS["default"]
-
-
-class _Parser(Parser):
-    """A parser that takes dashes for underscores in long flags, wherever it is used."""
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: Any = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        given = sys.argv[1:] if args is None else args
-        return super().parse_known_args(normalize(given), namespace)
 
 
 class _Mode(SaidOnce):
@@ -58,7 +45,7 @@ class _Mode(SaidOnce):
 
 def get_parser() -> argparse.ArgumentParser:
     """The whole command line; dashes in long flags may be underscores."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m qdqtune.autotune",
         description="Find where Q/DQ pays in an ONNX model, by measuring, and write the fastest "
         "correct model found, with calibrated scales. The flags are those that autotuners of this "

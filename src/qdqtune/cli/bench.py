@@ -12,7 +12,6 @@ from qdqtune.cli.flags import (
     add_format,
     add_inputs,
     add_runs,
-    common,
     input_request,
     positive,
     shape_request,
@@ -26,7 +25,6 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "bench",
-        parents=[common()],
         help="time models against each other",
         description="Time models in alternating blocks; the first is the baseline. The inputs are "
         "random, and the same for all.",

@@ -11,7 +11,6 @@ from qdqtune.cli.flags import (
     add_engine_option,
     add_format,
     add_inputs,
-    common,
     input_request,
     natural,
     positive,
@@ -25,7 +24,6 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "compare",
-        parents=[common()],
         help="tell how far a quantized model is from float, and where",
         description="Run a quantized model and its float model on the same inputs, and tell how "
         "far the outputs and every quantized layer are off; worst layers first. The quantized "

@@ -10,10 +10,9 @@ from qdqtune.cli.flags import (
     add_format,
     add_inputs,
     add_output,
-    comma_list,
-    common,
     input_request,
 )
+from qdqtune.cli.lists import ListAction
 from qdqtune.records.precision import Precision
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "convert",
-        parents=[common()],
         help="write a model in float16, bfloat16 or float32",
         description="Convert a model, Q/DQ included, to another float precision. Ops that need "
         "float32 keep it; what they are and why is printed, and what it costs is measured.",
@@ -49,8 +47,7 @@ def add_parser(commands: Commands) -> None:
     for flag, what in (("keep_nodes", "nodes by name"), ("keep_ops", "op types")):
         parser.add_argument(
             f"--{flag}",
-            type=comma_list,
-            action="extend",
+            action=ListAction,
             default=[],
             metavar="A,B",
             help=f"{what} that stay as they are",

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_format, common
+from qdqtune.cli.flags import add_format
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands
@@ -16,7 +16,6 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "doctor",
-        parents=[common()],
         help="say which engines are usable here",
         description="Engines usable here with version, device, instruction set and dialect; and "
         "why the others are not.",

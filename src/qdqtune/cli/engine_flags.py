@@ -8,7 +8,9 @@ import logging
 import shlex
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import WHOLE_LINES, add_shape_ranges
+from qdqtune.cli.flags import add_shape_ranges
+from qdqtune.cli.lists import ListAction
+from qdqtune.cli.parser import ENGINE_SPECIFIC, DashedValueAction, group_titled
 from qdqtune.records.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ _logger = logging.getLogger(__name__)
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags; `take_engine_flags` reads them."""
-    group = parser.add_argument_group("engines that build")
+    group = group_titled(parser, ENGINE_SPECIFIC)
     group.add_argument(
         "--timing_cache",
         metavar="FILE",
@@ -36,6 +38,7 @@ def add_plugins(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--plugin_libraries",
         "--plugins",
+        action=ListAction,
         nargs="+",
         metavar="FILE",
         help="TensorRT plugins to load",
@@ -45,7 +48,9 @@ def add_plugins(group: argparse._ActionsContainer) -> None:
 def add_trtexec_arguments(group: argparse._ActionsContainer) -> None:
     """Add `--trtexec_benchmark_args`."""
     group.add_argument(
-        *WHOLE_LINES,
+        "--trtexec_benchmark_args",
+        "--trtexec_args",
+        action=DashedValueAction,
         type=_command_line,
         metavar="'ARGS'",
         help="more arguments for trtexec, in one string; what it says of shapes holds for every "

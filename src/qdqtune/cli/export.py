@@ -7,7 +7,7 @@ import json
 import textwrap
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_format, add_output, common
+from qdqtune.cli.flags import add_format, add_output
 from qdqtune.records.errors import UsageError
 from qdqtune.report.exclusion_list import TOOLS, exclusion_text
 
@@ -25,7 +25,6 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "export",
-        parents=[common()],
         help="write a candidate that a tuning run tried, or lists for other tools",
         description="Write any candidate of a tuning run as a model that needs nothing of the "
         "run's folder, or list them. With --lists: tell another tool what to leave float.",

@@ -1,4 +1,4 @@
-"""Flags that several commands share, and how they may be spelled."""
+"""Flags that several commands share."""
 
 from __future__ import annotations
 
@@ -6,31 +6,18 @@ import argparse
 import re
 from collections.abc import Sequence
 
-from qdqtune.records.inputs import InputRequest, is_item
+from qdqtune.cli.lists import AssignmentsAction, InputItemsAction
+from qdqtune.cli.parser import ENGINE_SPECIFIC, group_titled
+from qdqtune.records.inputs import InputRequest
 from qdqtune.records.memory_sizes import parse_size
 from qdqtune.records.ranges import RangeMethod
-
-#: Their value is a command line of its own, and may begin with dashes.
-WHOLE_LINES = ("--trtexec_benchmark_args", "--trtexec_args")
-
-#: Their values name inputs or dims, so that one may follow another without the flag.
-_ITEM_FLAGS = {
-    "--shapes": "shape",
-    "--opt_shapes": "shape",
-    "--min_shapes": "shape",
-    "--max_shapes": "shape",
-    "--set": "shape",
-    "--dim": "dim",
-    "--input_range": "range",
-}
 
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def common() -> argparse.ArgumentParser:
-    """The flags of every command, as a parent parser."""
-    parser = argparse.ArgumentParser(add_help=False)
-    group = parser.add_mutually_exclusive_group()
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of every command."""
+    group = parser.add_argument_group("messages").add_mutually_exclusive_group()
     group.add_argument(
         "-v",
         "--verbose",
@@ -40,7 +27,6 @@ def common() -> argparse.ArgumentParser:
     )
     group.add_argument("-q", "--quiet", action="store_true", help="only errors on stderr")
     add_limits(parser)
-    return parser
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
@@ -86,13 +72,13 @@ def add_output(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
 
 def add_engine_option(parser: argparse.ArgumentParser) -> None:
     """Add `--engine_option`, which leaves pairs of key and value."""
-    parser.add_argument(
+    group_titled(parser, ENGINE_SPECIFIC).add_argument(
         "--engine_option",
-        action="append",
+        action=AssignmentsAction,
         type=_key_value,
         default=[],
         metavar="KEY=VALUE",
-        help="an option of the engine's own; may be repeated",
+        help="options of the engine's own",
     )
 
 
@@ -154,7 +140,8 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
     add_dim(group)
     group.add_argument(
         "--input_range",
-        action="append",
+        action=InputItemsAction,
+        item="range",
         default=[],
         metavar="NAME:LOW:HIGH",
         help="values of an input, both ends included",
@@ -172,7 +159,8 @@ def add_shapes(group: argparse._ActionsContainer, what: str) -> None:
     group.add_argument(
         "--shapes",
         "--opt_shapes",
-        action="append",
+        action=InputItemsAction,
+        item="shape",
         default=[],
         metavar="NAME:1x3x224x224",
         help=what,
@@ -184,7 +172,8 @@ def add_shape_ranges(group: argparse._ActionsContainer) -> None:
     for name, which in (("min_shapes", "smallest"), ("max_shapes", "largest")):
         group.add_argument(
             f"--{name}",
-            action="append",
+            action=InputItemsAction,
+            item="shape",
             metavar="NAME:1x3x224x224",
             help=f"the {which} shapes of inputs that the model will get; --shapes are timed",
         )
@@ -203,7 +192,8 @@ def add_dim(group: argparse._ActionsContainer) -> None:
     """Add `--dim`."""
     group.add_argument(
         "--dim",
-        action="append",
+        action=InputItemsAction,
+        item="dim",
         default=[],
         metavar="SYMBOL=SIZE",
         help="size of a symbolic dim, wherever it stands",
@@ -224,11 +214,6 @@ def _key_value(text: str) -> tuple[str, str]:
     if not (key and equals):
         raise argparse.ArgumentTypeError(f"{text} is not KEY=VALUE")
     return key, value
-
-
-def comma_list(text: str) -> list[str]:
-    """Parse `a,b,c`."""
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def positive(text: str) -> int:
@@ -253,31 +238,3 @@ def natural(text: str) -> int:
     if number < 0:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
     return number
-
-
-def normalize(arguments: Sequence[str]) -> list[str]:
-    """Let long flags be spelled with dashes: `--quant-type` is `--quant_type`.
-
-    A command line that is the value of a flag is tied to it, and so are further items behind one
-    for inputs: `--shapes a:1x2 b:1x3`.
-    """
-    normal: list[str] = []
-    items = ""
-    waiting = iter(enumerate(arguments))
-    for position, argument in waiting:
-        if argument == "--":
-            return [*normal, *arguments[position:]]
-        if argument.startswith("--"):
-            name, equals, value = argument[2:].partition("=")
-            argument = "--" + name.replace("-", "_") + equals + value
-            items = _ITEM_FLAGS.get(argument.partition("=")[0], "")
-            if argument in WHOLE_LINES:
-                _, following = next(waiting, (0, None))
-                argument = argument if following is None else f"{argument}={following}"
-        elif items and normal[-1] not in _ITEM_FLAGS:
-            if is_item(argument, items):
-                normal[-1] += f",{argument}"
-                continue
-            items = ""
-        normal.append(argument)
-    return normal

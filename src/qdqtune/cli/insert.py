@@ -12,10 +12,9 @@ from qdqtune.cli.flags import (
     add_format,
     add_inputs,
     add_output,
-    comma_list,
-    common,
     input_request,
 )
+from qdqtune.cli.lists import ListAction
 from qdqtune.records.precision import Precision
 from qdqtune.records.ranges import CalibrationSource, RangeMethod
 
@@ -28,7 +27,6 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "insert",
-        parents=[common()],
         help="write a model with Q/DQ on chosen ops",
         description="Quantize chosen ops of a model, calibrated, in an engine's dialect. A model "
         "that has Q/DQ already is taken apart first and keeps its scales; with nothing chosen, "
@@ -37,9 +35,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("model", metavar="MODEL", help="a float or Q/DQ ONNX model")
     chosen = parser.add_argument_group("what to quantize (these add up)")
     for flag, what in (("ops", "op types"), ("nodes", "node names"), ("tensors", "tensor names")):
-        chosen.add_argument(
-            f"--{flag}", type=comma_list, action="extend", default=[], metavar="A,B", help=what
-        )
+        chosen.add_argument(f"--{flag}", action=ListAction, default=[], metavar="A,B", help=what)
     chosen.add_argument("--placement", metavar="FILE", help="a placement.json, taken as it is")
     parser.add_argument(
         "--engine", default="auto", help="whose dialect to write (default: the one usable here)"

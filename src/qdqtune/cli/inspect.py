@@ -12,7 +12,6 @@ from qdqtune.cli.flags import (
     add_format,
     add_shape_ranges,
     add_shapes,
-    common,
     natural,
     positive,
     shape_request,
@@ -33,7 +32,6 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "inspect",
-        parents=[common()],
         help="show a model's regions, what can be quantized in it, or how an engine runs it",
         description="Show what a model consists of as tuning sees it: which ops can be quantized "
         "and why the others can't, the tree of regions, and the patterns that they have; nothing "

@@ -27,8 +27,8 @@ from qdqtune.cli import (
     tune,
     verify,
 )
-from qdqtune.cli.flags import normalize
-from qdqtune.cli.parser import CommandParser, Parser
+from qdqtune.cli.flags import add_common
+from qdqtune.cli.parser import Parser
 from qdqtune.cli.running import USAGE, run_safely, set_up_logging
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         The exit code.
     """
     try:
-        options = get_parser().parse_args(normalize(arguments))
+        options = get_parser().parse_args(arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else USAGE
     options.command_line = shlex.join(["qdqtune", *arguments])
@@ -83,10 +83,12 @@ def get_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_PrintVersions, nargs=0, help="print all versions")
     commands: Commands = parser.add_subparsers(
-        title="commands", required=True, metavar="COMMAND", parser_class=CommandParser
+        title="commands", required=True, metavar="COMMAND", parser_class=Parser
     )
     for command in _COMMANDS:
         command.add_parser(commands)
+    for each in commands.choices.values():
+        add_common(each)
     return parser
 
 

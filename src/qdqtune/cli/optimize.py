@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_format, add_output, common
+from qdqtune.cli.flags import add_format, add_output
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands
@@ -16,7 +16,6 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "optimize",
-        parents=[common()],
         help="fold and clean up a model; Q/DQ nodes stay as they are",
         description="Fold constants and BatchNorms and remove what does nothing, is there twice "
         "or is read by nobody. Quantization nodes are never folded, merged or removed.",

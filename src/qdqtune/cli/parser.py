@@ -1,52 +1,218 @@
-"""Parsers whose errors are short: what is wrong, what may have been meant, where help is."""
+"""The parser of every command: spellings of flags, short errors, and how help is laid out."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from qdqtune.cli.lists import InputItemsAction, ListAction
+from qdqtune.records.inputs import is_item
 from qdqtune.report.tables import message as printable_lines
 
-_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(.*?choose from (.*)\)", re.DOTALL)
-_UNKNOWN = "unrecognized arguments: "
+#: The title of the group that help shows last.
+ENGINE_SPECIFIC = "flags of some engines only (see docs/engines.md)"
 _USAGE = 2
 
 
+class DashedValueAction(argparse.Action):
+    """Stores a value that may begin with dashes, such as a command line of its own."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        """Store the value."""
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser that points to its help instead of printing all flags above an error."""
+    """A parser that takes dashes for underscores in flags, and points to what was meant.
 
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong with the command line, and end."""
-        meant = self._meant(message)
-        hint = f"Did you mean {meant}? " if meant else ""
-        text = f"error: {message}\n       {hint}See {self.prog} --help."
-        self.exit(_USAGE, printable_lines(text) + "\n")
+    Args:
+        examples: Command lines that end the help.
+        others: What every parser takes.
+    """
 
-    def _meant(self, complaint: str) -> str:
-        choice = _CHOICE.search(complaint)
-        if choice is not None:
-            return _closest(choice[1], re.findall(r"[\w.-]+", choice[2]))
-        unknown = complaint.partition(_UNKNOWN)[2].split()
-        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        flags = (word.partition("=")[0] for word in unknown if word.startswith("-"))
-        return " and ".join(filter(None, (_closest(flag, known) for flag in flags)))
-
-
-class CommandParser(Parser):
-    """The parser of a subcommand, which knows best what its unknown flags may mean."""
+    def __init__(self, *, examples: Sequence[str] = (), **others: Any) -> None:
+        super().__init__(formatter_class=_HelpFormatter, **others)
+        self.examples = tuple(examples)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse; nobody else knows what is unknown here."""
-        found, unknown = super().parse_known_args(args, namespace)
+        """Parse; what is unknown is an error, since nobody else would know it."""
+        given = sys.argv[1:] if args is None else list(args)
+        own = len(given)
+        if self._subparsers is not None:  # what follows the command is for the command's parser
+            own = next((n for n, word in enumerate(given) if not word.startswith("-")), own)
+        given = self._normalized(given[:own]) + given[own:]
+        found, unknown = super().parse_known_args(given, namespace)
         if unknown:
-            self.error(_UNKNOWN + " ".join(unknown))
+            self._refuse(unknown)
         return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the command line, and end."""
+        text = f"error: {message}\n       See {self.prog} --help."
+        self.exit(_USAGE, printable_lines(text) + "\n")
+
+    def format_help(self) -> str:
+        """The help: one line of usage, flags of some engines last, then examples."""
+        if self._subparsers is None:
+            self.usage = self._short_usage().replace("%", "%%")
+        self._action_groups.sort(key=lambda group: group.title == ENGINE_SPECIFIC)
+        lines = "".join(f"  {example}\n" for example in self.examples)
+        return super().format_help() + (f"\nexamples:\n{lines}" if lines else "")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        names = [str(choice) for choice in action.choices]
+        what, listed = f"unknown value {value}", f" (one of: {', '.join(names)})"
+        near = _closest(str(value), names)
+        if isinstance(action, argparse._SubParsersAction):
+            what, listed = f"unknown command {value}", listed if not near else ""
+            action = None  # type: ignore[assignment]  # whose name would come first
+        raise argparse.ArgumentError(action, what + _did_you_mean(near) + listed)
+
+    def _normalized(self, arguments: Sequence[str]) -> list[str]:
+        """Let flags be spelled as they are declared: `--quant-type` is `--quant_type`.
+
+        A value that may begin with dashes is tied to its flag, and so are further items behind one
+        for inputs: `--shapes a:1x2 b:1x3`.
+        """
+        normal: list[str] = []
+        unknown: list[str] = []
+        action: argparse.Action | None = None
+        waiting = iter(enumerate(arguments))
+        for position, argument in waiting:
+            if argument == "--":
+                normal += arguments[position:]
+                break
+            if argument.startswith("--"):
+                name, equals, value = argument.partition("=")
+                flag = _underscored(name)
+                actions = self._meant_by(flag)
+                if not actions and " " not in argument:
+                    unknown.append(argument)
+                action = actions[0] if len(actions) == 1 else None
+                if isinstance(action, DashedValueAction) and not equals:
+                    _, following = next(waiting, (0, None))
+                    equals, value = ("", "") if following is None else ("=", following)
+                argument = flag + equals + value if actions else argument
+            elif isinstance(action, InputItemsAction) and not _is_flag_alone(normal[-1]):
+                if is_item(argument, action.item):
+                    normal[-1] += f",{argument}"
+                    continue
+                action = None
+            normal.append(argument)
+        if unknown:
+            self._refuse(unknown)
+        return normal
+
+    def _meant_by(self, flag: str) -> list[argparse.Action]:
+        """The actions that a flag, or the beginning of one, can stand for."""
+        known = self._option_string_actions
+        if flag in known:
+            return [known[flag]]
+        actions = {id(each): each for name, each in known.items() if name.startswith(flag)}
+        return list(actions.values())
+
+    def _refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Say which arguments are unknown, and what may have been meant."""
+        flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        if not flags:
+            self.error(f"unexpected argument: {' '.join(unknown)}")
+        known = [
+            name
+            for name, action in self._option_string_actions.items()
+            if name.startswith("--") and action.help != argparse.SUPPRESS
+        ]
+        meant = {flag: _closest(_underscored(flag), known) for flag in flags}
+        if len(meant) == 1:
+            placed = "" if self._subparsers is None else "; flags follow the command"
+            self.error(f"unknown flag {flags[0]}{_did_you_mean(meant[flags[0]]) or placed}")
+        guesses = (
+            f"{flag} (did you mean {near}?)" if near else flag for flag, near in meant.items()
+        )
+        self.error(f"unknown flags {', '.join(guesses)}")
+
+    def _short_usage(self) -> str:
+        """The usage without what may be left out."""
+        formatter = self._get_formatter()
+        words = [self.prog]
+        for action in self._actions:
+            if action.required and action.option_strings:
+                metavar = formatter._get_default_metavar_for_optional(action)
+                words += [action.option_strings[0], formatter._format_args(action, metavar)]
+            elif not action.option_strings:
+                metavar = formatter._get_default_metavar_for_positional(action)
+                words.append(formatter._format_args(action, metavar))
+        return " ".join([*words, "[flags]"])
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Shows lists as they are typed, aliases in one line, and the names an option can take."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        if isinstance(action, ListAction):
+            return f"{action.metavar or default_metavar},..."
+        return super()._format_args(action, default_metavar)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        metavar = self._get_default_metavar_for_optional(action)
+        return f"{', '.join(action.option_strings)} {self._format_args(action, metavar)}"
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text = super()._expand_help(action)
+        names = _NAMES.get(action.dest)
+        return f"{text}; one of {', '.join(names())}" if names else text
+
+
+def _engine_names() -> Iterable[str]:
+    from qdqtune.engines import registry
+
+    return [registry.AUTO, *registry.engines()]
+
+
+def _dialect_names() -> Iterable[str]:
+    from qdqtune.qdq.dialects import DIALECTS
+
+    return DIALECTS
+
+
+# Those of flags that are looked up only when help is shown, by where their values are kept.
+_NAMES: dict[str, Callable[[], Iterable[str]]] = {
+    "engine": _engine_names,
+    "dialect": _dialect_names,
+}
+
+
+def group_titled(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
+    """The group of flags with a title, a new one if there is none."""
+    found = (group for group in parser._action_groups if group.title == title)
+    return next(found, None) or parser.add_argument_group(title)
+
+
+def _underscored(flag: str) -> str:
+    return "--" + flag[2:].replace("-", "_") if flag.startswith("--") else flag
+
+
+def _is_flag_alone(argument: str) -> bool:
+    return argument.startswith("--") and "=" not in argument
+
+
+def _did_you_mean(name: str) -> str:
+    return f"; did you mean {name}?" if name else ""
 
 
 def _closest(word: str, known: Iterable[str]) -> str:
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
+    return next(iter(difflib.get_close_matches(word.lower(), list(known), n=1)), "")

@@ -12,10 +12,10 @@ from qdqtune.cli.flags import (
     add_engine_option,
     add_format,
     add_inputs,
-    common,
     input_request,
     positive,
 )
+from qdqtune.cli.lists import ListAction
 from qdqtune.cli.numbers import decibels, ratio
 from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
 from qdqtune.records.precision import Precision
@@ -38,7 +38,6 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "quantize",
-        parents=[common()],
         help="quantize a model in one go, by rules",
         description="Calibrate a model, place Q/DQ by the rules of the engine that will run it, "
         "check the errors, and write it. Where the engine runs here, the model is timed, and "
@@ -79,7 +78,7 @@ def add_parser(commands: Commands) -> None:
     filters = parser.add_argument_group("what to quantize (regular expressions; see the docs)")
     for flag, what in _FILTERS:
         filters.add_argument(
-            f"--{flag}", nargs="+", action="extend", default=[], metavar="REGEX", help=what
+            f"--{flag}", nargs="+", action=ListAction, default=[], metavar="REGEX", help=what
         )
     add_calibration(parser)
     add_inputs(parser)

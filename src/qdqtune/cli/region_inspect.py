@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_limits, normalize, positive
+from qdqtune.cli.flags import add_limits, positive
 from qdqtune.cli.parser import Parser
 from qdqtune.cli.running import FAILED, OK, USAGE, run_safely, set_up_logging
 
@@ -55,9 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 if all is well, 1 if the model can't be read, 2 for a usage error.
     """
     try:
-        options = get_parser().parse_args(
-            normalize(sys.argv[1:] if arguments is None else arguments)
-        )
+        options = get_parser().parse_args(arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else USAGE
     set_up_logging(2 if options.verbose else 0, quiet=False)

@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_dim, add_format, add_output, common, positive
+from qdqtune.cli.flags import add_dim, add_format, add_output, positive
+from qdqtune.cli.lists import InputItemsAction
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 
@@ -18,7 +19,6 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "shapes",
-        parents=[common()],
         help="show a model's shapes, or write it with fixed ones",
         description="Show the inputs and outputs of a model. With -o, write the model with the "
         "sizes given; all other shapes follow, and the result is tried.",
@@ -30,7 +30,8 @@ def add_parser(commands: Commands) -> None:
         "--set",
         "--shapes",
         dest="shapes",
-        action="append",
+        action=InputItemsAction,
+        item="shape",
         default=[],
         metavar="NAME:8x3x224x224",
         help="whole shapes, fixed dims included; ? is a dim as the model has it",

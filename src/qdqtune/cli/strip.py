@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_format, add_inputs, add_output, common, input_request
+from qdqtune.cli.flags import add_format, add_inputs, add_output, input_request
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands
@@ -16,7 +16,6 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "strip",
-        parents=[common()],
         help="take Q/DQ out of a model",
         description="Take every Q/DQ pair out of a model. Weights that were stored quantized get "
         "the values they stand for, or the original ones with --weights_from.",

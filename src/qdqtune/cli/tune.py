@@ -15,13 +15,12 @@ from qdqtune.cli.flags import (
     add_format,
     add_inputs,
     add_resume,
-    comma_list,
-    common,
     input_request,
     positive,
     seconds,
     shape_request,
 )
+from qdqtune.cli.lists import ListAction
 from qdqtune.cli.numbers import decibels, not_negative, ratio
 from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH, SaidOnce, add_subgraph
 from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
@@ -45,7 +44,6 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "tune",
-        parents=[common()],
         help="find where quantization pays in a model, by measuring",
         description="Try Q/DQ placements, measure each on the engine that will run the model, and "
         "write the fastest correct model found, with calibrated scales. What is not faster than "
@@ -131,8 +129,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--node_filter",
-        type=comma_list,
-        action="extend",
+        action=ListAction,
         default=[],
         metavar="A*,B*",
         help="quantize only ops whose names match one of these wildcards, and what is like them; "

@@ -11,7 +11,6 @@ from qdqtune.cli.flags import (
     add_format,
     add_inputs,
     add_runs,
-    common,
     input_request,
     positive,
 )
@@ -24,7 +23,6 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "verify",
-        parents=[common()],
         help="check a tuned model against what its run claims",
         description="Check a model against what a tuning run left beside it: its SHA-256 and that "
         "of the baseline, the Q/DQ edges in placement.json, and error and speedup, both measured "
