@@ -122,7 +122,7 @@ class Trial:
         self._path = path
         self._ops = weighted_ops(source)
         self._fed = fed
-        self._judged = fed.judged(source)
+        self._evaluation_samples = fed.evaluation_samples(source)
         self._folder = folder
         self._worker = worker
         self._rounded = False
@@ -167,7 +167,9 @@ class Trial:
 
     def _against_float(self, path: Path, *, native: bool) -> float:
         options = None if native else AS_WRITTEN
-        found = output_sqnr(self._worker, self._path, path, self._judged, options=options)
+        found = output_sqnr(
+            self._worker, self._path, path, self._evaluation_samples, options=options
+        )
         return min(found.values())
 
 

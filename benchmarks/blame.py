@@ -61,7 +61,9 @@ class _Judge:
         self, source: Source, dialect: str, quant_type: str, fed: Fed, folder: Path, worker: Worker
     ) -> None:
         self._worker = worker
-        self._judged = [worker.store(feeds) for feeds in fed.judged(source)[:_RANKED_ON]]
+        self._evaluation_samples = [
+            worker.store(feeds) for feeds in fed.evaluation_samples(source)[:_RANKED_ON]
+        ]
         samples: list[Feeds] = calibration_samples(fed, source)
         base = PreparedModel(source.model, folder)
         ranges = collect_ranges(base, worker, samples, fed.source)
@@ -107,7 +109,7 @@ class _Judge:
     def _outputs(self, path: Path) -> list[Mapping[str, npt.NDArray[Any]]]:
         opened = self._worker.open(path, AS_WRITTEN)
         outputs: list[Mapping[str, npt.NDArray[Any]]] = [
-            self._worker.run(opened, feeds) for feeds in self._judged
+            self._worker.run(opened, feeds) for feeds in self._evaluation_samples
         ]
         self._worker.release(opened)
         return outputs

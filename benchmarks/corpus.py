@@ -16,7 +16,7 @@ from qdqtune.records.inputs import InputRequest
 from qdqtune.records.ranges import CalibrationSource
 from qdqtune.workflows.source_model import Source
 
-_JUDGED_SAMPLES = 8
+_EVALUATION_SAMPLES = 8
 
 #: Open dims that matter, and inputs that only take certain values, by the name of the file.
 _INPUTS: Mapping[str, tuple[str, str]] = {
@@ -54,7 +54,7 @@ class Fed:
         """Where calibration samples come from."""
         return CalibrationSource.RANDOM if self.calibration is None else CalibrationSource.DATA
 
-    def judged(self, source: Source) -> list[Feeds]:
+    def evaluation_samples(self, source: Source) -> list[Feeds]:
         """The inputs to judge a quantized model on."""
         data = self.held_out or self.calibration
         if data is not None:
@@ -95,7 +95,7 @@ def calibration_samples(fed: Fed, source: Source) -> list[Feeds]:
     """What a model is calibrated on."""
     if fed.calibration is not None:
         return list(open_samples(fed.calibration, expected_inputs(source.model)))
-    return list(random_inputs(GraphIndex(source.model), _JUDGED_SAMPLES, fed.request))
+    return list(random_inputs(GraphIndex(source.model), _EVALUATION_SAMPLES, fed.request))
 
 
 def _request(stem: str) -> InputRequest:
@@ -106,7 +106,7 @@ def _request(stem: str) -> InputRequest:
 
 
 def _samples(data: Path, source: Source) -> Iterator[Feeds]:
-    return iter(open_samples(data, expected_inputs(source.model), limit=_JUDGED_SAMPLES))
+    return iter(open_samples(data, expected_inputs(source.model), limit=_EVALUATION_SAMPLES))
 
 
 def _first(folder: Path | None, *names: str) -> Path | None:

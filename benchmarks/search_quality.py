@@ -172,7 +172,7 @@ def _time_all(space: Space, inserter: Inserter, profile: str) -> list[float]:
     return latencies_ms
 
 
-def made_up(seed: int, model: str = "convs") -> Table:
+def synthetic_table(seed: int, model: str = "convs") -> Table:
     """A table of a machine that has nothing to do with the simulated ones: another for each seed.
 
     Ops take between a third and four times as long when quantized, boundaries cost up to some
@@ -274,7 +274,7 @@ def _row(job: tuple[str, str, str, str, int, int]) -> list[str]:
     model, profile, noise, preset, seeds, many_seeds = job
     tables: Iterable[Table]
     if profile == MADE_UP:
-        hopeless, tables = False, (made_up(seed, model) for seed in range(seeds))
+        hopeless, tables = False, (synthetic_table(seed, model) for seed in range(seeds))
     else:
         hopeless = table(model, profile).is_hopeless
         tables = itertools.repeat(table(model, profile))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 import pytest
-from benchmarks.search_quality import NOISES, Table, limits_for, made_up, replay, table
+from benchmarks.search_quality import NOISES, Table, limits_for, replay, synthetic_table, table
 
 from qdqtune import zoo
 from qdqtune.autotune.search.local_search import LocalSearch
@@ -32,7 +32,7 @@ NOTHING: State = frozenset()
 
 @pytest.fixture(scope="module")
 def chain() -> Table:
-    return made_up(3)
+    return synthetic_table(3)
 
 
 @dataclass
@@ -87,7 +87,7 @@ def test_no_placement_is_asked_twice_nor_compared_with_itself(chain, seed):
 
 
 def test_a_mover_that_comes_to_nothing_is_never_asked_about():
-    shuffle = made_up(0, "shuffle")
+    shuffle = synthetic_table(0, "shuffle")
     told = play(shuffle.space, shuffle.seeds, truth(shuffle))
     key = shuffle.space.key
     for trial in told.trials:
@@ -282,7 +282,7 @@ def test_what_no_seed_comes_near_is_found():
     """Only two runs inside the chain pay; flips of single groups don't lead there."""
     found = [
         replay(played, seed, NOISES["usual"], limits_for(played, "quick"), final=False)
-        for seed, played in enumerate(map(made_up, range(6)))
+        for seed, played in enumerate(map(synthetic_table, range(6)))
     ]
     assert sum(outcome.loss <= 0.01 for outcome in found) >= 5
 

@@ -101,8 +101,11 @@ def test_an_own_name_counts_if_nothing_else_is_told() -> None:
     index = graph("c = Conv(x, w) y = Relu(c)", "w")
     assert told(index, layer("Conv", name="C + Y")) == [("C Y", NAMED)]
     # ONNX Runtime calls a node without a name after its op and its number.
-    made_up = [layer("Relu", wires="t -> y", name="C"), layer("Conv", wires="x -> t", name="Y")]
-    assert told(index, *made_up[::-1]) == [("C", CLOSED), ("Y", CLOSED)]
+    unnamed = [
+        layer("Relu", wires="t -> y", name="C"),
+        layer("Conv", wires="x -> t", name="Y"),
+    ]
+    assert told(index, *unnamed[::-1]) == [("C", CLOSED), ("Y", CLOSED)]
 
 
 def test_blocked_layers_are_named_after_the_tensor_that_they_had_first() -> None:

@@ -9,7 +9,7 @@ from tests.stand_ins.tensorrt_api.fixtures import api_environment
 from qdqtune.engines import registry
 from qdqtune.engines.isa import Cpu
 from qdqtune.engines.native_dialect import native_dialect
-from qdqtune.engines.probe import answer_of
+from qdqtune.engines.probe import probe_engine
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.health import Gpu, GpuHealth
 
@@ -108,9 +108,9 @@ def tensorrt(request, tmp_path, monkeypatch):
     if request.param:
         for name, value in api_environment(request.param, tmp_path).items():
             monkeypatch.setenv(name, value)
-    answer_of.cache_clear()
+    probe_engine.cache_clear()
     yield request.param
-    answer_of.cache_clear()
+    probe_engine.cache_clear()
 
 
 @pytest.mark.usefixtures("all_installed")
@@ -126,10 +126,10 @@ def test_auto_takes_the_gpu_if_something_starts_on_it(tensorrt, monkeypatch, cap
 @pytest.mark.usefixtures("all_installed")
 def test_where_there_is_no_gpu_nothing_is_asked(monkeypatch):
     monkeypatch.setattr(registry, "find_gpus", lambda: NO_GPU)
-    answer_of.cache_clear()
+    probe_engine.cache_clear()
     assert registry.resolve("auto") == "onnxruntime"
     assert native_dialect("tensorrt").name == "tensorrt"
-    assert not answer_of.cache_info().currsize
+    assert not probe_engine.cache_info().currsize
 
 
 @pytest.mark.parametrize(

@@ -157,9 +157,9 @@ class TestRealEngines:
         assert quantize.nodes == ("/stem/stem.0/Conv", "/stem/stem.2/Relu")
 
     def test_an_encoder_that_is_one_layer_comes_in_pieces(self) -> None:
-        before, *pieces, behind = map_layers(*sample("trt860_h200/encoder.fp16.graph.json"))
-        assert {each.how for each in pieces} == {CLOSED}
-        of_block = [each for each in pieces if any("/layers.3/" in name for name in each.nodes)]
+        before, *sublayers, behind = map_layers(*sample("trt860_h200/encoder.fp16.graph.json"))
+        assert {each.how for each in sublayers} == {CLOSED}
+        of_block = [each for each in sublayers if any("/layers.3/" in name for name in each.nodes)]
         computing = [
             " ".join(op for op in each.node_types if op not in ("Constant", "Identity"))
             for each in of_block
@@ -175,9 +175,9 @@ class TestRealEngines:
             "MatMul Add Div Erf Add Mul Mul",
             "MatMul Add Add",
         ]
-        assert pieces[7].name.endswith("[Normalization]]}#7")
-        assert before.nodes == pieces[0].nodes
-        assert behind.nodes == pieces[-1].nodes
+        assert sublayers[7].name.endswith("[Normalization]]}#7")
+        assert before.nodes == sublayers[0].nodes
+        assert behind.nodes == sublayers[-1].nodes
         assert (before.how, behind.how) == (BETWEEN, BETWEEN)
 
     def test_a_node_can_be_in_several_layers(self) -> None:
@@ -330,13 +330,13 @@ class TestPartsCompiledAsAWhole:
             layer("{ForeignNode[a...y]}", reads="x z", writes="y"),
             layer("{ForeignNode[a...y]}", ""),
         ):
-            pieces = mapped(index, part)
-            assert sorted(name for each in pieces for name in each.nodes) == sorted(index.node)
+            sublayers = mapped(index, part)
+            assert sorted(name for each in sublayers for name in each.nodes) == sorted(index.node)
 
     def test_pieces_of_a_transformer(self) -> None:
         index = graph(BLOCK, weights="s w c heads flat")
-        pieces = mapped(index, layer("{ForeignNode[n...y]}", reads="x", writes="y"))
-        assert [each.nodes for each in pieces] == [
+        sublayers = mapped(index, layer("{ForeignNode[n...y]}", reads="x", writes="y"))
+        assert [each.nodes for each in sublayers] == [
             ("n",), ("q0", "q"), ("k0", "k1", "k"), ("v0", "v"), ("a", "a2", "a3", "b", "b2"),
             ("o", "y"),
         ]  # fmt: skip
@@ -360,25 +360,27 @@ class TestPartsCompiledAsAWhole:
              "y = DequantizeLinear(k, s)", ["q d r e h k y"]),
         ],
     )  # fmt: skip
-    def test_natural_pieces(self, body: str, pieces: list[str]) -> None:
+    def test_natural_pieces(self, body: str, sublayers: list[str]) -> None:
         index = graph(body, weights="w c s")
         result = mapped(index, layer("{ForeignNode[a...b]}", reads="x", writes="y"))
-        assert [each.nodes for each in result] == [tuple(piece.split()) for piece in pieces]
+        assert [each.nodes for each in result] == [
+            tuple(sublayer.split()) for sublayer in sublayers
+        ]
 
     def test_a_row_without_end_is_cut(self) -> None:
         index = named(*(f"n{i}" for i in range(500)))
-        pieces = mapped(index, layer("{ForeignNode[n0...n499]}", ""))
-        assert 5 < len(pieces) < 20
+        sublayers = mapped(index, layer("{ForeignNode[n0...n499]}", ""))
+        assert 5 < len(sublayers) < 20
 
     @given(st.randoms(use_true_random=False))
     def test_pieces_are_disjoint_complete_and_convex(self, chance: random.Random) -> None:
         index = random_graph(chance, nodes=30)
         wiring = NodeWiring(index)
         inside = {name for name in index.node if chance.random() < chance.choice([0.6, 1.0])}
-        pieces = split(index, inside, wiring.fixed, wiring.producers)
-        assert sorted(name for piece in pieces for name in piece) == sorted(inside)
+        sublayers = split(index, inside, wiring.fixed, wiring.producers)
+        assert sorted(name for sublayer in sublayers for name in sublayer) == sorted(inside)
         if len(inside) == len(index.node):  # else a path may go through nodes that are not inside
-            assert all(is_convex(index, piece) for piece in pieces)
+            assert all(is_convex(index, sublayer) for sublayer in sublayers)
 
     def test_what_bodies_read_is_read_by_the_node(self) -> None:
         proto = parser.parse_model(
@@ -389,8 +391,8 @@ class TestPartsCompiledAsAWhole:
         )
         for node in proto.graph.node:
             node.name = node.output[0]
-        pieces = mapped(index_of(proto), layer("{ForeignNode[h...y]}", reads="x", writes="y"))
-        assert [each.nodes for each in pieces] == [("h", "k"), ("y",)]
+        sublayers = mapped(index_of(proto), layer("{ForeignNode[h...y]}", reads="x", writes="y"))
+        assert [each.nodes for each in sublayers] == [("h", "k"), ("y",)]
 
 
 OPS = ["MatMul", "MatMul", "Relu", "Add", "Add", "Mul", "Softmax", "Transpose", "Concat",

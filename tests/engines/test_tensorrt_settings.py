@@ -16,7 +16,7 @@ from qdqtune.engines.interface import InputSpec, SessionOptions
 from qdqtune.engines.tensorrt.settings import COMMON, Settings, float_type_of, settings_of
 from qdqtune.engines.tensorrt.shapes import (
     ShapeRange,
-    ShapeWishes,
+    ShapeRequest,
     parse_shapes,
     shapes_text,
     sizes_text,
@@ -103,10 +103,10 @@ class TestShapeRange:
 class TestShapeWishes:
     @given(range_=RANGES, data=st.data())
     def test_all_said_is_the_range(self, range_: ShapeRange, data: st.DataObject) -> None:
-        wishes = ShapeWishes({"x": range_.least}, {"x": range_.usual}, {"x": range_.most})
+        requested = ShapeRequest({"x": range_.least}, {"x": range_.usual}, {"x": range_.most})
         ends = zip(range_.least, range_.most, strict=True)
         fed = tuple(data.draw(st.integers(low, high)) for low, high in ends)
-        assert wishes.range_of("x", None) == wishes.range_of("x", fed) == range_
+        assert requested.range_of("x", None) == requested.range_of("x", fed) == range_
 
     @given(range_=RANGES, data=st.data())
     def test_whatever_is_said_a_range_has_the_feed_or_refuses_it(
@@ -116,10 +116,10 @@ class TestShapeWishes:
             {"x": shape} if data.draw(st.booleans()) else {}
             for shape in (range_.least, range_.usual, range_.most)
         ]
-        wishes = ShapeWishes(*said)
+        requested = ShapeRequest(*said)
         fed = tuple(data.draw(st.integers(0, 200)) for _ in range_.least)
         try:
-            found = wishes.range_of("x", fed)
+            found = requested.range_of("x", fed)
         except ValueError:
             assert said[0] or said[2]  # there was a limit
             assert not range_.has(fed) or not (said[0] and said[2])
@@ -130,8 +130,8 @@ class TestShapeWishes:
         assert all(found.has(shape) for each in said for shape in each.values())
 
     def test_nothing_said_and_nothing_fed_is_nothing_known(self) -> None:
-        assert ShapeWishes().range_of("x", None) is None
-        assert ShapeWishes().range_of("x", (2, 3)) == ShapeRange((2, 3), (2, 3), (2, 3))
+        assert ShapeRequest().range_of("x", None) is None
+        assert ShapeRequest().range_of("x", (2, 3)) == ShapeRange((2, 3), (2, 3), (2, 3))
 
     @pytest.mark.parametrize(
         ("least", "most", "fed", "reason"),
@@ -144,22 +144,22 @@ class TestShapeWishes:
         self, least: tuple[int, ...], most: tuple[int, ...], fed: tuple[int, ...], reason: str
     ) -> None:
         with pytest.raises(ValueError, match=reason):
-            ShapeWishes({"x": least}, {}, {"x": most}).range_of("x", fed)
+            ShapeRequest({"x": least}, {}, {"x": most}).range_of("x", fed)
 
     @pytest.mark.parametrize(
         ("shape", "fits"), [((4, 8), True), ((0, 8), True), ((4, 9), False), ((8,), False)]
     )
     def test_shapes_have_to_fit_the_dims(self, shape: tuple[int, ...], fits: bool) -> None:
-        wishes = ShapeWishes(most={"x": shape})
+        requested = ShapeRequest(most={"x": shape})
         if fits:
-            wishes.check_names({"x": (None, 8)})
+            requested.check_names({"x": (None, 8)})
             return
         with pytest.raises(ValueError, match=r"whose dims are \?x8"):
-            wishes.check_names({"x": (None, 8)})
+            requested.check_names({"x": (None, 8)})
 
     def test_names_have_to_be_inputs(self) -> None:
         with pytest.raises(ValueError, match="min_shapes names the input 'z'"):
-            ShapeWishes(least={"z": (1,)}).check_names({"x": (None,)})
+            ShapeRequest(least={"z": (1,)}).check_names({"x": (None,)})
 
 
 class TestSettings:
@@ -174,9 +174,9 @@ class TestSettings:
             "cuda_graph": "0",
         }  # fmt: skip
         assert set(given) == set(COMMON)
-        wishes = ShapeWishes({"x": (1,)}, {"x": (2,)}, {"x": (3,)})
+        requested = ShapeRequest({"x": (1,)}, {"x": (2,)}, {"x": (3,)})
         assert settings_of(SessionOptions(engine_options=given)) == Settings(
-            "weak", "bf16", 5, 64, wishes, ("/a.so", "/b.so"), "/t", "/p", False, 2, given=given
+            "weak", "bf16", 5, 64, requested, ("/a.so", "/b.so"), "/t", "/p", False, 2, given=given
         )
 
     def test_own_options_are_for_those_that_have_them(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.trtexec.arguments import asked_by
 from qdqtune.engines.trtexec.flags import DISPENSABLE, NOT_WHEN_SAFE
-from qdqtune.engines.trtexec.settings import usage_of
+from qdqtune.engines.trtexec.settings import trtexec_settings
 from qdqtune.engines.trtexec.version import Version
 
 V8_4, V8_6, V9_2 = Version(8, 4, 3), Version(8, 6, 1), Version(9, 2)
@@ -89,5 +89,5 @@ def test_what_safe_forbids_can_be_done_without() -> None:
     ],
 )
 def test_what_float32_is_computed_in(version: Version, words: str, told: str) -> None:
-    usage = usage_of(SessionOptions(engine_options={"args": words}), version)
+    usage = trtexec_settings(SessionOptions(engine_options={"args": words}), version)
     assert usage.float_type("sm90") == told

@@ -16,7 +16,7 @@ from qdqtune.engines.trtexec.command import (
     rebuild_arguments,
     time_command,
 )
-from qdqtune.engines.trtexec.settings import Usage, usage_of
+from qdqtune.engines.trtexec.settings import TrtexecSettings, trtexec_settings
 from qdqtune.engines.trtexec.version import Version
 
 VERSIONS = {
@@ -29,8 +29,8 @@ LOADED = "--loadInputs=x:/s/timed0.bin,'a:b':/s/timed1.bin"
 RANGE = ShapeRange((1, 3), (4, 3), (8, 3))
 
 
-def usage(version: str, **options: str) -> Usage:
-    return usage_of(SessionOptions(engine_options=options), VERSIONS[version])
+def usage(version: str, **options: str) -> TrtexecSettings:
+    return trtexec_settings(SessionOptions(engine_options=options), VERSIONS[version])
 
 
 def built(version: str, low_types: Sequence[str] = (), **options: str) -> list[str]:
@@ -213,8 +213,8 @@ class TestRuns:
             ("11.1.0", "0", {"--noCudaGraph"}),
         ],
     )
-    def test_cuda_graph(self, version: str, wish: str, expected: set[str]) -> None:
-        command = timed(version, cuda_graph=wish)
+    def test_cuda_graph(self, version: str, requested: str, expected: set[str]) -> None:
+        command = timed(version, cuda_graph=requested)
         assert {argument for argument in command if "CudaGraph" in argument} == expected
 
     @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ class TestRuns:
         ],
     )
     def test_arguments_say_how_runs_are_launched(
-        self, version: str, wish: str, args: str, expected: list[str]
+        self, version: str, requested: str, args: str, expected: list[str]
     ) -> None:
-        asked = usage(version, cuda_graph=wish, args=args)
+        asked = usage(version, cuda_graph=requested, args=args)
         command = time_command(asked, load_arguments(asked, PLAN), 12, FILE, {}, {})
         assert [argument for argument in command if "CudaGraph" in argument] == expected
 

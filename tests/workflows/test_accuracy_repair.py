@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from benchmarks.search_quality import made_up
+from benchmarks.search_quality import synthetic_table
 
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.engines.simulated import QUIET
@@ -56,7 +56,7 @@ class MadeUp:
 
 @pytest.fixture(scope="module")
 def space() -> Space:
-    return made_up(3).space
+    return synthetic_table(3).space
 
 
 @pytest.fixture

@@ -415,8 +415,8 @@ def test_what_another_folder_measured_is_taken_over_once(tmp_path: Path) -> None
         if session == 0:
             two.name_of("b")
             two.add("float", "b", "screen", Score(0.3, 0.01), DETAILS)
-        assert two.adopt(one.carried) == (2 if session == 0 else 0)
-        assert two.adopt([*one.carried, "{", *(line[:-9] for line in one.carried)]) == 0
+        assert two.adopt(one.kept_lines) == (2 if session == 0 else 0)
+        assert two.adopt([*one.kept_lines, "{", *(line[:-9] for line in one.carried)]) == 0
         two.close()
     three = Journal(tmp_path / "two.jsonl", HEADER)
     a, b = three.known("float", "a", "screen"), three.known("float", "b", "screen")
@@ -434,5 +434,5 @@ def test_what_another_folder_measured_is_taken_over_once(tmp_path: Path) -> None
 def test_nothing_is_taken_over_from_another_engine(tmp_path: Path) -> None:
     write(tmp_path / "one.jsonl")
     other = Journal(tmp_path / "two.jsonl", {**HEADER, "quant_type": "uint8"})
-    assert other.adopt(Journal(tmp_path / "one.jsonl", HEADER).carried) == 0
+    assert other.adopt(Journal(tmp_path / "one.jsonl", HEADER).kept_lines) == 0
     assert known(other) == {}

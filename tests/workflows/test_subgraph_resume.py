@@ -27,7 +27,7 @@ from qdqtune.records.subgraphs import BY_TOTAL, Batch, SchemeTimes, SubgraphTime
 from qdqtune.records.tuning import TuneResult
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
-from qdqtune.workflows.tuning.subgraph_profiler import PieceProfiler
+from qdqtune.workflows.tuning.subgraph_profiler import SubgraphProfiler
 
 CACHE = "autotune_cache.json"
 
@@ -66,14 +66,14 @@ def run(whole: TuneResult, tmp_path: Path) -> Path:
 def profiled(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Filled with the pieces that are timed, by key."""
     seen: Counter[str] = Counter()
-    profile = PieceProfiler.profile
+    profile = SubgraphProfiler.profile
 
-    def watched(profiler: PieceProfiler, subgraph: Subgraph, *given: Any) -> SubgraphTimes:
+    def watched(profiler: SubgraphProfiler, subgraph: Subgraph, *given: Any) -> SubgraphTimes:
         times = profile(profiler, subgraph, *given)
         seen[subgraph.key] += 1
         return times
 
-    monkeypatch.setattr(PieceProfiler, "profile", watched)
+    monkeypatch.setattr(SubgraphProfiler, "profile", watched)
     return seen
 
 

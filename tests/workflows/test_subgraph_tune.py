@@ -25,7 +25,7 @@ from qdqtune.records.subgraphs import BY_LAYERS, BY_TOTAL
 from qdqtune.records.tuning import TuneEvent, TuneResult
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning.settings import PRESETS
-from qdqtune.workflows.tuning.time_budget import Pace
+from qdqtune.workflows.tuning.time_budget import TimeBudget
 from tests.conftest import model_from_text
 from tests.cutting import cut
 from tests.workflows.mute_engine import MUTE, REFUSING
@@ -84,7 +84,7 @@ def cached(output: Path) -> dict[str, Any]:
     return dict(json.loads((output / "autotune_cache.json").read_text()))
 
 
-def pieces_of(output: Path) -> list[dict[str, Any]]:
+def chunks_of(output: Path) -> list[dict[str, Any]]:
     return list(cached(output)["phase_2"]["pieces"])
 
 
@@ -172,7 +172,7 @@ def test_the_raw_assembly_is_the_first_that_was_tried(
 
 def test_pieces_of_an_open_model_stay_open(tuned: tuple[TuneResult, list[TuneEvent]]) -> None:
     output = tuned[0].output_dir
-    for subgraph in pieces_of(output):
+    for subgraph in chunks_of(output):
         graph = onnx.load(output / "subgraphs" / subgraph["file"], load_external_data=False).graph
         for value in (*graph.input, *graph.output):
             assert value.type.tensor_type.shape.dim[0].dim_param == "N"
@@ -192,11 +192,11 @@ def test_without_validation_only_the_raw_assembly_is_built(model: Path, tmp_path
 def test_a_budget_that_is_over_among_the_pieces_still_leads_to_a_model(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "has_time_for", lambda pace, seconds: False)
+    monkeypatch.setattr(TimeBudget, "has_time_for", lambda pace, seconds: False)
     result = simulated(model, tmp_path / "run", budget_s=3600.0)
     assert result.summary.stopped == "budget"
     assert not cached(tmp_path / "run")["phase_2"]["complete"]
-    assert len(pieces_of(tmp_path / "run")) == 0
+    assert len(chunks_of(tmp_path / "run")) == 0
     assert result.model.exists()
     # What rules and the like say needs no pieces.
     assert 1 <= result.summary.benchmarks <= len(result.summary.seeds)
@@ -217,7 +217,7 @@ def test_an_engine_that_tells_no_layers_is_timed_with_and_without_conversions(
     assert not result.summary.kept_float
     found = result.summary.subgraphs
     assert found["structural"] == found["groups"]
-    subgraphs = pieces_of(tmp_path / "run")
+    subgraphs = chunks_of(tmp_path / "run")
     assert {subgraph["how"] for subgraph in subgraphs} == {BY_TOTAL}
     assert list((tmp_path / "run/subgraphs").glob("conversion_*.onnx"))
     full = [
@@ -235,7 +235,7 @@ def test_a_piece_that_is_refused_stays_float(model: Path, tmp_path: Path, stand_
     result = simulated(model, tmp_path / "run", engine="refusing", engine_options=options)
     errors = {
         form["error"]
-        for subgraph in pieces_of(tmp_path / "run")
+        for subgraph in chunks_of(tmp_path / "run")
         for form in subgraph["forms"]
         if form["error"]
     }
@@ -279,7 +279,7 @@ def test_a_file_can_tell_the_groups_and_a_filter_what_may_be_quantized(
     assert groups == [["n0", "n1"], ["n2", "n3"], ["n4"], ["n5", "n6"]]
     assert result.summary.subgraphs["structural"] == 0
     assert result.placement.tensors & {"w1", "w2", "w3"} == {"w2"}
-    for subgraph in pieces_of(tmp_path / "run"):
+    for subgraph in chunks_of(tmp_path / "run"):
         assert "n2" in subgraph["details"]["nodes"]
 
 

@@ -51,7 +51,7 @@ def capture_tensors(
         for name in part:
             dtype = base.index.dtype(name) or ir.DataType.FLOAT
             values = found.get(name)
-            yield name, _made_up(shapes[name], dtype) if values is None else values
+            yield name, _placeholder_values(shapes[name], dtype) if values is None else values
 
 
 def _parts(index: GraphIndex, shapes: Mapping[str, Shape]) -> Iterator[list[str]]:
@@ -88,7 +88,7 @@ def _run(
     return dict(found)
 
 
-def _made_up(shape: Shape, dtype: ir.DataType) -> Array:
+def _placeholder_values(shape: Shape, dtype: ir.DataType) -> Array:
     """Small numbers of one sign for floats; zeros for what may be an index."""
     values = np.zeros(shape) if dtype.is_integer() else np.linspace(0.1, 1.0, math.prod(shape))
     return values.reshape(shape).astype(dtype.numpy())

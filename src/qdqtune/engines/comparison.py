@@ -117,12 +117,12 @@ def compare_files(
     """
     stored = feeds if isinstance(feeds, StoredFeeds) else worker.store(feeds)
     files = [os.fspath(path) for path in paths]
-    contest = _Comparing(worker, files, stored, options, timeout_s, listener)
+    comparing = _Comparing(worker, files, stored, options, timeout_s, listener)
     try:
         if take_layers is not None:
-            contest.layers_of = range(layers_from, len(files))
+            comparing.layers_of = range(layers_from, len(files))
         length = _Length(budget_s, runs, rounds, fewest_rounds)
-        return contest.hold(length, progress, take_outputs, take_layers)
+        return comparing.hold(length, progress, take_outputs, take_layers)
     finally:
         if stored is not feeds:
             worker.discard(stored)

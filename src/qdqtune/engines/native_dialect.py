@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from qdqtune.engines import registry
 from qdqtune.engines.engine_entry import EngineEntry
 from qdqtune.engines.isa import Cpu, inherited_limit, limited_isa, read_cpu, saturates_u8s8
-from qdqtune.engines.probe import answer_of
+from qdqtune.engines.probe import probe_engine
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records.errors import EngineError, QdqtuneError
@@ -55,7 +55,7 @@ def _installed_version(entry: EngineEntry, options: Mapping[str, str]) -> str:
     matters = any(dialect_choice.before_version is not None for dialect_choice in entry.dialects)
     if status.version or not matters or entry.program or not status.usable:
         return status.version
-    info = answer_of(entry.name).info
+    info = probe_engine(entry.name).info
     return info.version if info is not None else ""
 
 

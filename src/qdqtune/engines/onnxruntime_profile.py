@@ -110,8 +110,8 @@ class _NodesByName:
 
     def take(self, kernel: _Kernel) -> onnx.NodeProto | None:
         """The node of a kernel; one without a name is called after its op and its number."""
-        made_up = f"{kernel.op_type}_{kernel.index}"
-        for name in (kernel.name, "") if kernel.name == made_up else (kernel.name,):
+        default_name = f"{kernel.op_type}_{kernel.index}"
+        for name in (kernel.name, "") if kernel.name == default_name else (kernel.name,):
             if waiting := self._nodes.get((name, kernel.op_type)):
                 return waiting.pop(0)
         return None

@@ -16,7 +16,7 @@ _LOG_BYTES = 8 * 1024 * 1024
 _MESSAGE_LINES = 12
 
 
-class Drain:
+class OutputTail:
     """Reads a pipe to its end in a thread, so that the child never blocks on a full one.
 
     Args:

@@ -9,11 +9,11 @@ from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.records.measurement import EngineInfo
 
 # The first start of CUDA on a machine may take many seconds.
-_ANSWER_LIMIT_S = 120.0
+_PROBE_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeResult:
     """What an engine says of itself.
 
     Attributes:
@@ -26,14 +26,14 @@ class Answer:
 
 
 @functools.cache
-def answer_of(engine: str) -> Answer:
+def probe_engine(engine: str) -> ProbeResult:
     """What an engine says of itself, without options.
 
     Raises:
         EngineError: If it is not installed.
     """
-    with Worker(engine, timeout_s=_ANSWER_LIMIT_S) as worker:
+    with Worker(engine, timeout_s=_PROBE_LIMIT_S) as worker:
         try:
-            return Answer(worker.info())
+            return ProbeResult(worker.info())
         except WorkerFailure as failure:
-            return Answer(None, failure.what.splitlines()[0])
+            return ProbeResult(None, failure.what.splitlines()[0])

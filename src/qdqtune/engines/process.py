@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from qdqtune.engines.output_tail import Drain
+from qdqtune.engines.output_tail import OutputTail
 from qdqtune.engines.supervisor import END
 from qdqtune.graph.disk_errors import DiskError
 from qdqtune.records.errors import EngineError
@@ -158,7 +158,7 @@ class ChildProcess:
             os.close(commands_read)
             os.close(replies_write)
         assert self._process.stderr is not None
-        self._drain = Drain(self._process.stderr, log_path)
+        self._drain = OutputTail(self._process.stderr, log_path)
         self._unread = b""
         self._number = 0
         self._ended = False

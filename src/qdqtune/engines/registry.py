@@ -231,9 +231,9 @@ def _starts(name: str) -> bool:
     """Whether an engine answers. Where it runs on a GPU, a module that is there may not load."""
     if not entry(name).needs_gpu:
         return True
-    from qdqtune.engines.probe import answer_of  # workers look engines up here
+    from qdqtune.engines.probe import probe_engine  # workers look engines up here
 
-    reason = answer_of(name).reason
+    reason = probe_engine(name).reason
     if reason:
         _logger.warning("%s is installed, but does not start: %s", title(name), reason)
     return not reason

@@ -15,11 +15,11 @@ from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest, shape_text
 
 # Names that converters make up, another one for each dim.
-_MADE_UP = re.compile(r"unk__\d+")
+_GENERATED_NAME = re.compile(r"unk__\d+")
 
 # A size that nothing has by chance: where it shows up, the batch got there. Inference follows
 # numbers through more ops than it follows symbols.
-_WITNESS = 7919
+_MARKER_BATCH = 7919
 
 
 def with_batch(inputs: Inputs, request: InputRequest, batch_size: int) -> InputRequest:
@@ -37,7 +37,7 @@ def with_batch(inputs: Inputs, request: InputRequest, batch_size: int) -> InputR
         raise UsageError(f"The batch size can't be {batch_size}.", "Sizes are from 1 up.")
     leading = {name: dims[0] for name, dims in inputs.items() if dims}
     fixed = {dim for dim in leading.values() if isinstance(dim, int)}
-    named = {d for d in leading.values() if isinstance(d, str) and not _MADE_UP.fullmatch(d)}
+    named = {d for d in leading.values() if isinstance(d, str) and not _GENERATED_NAME.fullmatch(d)}
     is_open = len(fixed) < len(set(leading.values()))
     if not leading or None in inputs.values() or len(fixed) + len(named) > 1 or (fixed and is_open):
         listed = ", ".join(f"{name}:{shape_text(dims)}" for name, dims in inputs.items())
@@ -93,7 +93,7 @@ def batch_change(declared: Inputs, bound: Inputs) -> BatchChange | None:
     return BatchChange(tuple(leading), *size, alone=not others)
 
 
-def carry_batch(model: ir.Model, change: BatchChange) -> tuple[str, ...]:
+def propagate_batch(model: ir.Model, change: BatchChange) -> tuple[str, ...]:
     """Put a new batch size where a Reshape has the old one written into it, in place.
 
     That is done only where the first dim of what is reshaped is the batch for sure: shapes are
@@ -108,7 +108,7 @@ def carry_batch(model: ir.Model, change: BatchChange) -> tuple[str, ...]:
     """
     declared = input_dims(model)
     marked: dict[str, Dims] = {
-        name: (_WITNESS, *(declared[name] or ())[1:]) for name in change.names
+        name: (_MARKER_BATCH, *(declared[name] or ())[1:]) for name in change.names
     }
     before = all_shapes(model)
     taken = _all_names(model)
@@ -118,7 +118,7 @@ def carry_batch(model: ir.Model, change: BatchChange) -> tuple[str, ...]:
     # One behind the other, so that proving them in order would take an inference for each: all are
     # given the new batch at once, and those that were not to have it lose it again.
     for reshape in reshapes:
-        reshape.put(_WITNESS)
+        reshape.put(_MARKER_BATCH)
     set_input_dims(model, marked, stale=True)
     while wrong := [reshape for reshape in reshapes if reshape.is_put and not reshape.is_batch]:
         for reshape in wrong:
@@ -126,7 +126,7 @@ def carry_batch(model: ir.Model, change: BatchChange) -> tuple[str, ...]:
         set_input_dims(model, marked, stale=True)
     while found := [reshape for reshape in reshapes if not reshape.is_put and reshape.is_batch]:
         for reshape in found:
-            reshape.put(_WITNESS)
+            reshape.put(_MARKER_BATCH)
         set_input_dims(model, marked, stale=True)
     for value, shape in before:
         value.shape = shape
@@ -180,7 +180,7 @@ class _Reshape:
         """Whether what it reshapes starts with the batch, by the shapes as they are now."""
         data = self.node.inputs[0]
         shape = data.shape if data is not None else None
-        return shape is not None and len(shape) > 0 and shape[0] == _WITNESS
+        return shape is not None and len(shape) > 0 and shape[0] == _MARKER_BATCH
 
     def put(self, leading: int) -> None:
         """Let the target start with this number."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qdqtune.graph.op_classes import is_op
-from qdqtune.graph.weights import pieces_of, values_of
+from qdqtune.graph.weights import chunks_of, values_of
 
 #: The largest finite number of a float type.
 LARGEST = {
@@ -85,8 +85,8 @@ def unread_weights(graph: ir.Graph) -> list[ir.Value]:
 def magnitudes(tensor: ir.TensorProtocol) -> Magnitudes:
     """Look at every number of a float tensor, a piece at a time."""
     least, most, lowest = math.inf, 0.0, 0.0
-    for piece in pieces_of(tensor):
-        numbers = np.asarray(piece).astype(np.float32)
+    for chunk in chunks_of(tensor):
+        numbers = np.asarray(chunk).astype(np.float32)
         finite = numbers[np.isfinite(numbers)]
         sizes = np.abs(finite)
         least = min(least, float(np.min(sizes, where=sizes > 0, initial=math.inf)))

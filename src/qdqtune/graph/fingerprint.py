@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from qdqtune.graph.weights import pieces_of
+from qdqtune.graph.weights import chunks_of
 
 _DIGEST_BYTES = 16
 
@@ -37,8 +37,8 @@ def tensor_digest(tensor: ir.TensorProtocol) -> str:
     elif tensor.dtype.bitwidth < 8:
         digest.update(tensor.tobytes())  # several to a byte
     else:
-        for piece in pieces_of(tensor):
-            digest.update(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
+        for chunk in chunks_of(tensor):
+            digest.update(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph.op_classes import FLOAT_TYPES
-from qdqtune.graph.weights import pieces_of
+from qdqtune.graph.weights import chunks_of
 from qdqtune.records.errors import ModelError, UsageError
 from qdqtune.records.placement import Edge, Placement
 
@@ -98,8 +98,8 @@ class GraphIndex:
             constant = self.value[tensor].const_value
             assert constant is not None
             self._finite[tensor] = all(
-                np.isfinite(piece.astype(np.float32, copy=False)).all()
-                for piece in pieces_of(constant)
+                np.isfinite(chunk.astype(np.float32, copy=False)).all()
+                for chunk in chunks_of(constant)
             )
         return self._finite[tensor]
 

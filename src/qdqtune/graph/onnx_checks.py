@@ -15,7 +15,7 @@ from qdqtune.graph.proto_walk import Contents, contents
 
 # The values of tensors up to this size may be shapes and axes, which the judges want to see.
 _SMALL_BYTES = 1024
-_MADE_UP = "qdqtune: this shape is made up"
+_PLACEHOLDER = "qdqtune: this shape is made up"
 
 
 def invalidity(proto: onnx.ModelProto, found: Contents) -> str:
@@ -30,7 +30,7 @@ def inconsistency(proto: onnx.ModelProto) -> str:
     if fault:
         return fault
     for value in (*bones.graph.input, *bones.graph.output):
-        if value.doc_string == _MADE_UP:
+        if value.doc_string == _PLACEHOLDER:
             value.type.tensor_type.ClearField("shape")
     answer = call_guarded(lambda: _inferred(bones).encode())
     return "ONNX's shape inference crashes on it" if answer is None else answer.decode()
@@ -61,7 +61,7 @@ def skeleton(proto: onnx.ModelProto, found: Contents) -> onnx.ModelProto:
     for value in (*graph.input, *graph.output):
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
             value.type.tensor_type.shape.SetInParent()
-            value.doc_string = _MADE_UP
+            value.doc_string = _PLACEHOLDER
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in found.nested):
         for tensor in contents(bones).nested:
             # The checker would look for the file in whatever folder we happen to be in.

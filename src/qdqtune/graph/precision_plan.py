@@ -12,7 +12,7 @@ from qdqtune.graph.precision_rules import Keeper
 from qdqtune.graph.precision_types import Change, Slots, chooses_type, dtype_of, takes_any_type
 
 # Ops that join or pad what they move, beside those with one input.
-_MOVING_OPS = COPY_OPS | {"Concat", "DepthToSpace", "Pad", "SpaceToDepth"}
+_PASSTHROUGH_OPS = COPY_OPS | {"Concat", "DepthToSpace", "Pad", "SpaceToDepth"}
 
 
 class Plan:
@@ -99,7 +99,7 @@ class Plan:
                     continue
                 changes = position in movable
                 if changes and chooses_type(node):
-                    changes = self._wishes(value) == {target}
+                    changes = self._wanted_types(value) == {target}
                 old = dtype_of(value)
                 assert old is not None
                 yield value, target if changes else old
@@ -109,7 +109,7 @@ class Plan:
         assert old is not None
         return old if self._keep_io else self.change.target
 
-    def _wishes(self, value: ir.Value) -> set[ir.DataType | None]:
+    def _wanted_types(self, value: ir.Value) -> set[ir.DataType | None]:
         wishes = {self.wanted(user, position) for user, position in value.uses()}
         if value.is_graph_output():
             wishes.add(self.wanted_outside(value))
@@ -141,7 +141,7 @@ class Plan:
         # A QuantizeLinear goes with its DequantizeLinear: engines look for equal scales.
         if not found.concerned or chooses_type(node) or is_op(node, QUANTIZE):
             return False
-        return is_op(node, *_MOVING_OPS) or not found.outputs
+        return is_op(node, *_PASSTHROUGH_OPS) or not found.outputs
 
     def _is_among_staying(self, node: ir.Node, quiet: Collection[str]) -> bool:
         return all(

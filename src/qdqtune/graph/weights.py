@@ -40,7 +40,7 @@ def values_of(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
     return (FileTensor.of(tensor) if isinstance(tensor, ir.ExternalTensor) else tensor).numpy()
 
 
-def pieces_of(tensor: ir.TensorProtocol) -> Iterator[npt.NDArray[Any]]:
+def chunks_of(tensor: ir.TensorProtocol) -> Iterator[npt.NDArray[Any]]:
     """A tensor's values in order, a part of bounded size at a time; what shape it has is lost."""
     if isinstance(tensor, ir.ExternalTensor) and tensor.dtype.bitwidth >= 8:
         kind = np.dtype(tensor.dtype.numpy()).newbyteorder("<")

@@ -69,7 +69,7 @@ class Inserter:
         self._outputs = [
             [output.name for output in node.outputs if output.name] for node in self.index.nodes
         ]
-        self._pieces: dict[tuple[object, ...], _Pieces] = {}
+        self._serialized: dict[tuple[object, ...], _SerializedPair] = {}
         self._taken = {
             value.name
             for graph in self.index.model.graphs()
@@ -114,32 +114,34 @@ class Inserter:
             UsageError: If the placement is not one of this model.
         """
         rewiring = _Rewiring(self.index)
-        before: list[_Pieces] = []
-        behind: dict[str, list[_Pieces]] = defaultdict(list)
+        before: list[_SerializedPair] = []
+        behind: dict[str, list[_SerializedPair]] = defaultdict(list)
         for pair in self.encoder.pairs(self.index.effective(placement)):
-            pieces = self._pieces_of(pair)
-            rewiring.add(pair, pieces)
+            serialized = self._serialized_pair(pair)
+            rewiring.add(pair, serialized)
             produced = self.index.value[pair.tensor].producer() is not None
-            (behind[pair.tensor] if produced else before).append(pieces)
+            (behind[pair.tensor] if produced else before).append(serialized)
         constants = [
             part for name, part in self.base.constant_parts.items() if rewiring.still_read(name)
         ]
-        constants += (pieces.constants for pieces in before)
-        constants += (pieces.constants for group in behind.values() for pieces in group)
-        nodes = [pieces.nodes for pieces in before]
+        constants += (serialized.constants for serialized in before)
+        constants += (serialized.constants for group in behind.values() for serialized in group)
+        nodes = [serialized.nodes for serialized in before]
         for position, outputs in enumerate(self._outputs):
             nodes.append(rewiring.apply(position, self.base))
             for tensor in outputs:
-                nodes += (rewiring.feed(tensor, pieces) for pieces in behind.get(tensor, ()))
+                nodes += (
+                    rewiring.feed(tensor, serialized) for serialized in behind.get(tensor, ())
+                )
         return self.base.assemble(nodes, constants, self._metadata)
 
-    def _pieces_of(self, pair: Pair) -> _Pieces:
+    def _serialized_pair(self, pair: Pair) -> _SerializedPair:
         key = (pair.tensor, pair.role, *pair.encoding.key)
-        if key not in self._pieces:
-            self._pieces[key] = self._make_pieces(pair)
-        return self._pieces[key]
+        if key not in self._serialized:
+            self._serialized[key] = self._serialize_pair(pair)
+        return self._serialized[key]
 
-    def _make_pieces(self, pair: Pair) -> _Pieces:
+    def _serialize_pair(self, pair: Pair) -> _SerializedPair:
         tensor, encoding = pair.tensor, pair.encoding
         stored = pair.role == "bias" or (
             pair.role in ("weight", "constant") and self.dialect.stored_weights
@@ -165,7 +167,7 @@ class Inserter:
         )
         if prefix != tensor:
             nodes[-1].doc_string = COPY_OF + tensor
-        return _Pieces(tensors, nodes)
+        return _SerializedPair(tensors, nodes)
 
     def _prefix(self, pair: Pair) -> str:
         """What the pair's names begin with; it depends on the pair alone, not on what came before.
@@ -185,7 +187,7 @@ class Inserter:
         return self._prefixes[name]
 
 
-class _Pieces:
+class _SerializedPair:
     """One pair, written: its initializers, then Q (unless stored) and DQ."""
 
     def __init__(self, tensors: list[onnx.TensorProto], nodes: list[onnx.NodeProto]) -> None:
@@ -206,16 +208,16 @@ class _Rewiring:
         self._renamed: dict[str, str] = {}
         self._read_quantized: dict[str, int] = defaultdict(int)
 
-    def add(self, pair: Pair, pieces: _Pieces) -> None:
-        if pieces.stored:
+    def add(self, pair: Pair, serialized: _SerializedPair) -> None:
+        if serialized.stored:
             self._read_quantized[pair.tensor] += len(pair.edges)
         for edge in pair.edges:
             if edge.node:
-                self._inputs[self._index.position[edge.node]][edge.position] = pieces.output
+                self._inputs[self._index.position[edge.node]][edge.position] = serialized.output
         if any(not edge.node for edge in pair.edges):
-            self._quantize_graph_output(pair, pieces)
+            self._quantize_graph_output(pair, serialized)
 
-    def _quantize_graph_output(self, pair: Pair, pieces: _Pieces) -> None:
+    def _quantize_graph_output(self, pair: Pair, serialized: _SerializedPair) -> None:
         """The graph's output keeps its name, so the producer's output gets another one."""
         tensor = pair.tensor
         producer = self._index.value[tensor].producer()
@@ -225,9 +227,9 @@ class _Rewiring:
                 "read inside a control-flow body.",
                 "Quantize its readers instead.",
             )
-        plain = pieces.output.removesuffix("_dequantized") + "_unquantized"
+        plain = serialized.output.removesuffix("_dequantized") + "_unquantized"
         self._renamed[tensor] = plain
-        self._renamed[pieces.output] = tensor
+        self._renamed[serialized.output] = tensor
         self._outputs[self._index.position[producer.name or ""]][tensor] = plain
         for edge in self._index.readers(tensor):
             if edge.node:
@@ -256,13 +258,13 @@ class _Rewiring:
                 copy.output[index] = outputs.get(name, name)
         return node_part(copy)
 
-    def feed(self, tensor: str, pieces: _Pieces) -> bytes:
+    def feed(self, tensor: str, serialized: _SerializedPair) -> bytes:
         """The pair's nodes, renamed if its tensor is a graph output."""
         if tensor not in self._renamed:
-            return pieces.nodes
+            return serialized.nodes
         first, last = onnx.NodeProto(), onnx.NodeProto()
-        first.CopyFrom(pieces.protos[0])
-        last.CopyFrom(pieces.protos[-1])
+        first.CopyFrom(serialized.protos[0])
+        last.CopyFrom(serialized.protos[-1])
         first.input[0] = self._renamed[tensor]
         last.output[0] = self._renamed[last.output[0]]
         return node_part(first) + node_part(last)

@@ -78,7 +78,7 @@ def _why_no_rule(dialect: Dialect, node: ir.Node) -> str:
     return f"{dialect.name} has no integer kernel for {node.op_type}"
 
 
-def moves_values(index: GraphIndex, dialect: Dialect, node: ir.Node) -> bool:
+def passes_values_through(index: GraphIndex, dialect: Dialect, node: ir.Node) -> bool:
     """Whether an op has an integer kernel that only moves values."""
     rule = role_rule(dialect, node)
     return rule.same_scale and not _unfit(index, dialect, node, rule)

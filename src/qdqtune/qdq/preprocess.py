@@ -16,7 +16,7 @@ from qdqtune.graph.opset import least_opset, raise_opset
 from qdqtune.graph.precision import convert_precision
 from qdqtune.qdq.integer_ops import refuse_integer_ops
 from qdqtune.qdq.read_back import strip
-from qdqtune.qdq.read_result import Reading
+from qdqtune.qdq.read_result import ReadResult
 from qdqtune.records.precision import Precision
 
 _logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ Preparation = Callable[[ir.Model], object]
 
 
 @dataclass(frozen=True)
-class Opened:
+class PreprocessedModel:
     """What was found in a model that was made float.
 
     Attributes:
@@ -35,7 +35,7 @@ class Opened:
         has_bfloat16: Whether it has tensors of that type, which CPUs can't run.
     """
 
-    reading: Reading | None = None
+    reading: ReadResult | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     has_bfloat16: bool = False
 
@@ -47,7 +47,7 @@ def make_float(
     precision: Precision | None = None,
     *,
     prepare: Preparation = fold,
-) -> Opened:
+) -> PreprocessedModel:
     """Get a model ready, in place, and take out the Q/DQ that it may have.
 
     What its pairs guard stays while it is folded, so that its tensors are still those that its
@@ -82,7 +82,7 @@ def make_float(
                 "%d Q and DQ nodes belong to no pair with constant scales: they stay as they are",
                 reading.left,
             )
-    return Opened(reading, labels, has_bfloat16)
+    return PreprocessedModel(reading, labels, has_bfloat16)
 
 
 def has_qdq(model: ir.Model) -> bool:

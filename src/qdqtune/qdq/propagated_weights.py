@@ -14,14 +14,14 @@ from qdqtune.graph.op_classes import is_op
 from qdqtune.qdq.read_result import ReadEncoding
 
 
-def carrier_of(user: ir.Node, graph: ir.Graph) -> bool:
+def propagates_weight(user: ir.Node, graph: ir.Graph) -> bool:
     """Whether a reader of a constant only hands it on in another form."""
     if user.graph is not graph or not is_op(user, "Transpose", "Cast", "Identity"):
         return False
     return bool(user.outputs[0].uses()) and not user.outputs[0].is_graph_output()
 
 
-def carry(
+def propagate(
     constant: ir.TensorProtocol, encoding: ReadEncoding, user: ir.Node
 ) -> tuple[ir.TensorProtocol, ReadEncoding]:
     """What a carrier makes of a constant and of its encoding; values are computed when read."""

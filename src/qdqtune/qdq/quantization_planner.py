@@ -89,7 +89,7 @@ class QuantizationPlanner:
                 outputs |= places.outputs
                 quantized |= places.outputs
         if self.dialect.propagates_dq:
-            self._lift(wanted, edges, outputs)
+            self._propagate_dq(wanted, edges, outputs)
         edges.update(edge for name in weights_only for edge in self.weight_edges(name))
         return canonical(self.index, Placement(frozenset(edges), frozenset(outputs)))
 
@@ -144,7 +144,7 @@ class QuantizationPlanner:
         """Edges, and those that see quantized values because ops moved them there."""
         return self._shared.propagated(edges)
 
-    def _lift(self, wanted: frozenset[str], edges: set[Edge], outputs: set[str]) -> None:
+    def _propagate_dq(self, wanted: frozenset[str], edges: set[Edge], outputs: set[str]) -> None:
         """Let pairs stand before the ops that move values, and not behind them."""
         quantized = {edge.tensor for edge in edges} | outputs
         for name, places in reversed(self.passthrough.items()):

@@ -10,8 +10,8 @@ import onnx_ir as ir
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE, is_op
 from qdqtune.qdq.encoding import dequantize
 from qdqtune.qdq.insert import COPY_OF
-from qdqtune.qdq.propagated_weights import carrier_of, carry
-from qdqtune.qdq.read_result import ReadEncoding, Reading, wider
+from qdqtune.qdq.propagated_weights import propagate, propagates_weight
+from qdqtune.qdq.read_result import ReadEncoding, ReadResult, wider
 from qdqtune.qdq.saturation import put_back, stands_for_activation
 from qdqtune.records.placement import Edge, Placement
 
@@ -20,7 +20,7 @@ _QUANTIZED_SUFFIX = "_quantized"
 _NARROW_BOUNDS = ((-127, 127), (-128, 127), (1, 255), (0, 255))
 
 
-def strip(model: ir.Model, weights_from: ir.Model | None = None) -> Reading:
+def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
     """Take every Q/DQ pair out of a model, in place.
 
     Weights that are stored quantized become float again: with the values they stand for, or with
@@ -48,7 +48,7 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> Reading:
     return stripper.reading()
 
 
-def read(model: ir.Model) -> Reading:
+def read(model: ir.Model) -> ReadResult:
     """The placement and encodings of a Q/DQ model; the model itself is not changed."""
     return strip(model.clone())
 
@@ -199,10 +199,12 @@ class _Stripper:
             assert origin.const_value is not None
             for user, position in tuple(origin.uses()):
                 edge = (origin, user.name or "", position)
-                is_carrier = carrier_of(user, self._graph) and user.outputs[0] not in quantized
-                if not is_carrier or edge not in self._edges:
+                is_propagated = (
+                    propagates_weight(user, self._graph) and user.outputs[0] not in quantized
+                )
+                if not is_propagated or edge not in self._edges:
                     continue
-                tensor, propagated = carry(origin.const_value, encoding, user)
+                tensor, propagated = propagate(origin.const_value, encoding, user)
                 output = user.outputs[0]
                 name, readers = output.name or "", tuple(output.uses())
                 output.name = f"{name}_carried"
@@ -237,7 +239,7 @@ class _Stripper:
             elif value.is_initializer():
                 self._graph.initializers.pop(name, None)
 
-    def reading(self) -> Reading:
+    def reading(self) -> ReadResult:
         edges = frozenset(Edge(value.name or "", node, index) for value, node, index in self._edges)
         quantized: dict[str, int] = {}
         for edge in edges:
@@ -254,7 +256,7 @@ class _Stripper:
             encodings[name] = wider(encodings.get(name, encoding), encoding)
         left = sum(is_op(node, QUANTIZE, DEQUANTIZE) for graph in self._graphs for node in graph)
         placement = Placement(edges, frozenset(outputs))
-        return Reading(placement, encodings, self._pairs, left, len(self._rounded))
+        return ReadResult(placement, encodings, self._pairs, left, len(self._rounded))
 
     def _reader_count(self, value: ir.Value) -> int:
         nodes = sum(user.graph is self._graph for user, _ in value.uses())

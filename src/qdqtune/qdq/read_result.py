@@ -33,7 +33,7 @@ def wider(one: ReadEncoding, other: ReadEncoding) -> ReadEncoding:
 
 
 @dataclass
-class Reading:
+class ReadResult:
     """What was found in a Q/DQ model, by the names of the float model inside it.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
 from qdqtune.qdq.dialect import Dialect
-from qdqtune.qdq.op_units import moves_values, operands, role_rule
+from qdqtune.qdq.op_units import operands, passes_values_through, role_rule
 from qdqtune.records.placement import Edge
 
 
@@ -22,7 +22,7 @@ class SharedEncodings:
         self._copied_from: dict[str, Edge] = {}
         self._moves: list[tuple[tuple[Edge, ...], tuple[str, ...]]] = []
         for node in index.nodes:
-            if not moves_values(index, dialect, node):
+            if not passes_values_through(index, dialect, node):
                 continue
             edges = tuple(operands(node, role_rule(dialect, node)))
             if edges:

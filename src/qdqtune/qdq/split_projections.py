@@ -7,7 +7,7 @@ import onnx_ir as ir
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.op_classes import COPY_OPS, is_op
 
-_PARTING_OPS = ("Gather", "Slice", "Split")
+_SPLIT_OPS = ("Gather", "Slice", "Split")
 
 
 def parted_result(index: GraphIndex, node: ir.Node) -> list[str]:
@@ -16,7 +16,7 @@ def parted_result(index: GraphIndex, node: ir.Node) -> list[str]:
     moves = 0
     while True:
         readers = [index.node[edge.node] for edge in index.readers(tensor) if edge.node]
-        if any(is_op(reader, *_PARTING_OPS) for reader in readers):
+        if any(is_op(reader, *_SPLIT_OPS) for reader in readers):
             return [result] if moves or any(map(_is_moved, readers)) else []
         if len(readers) != 1:
             return []
@@ -33,7 +33,7 @@ def parted_result(index: GraphIndex, node: ir.Node) -> list[str]:
 def _is_moved(node: ir.Node) -> bool:
     """Whether something moves a part before it is used."""
     users = (user for output in node.outputs for user, _ in output.uses())
-    return is_op(node, *_PARTING_OPS) and any(is_op(user, *COPY_OPS) for user in users)
+    return is_op(node, *_SPLIT_OPS) and any(is_op(user, *COPY_OPS) for user in users)
 
 
 def _adds_constant(index: GraphIndex, node: ir.Node) -> bool:

@@ -29,7 +29,7 @@ def translate(
         quant_type: One of its quant types.
         placement: A placement in any dialect's style.
     """
-    effective = _carried(index, index.effective(placement))
+    effective = _transferred(index, index.effective(placement))
     tensors = {edge.tensor for edge in effective}
     positions: dict[str, set[int]] = {}
     for edge in effective:
@@ -52,7 +52,7 @@ def translate(
     return Selection(merge(units), tuple(names), left_float)
 
 
-def _carried(index: GraphIndex, edges: frozenset[Edge]) -> frozenset[Edge]:
+def _transferred(index: GraphIndex, edges: frozenset[Edge]) -> frozenset[Edge]:
     """Edges, and those that see values which ops of any dialect only moved there."""
     from qdqtune.qdq.dialects import DIALECTS  # they are made of what is here
 

@@ -59,11 +59,11 @@ class BenchRecord:
             "engine": self.engine.to_dict(),
             "seed": self.seed,
             "inputs": dict(self.inputs),
-            "models": [_contestant(entry) for entry in self.entries],
+            "models": [_entry_fields(entry) for entry in self.entries],
         }
 
 
-def _contestant(entry: BenchmarkEntry) -> dict[str, Any]:
+def _entry_fields(entry: BenchmarkEntry) -> dict[str, Any]:
     measurement, comparison = entry.measurement, entry.against_first
     return {
         "path": entry.path,

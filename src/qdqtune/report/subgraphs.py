@@ -57,7 +57,7 @@ def batches_table(batches: Sequence[Batch], *, has_costs: bool = True) -> str:
 
 def _note(summary: Summary) -> str:
     stages = {batch.stage for batch in summary.batches}
-    is_early = _timed(summary) < _all_pieces(summary)
+    is_early = _timed(summary) < _all_subgraphs(summary)
     note = f"Quantized and dropped count fusion groups{' that were timed' if is_early else ''}; "
     if AS_GIVEN in summary.seeds:
         note += (
@@ -69,7 +69,7 @@ def _note(summary: Summary) -> str:
     if stages & _STEPS:
         note += "; those of schemes, batches and doubts are over the best before them"
     # An assembly without Q/DQ is the float model, which is not timed against itself.
-    is_advice = _RAW not in stages and _timed(summary) == _all_pieces(summary) > 0
+    is_advice = _RAW not in stages and _timed(summary) == _all_subgraphs(summary) > 0
     return f"{note}. The pieces advise to leave all float." if is_advice else f"{note}."
 
 
@@ -98,16 +98,16 @@ def _timed(summary: Summary) -> int:
     return summary.subgraphs.get("pieces", 0)
 
 
-def _all_pieces(summary: Summary) -> int:
+def _all_subgraphs(summary: Summary) -> int:
     return summary.subgraphs.get("all_pieces", _timed(summary))
 
 
-def pieces_lines(summary: Summary) -> list[str]:
+def subgraph_lines(summary: Summary) -> list[str]:
     """How many pieces there were to choose from, and how many were timed; empty if unknown."""
     found, benchmarks = summary.subgraphs, summary.subgraph_benchmarks
     if not found:  # it ended before there were any to choose from
         return [f"{benchmarks} benchmarks of pieces."] if benchmarks else []
-    timed, subgraphs = _timed(summary), _all_pieces(summary)
+    timed, subgraphs = _timed(summary), _all_subgraphs(summary)
     groups = f"{found['groups']} fusion groups ({found['structural']} by structure alone)"
     if timed < subgraphs:  # what could be quantized is known of those that were timed
         why = ": the time was up" if summary.stopped == "budget" else ""

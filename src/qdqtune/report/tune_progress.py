@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from qdqtune.records.tuning import TuneEvent
 from qdqtune.report.durations import duration
-from qdqtune.report.subgraphs import STAGE as PIECES
+from qdqtune.report.subgraphs import STAGE as SUBGRAPHS
 from qdqtune.report.tables import message, printable
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def event_line(event: TuneEvent) -> str:
     facts = [_benchmarks(event)] if event.benchmarks or event.planned else []
     if event.known:
         facts.append(f"{event.known} known from before")
-    if event.planned and event.stage != PIECES:
+    if event.planned and event.stage != SUBGRAPHS:
         facts.append(f"{event.speedup:.3f}x so far")
     if event.eta_s is not None:
         facts.append(_left(event.stage, event.eta_s))
@@ -105,7 +105,7 @@ def _print_line(event: TuneEvent) -> None:
 
 
 def _benchmarks(event: TuneEvent) -> str:
-    if event.stage == PIECES:
+    if event.stage == SUBGRAPHS:
         return f"piece {_done(event)} of {event.planned}"
     if event.planned is None:
         return f"{event.benchmarks} benchmarks"
@@ -114,13 +114,13 @@ def _benchmarks(event: TuneEvent) -> str:
 
 def _left(stage: str, eta_s: float) -> str:
     """The time left; while pieces are timed it is not known how long whole models will take."""
-    return f"{duration(eta_s)} left{' for pieces' if stage == PIECES else ''}"
+    return f"{duration(eta_s)} left{' for pieces' if stage == SUBGRAPHS else ''}"
 
 
 def _count(event: TuneEvent) -> str:
     if not event.planned:
         return ""
-    return f"{'piece ' if event.stage == PIECES else ''}{_done(event)}/{event.planned}"
+    return f"{'piece ' if event.stage == SUBGRAPHS else ''}{_done(event)}/{event.planned}"
 
 
 def _done(event: TuneEvent) -> int:

@@ -12,7 +12,7 @@ from qdqtune.report.bench import busy_lines, engine_lines, inputs_lines
 from qdqtune.report.durations import duration
 from qdqtune.report.insertion import RANDOM_WARNING
 from qdqtune.report.inspection import in_float32_line
-from qdqtune.report.subgraphs import AS_GIVEN, MODE, batches_lines, pieces_lines, plan_lines
+from qdqtune.report.subgraphs import AS_GIVEN, MODE, batches_lines, plan_lines, subgraph_lines
 from qdqtune.report.tables import printable, text_table
 
 _STOPPED = {
@@ -152,7 +152,7 @@ def _float_name(summary: Summary) -> str:
     return "float" if computed_in in ("", FLOAT32) else f"float ({computed_in})"
 
 
-def _judged_against(summary: Summary) -> str:
+def _compared_with(summary: Summary) -> str:
     return "float" if summary.precision == UNCHANGED else "the model as given"
 
 
@@ -180,7 +180,7 @@ def _accuracy(summary: Summary) -> list[str]:
     lines = []
     if summary.output_sqnr_db is not None and not summary.kept_float:
         lines.append(
-            f"Output SQNR {summary.output_sqnr_db:.1f} dB against {_judged_against(summary)}."
+            f"Output SQNR {summary.output_sqnr_db:.1f} dB against {_compared_with(summary)}."
         )
         if summary.float_sqnr_db is not None:
             lines.append(float_error_line(summary.engine.float_type, summary.float_sqnr_db))
@@ -206,15 +206,15 @@ def _effort(summary: Summary) -> list[str]:
     also = f" ({', '.join(details)})" if details else ""
     if summary.mode == MODE:
         what = "whole models"
-        pieces = pieces_lines(summary)
+        subgraphs = subgraph_lines(summary)
     else:
         what = (
             f"{summary.groups} choices in {summary.regions} regions ({summary.patterns} patterns)"
         )
-        pieces = []
+        subgraphs = []
     this_run = "This run: " if summary.runs > 1 else ""
     lines = [
-        *pieces,
+        *subgraphs,
         f"{this_run}{summary.benchmarks} benchmarks{also} of {what}, {duration(seconds.total)}: "
         f"building {duration(seconds.building)}, timing {duration(seconds.timing)}, "
         f"own {duration(seconds.own)}.",

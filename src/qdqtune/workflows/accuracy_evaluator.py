@@ -161,7 +161,7 @@ class AccuracyEvaluator:
         samples: Callable[[], Iterable[Feeds]],
         *,
         kernels: Kernels | None,
-        roughly: int | None = None,
+        approximate_samples: int | None = None,
         reference: Path | None = None,
     ) -> None:
         self._has_reading = source.reading is not None
@@ -170,10 +170,10 @@ class AccuracyEvaluator:
         self._written = self._rough = self._exact = _Bench(
             source, base, runner, samples, options, reference=reference
         )
-        if roughly is not None:
+        if approximate_samples is not None:
             self._rough = _Bench(
-                source, base, runner, lambda: itertools.islice(samples(), roughly), options,
-                reference=reference,
+                source, base, runner, lambda: itertools.islice(samples(), approximate_samples),
+                options, reference=reference,
             )  # fmt: skip
         if kernels is not None and kernels.worker is not runner:
             twins = not registry.entry(kernels.engine).runs_bfloat16

@@ -62,7 +62,7 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class Guarded:
+class FallbackResult:
     """A placement that is accurate enough, or none.
 
     Attributes:
@@ -114,7 +114,7 @@ class AccuracyFallback:
         self._least_db = least_db
         self._progress = progress
 
-    def guard(self, ways: Mapping[RangeMethod, Scaled]) -> Guarded:
+    def guard(self, ways: Mapping[RangeMethod, Scaled]) -> FallbackResult:
         """What is left of the draft when it is accurate enough.
 
         Args:
@@ -123,9 +123,9 @@ class AccuracyFallback:
         best = max(ways.values(), key=lambda scaled: scaled.quality.worst_db)
         own = self._own_errors(best.inserter, self._draft.placement())
         if self._least_db is None:
-            return Guarded(self._draft, self._draft.placement(), best, best.quality, own)
+            return FallbackResult(self._draft, self._draft.placement(), best, best.quality, own)
         if best.quality.why_unknown:  # no part of it could be compared, either
-            return Guarded(self._draft, Placement(), best, best.quality, own)
+            return FallbackResult(self._draft, Placement(), best, best.quality, own)
         least = self._least_db
         dropped = self._failing(best, own, least)
         tried = self._without(dropped, best)
@@ -157,22 +157,22 @@ class AccuracyFallback:
             dropped |= failing
         return dropped
 
-    def _without(self, dropped: Mapping[str, RuleDecision], scaled: Scaled) -> Guarded:
+    def _without(self, dropped: Mapping[str, RuleDecision], scaled: Scaled) -> FallbackResult:
         """What the rules make of it if these ops stay float."""
         if not dropped:
-            return Guarded(self._draft, self._draft.placement(), scaled, scaled.quality)
+            return FallbackResult(self._draft, self._draft.placement(), scaled, scaled.quality)
         draft = self._redraft(dropped)
         placement = draft.placement()
-        quality = self._judged(scaled.inserter, placement) if placement else Quality()
-        return Guarded(draft, placement, scaled, quality)
+        quality = self._quality_of(scaled.inserter, placement) if placement else Quality()
+        return FallbackResult(draft, placement, scaled, quality)
 
     def _without_worst(
         self,
         ways: Mapping[RangeMethod, Scaled],
-        best: Guarded,
+        best: FallbackResult,
         dropped: Mapping[str, RuleDecision],
         least: float,
-    ) -> Guarded:
+    ) -> FallbackResult:
         """Choose ranges part by part, and drop the fewest parts that it takes.
 
         Args:
@@ -230,18 +230,18 @@ class AccuracyFallback:
             if tensor in known:
                 chosen[tensor] = known[tensor]
         inserter = ways[best].inserter.with_ranges(Ranges(chosen, ranges.source, ranges.samples))
-        return Scaled("mixed", inserter, self._judged(inserter, self._draft.placement()))
+        return Scaled("mixed", inserter, self._quality_of(inserter, self._draft.placement()))
 
     def _fewest(
         self,
-        whole: Guarded,
+        whole: FallbackResult,
         ranked: Sequence[Mapping[str, RuleDecision]],
         dropped: Mapping[str, RuleDecision],
         least: float,
-    ) -> Guarded:
+    ) -> FallbackResult:
         """Drop the fewest parts, worst first, at least one, that bring the outputs near enough."""
 
-        def without(count: int) -> Guarded:
+        def without(count: int) -> FallbackResult:
             verdicts = dict(dropped)
             for part in ranked[:count]:
                 verdicts |= part
@@ -286,7 +286,7 @@ class AccuracyFallback:
             _logger.warning("the error of single ops can't be told here: %s", error)
             return {}
 
-    def _judged(self, inserter: Inserter, placement: Placement) -> Quality:
+    def _quality_of(self, inserter: Inserter, placement: Placement) -> Quality:
         return self._accuracy.quality(inserter.write(placement, "guarded"))
 
 

@@ -24,7 +24,7 @@ from qdqtune.workflows.tune import tune
 _RULE = "measured"
 
 
-class Autotuned:
+class AutotunedQuantization:
     """Quantizes one model file as `tune` does.
 
     Args:
@@ -50,7 +50,7 @@ class Autotuned:
         for is_asked, what in (
             (not request.dialect.per_channel, "one scale per weight"),
             (request.precision is not None, "another float type"),
-            (not self._speaks_it(), "another dialect"),
+            (not self._has_dialect(), "another dialect"),
         ):
             if is_asked:
                 raise UsageError(
@@ -85,7 +85,7 @@ class Autotuned:
         quantized = None if result.summary.kept_float else load_model(result.model)
         return QuantizeOutcome(quantized, self._report(result, source), fingerprint(source.model))
 
-    def _speaks_it(self) -> bool:
+    def _has_dialect(self) -> bool:
         request = self._request
         own = native_dialect(request.engine, options=request.options.engine_options)
         return own.name == request.dialect.name

@@ -52,7 +52,7 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class Said:
+class UserConditions:
     """What a user says about checking a model; see `qdqtune.workflows.verification.verify`."""
 
     against: str | None = None
@@ -135,7 +135,7 @@ class Said:
             yield from ("--calibration_samples", str(self.samples))
 
 
-def command_of(model: str, said: Said, missing: list[tuple[str, str]]) -> str:
+def command_of(model: str, said: UserConditions, missing: list[tuple[str, str]]) -> str:
     """The command that says everything; empty if nothing is missing."""
     if not missing:
         return ""

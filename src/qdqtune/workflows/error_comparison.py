@@ -182,7 +182,7 @@ def _strangers(original: _Opened, quantized: _Opened) -> UsageError:
 
 
 @dataclass(frozen=True)
-class _Feeding:
+class _Samples:
     """What the models run on; `samples` starts to read it."""
 
     samples: Callable[[], Iterable[Feeds]]
@@ -196,7 +196,7 @@ def _provider(
     request: InputRequest,
     data: Any,
     limit: int | None,
-) -> _Feeding:
+) -> _Samples:
     model = original.model
     infer_shapes(model)
     both = [signature(each.name, each.model) for each in (original, quantized)]
@@ -207,7 +207,7 @@ def _provider(
         shapes = measured_shapes(model, known, takes_data=True)
         fixed = replace(request, shapes=shapes, dims={})
         words = f"{count} random sample{'s' * (count != 1)}, seed {request.seed}"
-        return _Feeding(
+        return _Samples(
             lambda: random_inputs(index, count, fixed), CalibrationSource.RANDOM, lambda: words
         )
     expected = [
@@ -215,11 +215,11 @@ def _provider(
         for each in expected_inputs(model)
     ]
     found = open_samples(data, expected, limit=limit or _MOST_SAMPLES)
-    return _Feeding(lambda: found, CalibrationSource.DATA, found.describe)
+    return _Samples(lambda: found, CalibrationSource.DATA, found.describe)
 
 
 def _outputs(
-    original: _Opened, quantized: _Opened, kernels: _Kernels, provider: _Feeding, folder: Path
+    original: _Opened, quantized: _Opened, kernels: _Kernels, provider: _Samples, folder: Path
 ) -> tuple[OutputError, ...]:
     """The outputs of both models, each of them run alone."""
     running = original
@@ -249,7 +249,7 @@ def _runnable(opened: _Opened, path: Path, engine: str) -> Path:
 
 
 def _layers(
-    worker: Worker, pairing: Pairing, provider: _Feeding, folder: Path, progress: Progress | None
+    worker: Worker, pairing: Pairing, provider: _Samples, folder: Path, progress: Progress | None
 ) -> tuple[LayerError, ...]:
     own, accumulated = (
         op_errors(worker, pairing, wiring, provider.samples(), folder, progress)

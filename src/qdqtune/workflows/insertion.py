@@ -117,10 +117,12 @@ def insert_qdq(
     ):
         base = PreparedModel(source.model, folder)
         if dialect_choice.asks_for_shapes and unknown_tensors(base.index):
-            observe_shapes(base, worker, next(iter(provider.judged())))
+            observe_shapes(base, worker, next(iter(provider.evaluation_samples())))
             selection = _selection(source, provider.shapes, dialect_choice, quant_type, choice)
         given = source.reading.encodings if source.reading is not None else {}
-        accuracy = AccuracyEvaluator(source, base, worker, provider.judged, kernels=kernels)
+        accuracy = AccuracyEvaluator(
+            source, base, worker, provider.evaluation_samples, kernels=kernels
+        )
         attempts: list[_Attempt] = []
         for way, ranges in ranges_in_every_way(
             source, base, worker, selection.placement, provider, layout, method, progress

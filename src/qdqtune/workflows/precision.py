@@ -32,7 +32,7 @@ from qdqtune.records.precision import ConvertReport, Precision
 
 _logger = logging.getLogger(__name__)
 
-_JUDGED_SAMPLES = 2
+_EVALUATION_SAMPLES = 2
 _NOTHING_SAID = InputRequest()
 
 
@@ -82,10 +82,10 @@ def convert_model(
         staged = save_model(loaded, folder / target.name)
         check_result(staged, source)
         sqnr_db, overflow = (
-            judge_conversion(
+            evaluate_conversion(
                 source,
                 staged,
-                lambda model: random_inputs(GraphIndex(model), _JUDGED_SAMPLES, request),
+                lambda model: random_inputs(GraphIndex(model), _EVALUATION_SAMPLES, request),
             )
             if conversion.modified
             else ({}, "")
@@ -102,7 +102,7 @@ def _check_ops(model: ir.Model, ops: Collection[str]) -> None:
         raise UsageError(f"The model has no {', '.join(missing)}.", "Ops are spelled as in ONNX.")
 
 
-def judge_conversion(
+def evaluate_conversion(
     source: Path, staged: Path, samples: Callable[[ir.Model], Iterable[Feeds]]
 ) -> tuple[dict[str, float], str]:
     """Decibels per output and the first node that overflows; nothing if it can't be known here.

@@ -28,7 +28,7 @@ from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import DEFAULT_THRESHOLD
 from qdqtune.records.untrusted_files import real_path
 from qdqtune.report.quantization import quantize_text
-from qdqtune.workflows.autotuned_quantization import Autotuned
+from qdqtune.workflows.autotuned_quantization import AutotunedQuantization
 from qdqtune.workflows.model_argument import AnyModel, as_file, in_form_of
 from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.quantize_steps import OneShotQuantization, QuantizeRequest
@@ -139,7 +139,7 @@ def quantize(
         run_folder = Path(autotune_output_dir or target.with_name(f"{target.stem}_autotune"))
         with TemporaryFolder(target.parent) as room:
             if autotune:
-                made = Autotuned(request, path, _preset(autotune), run_folder).run()
+                made = AutotunedQuantization(request, path, _preset(autotune), run_folder).run()
             else:
                 made = OneShotQuantization(request, path, room).run()
             if made.quantized is None:

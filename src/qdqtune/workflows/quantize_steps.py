@@ -40,7 +40,7 @@ from qdqtune.workflows.accuracy_evaluator import (
     engine_of_dialect,
     open_kernels,
 )
-from qdqtune.workflows.accuracy_fallback import AccuracyFallback, Guarded, Part, Scaled
+from qdqtune.workflows.accuracy_fallback import AccuracyFallback, FallbackResult, Part, Scaled
 from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.sample_provider import (
     Progress,
@@ -56,7 +56,7 @@ from qdqtune.workflows.tuning.request import Callback
 TIMING_S = 3.0
 """How long the result is timed against the model as given."""
 # Samples that rank parts of a model by what they cost.
-_ROUGHLY = 2
+_APPROXIMATE_SAMPLES = 2
 _AS_WRITTEN = "ONNX operators as they are written"
 
 
@@ -190,7 +190,7 @@ class OneShotQuantization:
         worker: Worker,
         provider: SampleProvider,
         kernels: Kernels | None,
-    ) -> tuple[Guarded | None, QuantizeReport]:
+    ) -> tuple[FallbackResult | None, QuantizeReport]:
         """Place, calibrate and guard; nothing is guarded if there is nothing to quantize."""
         request = self._request
         with self._step("place"):
@@ -209,14 +209,19 @@ class OneShotQuantization:
             base, request.dialect, request.quant_type, next(iter(ways.values())), given
         )
         accuracy = AccuracyEvaluator(
-            source, base, worker, provider.judged, kernels=kernels, roughly=_ROUGHLY
+            source,
+            base,
+            worker,
+            provider.evaluation_samples,
+            kernels=kernels,
+            approximate_samples=_APPROXIMATE_SAMPLES,
         )
         with contextlib.closing(accuracy):
             scaled = self._scaled(ways, draft.placement(), accuracy, first)
             with self._step("guard"):
                 guard = AccuracyFallback(
-                    draft, rules.draft, rules.parts(draft), accuracy, worker, provider.judged,
-                    request.min_sqnr_db, self._shown("accuracy"),
+                    draft, rules.draft, rules.parts(draft), accuracy, worker,
+                    provider.evaluation_samples, request.min_sqnr_db, self._shown("accuracy"),
                 )  # fmt: skip
                 guarded = guard.guard(scaled)
         report = self._report(guarded.draft, provider, guarded.placement)
@@ -229,7 +234,7 @@ class OneShotQuantization:
         with at_shapes(base.index.model, provider.shapes):
             index = GraphIndex(base.index.model)
             if unknown_tensors(index):
-                observe_shapes(base, worker, next(iter(provider.judged())))
+                observe_shapes(base, worker, next(iter(provider.evaluation_samples())))
             planner = QuantizationPlanner(index, request.dialect, request.quant_type)
             groups = group_ops(index, planner).groups
             shares = estimated_shares(index)
@@ -298,7 +303,7 @@ class OneShotQuantization:
             title = registry.title(request.engine)
             return replace(report, not_timed=f"{title} does not run models here")
         with self._step("time"):
-            feeds = next(iter(provider.judged()))
+            feeds = next(iter(provider.evaluation_samples()))
             if self._reporter.elapsed_s > SHOWN_EVERY_S:
                 self._reporter.tell("final", "timing the result against the model as given")
             (timed,) = time_final(
@@ -353,7 +358,7 @@ class OneShotQuantization:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
 
 
-def _why_not_accurate(guarded: Guarded, least_db: float) -> str:
+def _why_not_accurate(guarded: FallbackResult, least_db: float) -> str:
     why = guarded.quality.why_unknown
     if why:
         return f"--min_sqnr {least_db:g} could not be checked: {why}"
@@ -383,7 +388,7 @@ def _without_range(
 
 def _with_quality(
     report: QuantizeReport,
-    guarded: Guarded,
+    guarded: FallbackResult,
     tried_db: Mapping[str, float],
     kernels: Kernels | None,
 ) -> QuantizeReport:

@@ -102,18 +102,20 @@ def measure_error(
         base = PreparedModel(source.model, room)
         file = save_model(candidate, room / "candidate.onnx")
 
-        def judged(kernels_of: str | None) -> tuple[float | None, float | None]:
+        def errors_with(kernels_of: str | None) -> tuple[float | None, float | None]:
             with open_kernels(kernels_of, runner, options) as kernels:
-                accuracy = AccuracyEvaluator(source, base, runner, provider.judged, kernels=kernels)
+                accuracy = AccuracyEvaluator(
+                    source, base, runner, provider.evaluation_samples, kernels=kernels
+                )
                 with contextlib.closing(accuracy):
                     quality = accuracy.quality(file)
             of_float = quality.of_float.worst_db if quality.of_float is not None else None
             return min(quality.against_float.values(), default=None), of_float
 
-        found, of_float = judged(own)
+        found, of_float = errors_with(own)
         is_enough = found is None or found >= enough_db
-        as_written = found if own is None or is_enough else judged(None)[0]
-    return MeasuredError(found, as_written, of_float, provider.judged_digest(), missing)
+        as_written = found if own is None or is_enough else errors_with(None)[0]
+    return MeasuredError(found, as_written, of_float, provider.evaluation_digest(), missing)
 
 
 def check_error(claim: Claim, found: MeasuredError, *, is_quantized: bool, is_same: bool) -> Check:

@@ -48,8 +48,8 @@ from qdqtune.workflows.source_model import Source, float32_twin, ranges_behind_c
 _logger = logging.getLogger(__name__)
 
 _RANDOM_SAMPLES = 8
-_JUDGED_SAMPLES = 8
-_JUDGED_RANDOM_SAMPLES = 2
+_EVALUATION_SAMPLES = 8
+_RANDOM_EVALUATION_SAMPLES = 2
 
 __all__ = ["Progress", "SampleProvider", "check_method", "ranges_in_every_way", "sample_provider"]
 
@@ -70,28 +70,28 @@ class SampleProvider:
     shapes: Mapping[str, tuple[int, ...]]
     first: Callable[[], Feeds]
     samples: Callable[[], Iterable[Feeds]]
-    judged: Callable[[], Iterable[Feeds]]
+    evaluation_samples: Callable[[], Iterable[Feeds]]
     source: CalibrationSource
     describe: Callable[[], str]
 
     @property
-    def judged_samples(self) -> int:
+    def evaluation_sample_count(self) -> int:
         """How many samples the result is judged on, at most."""
-        return _JUDGED_SAMPLES if self.is_data else _JUDGED_RANDOM_SAMPLES
+        return _EVALUATION_SAMPLES if self.is_data else _RANDOM_EVALUATION_SAMPLES
 
     @property
     def is_data(self) -> bool:
         """Whether somebody gave data."""
         return self.source is CalibrationSource.DATA
 
-    def judged_digest(self) -> str:
+    def evaluation_digest(self) -> str:
         """A hash of the samples that the result is judged on."""
         digest = SampleDigest()
-        for feeds in self.judged():
+        for feeds in self.evaluation_samples():
             digest.add(feeds)
         return digest.hexdigest()
 
-    def judged_inputs(self, ranges: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+    def evaluation_inputs(self, ranges: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
         """What they are, as `qdqtune.records.tuning.Summary.error_inputs` has it.
 
         Args:
@@ -99,7 +99,7 @@ class SampleProvider:
         """
         source = CalibrationSource.DATA if self.is_data else CalibrationSource.RANDOM
         asked = {} if self.is_data else {name: list(pair) for name, pair in ranges.items()}
-        return {"source": source.value, "digest": self.judged_digest(), "ranges": asked}
+        return {"source": source.value, "digest": self.evaluation_digest(), "ranges": asked}
 
 
 def sample_provider(
@@ -133,7 +133,7 @@ def sample_provider(
             shapes,
             lambda: next(random_inputs(index, 1, request)),
             lambda: random_inputs(index, _RANDOM_SAMPLES, request),
-            lambda: random_inputs(index, _JUDGED_RANDOM_SAMPLES, other),
+            lambda: random_inputs(index, _RANDOM_EVALUATION_SAMPLES, other),
             CalibrationSource.RANDOM,
             lambda: f"{_RANDOM_SAMPLES} random samples",
         )
@@ -144,7 +144,7 @@ def sample_provider(
         shapes,
         lambda: samples.first,
         lambda: samples,
-        lambda: itertools.islice(samples, _JUDGED_SAMPLES),
+        lambda: itertools.islice(samples, _EVALUATION_SAMPLES),
         CalibrationSource.DATA,
         samples.describe,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from qdqtune.graph.batch import batch_change, carry_batch, with_batch
+from qdqtune.graph.batch import batch_change, propagate_batch, with_batch
 from qdqtune.graph.dims import dims_of
 from qdqtune.graph.files import check_writable, load_model, save_model
 from qdqtune.graph.input_shapes import (
@@ -79,7 +79,7 @@ def fix_shapes(
 def _apply(model: ir.Model, declared: Inputs, bound: Inputs) -> tuple[str, ...]:
     """Set the inputs' dims and what follows; says which nodes were rewritten."""
     change = batch_change(declared, bound)
-    rewritten = carry_batch(model, change) if change is not None else ()
+    rewritten = propagate_batch(model, change) if change is not None else ()
     written = [dims_of(value) for value in model.graph.outputs]
     new = {name: dims for name, dims in bound.items() if dims is not None}
     set_input_dims(model, new, stale=changes_fixed(declared, bound))

@@ -17,7 +17,7 @@ from qdqtune.graph.optimizing import optimize_graph
 from qdqtune.graph.precision import convert_precision
 from qdqtune.graph.precision_types import HALF_TYPES
 from qdqtune.qdq.preprocess import Preparation, has_qdq, make_float
-from qdqtune.qdq.read_result import Reading
+from qdqtune.qdq.read_result import ReadResult
 from qdqtune.records.precision import Precision
 from qdqtune.records.ranges import CalibrationSource, Ranges
 
@@ -41,7 +41,7 @@ class Source:
 
     path: Path
     model: ir.Model
-    reading: Reading | None = None
+    reading: ReadResult | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     has_bfloat16: bool = False
     converted_from: str = ""

@@ -16,7 +16,7 @@ from qdqtune.records.comparison import BenchRecord
 from qdqtune.records.errors import EngineError, QdqtuneError, UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.verification import Check, Outcome, VerifyReport
-from qdqtune.workflows.claim_conditions import Conditions, Said, command_of
+from qdqtune.workflows.claim_conditions import Conditions, UserConditions, command_of
 from qdqtune.workflows.claims import (
     check_baseline,
     check_file,
@@ -76,7 +76,7 @@ def verify(
     """
     file = Path(model)
     baseline = _baseline_of(file, against)
-    said = Said(
+    said = UserConditions(
         None if against is None else os.fspath(against), engine, engine_options or {}, threads,
         inputs, calibration_data, calibration_samples,
     )  # fmt: skip
@@ -118,7 +118,7 @@ def _measured(
     claim: Claim,
     file: Path,
     baseline: Path,
-    said: Said,
+    said: UserConditions,
     measure: _Measure,
 ) -> VerifyReport:
     """The report with speed and error, measured under the claim's conditions if possible."""
@@ -152,7 +152,7 @@ def _error(
     claim: Claim,
     file: Path,
     baseline: Path,
-    said: Said,
+    said: UserConditions,
     conditions: Conditions,
 ) -> tuple[Check, float | None]:
     """The error beside the one that was claimed, and the error itself, if it was measured."""

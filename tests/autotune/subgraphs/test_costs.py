@@ -140,7 +140,7 @@ def test_a_move_of_what_is_always_float_is_never_quantized(tmp_path: Path) -> No
     made = cut(model_from_text(text, w=np.ones((8, 8, 1, 1), np.float32)), tmp_path)
     units = make_units(made.subgraphs, made.times(), made.planner)
     costs = costs_of(units, made.groups, made.index, UNSEEN)
-    passthrough = [number for number, unit in enumerate(units) if unit.only_moves]
+    passthrough = [number for number, unit in enumerate(units) if unit.is_passthrough]
     assert costs.never == frozenset(passthrough)
     assert len(passthrough) == 1
 
@@ -191,43 +191,43 @@ def test_pieces_tell_ratios_and_the_model_tells_sizes(tmp_path: Path) -> None:
 
 
 CROSSING = Crossing("t", 0, frozenset({1}), False, 0.5, 0.5)
-PIECES = Costs((4.0, 4.0, 4.0), (1.0, 1.0, None), (CROSSING,))
+SUBGRAPHS = Costs((4.0, 4.0, 4.0), (1.0, 1.0, None), (CROSSING,))
 
 
 def test_what_was_seen_in_a_model_counts_more_than_what_pieces_told() -> None:
     seen = ObservedCosts(frozenset({0}), {0: 2.0, 1: 3.0, 2: 5.0}, 0.0, {"u": 9.0}, {"t": 0.75})
-    found = refined(PIECES, [seen])
+    found = refined(SUBGRAPHS, [seen])
     assert found.float_ms == (4.0, 3.0, 5.0)
     assert found.quantized_ms == (2.0, 1.0, None)
     assert (found.crossings[0].quantize_ms, found.crossings[0].dequantize_ms) == (0.5, 0.75)
-    assert refined(PIECES, []) == PIECES
+    assert refined(SUBGRAPHS, []) == SUBGRAPHS
 
 
 def test_a_conversion_that_was_to_be_expected_and_not_seen_costs_nothing() -> None:
     taken_along = ObservedCosts(frozenset({0}), {0: 1.0})
-    assert refined(PIECES, [taken_along]).crossings[0].dequantize_ms == 0.0
-    assert refined(PIECES, [taken_along]).crossings[0].quantize_ms == 0.5
+    assert refined(SUBGRAPHS, [taken_along]).crossings[0].dequantize_ms == 0.0
+    assert refined(SUBGRAPHS, [taken_along]).crossings[0].quantize_ms == 0.5
     not_needed = ObservedCosts(frozenset({0, 1}), {0: 1.0})
-    assert refined(PIECES, [not_needed]).crossings == PIECES.crossings
+    assert refined(SUBGRAPHS, [not_needed]).crossings == SUBGRAPHS.crossings
 
 
 def test_the_latest_model_counts_and_the_one_to_improve_before_all() -> None:
     old, new = (ObservedCosts(frozenset({1}), {1: ms}, quantize_ms={"t": ms}) for ms in (2.0, 3.0))
     own = ObservedCosts(frozenset({1}), {1: 7.0}, quantize_ms={"t": 7.0})
-    assert refined(PIECES, [new, old]).quantized_ms[1] == 3.0
-    best = refined(PIECES, [new, old], own)
+    assert refined(SUBGRAPHS, [new, old]).quantized_ms[1] == 3.0
+    best = refined(SUBGRAPHS, [new, old], own)
     assert best.quantized_ms[1] == best.crossings[0].quantize_ms == 7.0
 
 
 def test_another_form_of_a_unit_tells_nothing_but_in_the_model_that_has_it() -> None:
     other = ObservedCosts(frozenset({0}), {0: 9.0}, otherwise=frozenset({0}))
-    assert refined(PIECES, [other]).quantized_ms[0] == 1.0
-    assert refined(PIECES, [], other).quantized_ms[0] == 9.0
+    assert refined(SUBGRAPHS, [other]).quantized_ms[0] == 1.0
+    assert refined(SUBGRAPHS, [], other).quantized_ms[0] == 9.0
 
 
 def test_no_time_was_not_seen() -> None:
     fused = ObservedCosts(frozenset({0}), {0: 0.0})
-    assert refined(PIECES, [fused]).quantized_ms == PIECES.quantized_ms
+    assert refined(SUBGRAPHS, [fused]).quantized_ms == SUBGRAPHS.quantized_ms
 
 
 def quantized_fork(folder: Path) -> tuple[Cut, GraphIndex, list[LayerTime], dict[str, int]]:

@@ -102,7 +102,7 @@ def test_weights_alone_touch_no_border(tmp_path: Path) -> None:
     stored = [unit for unit in units if unit.scheme.form is Form.WEIGHTS]
     assert stored
     assert all(not unit.inputs and not unit.outputs for unit in stored)
-    assert not any(unit.only_moves for unit in stored)
+    assert not any(unit.is_passthrough for unit in stored)
 
 
 @pytest.mark.parametrize("dialect", ["onnxruntime", "openvino", "tensorrt"])
@@ -138,7 +138,7 @@ def test_units_are_in_order_and_know_what_only_moves(
     assert numbers == sorted(set(numbers))
     for unit in units:
         chosen = unit.scheme.nodes(unit.content)
-        assert unit.only_moves == (set(chosen) <= made.planner.passthrough.keys())
+        assert unit.is_passthrough == (set(chosen) <= made.planner.passthrough.keys())
         assert set(made.groups[unit.group].nodes) == set(unit.content.nodes)
 
 

@@ -14,7 +14,7 @@ from qdqtune.autotune.patterns.region_pattern import RegionPattern
 from qdqtune.autotune.patterns.scheme import InsertionScheme
 from qdqtune.autotune.patterns.tensor_seeds import scheme_from_tensors
 from qdqtune.autotune.patterns.yaml_files import YamlFile, read_yaml, write_yaml
-from qdqtune.autotune.regions.keyed_list import Listed
+from qdqtune.autotune.regions.keyed_list import KeyedList
 from qdqtune.autotune.regions.region import Region
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.schemas import SCHEMAS
@@ -56,13 +56,13 @@ class PatternCache:
             self.add_pattern_schemes(each)
 
     @property
-    def pattern_schemes(self) -> Listed[PatternSchemes]:
+    def pattern_schemes(self) -> KeyedList[PatternSchemes]:
         """What is known of each pattern, as a list, in the order in which patterns came.
 
         What is put in stays as it is, however slow or alike its schemes are, unless the pattern
         is there already: then the best of both stay.
         """
-        return Listed(self._by_signature, self._hold)
+        return KeyedList(self._by_signature, self._hold)
 
     @pattern_schemes.setter
     def pattern_schemes(self, pattern_schemes: Iterable[PatternSchemes]) -> None:

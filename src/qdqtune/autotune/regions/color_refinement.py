@@ -19,7 +19,7 @@ _TIE_STEPS = 200_000
 _MARK = 0x51
 
 
-class Colouring:
+class ColorRefinement:
     """Colour refinement over the nodes and external tensors of a structure.
 
     Vertices are the nodes, then the externals.
@@ -114,11 +114,11 @@ def distinct_colours(structure: Structure, hashes: Sequence[int]) -> list[int]:
     one of them is marked and everything refined again. The structural signature is the same
     whatever the shapes are, since they decide only between equals.
     """
-    plain = Colouring(structure, hashes, shapes=False)
+    plain = ColorRefinement(structure, hashes, shapes=False)
     colours = plain.refine(plain.initial)
     if len(set(colours)) == plain.size:
         return colours
-    shaped = Colouring(structure, hashes, shapes=True)
+    shaped = ColorRefinement(structure, hashes, shapes=True)
     shaped_colours = shaped.refine(shaped.initial)
     steps = _TIE_STEPS
     while True:

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, overload
 Item = TypeVar("Item")
 
 
-class Listed(MutableSequence[Item], Generic[Item]):
+class KeyedList(MutableSequence[Item], Generic[Item]):
     """The values of a mapping as a list; whatever changes it is handed to the mapping's owner.
 
     A loop over it goes over what was there when it began.

@@ -11,7 +11,7 @@ SEQUENCE_HEAVY_OPS = 3
 
 
 @dataclass
-class Piece:
+class RegionOutline:
     """A region to be: either nodes or other pieces.
 
     Attributes:
@@ -20,12 +20,12 @@ class Piece:
     """
 
     nodes: list[int] = field(default_factory=list)
-    children: list[Piece] = field(default_factory=list)
+    children: list[RegionOutline] = field(default_factory=list)
 
 
 def refine_part(
     part: Part, partitioner: Partitioner, *, sequence_nodes: int, least_nodes: int
-) -> Piece:
+) -> RegionOutline:
     """Cut a part into convergences and short sequences, and large convergences again.
 
     Args:
@@ -34,20 +34,20 @@ def refine_part(
         sequence_nodes: The longest sequence.
         least_nodes: Parts with fewer nodes stay whole.
     """
-    top = Piece(part.nodes)
+    top = RegionOutline(part.nodes)
     waiting = [top]
     while waiting:
-        piece = waiting.pop()
-        if len(piece.nodes) < least_nodes:
+        outline = waiting.pop()
+        if len(outline.nodes) < least_nodes:
             continue
         # Each child is smaller than what it was cut out of, so this comes to an end.
-        limits = Limits(sequence_nodes, SEQUENCE_HEAVY_OPS, len(piece.nodes) - 1)
-        parts = partitioner.cut(sorted(piece.nodes), limits)
+        limits = Limits(sequence_nodes, SEQUENCE_HEAVY_OPS, len(outline.nodes) - 1)
+        parts = partitioner.cut(sorted(outline.nodes), limits)
         if len(parts) == 1:
             continue
-        piece.children = [Piece(child.nodes) for child in parts]
-        piece.nodes = []
+        outline.children = [RegionOutline(child.nodes) for child in parts]
+        outline.nodes = []
         waiting += [
-            child for child, cut in zip(piece.children, parts, strict=True) if cut.converges
+            child for child, cut in zip(outline.children, parts, strict=True) if cut.converges
         ]
     return top

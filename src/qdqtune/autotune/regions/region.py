@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any
 
-from qdqtune.autotune.regions.keyed_list import Listed
+from qdqtune.autotune.regions.keyed_list import KeyedList
 
 _log = logging.getLogger(__name__)
 
@@ -59,9 +59,9 @@ class Region:
         self._children: dict[int, Region] = {}
 
     @property
-    def children(self) -> Listed[Region]:
+    def children(self) -> KeyedList[Region]:
         """The children as a list; one that is put in is taken as `add_child` takes it."""
-        return Listed(self._children, self._take_children)
+        return KeyedList(self._children, self._take_children)
 
     @children.setter
     def children(self, children: Iterable[Region]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from qdqtune.autotune.regions.partition import Limits, Part, Partitioner
-from qdqtune.autotune.regions.refinement import Piece, refine_part
+from qdqtune.autotune.regions.refinement import RegionOutline, refine_part
 from qdqtune.autotune.regions.region import Region, RegionType, walk
 from qdqtune.autotune.regions.search_base import RegionSearchBase, compute_region_boundaries
 from qdqtune.autotune.regions.wiring import wiring_of
@@ -42,7 +42,7 @@ class CombinedRegionSearch(RegionSearchBase):
         """Find the regions; their leaves are disjoint and cover the graph."""
         with _collector_paused():
             partitioner = _partitioner(self.graph)
-            pieces = [
+            outlines = [
                 refine_part(
                     part,
                     partitioner,
@@ -51,7 +51,7 @@ class CombinedRegionSearch(RegionSearchBase):
                 )
                 for part in _parts(self.graph, partitioner)
             ]
-            self.regions = _regions(pieces, self.graph)
+            self.regions = _regions(outlines, self.graph)
         return self.regions
 
 
@@ -66,7 +66,7 @@ class RegionPartitioner(RegionSearchBase):
         """Cut the graph into disjoint leaves that cover it."""
         with _collector_paused():
             parts = _parts(self.graph, _partitioner(self.graph))
-            self.regions = _regions([Piece(part.nodes) for part in parts], self.graph)
+            self.regions = _regions([RegionOutline(part.nodes) for part in parts], self.graph)
         return self.regions
 
 
@@ -102,13 +102,13 @@ class TopDownRegionBuilder(RegionSearchBase):
     def build_composite_region(self) -> Region:
         """A region with the same nodes, cut into smaller ones if it is large enough for that."""
         nodes = sorted(self._root.get_region_nodes_and_descendants())
-        piece = refine_part(
+        outline = refine_part(
             Part(nodes, converges=True),
             _partitioner(self.graph),
             sequence_nodes=self._sequence_nodes,
             least_nodes=self._least_nodes,
         )
-        self.regions = _regions([piece], self.graph, self._first_id, self._root.level)
+        self.regions = _regions([outline], self.graph, self._first_id, self._root.level)
         return self.regions[0]
 
 
@@ -129,23 +129,23 @@ def _parts(graph: GraphIndex, partitioner: Partitioner) -> list[Part]:
 
 
 def _regions(
-    pieces: list[Piece], graph: GraphIndex, number: int = 0, depth: int = 0
+    outlines: list[RegionOutline], graph: GraphIndex, number: int = 0, depth: int = 0
 ) -> list[Region]:
     """Regions for pieces, numbered level by level."""
     top: list[Region] = []
-    level: list[tuple[Piece, Region | None]] = [(piece, None) for piece in pieces]
+    level: list[tuple[RegionOutline, Region | None]] = [(outline, None) for outline in outlines]
     while level:
-        below: list[tuple[Piece, Region | None]] = []
-        for piece, parent in level:
-            kind = RegionType.COMPOSITE if piece.children else RegionType.LEAF
+        below: list[tuple[RegionOutline, Region | None]] = []
+        for outline, parent in level:
+            kind = RegionType.COMPOSITE if outline.children else RegionType.LEAF
             region = Region(number, depth, kind)
-            region.nodes.update(piece.nodes)
+            region.nodes.update(outline.nodes)
             number += 1
             if parent is None:
                 top.append(region)
             else:
                 parent.add_child(region)
-            below += [(child, region) for child in piece.children]
+            below += [(child, region) for child in outline.children]
         level, depth = below, depth + 1
     for region in walk(top):
         compute_region_boundaries(region, graph)

@@ -26,7 +26,7 @@ COMMUTATIVE_OPS = frozenset(
 ABSENT, CONSTANT, OUTSIDE = -1, -2, -3
 
 
-class Read(NamedTuple):
+class InputSource(NamedTuple):
     """What stands behind one input of a node.
 
     Attributes:
@@ -41,7 +41,7 @@ class Read(NamedTuple):
     tensor: str
 
 
-class Made(NamedTuple):
+class OutputUse(NamedTuple):
     """One output of a node.
 
     Attributes:
@@ -76,7 +76,7 @@ class Wiring:
             for output, value in enumerate(node.outputs)
         }
         readers: list[list[list[int]]] = [[[] for _ in node.outputs] for node in index.nodes]
-        self.reads: list[tuple[Read, ...]] = []
+        self.reads: list[tuple[InputSource, ...]] = []
         self.tokens: list[int] = []
         self.commutative: list[bool] = []
         for position, node in enumerate(index.nodes):
@@ -97,7 +97,7 @@ class Wiring:
         outputs = {id(value) for value in index.model.graph.outputs}
         self.makes = [
             tuple(
-                Made(value.name or "", tuple(who), not who or id(value) in outputs)
+                OutputUse(value.name or "", tuple(who), not who or id(value) in outputs)
                 for value, who in zip(node.outputs, by_output, strict=True)
             )
             for node, by_output in zip(index.nodes, readers, strict=True)
@@ -150,15 +150,15 @@ def wiring_of(index: GraphIndex) -> Wiring:
     return wiring
 
 
-def _read(made: dict[int, tuple[int, int]], value: ir.Value | None) -> Read:
+def _read(made: dict[int, tuple[int, int]], value: ir.Value | None) -> InputSource:
     if value is None:
-        return Read(ABSENT, 0, "")
+        return InputSource(ABSENT, 0, "")
     name = value.name or ""
     source = made.get(id(value))
     if source is not None:
-        return Read(*source, name)
+        return InputSource(*source, name)
     constant = value.is_initializer() and value.const_value is not None
-    return Read(CONSTANT if constant else OUTSIDE, 0, name)
+    return InputSource(CONSTANT if constant else OUTSIDE, 0, name)
 
 
 def _captured(index: GraphIndex, node: ir.Node) -> Iterator[ir.Value]:

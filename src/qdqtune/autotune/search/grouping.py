@@ -101,7 +101,7 @@ def group_ops(
             role,
             index.nodes[positions[0]].op_type,
             tuple(index.nodes[position].name or "" for position in sorted(positions)),
-            _kin(index, index.nodes[positions[0]]),
+            _group_key(index, index.nodes[positions[0]]),
         )
         for (number, role), positions in sorted(found.items(), key=lambda item: min(item[1]))
     ]
@@ -135,7 +135,7 @@ def _cached_edges(
     return frozenset()
 
 
-def _kin(index: GraphIndex, node: ir.Node) -> str:
+def _group_key(index: GraphIndex, node: ir.Node) -> str:
     """What an op is, wherever it stands: type, attributes and shapes."""
     attributes = sorted(f"{name}={attribute}" for name, attribute in node.attributes.items())
     shapes = [index.shape(value.name or "") for value in node.inputs if value is not None]

@@ -64,7 +64,7 @@ class LocalSearch(Strategy):
 
     def steps(self) -> Steps:
         """Everything it asks, one trial after the other."""
-        base = yield from self._race_seeds()
+        base = yield from self._compare_seeds()
         yield from self._cut(base)
         for name, sets in self._stages().items():
             self._fruitless = 0
@@ -76,7 +76,7 @@ class LocalSearch(Strategy):
         yield from self._drop_what_does_not_pay()
         yield from self._compare_with_best_seed()
 
-    def _race_seeds(self) -> Generator[Trial, Sequence[Score], State]:
+    def _compare_seeds(self) -> Generator[Trial, Sequence[Score], State]:
         """Begin with the best seed; returns the one that is best of those that quantize."""
         scores = yield from self._compare(_NOTHING, self._seeds, Effort.CONFIRM, SEEDS)
         best = max(scores, key=lambda state: scores[state].gain, default=_NOTHING)

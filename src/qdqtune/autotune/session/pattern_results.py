@@ -20,7 +20,7 @@ from qdqtune.records.placement import Edge
 Choice = tuple[TunedPattern, InsertionScheme]
 
 
-class PatternBook:
+class PatternResults:
     """The patterns of a model's regions, and the schemes that apply to them.
 
     Args:

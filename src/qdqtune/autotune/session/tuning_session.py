@@ -21,7 +21,7 @@ from qdqtune.autotune.regions.region import Region
 from qdqtune.autotune.session.edge_closure import EdgeClosure
 from qdqtune.autotune.session.pattern_results import (
     Choice,
-    PatternBook,
+    PatternResults,
     by_signature,
     edges_of,
     is_done,
@@ -82,7 +82,7 @@ class TuningSession:
         self._dialect: Dialect | None = None
         self._seed = seed
         self._profiling: Profiling | None = None
-        self._known_book: PatternBook | None = None
+        self._known_book: PatternResults | None = None
         self._imports: list[frozenset[str]] = []
         self._unfinished: str | None = None
 
@@ -233,12 +233,12 @@ class TuningSession:
         return self.regions
 
     @property
-    def _book(self) -> PatternBook:
+    def _book(self) -> PatternResults:
         """The patterns of the regions, which somebody may have set anew."""
         if self._known_book is None or list(self._known_book.of_region) != self.regions:
             self.regions = adopt_regions(self.regions, self.graph)
             closure = EdgeClosure(self.graph, self.dialect, self.config.default_quant_type)
-            self._known_book = PatternBook(self.regions, self.graph, closure)
+            self._known_book = PatternResults(self.regions, self.graph, closure)
         return self._known_book
 
     def _warn_if_nothing(self) -> None:

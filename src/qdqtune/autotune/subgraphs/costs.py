@@ -59,7 +59,7 @@ def costs_of(
     for number, unit in enumerate(units):
         alone, inside = unit.as_float.inside_ms, unit.quantized.inside_ms
         seen = plain.unit_ms.get(number, 0.0)
-        if not seen and not (is_known and unit.only_moves):  # moves may really be for nothing
+        if not seen and not (is_known and unit.is_passthrough):  # moves may really be for nothing
             seen = alone
         # A time that the engine hardly told must not make the other a thousand times as long.
         scale = seen / alone if seen > 0.0 and alone > 0.0 else 1.0
@@ -68,7 +68,7 @@ def costs_of(
         # What only moves values follows its neighbours, also into the layout of their kernels;
         # alone it may run as something else. Seen on a CPU: a MaxPool of uint8 that took 50 times
         # as long as between integer Convs.
-        quantized.append(min(inside * scale, seen) if unit.only_moves else inside * scale)
+        quantized.append(min(inside * scale, seen) if unit.is_passthrough else inside * scale)
     group_of = {name: group.number for group in groups for name in group.nodes}
     unit_of = {unit.group: number for number, unit in enumerate(units)}
     crossings = _crossings(units, index, group_of, unit_of)
@@ -208,7 +208,7 @@ def _follows(
     """Units that only move values, and whose result they move; None if it is always float."""
     found: dict[int, int | None] = {}
     for number, unit in enumerate(units):
-        if not unit.only_moves:
+        if not unit.is_passthrough:
             continue
         leaders: set[int | None] = set()
         for tensor in unit.inputs:

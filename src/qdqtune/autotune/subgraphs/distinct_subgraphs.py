@@ -20,7 +20,7 @@ ACTIVATIONS = "activations only"
 WITHOUT_ONE = "full but for"
 
 # With more ops in one piece, leaving out one makes too little of a difference.
-_MOST_WORKING = 3
+_MOST_COMPUTE_OPS = 3
 
 _SAME = "it is the same as {}"
 _TOO_SLOW = "builds take so long that only the most promising schemes are tried"
@@ -159,7 +159,7 @@ def _without_one(
     """All of a piece but one op that computes, where a few do: some have a float kernel as fast."""
     index = planner.index
     compute = [place for place in full if content.nodes[place] in planner.compute]
-    if not 1 < len(compute) <= _MOST_WORKING:
+    if not 1 < len(compute) <= _MOST_COMPUTE_OPS:
         return []
     schemes = []
     for left in compute:

@@ -72,7 +72,7 @@ def fusion_groups(index: GraphIndex, layers: Sequence[MappedLayer]) -> tuple[Fus
     for nodes, made_of in settled:
         for layer in made_of:
             claims[layer] = claims[layer] & nodes  # less what others got
-    from_layers = _layers_of_pieces(subgraphs, claims, mentioned)
+    from_layers = _layers_of_subgraphs(subgraphs, claims, mentioned)
     return tuple(
         FusionGroup(
             number,
@@ -86,14 +86,14 @@ def fusion_groups(index: GraphIndex, layers: Sequence[MappedLayer]) -> tuple[Fus
 def _closed(flow: Flow, roles: Sequence[Role], subgraphs: list[set[int]]) -> list[set[int]]:
     """Let pieces take in what little lies between: free nodes, and whole pieces without a lead."""
     subgraphs.sort(key=min)
-    piece_of = {node: number for number, nodes in enumerate(subgraphs) for node in nodes}
+    subgraph_of = {node: number for number, nodes in enumerate(subgraphs) for node in nodes}
     for number, nodes in enumerate(subgraphs):
         grown, taken = set(nodes), set[int]()
         for _ in range(_MOST_ROUNDS):
             between = flow.between(grown) if len(grown) > 1 else None
             if not between or len(between) > _MOST_TAKEN:
                 break
-            taken |= {piece_of[node] for node in between if node in piece_of}
+            taken |= {subgraph_of[node] for node in between if node in subgraph_of}
             grown = grown.union(between, *(subgraphs[other] for other in taken))
         more = grown - nodes
         if not more or len(more) > _MOST_TAKEN or any(roles[node] is Role.LEAD for node in more):
@@ -103,18 +103,18 @@ def _closed(flow: Flow, roles: Sequence[Role], subgraphs: list[set[int]]) -> lis
         for other in taken - {number}:
             subgraphs[other] = set()
         subgraphs[number] = grown
-        piece_of.update(dict.fromkeys(grown, number))
+        subgraph_of.update(dict.fromkeys(grown, number))
     return [nodes for nodes in subgraphs if nodes]
 
 
-def _layers_of_pieces(
+def _layers_of_subgraphs(
     subgraphs: Sequence[set[int]], claims: Sequence[set[int]], mentioned: Sequence[set[int]]
 ) -> list[list[int]]:
     """By piece: the layers that it has nodes of, or that only serve it."""
-    piece_of = {node: number for number, nodes in enumerate(subgraphs) for node in nodes}
+    subgraph_of = {node: number for number, nodes in enumerate(subgraphs) for node in nodes}
     found: list[list[int]] = [[] for _ in subgraphs]
     for layer, (own, all_nodes) in enumerate(zip(claims, mentioned, strict=True)):
-        counts = Counter(piece_of[node] for node in own or all_nodes)
+        counts = Counter(subgraph_of[node] for node in own or all_nodes)
         if not own and counts:
             counts = Counter({max(sorted(counts), key=counts.__getitem__): 1})
         for number in counts:

@@ -51,7 +51,7 @@ class QuantizableGroup:
     times: SubgraphTimes
     inputs: frozenset[str]
     outputs: frozenset[str]
-    only_moves: bool
+    is_passthrough: bool
 
     @property
     def as_float(self) -> SchemeTimes:

@@ -20,17 +20,17 @@ def place_the_rest(flow: Flow, roles: Sequence[Role], subgraphs: list[set[int]])
     """
     rest = _Rest(flow, roles, subgraphs)
     order = sorted(range(len(roles)), key=flow.rank.__getitem__)
-    free = [node for node in order if node not in rest.piece_of]
+    free = [node for node in order if node not in rest.subgraph_of]
     for component in flow.connected([node for node in free if roles[node] is Role.SHAPE]):
         for part in flow.parts(component):
             rest.start(part)
     for node in free:
         if roles[node] in _FOLLOWING:
             rest.follow_maker(node)
-        elif roles[node] is not Role.CONSTANT and node not in rest.piece_of:
+        elif roles[node] is not Role.CONSTANT and node not in rest.subgraph_of:
             rest.start({node})
     for node in reversed(free):
-        if node not in rest.piece_of and not rest.go_with_reader(node):
+        if node not in rest.subgraph_of and not rest.go_with_reader(node):
             rest.start({node})
 
 
@@ -42,31 +42,31 @@ class _Rest:
         self._roles = roles
         self._subgraphs = subgraphs
         self._room = [MOST_NODES] * len(subgraphs)
-        self.piece_of = {
+        self.subgraph_of = {
             node: subgraph for subgraph, nodes in enumerate(subgraphs) for node in nodes
         }
 
     def start(self, nodes: set[int]) -> None:
         """Begin a new piece."""
-        self.piece_of.update((node, len(self._subgraphs)) for node in nodes)
+        self.subgraph_of.update((node, len(self._subgraphs)) for node in nodes)
         self._subgraphs.append(nodes)
         self._room.append(MOST_NODES - len(nodes))
 
     def follow_maker(self, node: int) -> None:
         """Join the piece that makes the input; of several, the one that is done last."""
         makers = [m for m in self._flow.predecessors[node] if self._roles[m] is not Role.CONSTANT]
-        if not makers or any(maker not in self.piece_of for maker in makers):
+        if not makers or any(maker not in self.subgraph_of for maker in makers):
             return
-        near = {self.piece_of[maker] for maker in makers}
+        near = {self.subgraph_of[maker] for maker in makers}
         if len(near) == 1 or self._roles[node] is Role.POINTWISE:
-            self._join(node, self.piece_of[max(makers)])
+            self._join(node, self.subgraph_of[max(makers)])
 
     def go_with_reader(self, node: int) -> bool:
         """Join the piece that reads the result, if it is the only one."""
         readers = self._flow.successors[node]
-        if not readers or any(reader not in self.piece_of for reader in readers):
+        if not readers or any(reader not in self.subgraph_of for reader in readers):
             return False
-        near = {self.piece_of[reader] for reader in readers}
+        near = {self.subgraph_of[reader] for reader in readers}
         return len(near) == 1 and self._join(node, near.pop())
 
     def _join(self, node: int, subgraph: int) -> bool:
@@ -75,5 +75,5 @@ class _Rest:
             return False
         nodes.add(node)
         self._room[subgraph] -= 1
-        self.piece_of[node] = subgraph
+        self.subgraph_of[node] = subgraph
         return True

@@ -96,7 +96,7 @@ class SubgraphSearch(Asking):
 
     def steps(self) -> Steps:
         """Everything it asks, one trial after the other."""
-        yield from self._race_seeds()
+        yield from self._compare_seeds()
         if not self._incremental:
             return
         yield from self._use_schemes()
@@ -124,7 +124,7 @@ class SubgraphSearch(Asking):
         latest = [self._seen[state] for state in reversed(self._seen) if state != self.incumbent]
         return refined(self._costs, latest, self._seen.get(self.incumbent))
 
-    def _race_seeds(self) -> Steps:
+    def _compare_seeds(self) -> Steps:
         states: dict[State, str] = {}
         for name, state in self._seeds.items():
             if self._space.placement(state):

@@ -70,14 +70,14 @@ class TensorRtEngine:
         settings = self._settings(options)
         try:
             signature = read_signature(path)
-            return TensorRtSession(self._workshop(settings), path, signature, options)
+            return TensorRtSession(self._build_context(settings), path, signature, options)
         except ValueError as error:
             raise ValueError(f"{os.path.basename(path)}: {error}") from None
 
     def _settings(self, options: SessionOptions) -> Settings:
         return settings_of(options, self.own_options)
 
-    def _workshop(self, settings: Settings) -> BuildContext:
+    def _build_context(self, settings: Settings) -> BuildContext:
         cuda = self._cuda_of(settings.device)
         device = cuda.device_name if cuda is not None else settings.compute_capability
         given = {k: v for k, v in sorted(settings.given.items()) if k not in _NOT_BUILT_IN}

@@ -70,7 +70,7 @@ class _Mapping:
             self._position.setdefault(layer.name, number)
         self._told = [self._told_by(layer) for layer in info.layers]
         self._taken: set[str] = set()
-        self._pieces: dict[int, list[list[str]]] = {}
+        self._sublayers: dict[int, list[list[str]]] = {}
         self._how: dict[int, str] = {}
 
     def _told_by(self, layer: Layer) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class _Mapping:
     def take_wired(self) -> None:
         """Of the others that compute, what they read and write tells what is in between."""
         for number, layer in enumerate(self._info.layers):
-            if number in self._pieces or self._kinds[number] is not LayerKind.COMPUTE:
+            if number in self._sublayers or self._kinds[number] is not LayerKind.COMPUTE:
                 continue
             if is_foreign(layer.name):
                 told = set(self._told[number])  # not all of them, if there are many
@@ -108,16 +108,16 @@ class _Mapping:
         """Layers that copy or do nothing may stand for nodes that nobody else executes."""
         for number, told in enumerate(self._told):
             own = set(told) - self._taken - self._nodes.fixed
-            if own and number not in self._pieces:
+            if own and number not in self._sublayers:
                 self._take(number, own, NAMED)
 
     def _take(self, number: int, found: Iterable[str], how: str) -> None:
         nodes = set(found)
         if is_foreign(self._info.layers[number].name):
             fixed, producers = self._nodes.fixed, self._nodes.producers
-            self._pieces[number] = split(self._index, nodes, fixed, producers)
+            self._sublayers[number] = split(self._index, nodes, fixed, producers)
         else:
-            self._pieces[number] = [sorted(nodes, key=self._index.position.__getitem__)]
+            self._sublayers[number] = [sorted(nodes, key=self._index.position.__getitem__)]
         self._how[number] = how
         self._taken |= nodes
 
@@ -164,13 +164,13 @@ class _Mapping:
         """Everything that is known."""
         found = []
         for number, layer in enumerate(self._info.layers):
-            pieces = self._pieces.get(number)
-            if pieces is None:
+            sublayers = self._sublayers.get(number)
+            if sublayers is None:
                 nodes, how = self._served(number, layer)
                 found.append(self._mapped(number, layer.name, nodes, how))
                 continue
-            for place, nodes in enumerate(pieces):
-                name = layer.name if len(pieces) == 1 else f"{layer.name}#{place}"
+            for place, nodes in enumerate(sublayers):
+                name = layer.name if len(sublayers) == 1 else f"{layer.name}#{place}"
                 found.append(self._mapped(number, name, nodes, self._how[number]))
         return found
 
@@ -196,29 +196,32 @@ class _Mapping:
             return sorted(told, key=self._index.position.__getitem__), how
         copy = _COPY_FOR.match(layer.name)
         target = self._position.get(layer.name[copy.end() :]) if copy else None
-        if target in self._pieces:
+        if target in self._sublayers:
             near = [target]
         else:
-            near = self._wires.consumers(number, self._pieces.__contains__)
+            near = self._wires.consumers(number, self._sublayers.__contains__)
         if near:
             return self._reading(near[0], layer, bool(copy and copy["side"] == "Output")), how
-        near = sorted(self._wires.producers(number, self._pieces.__contains__), reverse=True)
+        near = sorted(self._wires.producers(number, self._sublayers.__contains__), reverse=True)
         if near:
             return self._reading(near[0], layer, True), how
         return list(told), how if told else UNKNOWN
 
     def _reading(self, target: int, layer: Layer, writes: bool) -> list[str]:
         """The piece of a layer that reads what another one prepares for it, or that writes it."""
-        pieces = self._pieces[target]
-        if len(pieces) == 1:
-            return pieces[0]
+        sublayers = self._sublayers[target]
+        if len(sublayers) == 1:
+            return sublayers[0]
         if writes:
             written = filter(None, (self._tensors.written(name) for name in names(layer.outputs)))
             wanted = set(self._nodes.producers_of(written))
         else:
             read = filter(None, (self._tensors.read(name) for name in names(layer.inputs)))
             wanted = {edge.node for tensor in read for edge in self._index.readers(tensor)}
-        return next((piece for piece in pieces if not wanted.isdisjoint(piece)), pieces[-writes])
+        return next(
+            (sublayer for sublayer in sublayers if not wanted.isdisjoint(sublayer)),
+            sublayers[-writes],
+        )
 
 
 def _as_time(layer: Layer) -> LayerTime:

@@ -88,9 +88,9 @@ class TensorRtSession:
         self._engine: Any = None
         self._timed: Execution | None = None
         self._feeds: Feeds | None = None
-        wishes = context.settings.shapes
-        wishes.check_names(signature.dims)
-        ranges = {name: wishes.range_of(name, None) for name in signature.open_inputs}
+        requested = context.settings.shapes
+        requested.check_names(signature.dims)
+        ranges = {name: requested.range_of(name, None) for name in signature.open_inputs}
         if all(ranges.values()):
             self._shapes = {name: each for name, each in ranges.items() if each is not None}
             try:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.tensorrt.shapes import ShapeWishes, parse_shapes
+from qdqtune.engines.tensorrt.shapes import ShapeRequest, parse_shapes
 from qdqtune.records.measurement import FLOAT32
 
 STRONG, WEAK = "strong", "weak"
@@ -59,7 +59,7 @@ class Settings:
     precision: str = FLOAT_TYPES[0]
     level: int | None = None
     workspace_mib: int | None = None
-    shapes: ShapeWishes = field(default_factory=ShapeWishes)
+    shapes: ShapeRequest = field(default_factory=ShapeRequest)
     plugins: tuple[str, ...] = ()
     timing_cache: str = ""
     plan_cache: str = ""
@@ -92,7 +92,7 @@ def settings_of(options: SessionOptions, own: Collection[str] = ()) -> Settings:
         precision=_one_of(given, "precision", FLOAT_TYPES, FLOAT_TYPES[0]),
         level=_number(given, "level", _LEVELS),
         workspace_mib=_number(given, "workspace_mib", range(1, 1 << 40)),
-        shapes=ShapeWishes(
+        shapes=ShapeRequest(
             parse_shapes(given.get("min_shapes", "")),
             parse_shapes(given.get("opt_shapes", "")),
             parse_shapes(given.get("max_shapes", "")),

@@ -44,7 +44,7 @@ class ShapeRange:
 
 
 @dataclass(frozen=True)
-class ShapeWishes:
+class ShapeRequest:
     """What a user says about inputs with open dims, each as shapes by input.
 
     Attributes:
@@ -112,12 +112,12 @@ class ShapeWishes:
 
 
 def widened(
-    wishes: ShapeWishes, shapes: Shapes, earlier: Mapping[str, ShapeRange]
+    requested: ShapeRequest, shapes: Shapes, earlier: Mapping[str, ShapeRange]
 ) -> dict[str, ShapeRange]:
     """What inputs may look like so that a run fits, and all for which there was an engine.
 
     Args:
-        wishes: What the user says.
+        requested: What the user says.
         shapes: Of the run.
         earlier: Ranges of the engine that there was.
 
@@ -126,7 +126,7 @@ def widened(
     """
     ranges = {}
     for name, shape in shapes.items():
-        wanted = wishes.range_of(name, shape) or ShapeRange(shape, shape, shape)
+        wanted = requested.range_of(name, shape) or ShapeRange(shape, shape, shape)
         if name in earlier:
             both = earlier[name].with_usual(wanted.least).with_usual(wanted.most)
             wanted = both.with_usual(wanted.usual)

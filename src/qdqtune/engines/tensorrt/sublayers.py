@@ -61,7 +61,7 @@ _LONGEST = 60
 
 
 @dataclass
-class _Piece:
+class _Sublayer:
     """A piece that grows; `open_scores` while it is an attention that waits for its values."""
 
     lead: _Role
@@ -102,8 +102,10 @@ def split(
         cutter.place(name)
     cutter.send_moves_on()
     cutter.place_fixed()
-    pieces = (sorted(piece.nodes, key=index.position.__getitem__) for piece in cutter.pieces)
-    return [piece for piece in pieces if piece]
+    sublayers = (
+        sorted(sublayer.nodes, key=index.position.__getitem__) for sublayer in cutter.sublayers
+    )
+    return [sublayer for sublayer in sublayers if sublayer]
 
 
 class _Cutter:
@@ -119,7 +121,7 @@ class _Cutter:
         self._fixed = fixed
         self._producers = producers
         self._home: dict[str, int] = {}
-        self.pieces: list[_Piece] = []
+        self.sublayers: list[_Sublayer] = []
         self._after: dict[str, list[str]] = {}
         for name in inside:
             for each in producers(index.node[name]):
@@ -131,28 +133,28 @@ class _Cutter:
         homes = [self._home.get(each.name or "", -1) for each in self._producers(node)]
         last = max(homes, default=-1)
         role = _role(node)
-        if last < 0 or not self._joins(self.pieces[last], role, node):
+        if last < 0 or not self._joins(self.sublayers[last], role, node):
             weighted = role is _Role.PRODUCT and self._has_weight(node)
-            last = len(self.pieces)
-            self.pieces.append(_Piece(role, weighted, moves_only=role is _Role.MOVE))
-        piece = self.pieces[last]
-        piece.nodes.append(name)
-        piece.moves_only &= role is _Role.MOVE
+            last = len(self.sublayers)
+            self.sublayers.append(_Sublayer(role, weighted, moves_only=role is _Role.MOVE))
+        sublayer = self.sublayers[last]
+        sublayer.nodes.append(name)
+        sublayer.moves_only &= role is _Role.MOVE
         self._home[name] = last
 
-    def _joins(self, piece: _Piece, role: _Role, node: ir.Node) -> bool:
-        if len(piece.nodes) >= _LONGEST:
+    def _joins(self, sublayer: _Sublayer, role: _Role, node: ir.Node) -> bool:
+        if len(sublayer.nodes) >= _LONGEST:
             return False
         if role is _Role.SOFTMAX:
-            piece.open_scores = piece.lead is _Role.PRODUCT and not piece.weighted
-            return piece.open_scores
+            sublayer.open_scores = sublayer.lead is _Role.PRODUCT and not sublayer.weighted
+            return sublayer.open_scores
         if role is _Role.PRODUCT:
-            joins = piece.open_scores and not self._has_weight(node)
-            piece.open_scores &= not joins
+            joins = sublayer.open_scores and not self._has_weight(node)
+            sublayer.open_scores &= not joins
             return joins
         if role is _Role.REDUCTION:
-            return piece.lead is _Role.REDUCTION
-        if role is _Role.TAIL and piece.moves_only:
+            return sublayer.lead is _Role.REDUCTION
+        if role is _Role.TAIL and sublayer.moves_only:
             return False
         return role in (_Role.MOVE, _Role.TAIL)
 
@@ -167,23 +169,23 @@ class _Cutter:
 
     def send_moves_on(self) -> None:
         """What only moves values goes with what reads them, if that is one piece."""
-        for number in range(len(self.pieces) - 1, -1, -1):
-            piece = self.pieces[number]
-            homes = self._homes_of_readers(piece.nodes) - {number}
-            if piece.moves_only and len(homes) == 1 and not self._leave(piece.nodes):
+        for number in range(len(self.sublayers) - 1, -1, -1):
+            sublayer = self.sublayers[number]
+            homes = self._homes_of_readers(sublayer.nodes) - {number}
+            if sublayer.moves_only and len(homes) == 1 and not self._leave(sublayer.nodes):
                 (target,) = homes
-                self.pieces[target].nodes += piece.nodes
-                self._home.update(dict.fromkeys(piece.nodes, target))
-                piece.nodes = []
+                self.sublayers[target].nodes += sublayer.nodes
+                self._home.update(dict.fromkeys(sublayer.nodes, target))
+                sublayer.nodes = []
 
     def place_fixed(self) -> None:
         """Constants that are computed go with the first piece that reads them."""
         names = (name for name in self._inside if name in self._fixed)
         for name in sorted(names, key=self._index.position.__getitem__, reverse=True):
-            number = min(self._homes_of_readers([name]), default=len(self.pieces))
-            if number == len(self.pieces):
-                self.pieces.append(_Piece(_Role.MOVE))
-            self.pieces[number].nodes.append(name)
+            number = min(self._homes_of_readers([name]), default=len(self.sublayers))
+            if number == len(self.sublayers):
+                self.sublayers.append(_Sublayer(_Role.MOVE))
+            self.sublayers[number].nodes.append(name)
             self._home[name] = number
 
     def _homes_of_readers(self, names: Iterable[str]) -> set[int]:

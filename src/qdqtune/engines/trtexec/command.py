@@ -16,7 +16,7 @@ from qdqtune.engines.trtexec.flags import (
     require,
     takes,
 )
-from qdqtune.engines.trtexec.settings import Usage
+from qdqtune.engines.trtexec.settings import TrtexecSettings
 
 Ranges = Mapping[str, ShapeRange]
 """What inputs with open dims may look like, by input."""
@@ -31,7 +31,9 @@ _LOW = {
 _PROFILES = ("--dumpProfile", "--exportProfile")
 
 
-def build_arguments(usage: Usage, low_types: Collection[str], ranges: Ranges) -> list[str]:
+def build_arguments(
+    usage: TrtexecSettings, low_types: Collection[str], ranges: Ranges
+) -> list[str]:
     """What an engine depends on beside the model: all but the names of files.
 
     Args:
@@ -59,7 +61,7 @@ def build_arguments(usage: Usage, low_types: Collection[str], ranges: Ranges) ->
 
 
 def build_command(
-    usage: Usage, model: str, plan: Path, layers: Path, built_from: Sequence[str]
+    usage: TrtexecSettings, model: str, plan: Path, layers: Path, built_from: Sequence[str]
 ) -> list[str]:
     """Builds an engine.
 
@@ -75,23 +77,23 @@ def build_command(
     return joined([*ours, *timing_cache_arguments(usage)], built_from)
 
 
-def timing_cache_arguments(usage: Usage) -> list[str]:
+def timing_cache_arguments(usage: TrtexecSettings) -> list[str]:
     """The file that a build takes what is known of kernels from; trtexec locks and merges it."""
     return [f"--timingCacheFile={usage.timing_cache}"] if usage.timing_cache else []
 
 
-def load_arguments(usage: Usage, plan: Path) -> list[str]:
+def load_arguments(usage: TrtexecSettings, plan: Path) -> list[str]:
     """Runs with an engine that was built before."""
     return joined([f"--loadEngine={plan}", *_everywhere(usage)], usage.given_to_run)
 
 
-def rebuild_arguments(usage: Usage, model: str, built_from: Sequence[str]) -> list[str]:
+def rebuild_arguments(usage: TrtexecSettings, model: str, built_from: Sequence[str]) -> list[str]:
     """Runs with an engine that is built once more, for a program that loads none."""
     return joined([f"--onnx={model}", *timing_cache_arguments(usage)], built_from)
 
 
 def time_command(
-    usage: Usage,
+    usage: TrtexecSettings,
     engine: Sequence[str],
     runs: int,
     times: Path,
@@ -119,7 +121,7 @@ def time_command(
 
 
 def profile_command(
-    usage: Usage,
+    usage: TrtexecSettings,
     engine: Sequence[str],
     runs: int,
     profile: Path,
@@ -142,7 +144,7 @@ def output_command(
     return joined(ours, engine)
 
 
-def _precision(usage: Usage, low_types: Collection[str]) -> list[str]:
+def _precision(usage: TrtexecSettings, low_types: Collection[str]) -> list[str]:
     version, given = usage.version, {name_of(argument) for argument in usage.given}
     if usage.typing == STRONG:
         return ["--stronglyTyped"] if takes(version, "--stronglyTyped") else []
@@ -165,7 +167,7 @@ def _precision(usage: Usage, low_types: Collection[str]) -> list[str]:
     return flags
 
 
-def _layer_list(usage: Usage, layers: Path) -> list[str]:
+def _layer_list(usage: TrtexecSettings, layers: Path) -> list[str]:
     wanted = [_DETAILED, f"--exportLayerInfo={layers}"]
     forbidden = NOT_WHEN_SAFE if usage.is_safe else frozenset()
     return [
@@ -175,7 +177,7 @@ def _layer_list(usage: Usage, layers: Path) -> list[str]:
     ]
 
 
-def _everywhere(usage: Usage) -> list[str]:
+def _everywhere(usage: TrtexecSettings) -> list[str]:
     """What a process needs whether it builds or runs."""
     flag = "--staticPlugins" if takes(usage.version, "--staticPlugins") else "--plugins"
     plugins = [f"{flag}={path}" for path in usage.settings.plugins]
@@ -187,9 +189,9 @@ def _runs(runs: int, warmup_ms: int) -> list[str]:
     return [f"--iterations={runs}", "--duration=0", f"--warmUp={warmup_ms}", f"--avgRuns={runs}"]
 
 
-def _cuda_graph(usage: Usage) -> list[str]:
-    wish = usage.settings.cuda_graph
-    flag = {True: "--useCudaGraph", False: "--noCudaGraph", None: ""}[wish]
+def _cuda_graph(usage: TrtexecSettings) -> list[str]:
+    requested = usage.settings.cuda_graph
+    flag = {True: "--useCudaGraph", False: "--noCudaGraph", None: ""}[requested]
     return [flag] if flag and takes(usage.version, flag) else []
 
 

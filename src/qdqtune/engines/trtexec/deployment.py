@@ -11,7 +11,7 @@ from qdqtune.engines.tensorrt.settings import COMMON
 from qdqtune.engines.tensorrt.shapes import Shape
 from qdqtune.engines.tensorrt.signature import read_signature
 from qdqtune.engines.trtexec.command import build_arguments
-from qdqtune.engines.trtexec.settings import OWN_OPTIONS, usage_of
+from qdqtune.engines.trtexec.settings import OWN_OPTIONS, trtexec_settings
 from qdqtune.engines.trtexec.version import Version
 from qdqtune.records.measurement import EngineInfo
 
@@ -31,7 +31,7 @@ def build_line(info: EngineInfo, file: Path, shapes: Mapping[str, Shape], name: 
         ValueError: If the options can't be read.
     """
     known = {key: value for key, value in info.options.items() if key in (*COMMON, *OWN_OPTIONS)}
-    usage = usage_of(SessionOptions(engine_options=known), _version(info.version))
+    usage = trtexec_settings(SessionOptions(engine_options=known), _version(info.version))
     signature = read_signature(file)
     ranges = {
         each: range_

@@ -17,7 +17,7 @@ from qdqtune.engines.tensorrt.timing_cache import NO_CACHE, default_path
 from qdqtune.engines.trtexec.plans import ModelFile, PlanBuilder
 from qdqtune.engines.trtexec.program import Program
 from qdqtune.engines.trtexec.session import TrtexecSession
-from qdqtune.engines.trtexec.settings import Usage, path_option, usage_of
+from qdqtune.engines.trtexec.settings import TrtexecSettings, path_option, trtexec_settings
 from qdqtune.engines.trtexec.version import PROGRAM, find_program, version_of
 from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.records.measurement import EngineInfo
@@ -40,7 +40,7 @@ class TrtexecEngine:
     def info(self, options: SessionOptions) -> EngineInfo:
         """Says which version runs on which GPU."""
         program = self._program(options)
-        usage = usage_of(options, program.version)
+        usage = trtexec_settings(options, program.version)
         for note in usage.notes:
             _logger.warning("%s", note)
         device, isa = device_of(usage.settings.device)
@@ -56,7 +56,7 @@ class TrtexecEngine:
     def open(self, path: str, options: SessionOptions) -> TrtexecSession:
         """Opens the model file; builds it if the shapes of all inputs are known."""
         program = self._program(options)
-        usage = usage_of(options, program.version)
+        usage = trtexec_settings(options, program.version)
         device, _ = device_of(usage.settings.device)
         usage = dataclasses.replace(usage, timing_cache=_timing_cache(usage, device))
         signature = _signature(path)
@@ -99,7 +99,7 @@ def _signature(path: str) -> Signature:
         raise ValueError(f"{os.path.basename(path)} can't be read: {error}") from None
 
 
-def _timing_cache(usage: Usage, device: str) -> str:
+def _timing_cache(usage: TrtexecSettings, device: str) -> str:
     """The user's file, or the usual one of this version and GPU."""
     said = usage.settings.timing_cache
     if said == NO_CACHE or (not said and device == UNKNOWN_GPU):

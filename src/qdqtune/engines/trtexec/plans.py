@@ -20,7 +20,7 @@ from qdqtune.engines.trtexec.command import (
 from qdqtune.engines.trtexec.flags import PLUGIN_FLAGS, name_of
 from qdqtune.engines.trtexec.output import finds_no_kernel
 from qdqtune.engines.trtexec.program import Program, TrtexecError
-from qdqtune.engines.trtexec.settings import Usage
+from qdqtune.engines.trtexec.settings import TrtexecSettings
 from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.records.errors import OutputError
 
@@ -63,7 +63,7 @@ class ModelFile:
     path: str
     signature: Signature
     program: Program
-    usage: Usage
+    usage: TrtexecSettings
     device: str
     room: TemporaryFolder
     log: Path | None

@@ -55,10 +55,10 @@ class TrtexecSession:
         self._ran: Plan | None = None
         self._fed: Mapping[str, Path] | None = None
         self._shapes: Shapes = {}
-        wishes = self._usage.settings.shapes
-        wishes.check_names(self._signature.dims)
-        if all(name in wishes.usual for name in self._signature.open_inputs):
-            usual = {name: wishes.usual[name] for name in self._signature.open_inputs}
+        requested = self._usage.settings.shapes
+        requested.check_names(self._signature.dims)
+        if all(name in requested.usual for name in self._signature.open_inputs):
+            usual = {name: requested.usual[name] for name in self._signature.open_inputs}
             self._timed = self._plan_for(usual, None)
 
     @property

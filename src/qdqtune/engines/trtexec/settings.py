@@ -16,7 +16,7 @@ from qdqtune.engines.tensorrt.settings import (
     float_type_of,
     settings_of,
 )
-from qdqtune.engines.tensorrt.shapes import ShapeWishes, parse_shapes
+from qdqtune.engines.tensorrt.shapes import ShapeRequest, parse_shapes
 from qdqtune.engines.trtexec.arguments import Asked, asked_by, with_workspace, workspace_in
 from qdqtune.engines.trtexec.flags import FLOAT_FLAGS, PRECISION_FLAGS, name_of, require, takes
 from qdqtune.engines.trtexec.version import Version, find_program, version_of
@@ -31,7 +31,7 @@ _FIRST_STRONG = Version(10)
 
 
 @dataclass(frozen=True)
-class Usage:
+class TrtexecSettings:
     """How trtexec is called.
 
     Attributes:
@@ -82,7 +82,7 @@ def path_option(options: SessionOptions) -> str:
     return options.engine_options.get("path", "")
 
 
-def usage_of(options: SessionOptions, version: Version) -> Usage:
+def trtexec_settings(options: SessionOptions, version: Version) -> TrtexecSettings:
     """Reads the options of the engine.
 
     Raises:
@@ -101,7 +101,7 @@ def usage_of(options: SessionOptions, version: Version) -> Usage:
         settings = dataclasses.replace(settings, workspace_mib=None)
     elif settings.workspace_mib is not None and "--memPoolSize" in names:
         given = tuple(with_workspace(given, str(settings.workspace_mib)))
-    return Usage(
+    return TrtexecSettings(
         version=version,
         settings=dataclasses.replace(settings, shapes=_with_shapes(settings.shapes, shapes)),
         typing=_typing(version, settings.typing, names),
@@ -118,7 +118,7 @@ def notes_on(options: Mapping[str, str]) -> tuple[str, ...]:
         ValueError: If they can't be read, or the program isn't there.
     """
     asked = SessionOptions(engine_options=options)
-    return usage_of(asked, version_of(find_program(path_option(asked)))).notes
+    return trtexec_settings(asked, version_of(find_program(path_option(asked)))).notes
 
 
 def _split(text: str) -> list[str]:
@@ -137,26 +137,26 @@ def _with_arguments(settings: Settings, asked: Asked) -> Settings:
     return dataclasses.replace(settings, device=device, cuda_graph=graph)
 
 
-def _with_shapes(wishes: ShapeWishes, said: ShapeArguments) -> ShapeWishes:
+def _with_shapes(requested: ShapeRequest, said: ShapeArguments) -> ShapeRequest:
     """Shapes are ours to say, because a model without open dims may not be given any."""
-    return ShapeWishes(
-        {**parse_shapes(",".join(said.least)), **wishes.least},
-        {**parse_shapes(",".join(said.built_for)), **wishes.usual},
-        {**parse_shapes(",".join(said.most)), **wishes.most},
+    return ShapeRequest(
+        {**parse_shapes(",".join(said.least)), **requested.least},
+        {**parse_shapes(",".join(said.built_for)), **requested.usual},
+        {**parse_shapes(",".join(said.most)), **requested.most},
     )
 
 
-def _typing(version: Version, wish: str, names: set[str]) -> str:
-    if wish == WEAK:
+def _typing(version: Version, requested: str, names: set[str]) -> str:
+    if requested == WEAK:
         require(version, "--fp16", "weak typing")
-    if wish == STRONG and version < _FIRST_STRONG:
+    if requested == STRONG and version < _FIRST_STRONG:
         require(version, "--stronglyTyped", "strong typing")
     said = STRONG if "--stronglyTyped" in names else ""
     if not said and names.intersection(PRECISION_FLAGS) and takes(version, "--fp16"):
         said = WEAK
-    if wish and said and wish != said:
-        raise ValueError(f"typing is '{wish}', but args ask for {said} typing")
-    return wish or said or (STRONG if version >= _FIRST_STRONG else WEAK)
+    if requested and said and requested != said:
+        raise ValueError(f"typing is '{requested}', but args ask for {said} typing")
+    return requested or said or (STRONG if version >= _FIRST_STRONG else WEAK)
 
 
 def _warmup(given: Mapping[str, str]) -> int:

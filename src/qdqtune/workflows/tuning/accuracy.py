@@ -10,7 +10,7 @@ from typing import Protocol
 from qdqtune.autotune.search.space import Space, State
 
 # With more groups than this, whole patterns are judged instead: every judgement is some runs.
-_MOST_JUDGED = 60
+_MOST_EVALUATED = 60
 _MOST_NAMED = 3
 
 
@@ -135,7 +135,7 @@ class AccuracyRepair:
 
 def parts_of(space: Space, state: State) -> list[State]:
     """What of a choice is judged alone: each of its groups, or of very many each pattern."""
-    if len(state) <= _MOST_JUDGED:
+    if len(state) <= _MOST_EVALUATED:
         return [frozenset({number}) for number in sorted(state)]
     parts = (frozenset(numbers) & state for numbers in space.patterns.values())
     return [part for part in parts if part]

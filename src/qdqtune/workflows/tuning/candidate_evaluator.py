@@ -113,7 +113,7 @@ class CandidateEvaluator:
             self._write_again(trial.reference)
         missing = [state for state in trial.candidates if state not in found]
         if missing[:most]:
-            found.update(self._race(trial.reference, missing[:most], trial.effort))
+            found.update(self._compare(trial.reference, missing[:most], trial.effort))
         base = self.gains.get(trial.reference)
         for state, score in found.items():
             self._tried[state] = None
@@ -186,7 +186,7 @@ class CandidateEvaluator:
         with contextlib.suppress(UsageError):
             self.file_of(state)
 
-    def _race(self, reference: State, states: list[State], effort: Effort) -> dict[State, Score]:
+    def _compare(self, reference: State, states: list[State], effort: Effort) -> dict[State, Score]:
         scores: dict[State, Score] = {}
         files: dict[State, Path] = {}
         for state in states:

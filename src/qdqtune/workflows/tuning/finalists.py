@@ -23,7 +23,7 @@ from qdqtune.workflows.tuning.measured_accuracy import METRIC, SQNR, MeasuredAcc
 from qdqtune.workflows.tuning.progress_reporter import ProgressReporter
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.story import Story
-from qdqtune.workflows.tuning.time_budget import Pace
+from qdqtune.workflows.tuning.time_budget import TimeBudget
 
 
 class Finalists:
@@ -48,7 +48,7 @@ class Finalists:
         reporter: ProgressReporter,
         story: Story,
         accuracy: MeasuredAccuracy,
-        pace: Pace,
+        pace: TimeBudget,
         space: Space,
         inserters: Mapping[RangeMethod, Inserter],
         blankets: Mapping[str, State],
@@ -72,7 +72,7 @@ class Finalists:
         self._reporter.tell("accuracy", "comparing outputs with the float model")
         method = self.best_ranges(space.placement(state))
         kept = self._correct(state, method)
-        while kept and self._is_misjudged(kept, method):
+        while kept and self._is_inaccurate(kept, method):
             kept = self._correct(state, method)
         if not kept:
             story.reason = story.lost_to_accuracy
@@ -81,7 +81,7 @@ class Finalists:
             return None
         return self._written("the result", kept, method, self._folder.staging())
 
-    def _is_misjudged(self, state: State, method: RangeMethod) -> bool:
+    def _is_inaccurate(self, state: State, method: RangeMethod) -> bool:
         """Whether a choice is less accurate than an earlier run in the folder has written down."""
         placement = self._space.placement(state)
         was_known = self._accuracy.forget_sqnr_db(self._inserters[method], placement)
@@ -121,7 +121,7 @@ class Finalists:
         state = self._blankets[name]
         if result is not None and self._space.placement(state) == result.placement:
             return replace(result, name=name)
-        if not self._has_time_to_judge:
+        if not self._has_time_to_evaluate:
             return None
         folder = self._folder.scratch / "blanket"
         folder.mkdir(exist_ok=True)
@@ -131,13 +131,13 @@ class Finalists:
         """Whether a blanket is near enough to float; not, if there is no time to find out."""
         state, inserter = self._blankets[name], self._inserters[method]
         is_known = self._accuracy.knows(SQNR, inserter, self._space.placement(state))
-        if not is_known and not self._has_time_to_judge:
+        if not is_known and not self._has_time_to_evaluate:
             return False
         return not self.limits(method).sqnr_shortfall(state)
 
     @property
-    def _has_time_to_judge(self) -> bool:
-        return self._pace.repair_left_s() >= self._pace.judge_s
+    def _has_time_to_evaluate(self) -> bool:
+        return self._pace.repair_left_s() >= self._pace.evaluation_s
 
     def shortfall(self, finalist: Finalist, *, with_metric: bool = True) -> str:
         """Which limit of accuracy a finalist misses; empty if it misses none.
@@ -233,7 +233,7 @@ class Finalists:
         found: dict[RangeMethod, float] = {}
         for way, inserter in self._inserters.items():
             is_known = self._accuracy.knows(SQNR, inserter, placement)
-            if found and not is_known and not self._has_time_to_judge:
+            if found and not is_known and not self._has_time_to_evaluate:
                 continue  # what is known by now has to do
             decibels = self._accuracy.sqnr_db(inserter, placement)
             found[way] = -math.inf if decibels is None else decibels

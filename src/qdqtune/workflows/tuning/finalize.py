@@ -25,13 +25,13 @@ from qdqtune.workflows.tuning.previous_result import PreviousResult
 from qdqtune.workflows.tuning.progress_reporter import ProgressReporter
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.story import BY_BUDGET, FINISHED, INTERRUPTED, Story
-from qdqtune.workflows.tuning.time_budget import Pace
+from qdqtune.workflows.tuning.time_budget import TimeBudget
 
 # A step that takes longer is told before it begins.
 _TOLD_AHEAD_S = 2.0
 
 
-class Shipping:
+class Finalizer:
     """Finishes a run.
 
     Args:
@@ -66,7 +66,7 @@ class Shipping:
         accuracy: MeasuredAccuracy,
         new_worker: Callable[[str, int], Worker],
         earlier: PreviousResult | None,
-        pace: Pace,
+        pace: TimeBudget,
     ) -> None:
         self.chosen: State = frozenset()
         self.ranges: Ranges | None = None
@@ -128,11 +128,11 @@ class Shipping:
             state: The best choice so far.
             inserters: Writers of candidates, by where their ranges come from.
         """
-        judging_s = self._pace.judge_s * len(inserters)
-        if self._is_foreseen or not state or not self._pace.has_time_for(judging_s):
+        evaluations_s = self._pace.evaluation_s * len(inserters)
+        if self._is_foreseen or not state or not self._pace.has_time_for(evaluations_s):
             return
         self._is_foreseen = True
-        if judging_s > _TOLD_AHEAD_S:
+        if evaluations_s > _TOLD_AHEAD_S:
             self._reporter.tell("accuracy", "comparing outputs of the best seed with float")
         finalists = self._finalists(space, inserters, {})
         method = finalists.best_ranges(space.placement(state))
@@ -246,7 +246,7 @@ class Shipping:
             baseline_ratio=story.noise.ratio,
             is_real=registry.entry(self._request.engine).measures,
         )
-        feeds = next(iter(self._provider.judged()))
+        feeds = next(iter(self._provider.evaluation_samples()))
         timed = time_final(new_worker, self._folder / names.BASELINE, models, feeds, allowance)
         return dict(zip(models, timed, strict=True))
 

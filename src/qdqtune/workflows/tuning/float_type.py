@@ -26,7 +26,7 @@ from qdqtune.records.errors import QdqtuneError, UsageError
 from qdqtune.records.measurement import EngineInfo, Verdict
 from qdqtune.records.precision import AUTO, CHOICES, FLOAT_TYPES, Precision
 from qdqtune.records.tuning import AS_GIVEN
-from qdqtune.workflows.precision import judge_conversion
+from qdqtune.workflows.precision import evaluate_conversion
 from qdqtune.workflows.source_model import Source, has_types
 from qdqtune.workflows.tuning.preflight import check_runs
 from qdqtune.workflows.tuning.settings import Preset
@@ -152,7 +152,7 @@ def convert_to(
         convert_precision(model, precision)
         save_model(model, target, force=True)
         check_result(target, source.path)
-        found, overflow = judge_conversion(source.path, target, lambda _: samples())
+        found, overflow = evaluate_conversion(source.path, target, lambda _: samples())
     except QdqtuneError as error:
         return _as_given(f"it can't be converted to {name}: {error.what}")
     worst = min(found.values(), default=None)

@@ -169,8 +169,8 @@ class RunFolder:
     def _refuse_others_files(self, model: Path) -> None:
         """What no run has made here is not replaced; where one began, there is its lock."""
         if (self.path / LOCK).exists() or (self.path / JOURNAL).exists():
-            if SUBGRAPHS in self._more and not self._had_pieces:  # all runs were in region mode
-                self._refuse_others_pieces()
+            if SUBGRAPHS in self._more and not self._had_subgraphs:  # all runs were in region mode
+                self._refuse_others_subgraphs()
             return
         copies = [self._copy_of(file, model) for file in external_files(model)]
         folders = (self.path / CANDIDATES, *(self.path / name for name in self._more))
@@ -179,7 +179,7 @@ class RunFolder:
             if os.path.lexists(file) and real_path(file) not in self._read:
                 raise _in_the_way(file, JOURNAL)
 
-    def _refuse_others_pieces(self) -> None:
+    def _refuse_others_subgraphs(self) -> None:
         for file in (self.path / RAW, self.path / f"{RAW}.data"):
             if os.path.lexists(file):
                 raise _in_the_way(file, SUBGRAPH_CACHE)
@@ -187,7 +187,7 @@ class RunFolder:
             raise _in_the_way(self.path / SUBGRAPHS, SUBGRAPH_CACHE)
 
     @property
-    def _had_pieces(self) -> bool:
+    def _had_subgraphs(self) -> bool:
         """Whether there was a run in subgraph mode, by what it has written first."""
         caches = (self.path / SUBGRAPH_CACHE, self.path / DAMAGED_CACHE)
         return any(file.exists() for file in caches) or holds_subgraphs(self.path / SUBGRAPHS)
@@ -398,7 +398,7 @@ class RunFolder:
     def _set_aside(self) -> None:
         """Move an earlier run, all of it, into a folder of its own; the journal goes last."""
         names = [name for ours in _OURS for name in (ours, f"{ours}.data") if ours != JOURNAL]
-        subgraphs = [SUBGRAPHS] if self._had_pieces else []
+        subgraphs = [SUBGRAPHS] if self._had_subgraphs else []
         layers = self._layer_files()
         files = [LOGS, CANDIDATES, *subgraphs, *layers, *self._weights_beside(), *names, JOURNAL]
         self._move_aside(files, _PARTIAL_RUN)

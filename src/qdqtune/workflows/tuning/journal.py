@@ -31,10 +31,10 @@ _Comparison = tuple[str, str, str]
 _TrialRun = tuple[str, str, tuple[str, ...]]
 
 # A crash or a hang may be the machine's fault: it is believed when two runs have seen it.
-_BELIEVED = 2
+_ASSUMED = 2
 # What a header means that lacks such an entry; it is looked at before what follows from it.
 _UNSAID = {"precision": AS_GIVEN}
-_NOT_CARRIED = NOTHING_MEASURED | {"round", "file"}
+_NOT_KEPT = NOTHING_MEASURED | {"round", "file"}
 # What a line has from the run that wrote it.
 _OF_THE_RUN = frozenset({"run", "session", "at_s", "schema"})
 
@@ -95,7 +95,7 @@ class Journal:
         self.session = 1
         self.earlier_s = 0.0
         self.earlier_benchmarks = 0
-        self.carried: list[str] = []
+        self.kept_lines: list[str] = []
         self._adopted_s = 0.0
         self._elapsed_s = elapsed_s
         self._scores: dict[_Comparison, Score] = {}
@@ -238,13 +238,13 @@ class Journal:
         """Write down what was measured in another folder, as far as it is not known here.
 
         Args:
-            lines: What a journal with the same header had `carried`; damaged ones are left out.
+            lines: What a journal with the same header had `kept_lines`; damaged ones are left out.
 
         Returns:
             How many comparisons were taken over.
         """
         known = {*self._scores, *self._unsure}
-        there = {_without_run(body) for body in map(decode, self.carried) if body is not None}
+        there = {_without_run(body) for body in map(decode, self.kept_lines) if body is not None}
         before, of_others_s = self.earlier_benchmarks, 0.0
         spent_s: dict[int, float] = {}
         for body in filter(None, map(decode, lines)):
@@ -298,8 +298,8 @@ class Journal:
     def _append(self, body: Mapping[str, Any], *, force: bool = True) -> None:
         at_s = round(self._elapsed_s(), 3)
         line = encode({**body, "run": self._run, "session": self.session, "at_s": at_s})
-        if body["kind"] not in _NOT_CARRIED:
-            self.carried.append(line.rstrip("\n"))
+        if body["kind"] not in _NOT_KEPT:
+            self.kept_lines.append(line.rstrip("\n"))
         try:
             self._file.write(line.encode())
             self._file.flush()
@@ -339,8 +339,8 @@ class Journal:
         for line in lines:
             if line.number not in left_out and line.body is not None:
                 self._take(line.body)
-                if line.body["kind"] not in _NOT_CARRIED:
-                    self.carried.append(line.text.decode())
+                if line.body["kind"] not in _NOT_KEPT:
+                    self.kept_lines.append(line.text.decode())
                 number = line.body.get("session", 0)
                 spent_s[number] = max(spent_s.get(number, 0.0), line.body.get("at_s", 0.0))
         self.earlier_s = self._adopted_s + sum(spent_s.values())
@@ -397,9 +397,9 @@ class Journal:
         elif kind == "adopted":
             self._adopted_s += body["seconds"]
         elif kind == "round":
-            race = (body["reference"], body["effort"], tuple(body["candidates"]))
+            compared = (body["reference"], body["effort"], tuple(body["candidates"]))
             numbers = tuple(body["latencies_ms"]), tuple(body["log_ratios"])
-            self._rounds.setdefault(race, []).append(Round(body["baseline_ms"], *numbers))
+            self._rounds.setdefault(compared, []).append(Round(body["baseline_ms"], *numbers))
         elif kind == "measurement":
             self._take_measurement(body)
 
@@ -412,7 +412,7 @@ class Journal:
                 self._scores[key] = Score(body["gain"], body["error"])
             return
         self._unsure[key] = self._unsure.get(key, 0) + 1
-        if not body.get("unsure") or self._unsure[key] >= _BELIEVED:
+        if not body.get("unsure") or self._unsure[key] >= _ASSUMED:
             self._scores[key] = Score.failed(failure)
 
 

@@ -23,7 +23,7 @@ from qdqtune.records.measurement import LayerTime
 _logger = logging.getLogger(__name__)
 
 # How the pieces of a layer are numbered.
-_PIECE = re.compile(r"#\d+$")
+_SUBLAYER = re.compile(r"#\d+$")
 
 
 def write_layer_file(worker: Worker, plain: Path, feeds: StoredFeeds, target: Path) -> bool:
@@ -96,7 +96,7 @@ def _parts(index: GraphIndex, layers: Sequence[MappedLayer]) -> list[tuple[str, 
     What was compiled as a whole is cut into pieces, whose parts of the time are guessed by work.
     """
     shares = estimated_shares(index)
-    names = [_PIECE.sub("", layer.name) for layer in layers]
+    names = [_SUBLAYER.sub("", layer.name) for layer in layers]
     work = [sum(shares.get(node, 0.0) for node in layer.nodes) for layer in layers]
     whole: dict[str, float] = {}
     count = Counter(names)

@@ -53,7 +53,7 @@ class MeasuredAccuracy:
         journal: Journal,
         evaluator_of: Callable[[PreparedModel], AccuracyEvaluator],
         samples: Callable[[], Iterable[Feeds]],
-        judged_by: str,
+        arithmetic_of: str,
         evaluate: UserFunction | None = None,
         float_metric: float = math.nan,
         *,
@@ -63,7 +63,7 @@ class MeasuredAccuracy:
         self._journal = journal
         self._evaluator_of = evaluator_of
         self._samples = samples
-        self._judged_by = judged_by
+        self._arithmetic_of = arithmetic_of
         self._evaluate = evaluate
         self._float_metric = float_metric
         self._has_float_error = has_float_error
@@ -216,7 +216,7 @@ class MeasuredAccuracy:
             for feeds in self._samples():
                 digest.add(feeds)
             self._of_samples = digest.hexdigest()
-        return f"{self._judged_by} {self._of_samples}"
+        return f"{self._arithmetic_of} {self._of_samples}"
 
     def _of_evaluate(self) -> str:
         """What the metric depends on; empty if another run can't tell that it is the same.

@@ -95,13 +95,13 @@ def find_choices(
     with at_shapes(base.index.model, provider.shapes):
         index = GraphIndex(base.index.model)
         if worker is not None and unknown_tensors(index):
-            observe_shapes(base, worker, next(iter(provider.judged())))
+            observe_shapes(base, worker, next(iter(provider.evaluation_samples())))
         planner = QuantizationPlanner(index, dialect, quant_type)
         constraints = filters.constraints(index)
         ruled = draft_placement(planner, quant_type, constraints).chosen
         grouping = replace(group_ops(index, planner, cache), ruled=ruled)
     if filters:
-        grouping = replace(grouping, groups=_wished(grouping.groups, constraints))
+        grouping = replace(grouping, groups=_allowed(grouping.groups, constraints))
     if node_filter:
         matches = _matcher(node_filter)
         chosen = [group for group in grouping.groups if any(map(matches, group.nodes))]
@@ -123,7 +123,7 @@ def _check_left(grouping: Grouping, what: str, wildcards: Collection[str]) -> No
         raise UsageError(what, f"Its patterns are: {', '.join(wildcards)}.")
 
 
-def _wished(groups: Iterable[Group], constraints: Constraints) -> tuple[Group, ...]:
+def _allowed(groups: Iterable[Group], constraints: Constraints) -> tuple[Group, ...]:
     """The groups in which nothing has to stay float, and something was asked for."""
     return tuple(
         group

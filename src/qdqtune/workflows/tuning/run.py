@@ -41,7 +41,7 @@ from qdqtune.workflows.tuning.bounded_samples import BoundedSamples
 from qdqtune.workflows.tuning.candidate_evaluator import CandidateEvaluator
 from qdqtune.workflows.tuning.defer_interrupts import defer_interrupts
 from qdqtune.workflows.tuning.final_round import fastest_first
-from qdqtune.workflows.tuning.finalize import Shipping
+from qdqtune.workflows.tuning.finalize import Finalizer
 from qdqtune.workflows.tuning.float_type import wanted_type, written_type
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.handover import sha256_of_model, sha256_with_weights
@@ -74,7 +74,7 @@ from qdqtune.workflows.tuning.setup import (
 from qdqtune.workflows.tuning.snapshot import Candidate, Snapshots, given_cache
 from qdqtune.workflows.tuning.story import Story
 from qdqtune.workflows.tuning.subgraph_mode import RAW, SubgraphMode
-from qdqtune.workflows.tuning.time_budget import Pace
+from qdqtune.workflows.tuning.time_budget import TimeBudget
 
 _logger = logging.getLogger(__name__)
 
@@ -119,14 +119,14 @@ class TuneRun:
         self._provider = provider
         self._folder = folder
         self._story = Story()
-        self._judging: AccuracyEvaluator | None = None
+        self._accuracy_evaluator: AccuracyEvaluator | None = None
         self._stack = contextlib.ExitStack()
         self._reporter = reporter
-        self._pace = Pace(
+        self._pace = TimeBudget(
             lambda: reporter.left_s, request.preset, request.budget_s,
             measures=registry.entry(request.engine).measures,
         )  # fmt: skip
-        self._pace.judged = provider.judged_samples
+        self._pace.evaluated = provider.evaluation_sample_count
         self._is_out_of_time = False
         self._build_limit_s: float | None = None
         log = folder / names.LOGS / "runs.log"
@@ -156,7 +156,7 @@ class TuneRun:
         self._pace.start_s = self._reporter.elapsed_s - began_s
         self._info = info
         tell("engine", f"{registry.title(request.engine)} {info.version} on {info.device}")
-        feeds = self._engine.store(next(iter(self._provider.judged())))
+        feeds = self._engine.store(next(iter(self._provider.evaluation_samples())))
         wanted = wanted_type(request.precision, info, self._source)
         if wanted is not None:
             tell("precision", f"converting the model to {wanted.value}, and timing both")
@@ -287,7 +287,7 @@ class TuneRun:
         self._snapshots = Snapshots(state, header, request.quant_type, request.threshold, given)
         self._logs = SchemeLogs(folder / names.LOGS, self._info)
         self._earlier = previous_result(folder)
-        self._shipping = Shipping(
+        self._finalizer = Finalizer(
             request, self._source, self._provider, folder, self._reporter, self._story,
             self._accuracy(journal), self._new_engine, self._earlier, self._pace,
         )  # fmt: skip
@@ -383,17 +383,17 @@ class TuneRun:
             self._take_snapshot(planner, evaluator, evaluator.candidate_of(state))
             rules = {name: each for name, each in searching.seeds.items() if name not in _FOUND}
             blankets = fastest_first(space, rules, story.seeds)
-            self._shipping.finish(space, state, inserters, blankets)
+            self._finalizer.finish(space, state, inserters, blankets)
             self._check_earlier(base)
         self._take_snapshot(planner, evaluator, self._chosen(evaluator))
 
     def _check_earlier(self, base: PreparedModel) -> None:
         """Don't keep an earlier result that is not what its summary says."""
         earlier = self._earlier
-        if earlier is None or not self._shipping.keeps_earlier:
+        if earlier is None or not self._finalizer.keeps_earlier:
             return
         evaluator, room = self._evaluator_of(base), self._folder.scratch
-        timed = self._shipping.earlier_timed
+        timed = self._finalizer.earlier_timed
         why = why_not_kept(earlier, evaluator, room, self._request.min_sqnr_db)
         why = why or why_not_as_fast(earlier, timed, self._request.threshold)
         if not why and timed is not None and earlier.is_slower_than_claimed(timed.comparison):
@@ -407,7 +407,7 @@ class TuneRun:
             reason = f"the result that lay in the folder is not what it claims: {why}"
             _logger.warning("%s", reason)
             self._story.reason = reason
-            self._shipping.keeps_earlier, self._earlier = False, None
+            self._finalizer.keeps_earlier, self._earlier = False, None
 
     def _begin_search(
         self,
@@ -441,14 +441,14 @@ class TuneRun:
         views = self._story.grouping.views
         tried = self._snapshots.write(
             planner, views, evaluator.candidates(), best, self._story.baseline_ms,
-            evaluator.journal.carried,
+            evaluator.journal.kept_lines,
         )  # fmt: skip
         self._logs.write_schemes(views, tried)
 
     def _chosen(self, evaluator: CandidateEvaluator) -> Candidate:
         """What is handed over, as the last comparison saw it."""
         story, earlier = self._story, self._earlier
-        if self._shipping.keeps_earlier and earlier is not None:
+        if self._finalizer.keeps_earlier and earlier is not None:
             return evaluator.shipped(earlier.placement, math.log(earlier.summary.speedup))
         compared = story.comparison if story.is_shipped else None
         return evaluator.shipped(story.placement, math.log(compared.ratio) if compared else 0.0)
@@ -494,7 +494,7 @@ class TuneRun:
         try:
             while (trial := search.ask()) is not None:
                 if trial.stage != SEEDS and self._request.budget_s is not None:
-                    self._shipping.foresee(space, search.incumbent, inserters)
+                    self._finalizer.foresee(space, search.incumbent, inserters)
                 scores = self._answer(search, trial, evaluator)
                 if not scores:
                     break
@@ -578,8 +578,8 @@ class TuneRun:
         request, metric = self._request, self._story.metric or {}
         own = has_own_kernels(request.engine, request.options.engine_options)
         accuracy = MeasuredAccuracy(
-            journal, self._evaluator_of, self._provider.judged, request.engine if own else "",
-            request.evaluate, metric.get("float", math.nan),
+            journal, self._evaluator_of, self._provider.evaluation_samples,
+            request.engine if own else "", request.evaluate, metric.get("float", math.nan),
             has_float_error=own and exact_options(self._info, request.options) is not None,
         )  # fmt: skip
         accuracy.seconds.update(self._pace.accuracy_s)
@@ -587,13 +587,13 @@ class TuneRun:
         return accuracy
 
     def _evaluator_of(self, base: PreparedModel) -> AccuracyEvaluator:
-        if self._judging is None:
-            self._judging = AccuracyEvaluator(
-                self._source, base, self._runner, self._provider.judged, kernels=self._kernels(),
-                reference=self._reference(),
+        if self._accuracy_evaluator is None:
+            self._accuracy_evaluator = AccuracyEvaluator(
+                self._source, base, self._runner, self._provider.evaluation_samples,
+                kernels=self._kernels(), reference=self._reference(),
             )  # fmt: skip
-            self._stack.callback(self._judging.close)
-        return self._judging
+            self._stack.callback(self._accuracy_evaluator.close)
+        return self._accuracy_evaluator
 
     def _reference(self) -> Path | None:
         """The model as given, if it was converted: that is what users compare with."""
@@ -613,7 +613,7 @@ class TuneRun:
     def _hand_over(self, info: EngineInfo, journal: Journal) -> TuneResult:
         """Write what the run came to."""
         story, folder = self._story, self._folder
-        if self._shipping.keeps_earlier and self._earlier is not None:
+        if self._finalizer.keeps_earlier and self._earlier is not None:
             folder.clear_staging()
             _logger.warning("the result of an earlier run stays: it is at least as good")
             story.build_with = self._build_line(info, folder / names.FINAL)
@@ -639,10 +639,10 @@ class TuneRun:
         story.final_sha256 = sha256_of_model(staged / names.FINAL)
         story.baseline_sha256 = sha256_with_weights(folder / names.BASELINE)
         if story.is_shipped and story.sqnr_db is not None:
-            story.error_inputs = self._provider.judged_inputs(request.inputs.ranges)
+            story.error_inputs = self._provider.evaluation_inputs(request.inputs.ranges)
         write_text(staged / names.PLACEMENT, story.placement.to_json(fingerprint), force=True)
-        if story.is_shipped and self._shipping.ranges is not None:
-            write_text(staged / names.RANGES, self._shipping.ranges.to_json(), force=True)
+        if story.is_shipped and self._finalizer.ranges is not None:
+            write_text(staged / names.RANGES, self._finalizer.ranges.to_json(), force=True)
         written = {
             name.partition(".")[0]: name
             for name in (*_WRITTEN, *(_OF_SUBGRAPHS if request.workflow == SUBGRAPH else ()))

@@ -170,7 +170,7 @@ def in_float_type(
     if precision is not None:
         folder.converted.parent.mkdir(exist_ok=True)
         form = convert_to(
-            precision, source, folder.converted, provider.judged, engine, feeds,
+            precision, source, folder.converted, provider.evaluation_samples, engine, feeds,
             request.min_sqnr_db, request.preset,
             may_be_slower=request.precision != AUTO or earlier is not None,
         )  # fmt: skip

@@ -40,7 +40,7 @@ def all_sizes(
                 value.shape = None
         infer_shapes(base.index.model)
         if unknown_tensors(base.index):
-            found = observe_shapes(base, runner, next(iter(provider.judged())))
+            found = observe_shapes(base, runner, next(iter(provider.evaluation_samples())))
             for name, shape in found.items():
                 base.index.value[name].shape = ir.Shape(shape)
         yield GraphIndex(base.index.model)

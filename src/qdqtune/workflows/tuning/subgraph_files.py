@@ -6,9 +6,9 @@ from pathlib import Path
 
 from qdqtune.graph.weights import WEIGHTS_FILE, WEIGHTS_INDEX
 
-_PIECES = "subgraph_*.onnx"
+_FILES = "subgraph_*.onnx"
 _WRITTEN = (
-    _PIECES,
+    _FILES,
     "conversion_*.onnx",
     WEIGHTS_FILE,
     WEIGHTS_INDEX,
@@ -17,7 +17,7 @@ _WRITTEN = (
 
 def holds_subgraphs(folder: Path) -> bool:
     """Whether a run has written pieces there."""
-    return any(folder.glob(_PIECES))
+    return any(folder.glob(_FILES))
 
 
 def is_empty(folder: Path) -> bool:

@@ -51,9 +51,9 @@ from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, shapes_inside
 from qdqtune.workflows.tuning.sizing import all_sizes
 from qdqtune.workflows.tuning.story import Story
 from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
-from qdqtune.workflows.tuning.subgraph_profiler import PieceProfiler
+from qdqtune.workflows.tuning.subgraph_profiler import SubgraphProfiler
 from qdqtune.workflows.tuning.subgraph_profiling import SubgraphProfiling
-from qdqtune.workflows.tuning.time_budget import Pace
+from qdqtune.workflows.tuning.time_budget import TimeBudget
 
 _logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class SubgraphMode:
         planner: QuantizationPlanner,
         header: Mapping[str, Any],
         float_type: str,
-        pace: Pace,
+        pace: TimeBudget,
     ) -> None:
         self._request = request
         self._folder = folder
@@ -140,7 +140,7 @@ class SubgraphMode:
             subgraphs = find_subgraphs(
                 index, self._groups, self._planner, story.grouping.ruled, may, few=is_slow
             )
-            profiler = PieceProfiler(
+            profiler = SubgraphProfiler(
                 self._engine, self._inserter, self._planner, index, dims,
                 self._folder / names.SUBGRAPHS, self._request.preset,
             )  # fmt: skip
@@ -177,7 +177,7 @@ class SubgraphMode:
         if not self._units and subgraphs:
             story.why_nothing = self._why_no_unit(subgraphs)
             if any(self._cache.subgraphs.get(subgraph.key) for subgraph in subgraphs):
-                return self._without_pieces(given)
+                return self._without_subgraphs(given)
         search, seeds = self._assemble(space, given)
         return Searching(
             space,
@@ -188,7 +188,7 @@ class SubgraphMode:
             lambda: self._keep(search),
         )
 
-    def _without_pieces(self, given: Mapping[str, Collection[str]]) -> Searching:
+    def _without_subgraphs(self, given: Mapping[str, Collection[str]]) -> Searching:
         """Whole models are tried all the same: the engine may take in them what it can't alone."""
         request, story = self._request, self._story
         _logger.warning("%s; whole models are tried without them", story.why_nothing)
@@ -337,7 +337,7 @@ class SubgraphMode:
         self._write_raw(space, raw, is_quantized=AS_GIVEN in given)
         alike: dict[int, set[int]] = {}
         for number, unit in enumerate(self._units):
-            if not unit.only_moves:
+            if not unit.is_passthrough:
                 alike.setdefault(unit.subgraph, set()).add(number)
         most = request.max_benchmarks
         limits = Limits(benchmarks=request.preset.assemblies if most is None else most)

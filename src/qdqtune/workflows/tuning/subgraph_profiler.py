@@ -44,7 +44,7 @@ _MUCH_UNTOLD = 0.7
 _NOT_IN_NAMES = re.compile(r"\W+")
 
 
-class PieceProfiler:
+class SubgraphProfiler:
     """Times pieces of a model.
 
     Args:

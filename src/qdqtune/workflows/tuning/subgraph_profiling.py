@@ -19,8 +19,8 @@ from qdqtune.workflows.tuning.progress_reporter import ProgressReporter
 from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, OPT, Shapes, shape_arguments
 from qdqtune.workflows.tuning.story import BY_BUDGET, INTERRUPTED, Story
 from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
-from qdqtune.workflows.tuning.subgraph_profiler import PieceProfiler
-from qdqtune.workflows.tuning.time_budget import Pace
+from qdqtune.workflows.tuning.subgraph_profiler import SubgraphProfiler
+from qdqtune.workflows.tuning.time_budget import TimeBudget
 
 # What the inputs of pieces may take of memory at once.
 _BYTES_AT_ONCE = 1 << 28
@@ -47,7 +47,7 @@ class SubgraphProfiling:
 
     def __init__(
         self,
-        profiler: PieceProfiler,
+        profiler: SubgraphProfiler,
         cache: SubgraphCache,
         reporter: ProgressReporter,
         story: Story,
@@ -57,7 +57,7 @@ class SubgraphProfiling:
         index: GraphIndex,
         dims: Mapping[str, Dims | None],
         ranges: Mapping[str, Shapes],
-        pace: Pace,
+        pace: TimeBudget,
         *,
         is_told_ranges: bool,
     ) -> None:
@@ -138,7 +138,7 @@ class SubgraphProfiling:
                 tensor for subgraph in part for tensor in subgraph.content.inputs
             )
             shapes = {tensor: self._size(tensor) for tensor in wanted}
-            feeds = next(iter(self._provider.judged()))
+            feeds = next(iter(self._provider.evaluation_samples()))
             values = dict(capture_tensors(self._base, self._runner, feeds, shapes))
             for subgraph in part:
                 yield subgraph, values

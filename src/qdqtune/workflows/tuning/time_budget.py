@@ -33,7 +33,7 @@ _PART_FOR_CALIBRATION = 0.3
 _ROUNDED_UP = 1.15
 
 
-class Pace:
+class TimeBudget:
     """Foresees how long the steps of a run take.
 
     Args:
@@ -64,7 +64,7 @@ class Pace:
         self.write_s = 0.0
         self.accuracy_s: dict[str, float] = {}
         self.ranges = 1
-        self.judged = 1
+        self.evaluated = 1
         self.repair_s = 0.0
         self._preset = preset
         self._budget_s = budget_s
@@ -139,8 +139,8 @@ class Pace:
             least: The least that it can do with: no repair, and the shortest last comparison.
         """
         # Writing happens for the result, for the staged copy, and for how it grew together.
-        judged_s = self.judge_s * self.ranges + self.accuracy_s.get(METRIC, 0.0)
-        fixed_s = judged_s + self._last_builds_s(_FINALS) + 3 * self.write_s
+        evaluated_s = self.evaluation_s * self.ranges + self.accuracy_s.get(METRIC, 0.0)
+        fixed_s = evaluated_s + self._last_builds_s(_FINALS) + 3 * self.write_s
         if least:
             return fixed_s + self._shortest_s(_FINALS)
         final_s, reopening_s = self._preset.final_s, self._all_reopening_s(_FINALS)
@@ -150,11 +150,11 @@ class Pace:
         return fixed_s + _FINALS * final_s + reopening_s + self.repair_s
 
     @property
-    def judge_s(self) -> float:
+    def evaluation_s(self) -> float:
         """What it takes to compare the outputs of a candidate with the float model's."""
         if SQNR in self.accuracy_s:
             return self.accuracy_s[SQNR]
-        return 2 * (self._build_s + self.judged * self._latency_s)  # the float model's, too
+        return 2 * (self._build_s + self.evaluated * self._latency_s)  # the float model's, too
 
     def foresee_repair(self, parts: int) -> None:
         """Reserve time for leaving float what is not accurate enough.
@@ -163,10 +163,10 @@ class Pace:
             parts: Of how many parts the choice is.
         """
         steps = math.ceil(math.log2(parts + 1))
-        check_s = self.judge_s + self.accuracy_s.get(METRIC, 0.0)
+        check_s = self.evaluation_s + self.accuracy_s.get(METRIC, 0.0)
         if self._budget_s is not None:
             most_s = _PART_FOR_REPAIR * self._budget_s
-            self.repair_s = min(parts * self.judge_s + steps * check_s, most_s)
+            self.repair_s = min(parts * self.evaluation_s + steps * check_s, most_s)
 
     def repair_left_s(self) -> float:
         """What a repair may still take, so that its result can be timed."""
