@@ -1,4 +1,4 @@
-"""Small models cut into the pieces of subgraph mode, for tests of everything that follows."""
+"""Small models cut into the subgraphs of subgraph mode, for tests of everything that follows."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Cut:
         return content_of(self.index, nodes)
 
     def times(self) -> dict[str, SubgraphTimes]:
-        """The pieces' times as a profile without noise would have them, by key."""
+        """The subgraphs' times as a profile without noise would have them, by key."""
         return {subgraph.key: self._times_of(subgraph) for subgraph in self.subgraphs}
 
     def _times_of(self, subgraph: Subgraph) -> SubgraphTimes:
@@ -116,7 +116,7 @@ class Cut:
         return SubgraphTimes(subgraph.key, BY_LAYERS, tuple(found))
 
     def extracted(self, content: Content) -> PreparedModel:
-        """A piece as a model of its own, beside the others."""
+        """A subgraph as a model of its own, beside the others."""
         borders = (*content.inputs, *content.outputs)
         dims = {name: shape for name in borders if (shape := self.index.shape(name)) is not None}
         model = extract(self.base, content.nodes, content.inputs, content.outputs, dims)

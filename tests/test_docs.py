@@ -1,4 +1,4 @@
-"""Every command and every piece of Python in the README and the docs is run.
+"""Every command and every block of Python in the README and the docs is run.
 
 There, `trtexec` is a stand-in for NVIDIA's (tests/stand_ins/trtexec.py): its times are made up.
 """

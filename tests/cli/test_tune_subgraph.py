@@ -80,7 +80,7 @@ def test_what_is_written_and_shown(finished: Finished) -> None:
     assert len(record["batches"]) == record["benchmarks"] > 0
     assert (
         f"{found['groups']} fusion groups ({found['structural']} by structure alone), "
-        f"{found['units']} could be quantized: {found['pieces']} distinct pieces, "
+        f"{found['units']} could be quantized: {found['pieces']} distinct subgraphs, "
         f"{record['subgraph_benchmarks']} benchmarks of them."
     ) in finished.out
     rows = {tuple(line.split()[:4]) for line in finished.out.splitlines()}
@@ -92,12 +92,12 @@ def test_what_is_written_and_shown(finished: Finished) -> None:
     onnx.checker.check_model(str(folder / "optimized_raw.onnx"))
 
 
-def test_pieces_are_not_called_benchmarks(finished: Finished) -> None:
-    pieces = finished.record["subgraphs"]["pieces"]
+def test_subgraphs_are_not_called_benchmarks(finished: Finished) -> None:
+    subgraphs = finished.record["subgraphs"]["pieces"]
     steps = [line for line in finished.err.splitlines() if "] subgraphs: " in line]
-    assert len(steps) == pieces
-    assert f"(piece 1 of {pieces}, " in steps[0]
-    assert "left for pieces)" in steps[0]
+    assert len(steps) == subgraphs
+    assert f"(subgraph 1 of {subgraphs}, " in steps[0]
+    assert "left for subgraphs)" in steps[0]
     assert not any("benchmarks" in line or "so far" in line for line in steps)
 
 
@@ -107,7 +107,7 @@ def test_the_same_command_goes_on(
     shutil.copytree(finished.folder, tmp_path / "run")
     again = ["tune", str(model), *SIMULATED, "-o", str(tmp_path / "run"), "-q"]
     assert main(again) == 0
-    assert "distinct pieces, known from before." in capsys.readouterr().out
+    assert "distinct subgraphs, known from before." in capsys.readouterr().out
     record = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (record["subgraph_benchmarks"], record["benchmarks"]) == (0, 0)
     assert record["batches"] == finished.record["batches"]
@@ -129,7 +129,7 @@ def test_on_a_real_engine_with_layers_from_a_file(
     assert record["engine"]["name"] == "onnxruntime"
     # Two layers are told; the rest of the model goes by structure.
     assert record["subgraphs"]["structural"] == record["subgraphs"]["groups"] - 2 > 0
-    # Nothing is tried but what the pieces advise.
+    # Nothing is tried but what the subgraphs advise.
     assert [batch["stage"] for batch in record["batches"]] in ([], ["raw"])
 
 
@@ -221,7 +221,7 @@ def shown(**changes: object) -> str:
     )  # fmt: skip
 
 
-def test_the_table_shows_where_the_pieces_were_wrong() -> None:
+def test_the_table_shows_where_the_subgraphs_were_wrong() -> None:
     rows = [line.split() for line in batches_table(BATCHES).splitlines()[2:]]
     assert rows == [
         ["raw", "19", "0", "3.210x", "1.700x", "1.2", "%"],
@@ -237,7 +237,7 @@ def test_the_table_shows_where_the_pieces_were_wrong() -> None:
 
 
 FOUND = {"groups": 24, "structural": 2, "units": 22}
-ADVICE = "The pieces advise to leave all float."
+ADVICE = "By the subgraph timings, all of it should stay float."
 
 
 @pytest.mark.parametrize(
@@ -252,21 +252,21 @@ def test_what_was_not_timed_advises_nothing(
     text = shown(batches=batches, subgraphs=found, stopped="budget")
     assert (ADVICE in text) is is_advice
     early = (
-        f"). {timed} of 19 distinct pieces were timed: the time was up. 38 benchmarks of them.\n"
+        f"). {timed} of 19 distinct subgraphs were timed: the time was up. 38 benchmarks of them.\n"
     )
     assert (early in text) is (timed < 19)
     assert ("count fusion groups that were timed;" in text) is (timed < 19)
-    assert ("22 could be quantized: 19 distinct pieces, 38 bench" in text) is (timed == 19)
+    assert ("22 could be quantized: 19 distinct subgraphs, 38 bench" in text) is (timed == 19)
 
 
-def test_without_pieces_nothing_was_predicted() -> None:
+def test_without_subgraphs_nothing_was_predicted() -> None:
     found = {**FOUND, "pieces": 0, "all_pieces": 19}
     guesses = (replace(BATCHES[1], predicted=1.0),)
     text = shown(batches=guesses, subgraphs=found, subgraph_benchmarks=0)
     assert ["everything", "-", "-", "-", "2.800x"] in [
         line.split()[:5] for line in text.splitlines()
     ]
-    assert "0 of 19 distinct pieces were timed.\n" in text
+    assert "0 of 19 distinct subgraphs were timed.\n" in text
     assert "told little" not in text
 
 
@@ -280,7 +280,7 @@ def test_without_pieces_nothing_was_predicted() -> None:
         ([(9.0, None)], False),
     ],
 )
-def test_pieces_that_were_mostly_wrong_are_said_to_be(
+def test_subgraphs_that_were_mostly_wrong_are_said_to_be(
     outcomes: list[tuple[float, float | None]], is_said: bool
 ) -> None:
     batches = tuple(Batch("raw", 3, 0, told, seen, 0.01, False) for told, seen in outcomes)
@@ -304,21 +304,21 @@ def test_a_quantized_model_is_no_float_model() -> None:
 def test_a_run_that_ended_early_has_less_to_show() -> None:
     assert "speedups are over float." in shown(batches=BATCHES[:2])
     text = shown(batches=(), subgraphs={}, seeds={}, kept_float=True)
-    assert "38 benchmarks of pieces." in text
+    assert "38 benchmarks of subgraphs." in text
     assert "fusion groups" not in text
     assert "tried on" not in text
 
 
-PIECE = TuneEvent("subgraphs", "2 forms of Conv", 3, 19, 1.0, 4.0, 12.0)
+SUBGRAPH = TuneEvent("subgraphs", "2 forms of Conv", 3, 19, 1.0, 4.0, 12.0)
 
 
-def test_a_piece_is_a_line() -> None:
-    assert event_line(PIECE) == (
-        "[4.0 s] subgraphs: 2 forms of Conv (piece 3 of 19, 12 s left for pieces)"
+def test_a_subgraph_is_a_line() -> None:
+    assert event_line(SUBGRAPH) == (
+        "[4.0 s] subgraphs: 2 forms of Conv (subgraph 3 of 19, 12 s left for subgraphs)"
     )
 
 
-def test_a_piece_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subgraph_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -328,6 +328,6 @@ def test_a_piece_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     with tune_progress(quiet=False) as watch:
-        watch(PIECE)
-    for words in ("subgraphs", "piece 3/19", "12 s left for pieces"):
+        watch(SUBGRAPH)
+    for words in ("subgraphs", "subgraph 3/19", "12 s left for subgraphs"):
         assert words in screen.getvalue()

@@ -1,4 +1,4 @@
-"""What a piece spends at its borders is told apart from its work."""
+"""What a subgraph spends at its borders is told apart from its work."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_no_layers_are_no_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert"])
-def test_all_the_time_of_a_piece_is_somewhere_and_only_at_its_borders(
+def test_all_the_time_of_a_subgraph_is_somewhere_and_only_at_its_borders(
     name: str, tmp_path: Path
 ) -> None:
     made = cut_zoo(name, tmp_path)

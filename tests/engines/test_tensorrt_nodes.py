@@ -156,7 +156,7 @@ class TestRealEngines:
         assert (quantize.how, quantize.converts) == (BETWEEN, True)
         assert quantize.nodes == ("/stem/stem.0/Conv", "/stem/stem.2/Relu")
 
-    def test_an_encoder_that_is_one_layer_comes_in_pieces(self) -> None:
+    def test_an_encoder_that_is_one_layer_comes_in_sublayers(self) -> None:
         before, *sublayers, behind = map_layers(*sample("trt860_h200/encoder.fp16.graph.json"))
         assert {each.how for each in sublayers} == {CLOSED}
         of_block = [each for each in sublayers if any("/layers.3/" in name for name in each.nodes)]
@@ -333,7 +333,7 @@ class TestPartsCompiledAsAWhole:
             sublayers = mapped(index, part)
             assert sorted(name for each in sublayers for name in each.nodes) == sorted(index.node)
 
-    def test_pieces_of_a_transformer(self) -> None:
+    def test_sublayers_of_a_transformer(self) -> None:
         index = graph(BLOCK, weights="s w c heads flat")
         sublayers = mapped(index, layer("{ForeignNode[n...y]}", reads="x", writes="y"))
         assert [each.nodes for each in sublayers] == [
@@ -342,7 +342,7 @@ class TestPartsCompiledAsAWhole:
         ]  # fmt: skip
 
     @pytest.mark.parametrize(
-        ("body", "pieces"),
+        ("body", "sublayers"),
         [
             ("m = ReduceMean(x) d = Sub(x, m) p = Pow(d, c) v = ReduceMean(p) e = Sqrt(v) "
              "n = Div(d, e) g = Mul(n, c) h = MatMul(g, w) y = Relu(h)",
@@ -360,7 +360,7 @@ class TestPartsCompiledAsAWhole:
              "y = DequantizeLinear(k, s)", ["q d r e h k y"]),
         ],
     )  # fmt: skip
-    def test_natural_pieces(self, body: str, sublayers: list[str]) -> None:
+    def test_natural_sublayers(self, body: str, sublayers: list[str]) -> None:
         index = graph(body, weights="w c s")
         result = mapped(index, layer("{ForeignNode[a...b]}", reads="x", writes="y"))
         assert [each.nodes for each in result] == [
@@ -373,7 +373,7 @@ class TestPartsCompiledAsAWhole:
         assert 5 < len(sublayers) < 20
 
     @given(st.randoms(use_true_random=False))
-    def test_pieces_are_disjoint_complete_and_convex(self, chance: random.Random) -> None:
+    def test_sublayers_are_disjoint_complete_and_convex(self, chance: random.Random) -> None:
         index = random_graph(chance, nodes=30)
         wiring = NodeWiring(index)
         inside = {name for name in index.node if chance.random() < chance.choice([0.6, 1.0])}

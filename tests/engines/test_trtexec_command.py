@@ -205,7 +205,7 @@ class TestRuns:
         ]
 
     @pytest.mark.parametrize(
-        ("version", "wish", "expected"),
+        ("version", "requested", "expected"),
         [
             ("10.16.1", "1", {"--useCudaGraph"}),
             ("10.16.1", "0", set()),
@@ -218,7 +218,7 @@ class TestRuns:
         assert {argument for argument in command if "CudaGraph" in argument} == expected
 
     @pytest.mark.parametrize(
-        ("version", "wish", "args", "expected"),
+        ("version", "requested", "args", "expected"),
         [
             ("10.16.1", "1", "--noCudaGraph", []),
             ("10.16.1", "0", "--useCudaGraph", ["--useCudaGraph"]),

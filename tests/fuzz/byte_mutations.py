@@ -20,26 +20,26 @@ def truncate(rng: random.Random, data: bytearray) -> None:
 
 
 def drop(rng: random.Random, data: bytearray) -> None:
-    """Lose a piece in the middle."""
+    """Lose a chunk in the middle."""
     start = rng.randrange(len(data))
     del data[start : start + rng.randint(1, 16)]
 
 
 def splice(rng: random.Random, data: bytearray) -> None:
-    """Copy a piece to somewhere else."""
+    """Copy a chunk to somewhere else."""
     start, target = rng.randrange(len(data)), rng.randrange(len(data))
     data[target:target] = data[start : start + rng.randint(1, 64)]
 
 
 def repeat(rng: random.Random, data: bytearray) -> None:
-    """Write a piece many times over."""
+    """Write a chunk many times over."""
     start = rng.randrange(len(data))
-    piece = bytes(data[start : start + rng.randint(1, 32)])
-    data[start:start] = piece * rng.choice((2, 20, 1000))
+    chunk = bytes(data[start : start + rng.randint(1, 32)])
+    data[start:start] = chunk * rng.choice((2, 20, 1000))
 
 
 def noise(rng: random.Random, data: bytearray) -> None:
-    """Overwrite a piece with noise."""
+    """Overwrite a chunk with noise."""
     start = rng.randrange(len(data))
     data[start : start + 16] = rng.randbytes(rng.randint(1, 16))
 

@@ -1,4 +1,4 @@
-"""A piece cut out of a model computes what the model computes there."""
+"""A subgraph cut out of a model computes what the model computes there."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tapped(made: Cut, worker: Worker, feeds: Arrays, tensors: list[str]) -> Arra
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert", "convnext", "shufflenet_v2"])
-def test_a_piece_computes_what_the_model_does_there(
+def test_a_subgraph_computes_what_the_model_does_there(
     name: str, worker: Worker, tmp_path: Path
 ) -> None:
     proto = zoo.build(name, **SMALL[name])
@@ -56,9 +56,9 @@ def test_a_piece_computes_what_the_model_does_there(
     values = tapped(made, worker, feeds_of(proto), list(dict.fromkeys(borders)))
     assert len(made.contents) > 5
     for content in made.contents:
-        piece = made.extracted(content)
-        onnx.checker.check_model(str(piece.write(piece.whole(), "piece")), full_check=True)
-        found = run(piece, {tensor: values[tensor] for tensor in content.inputs})
+        subgraph = made.extracted(content)
+        onnx.checker.check_model(str(subgraph.write(subgraph.whole(), "piece")), full_check=True)
+        found = run(subgraph, {tensor: values[tensor] for tensor in content.inputs})
         assert found.keys() == set(content.outputs)
         for tensor, array in found.items():
             assert array.dtype == values[tensor].dtype
@@ -81,15 +81,15 @@ def residual(folder: Path, dtype: type = np.float32) -> Cut:
 
 def test_its_borders_have_the_shapes_and_types_of_the_model(tmp_path: Path) -> None:
     made = residual(tmp_path)
-    piece = made.extracted(made.content("n2", "n3"))
-    graph = onnx.ModelProto.FromString(piece.whole()).graph
+    subgraph = made.extracted(made.content("n2", "n3"))
+    graph = onnx.ModelProto.FromString(subgraph.whole()).graph
     kinds = {v.name: v.type.tensor_type for v in (*graph.input, *graph.output)}
     assert {name: kind.elem_type for name, kind in kinds.items()} == {"b": 1, "y": 1}
     assert {tuple(d.dim_value for d in kind.shape.dim) for kind in kinds.values()} == {(1, 4, 8, 8)}
     assert [node.op_type for node in graph.node] == ["Conv", "Add"]
     # What the quantizer needs to know inside of it is known, too.
-    assert piece.index.shape("c") == (1, 4, 8, 8)
-    assert piece.index.is_float("c")
+    assert subgraph.index.shape("c") == (1, 4, 8, 8)
+    assert subgraph.index.is_float("c")
 
 
 def test_what_is_read_inside_may_be_an_output_as_well(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_weights_stay_where_they_are_and_are_shared(tmp_path: Path) -> None:
     made = cut(model_from_text(text, w=weights), tmp_path)
     before = (tmp_path / "weights.bin").stat().st_size
     for nodes in (("n0", "n1"), ("n2", "n3")):
-        piece = made.extracted(made.content(*nodes))
-        path = piece.write(piece.whole(), "piece")
+        subgraph = made.extracted(made.content(*nodes))
+        path = subgraph.write(subgraph.whole(), "piece")
         assert path.stat().st_size < weights.nbytes / 8
         loaded = onnx.load(path)
         (constant,) = loaded.graph.initializer
@@ -135,10 +135,10 @@ def test_open_dims_stay_open(tmp_path: Path) -> None:
     dims = {name: dims_of(value) for name, value in base.index.value.items()}
     with at_shapes(base.index.model, {"x": (4, 8)}):
         model = extract(base, ["n1", "n2"], ["a"], ["y"], {k: v for k, v in dims.items() if v})
-    piece = PreparedModel(model, tmp_path, store=base.store)
-    assert piece.index.shape("a") == (None, 8)
+    subgraph = PreparedModel(model, tmp_path, store=base.store)
+    assert subgraph.index.shape("a") == (None, 8)
     for rows in (4, 7):
-        found = run(piece, {"a": np.full((rows, 8), 3, np.float32)})
+        found = run(subgraph, {"a": np.full((rows, 8), 3, np.float32)})
         np.testing.assert_array_equal(found["y"], np.full((rows, 8), 6, np.float32))
 
 
@@ -156,8 +156,8 @@ def test_control_flow_is_not_cut_out(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="control flow"):
         extract(base, ["n0", "n1"], ["x", "flag"], ["y"], {})
     # What it reads can be, and is seen from there.
-    piece = extract(base, ["n0"], ["x"], ["r"], {"r": (4,)})
-    assert [node.op_type for node in piece.graph] == ["Relu"]
+    subgraph = extract(base, ["n0"], ["x"], ["r"], {"r": (4,)})
+    assert [node.op_type for node in subgraph.graph] == ["Relu"]
 
 
 def test_a_type_that_nobody_knows_is_an_error(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_missing_shapes_stay_open_and_the_models_metadata_stays_behind(tmp_path:
     proto = model_from_text("g (float[4] x) => (float[4] y) { a = Relu(x) y = Neg(a) }")
     proto.metadata_props.add(key="qdqtune.dialect", value="old")
     base = PreparedModel(ir.from_proto(onnx.shape_inference.infer_shapes(proto)), tmp_path)
-    piece = extract(base, ["n1"], ["a"], ["y"], {})
-    assert not piece.metadata_props
-    assert piece.graph.inputs[0].shape is None
-    found = run(PreparedModel(piece, tmp_path, store=base.store), {"a": np.ones(9, np.float32)})
+    subgraph = extract(base, ["n1"], ["a"], ["y"], {})
+    assert not subgraph.metadata_props
+    assert subgraph.graph.inputs[0].shape is None
+    found = run(PreparedModel(subgraph, tmp_path, store=base.store), {"a": np.ones(9, np.float32)})
     np.testing.assert_array_equal(found["y"], -np.ones(9))

@@ -231,13 +231,13 @@ FAMILY = {
     "GroupNormalization": ("y = GroupNormalization<num_groups=4>(c0, g, b)", 21, {"y"}),
     "InstanceNormalization": ("y = InstanceNormalization(c0, g, b)", 17, {"y"}),
     "RMSNormalization": ("y = RMSNormalization(c0, g)", 23, {"y"}),
-    "in pieces": (
+    "decomposed": (
         "mu = ReduceMean<axes=[-1]>(c0) d = Sub(c0, mu) v = Pow(d, two)"
         " k = ReduceMean<axes=[-1]>(v) e = Add(k, eps) s = Sqrt(e) y = Div(d, s)",
         17,
         {"mu", "d"},
     ),
-    "in other pieces": (
+    "decomposed otherwise": (
         "mu = ReduceMean<axes=[-1]>(c0) d = Sub(c0, mu) v = Mul(d, d)"
         " k = ReduceMean<axes=[-1]>(v) e = Add(eps, k) s = Sqrt(e) i = Reciprocal(s) y = Mul(d, i)",
         17,

@@ -72,17 +72,17 @@ def test_named_parameters() -> None:
     assert "export_profile_path" in inspect.signature(TrtExecBenchmark.run).parameters
 
 
-def test_a_piece_by_its_boundaries() -> None:
+def test_a_subgraph_by_its_boundaries() -> None:
     model = zoo.build("resnet18", width=8, image=32, blocks=(1, 1, 1, 1))
     nodes = {node.name: node for node in model.graph.node}
     add = next(node for node in model.graph.node if node.op_type == "Add")
     pool = next(node for node in model.graph.node if node.op_type == "MaxPool")
     before = model.SerializeToString()
-    piece = extract_subgraph(model, [pool.output[0]], [add.output[0]])
+    subgraph = extract_subgraph(model, [pool.output[0]], [add.output[0]])
     assert model.SerializeToString() == before
-    onnx.checker.check_model(piece, full_check=True)
-    assert {node.name for node in piece.graph.node} < set(nodes)
-    assert [node.op_type for node in piece.graph.node].count("Conv") == 2
+    onnx.checker.check_model(subgraph, full_check=True)
+    assert {node.name for node in subgraph.graph.node} < set(nodes)
+    assert [node.op_type for node in subgraph.graph.node].count("Conv") == 2
 
     whole = onnx.ModelProto.FromString(before)
     for name in (pool.output[0], add.output[0]):
@@ -92,7 +92,7 @@ def test_a_piece_by_its_boundaries() -> None:
     pooled, added = session.run(
         [pool.output[0], add.output[0]], {session.get_inputs()[0].name: image}
     )
-    alone = onnxruntime.InferenceSession(piece.SerializeToString())
+    alone = onnxruntime.InferenceSession(subgraph.SerializeToString())
     (found,) = alone.run(None, {pool.output[0]: pooled})
     np.testing.assert_allclose(found, added, rtol=1e-4, atol=1e-5)
 
@@ -101,7 +101,7 @@ def test_a_piece_by_its_boundaries() -> None:
     ("inputs", "outputs", "message"),
     [(["none"], ["logits"], "no tensor 'none'"), ([], ["logits"], "also needs 'image'")],
 )
-def test_a_piece_that_there_is_not(inputs: list[str], outputs: list[str], message: str) -> None:
+def test_a_subgraph_that_there_is_not(inputs: list[str], outputs: list[str], message: str) -> None:
     model = zoo.build("resnet18", width=8, image=32, blocks=(1, 1, 1, 1))
     with pytest.raises(UsageError, match=message):
         extract_subgraph(model, inputs, outputs)

@@ -74,8 +74,8 @@ def save(path: str, text: str, *shape: int) -> None:
     onnx.save(model_from_text(text, w=weights), path)
 
 
-def piece_profiles(calls: Path) -> list[list[str]]:
-    """The arguments of every call that asked for times of a piece's layers."""
+def subgraph_profiles(calls: Path) -> list[list[str]]:
+    """The arguments of every call that asked for times of a subgraph's layers."""
     found = [json.loads(line) for line in calls.read_text().splitlines()]
     return [words for words in found if any(word.startswith("--exportProfile") for word in words)]
 
@@ -101,7 +101,7 @@ def test_how_to_test_subgraph_mode_and_deploy(stand_in: Path) -> None:
         assert (run / name).exists(), name
     assert read_layer_info(run / "resnet50.bs128.fp16.graph.json").layers
     assert "&&&& PASSED" in (run / "resnet50.bs128.fp16.build.log").read_text()
-    assert piece_profiles(stand_in)
+    assert subgraph_profiles(stand_in)
     shutil.copyfile(run / "optimized_final.onnx", "optimized_final.onnx")
     assert "w" in get_quantized_tensors("optimized_final.onnx")
 
@@ -114,7 +114,7 @@ def test_how_to_test_subgraph_mode_and_deploy(stand_in: Path) -> None:
 def test_open_shapes_on_a_trtexec_without_profiles(
     stand_in: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Profiling flags that it doesn't know are tried once; pieces are judged by their totals."""
+    """Profiling flags that it doesn't know are tried once; subgraphs are judged by their totals."""
     monkeypatch.setenv("STAND_IN_TRT_WITHOUT", "--exportProfile --profilingVerbosity")
     save(
         "model.onnx",
@@ -129,12 +129,12 @@ def test_open_shapes_on_a_trtexec_without_profiles(
         assert (run / name).exists(), name
     assert read_layer_info(run / "model.fp16.graph.json").layers
     cache = json.loads((run / "autotune_cache.json").read_text())
-    pieces = cache["phase_2"]["pieces"]
-    assert pieces
-    assert {piece["how"] for piece in pieces} == {"total"}
+    subgraphs = cache["phase_2"]["pieces"]
+    assert subgraphs
+    assert {subgraph["how"] for subgraph in subgraphs} == {"total"}
     shaped = "--optShapes=input:1x3x224x224"
     assert shaped in stand_in.read_text()
-    assert len(piece_profiles(stand_in)) <= 2
+    assert len(subgraph_profiles(stand_in)) <= 2
 
 
 def test_the_float16_build_is_written_where_float16_is_slower(

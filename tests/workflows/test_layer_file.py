@@ -19,7 +19,7 @@ SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt" / "trt860_h200"
 
 
 @pytest.mark.parametrize("name", ["encoder", "resnet18", "unet"])
-def test_no_time_is_lost_where_a_layer_is_cut_into_pieces(name: str) -> None:
+def test_no_time_is_lost_where_a_layer_is_cut_into_sublayers(name: str) -> None:
     model = ir.from_proto(onnx.load(SAMPLES / f"{name}.onnx", load_external_data=False))
     name_nodes(model)
     infer_shapes(model)

@@ -173,7 +173,9 @@ def test_ranking_is_left_to_the_engine_that_calibrates(
     own = SessionOptions(1, {"max_cpu_isa": "AVX2", "inference_precision": "f32"})
     with reference_worker() as runner, Worker("openvino", own) as worker:
         kernels = Kernels("openvino", worker, own)
-        accuracy = AccuracyEvaluator(source, base, runner, provider.evaluation_samples, kernels=kernels)
+        accuracy = AccuracyEvaluator(
+            source, base, runner, provider.evaluation_samples, kernels=kernels
+        )
         assert accuracy.approximate_sqnr_db(candidate) > 20
         assert judged == [("onnxruntime", AS_WRITTEN)]
         assert accuracy.quality(candidate).against_float["y"] > 20

@@ -13,10 +13,10 @@ from tests.conftest import matmul_file
 CACHE = "autotune_cache.json"
 DAMAGED = "autotune_cache.damaged.json"
 RAW = "optimized_raw.onnx"
-PIECE = "subgraphs/subgraph_0003.none.onnx"
+SUBGRAPH = "subgraphs/subgraph_0003.none.onnx"
 MINE = "subgraphs/mine.onnx"
 WRITTEN = (
-    PIECE,
+    SUBGRAPH,
     "subgraphs/conversion_float_1x3.pair.onnx",
     "subgraphs/weights.bin",
     "subgraphs/weights.index",
@@ -55,7 +55,7 @@ def opened(run: Path, model: Path, *, subgraph: bool = True, **options: bool) ->
 
 
 @pytest.mark.parametrize("subgraph", [False, True])
-def test_force_removes_the_pieces_and_nothing_else_in_their_folder(
+def test_force_removes_the_subgraphs_and_nothing_else_in_their_folder(
     subgraph: bool, run: Path, model: Path
 ) -> None:
     fill(run, RAW, CACHE, DAMAGED, MINE, *WRITTEN)
@@ -69,8 +69,8 @@ def test_force_leaves_no_empty_folder(run: Path, model: Path) -> None:
     assert not (run / SUBGRAPHS).exists()
 
 
-@pytest.mark.parametrize("evidence", [CACHE, DAMAGED, PIECE, None])
-def test_a_restart_sets_pieces_aside_with_their_run(
+@pytest.mark.parametrize("evidence", [CACHE, DAMAGED, SUBGRAPH, None])
+def test_a_restart_sets_subgraphs_aside_with_their_run(
     evidence: str | None, run: Path, model: Path
 ) -> None:
     fill(run, MINE, *([evidence] if evidence else []))
@@ -94,7 +94,7 @@ def test_what_no_subgraph_run_made_is_not_replaced_by_one(
     assert (run / others).read_text() == others
 
 
-@pytest.mark.parametrize("evidence", [CACHE, DAMAGED, PIECE])
+@pytest.mark.parametrize("evidence", [CACHE, DAMAGED, SUBGRAPH])
 def test_where_there_was_a_subgraph_run_another_goes_on(
     evidence: str, run: Path, model: Path
 ) -> None:
@@ -103,7 +103,7 @@ def test_where_there_was_a_subgraph_run_another_goes_on(
     assert files_in(run) == {JOURNAL, "summary.json", RAW, MINE, evidence}
 
 
-def test_a_subgraph_run_that_was_killed_before_its_first_piece_goes_on(
+def test_a_subgraph_run_that_was_killed_before_its_first_subgraph_goes_on(
     run: Path, model: Path
 ) -> None:
     (run / SUBGRAPHS).mkdir()

@@ -34,7 +34,7 @@ CACHE = "autotune_cache.json"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of which the pieces don't tell all: after the seeds, a batch is tried."""
+    """Of which the subgraphs don't tell all: after the seeds, a batch is tried."""
     path = tmp_path_factory.mktemp("model") / "model.onnx"
     onnx.save(random_model(20), path)
     return path
@@ -64,7 +64,7 @@ def run(whole: TuneResult, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def profiled(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Filled with the pieces that are timed, by key."""
+    """Filled with the subgraphs that are timed, by key."""
     seen: Counter[str] = Counter()
     profile = SubgraphProfiler.profile
 
@@ -130,7 +130,7 @@ def test_cut_off_before_all_layers_are_told_a_run_ends_like_the_one_that_was_not
     assert len(profiled) == whole.summary.subgraphs["pieces"]
     assert resumed.summary.runs == 2
     assert resumed.summary.total_benchmarks == whole.summary.benchmarks
-    # All pieces are known: it goes straight on with the whole model.
+    # All subgraphs are known: it goes straight on with the whole model.
     assert resumed.summary.subgraph_benchmarks == 0
 
 
@@ -201,7 +201,7 @@ def test_a_damaged_cache_is_moved_aside(
     with caplog.at_level(logging.WARNING, logger="qdqtune"):
         found = SubgraphCache(path, {"model": "m"})
     assert (found.groups, found.subgraphs, found.is_profiled) == (None, {}, False)
-    assert "pieces are timed again" in caplog.text
+    assert "subgraphs are timed again" in caplog.text
     assert not path.exists()
     assert (tmp_path / "autotune_cache.damaged.json").read_text() == content
 
@@ -261,7 +261,7 @@ def test_a_cache_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert body["phase_2"]["pieces"][0]["details"] == {"nodes": ["a", "b"]}
 
 
-def test_with_groups_from_elsewhere_pieces_stay_known(tmp_path: Path) -> None:
+def test_with_groups_from_elsewhere_subgraphs_stay_known(tmp_path: Path) -> None:
     written = filled(tmp_path / CACHE, {"model": "m"})
     found = SubgraphCache(tmp_path / CACHE, {"model": "m"}, told_by="a file")
     assert (found.groups, found.seen, found.subgraphs) == (None, {}, written.subgraphs)
@@ -323,7 +323,7 @@ def test_a_subgraph_run_goes_on_where_a_region_run_ended(
     assert before.keys() & measured(whole.output_dir).keys()
 
 
-def test_others_pieces_are_not_replaced(model: Path, tmp_path: Path) -> None:
+def test_others_subgraphs_are_not_replaced(model: Path, tmp_path: Path) -> None:
     (tmp_path / "run/subgraphs").mkdir(parents=True)
     (tmp_path / "run/subgraphs/mine.onnx").write_bytes(b"mine")
     with pytest.raises(OutputError, match="subgraphs is there already"):

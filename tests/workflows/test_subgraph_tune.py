@@ -113,7 +113,7 @@ def tuned(
     return result, events
 
 
-def test_a_real_engine_is_asked_about_pieces_and_then_about_few_assemblies(
+def test_a_real_engine_is_asked_about_subgraphs_and_then_about_few_assemblies(
     tuned: tuple[TuneResult, list[TuneEvent]],
 ) -> None:
     result, events = tuned
@@ -170,7 +170,7 @@ def test_the_raw_assembly_is_the_first_that_was_tried(
     assert tuned[0].summary.files["optimized_raw"] == "optimized_raw.onnx"
 
 
-def test_pieces_of_an_open_model_stay_open(tuned: tuple[TuneResult, list[TuneEvent]]) -> None:
+def test_subgraphs_of_an_open_model_stay_open(tuned: tuple[TuneResult, list[TuneEvent]]) -> None:
     output = tuned[0].output_dir
     for subgraph in chunks_of(output):
         graph = onnx.load(output / "subgraphs" / subgraph["file"], load_external_data=False).graph
@@ -189,7 +189,7 @@ def test_without_validation_only_the_raw_assembly_is_built(model: Path, tmp_path
     assert raw.encodings.keys() == final.encodings.keys()
 
 
-def test_a_budget_that_is_over_among_the_pieces_still_leads_to_a_model(
+def test_a_budget_that_is_over_among_the_subgraphs_still_leads_to_a_model(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TimeBudget, "has_time_for", lambda pace, seconds: False)
@@ -198,7 +198,7 @@ def test_a_budget_that_is_over_among_the_pieces_still_leads_to_a_model(
     assert not cached(tmp_path / "run")["phase_2"]["complete"]
     assert len(chunks_of(tmp_path / "run")) == 0
     assert result.model.exists()
-    # What rules and the like say needs no pieces.
+    # What rules and the like say needs no subgraphs.
     assert 1 <= result.summary.benchmarks <= len(result.summary.seeds)
 
 
@@ -230,7 +230,9 @@ def test_an_engine_that_tells_no_layers_is_timed_with_and_without_conversions(
     assert result.speedup > 1.0
 
 
-def test_a_piece_that_is_refused_stays_float(model: Path, tmp_path: Path, stand_ins: None) -> None:
+def test_a_subgraph_that_is_refused_stays_float(
+    model: Path, tmp_path: Path, stand_ins: None
+) -> None:
     options = {"seed": "1", "refuses": "n2"}
     result = simulated(model, tmp_path / "run", engine="refusing", engine_options=options)
     errors = {
@@ -247,7 +249,7 @@ def test_a_piece_that_is_refused_stays_float(model: Path, tmp_path: Path, stand_
     assert "w2" not in result.placement.tensors
 
 
-def test_where_every_piece_is_refused_whole_models_are_tried_and_the_model_is_handed_back(
+def test_where_every_subgraph_is_refused_whole_models_are_tried_and_the_model_is_handed_back(
     model: Path, tmp_path: Path, stand_ins: None
 ) -> None:
     options = {"seed": "1", "refuses": "*"}

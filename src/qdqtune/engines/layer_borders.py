@@ -1,7 +1,7 @@
-"""Where the time of a piece goes that was cut out of a model: its work, or what its borders cost.
+"""Splits the time of an extracted subgraph into its work and what its borders cost.
 
-Alone, a piece begins and ends with floats in a plain layout. What turns them into what its kernels
-want, and back, is paid in the whole model only where a neighbour is of the other kind.
+Alone, a subgraph begins and ends with floats in a plain layout. What turns them into what its
+kernels want, and back, is paid in the whole model only where a neighbour is of the other kind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 @dataclass
 class Borders:
-    """The time of a piece, taken apart.
+    """The time of a subgraph, taken apart.
 
     Attributes:
         inside_ms: Its work, with every Q and DQ that is not at a border.
@@ -48,13 +48,13 @@ def split_at_borders(
     inputs: Collection[str],
     outputs: Collection[str],
 ) -> Borders:
-    """Take the time of a piece apart.
+    """Take the time of a subgraph apart.
 
     Args:
-        index: The piece as it was opened, with its Q and DQ.
+        index: The subgraph as it was opened, with its Q and DQ.
         layers: What the engine told about it.
-        inputs: The piece's inputs.
-        outputs: The piece's outputs.
+        inputs: The subgraph's inputs.
+        outputs: The subgraph's outputs.
     """
     found = Borders()
     mapped = nodes_of_layers(index, layers)
@@ -83,7 +83,7 @@ def split_at_borders(
 
 
 class _Places:
-    """At which border of a piece its layers stand that compute nothing."""
+    """At which border of a subgraph its layers stand that compute nothing."""
 
     def __init__(
         self,

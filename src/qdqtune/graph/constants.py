@@ -83,7 +83,7 @@ def unread_weights(graph: ir.Graph) -> list[ir.Value]:
 
 
 def magnitudes(tensor: ir.TensorProtocol) -> Magnitudes:
-    """Look at every number of a float tensor, a piece at a time."""
+    """Look at every number of a float tensor, a chunk at a time."""
     least, most, lowest = math.inf, 0.0, 0.0
     for chunk in chunks_of(tensor):
         numbers = np.asarray(chunk).astype(np.float32)

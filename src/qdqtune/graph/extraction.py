@@ -1,4 +1,4 @@
-"""A piece of a model as a model of its own, with the shapes and types that it has in there."""
+"""A subgraph of a model as a model of its own, with the shapes and types that it has in there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def extract(
     index = base.index
     wanted = sorted(nodes, key=index.position.__getitem__)
     if any(has_body(index.node[name]) for name in wanted):
-        raise ModelError("A piece with control flow can't be cut out.", "It stays float.")
+        raise ModelError("A subgraph with control flow can't be cut out.", "It stays float.")
     proto = onnx.ModelProto.FromString(base.assemble((), ()))
     del proto.metadata_props[:]
     graph = proto.graph
@@ -63,5 +63,5 @@ def extract(
 def _info(index: GraphIndex, tensor: str, dims: Dims | None) -> onnx.ValueInfoProto:
     dtype = index.dtype(tensor)
     if dtype is None:
-        raise ModelError(f"The type of {tensor!r} is not known.", "The piece stays float.")
+        raise ModelError(f"The type of {tensor!r} is not known.", "The subgraph stays float.")
     return make_tensor_value_info(tensor, dtype.value, dims)

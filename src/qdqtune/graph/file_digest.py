@@ -59,7 +59,7 @@ def stored_digest(tensor: onnx.TensorProto, model_file: Path) -> bytes:
 
 
 def stored_chunks(tensor: onnx.TensorProto, model_file: Path) -> Iterator[bytes]:
-    """Read a tensor's bytes from a file beside its model, a piece at a time.
+    """Read a tensor's bytes from a file beside its model, a chunk at a time.
 
     Args:
         tensor: The tensor; a file may give it more room than it needs, which is read as well.

@@ -77,7 +77,7 @@ class FileTensor(ir.ExternalTensor):
         return next(self._chunks(wanted, wanted), b"")
 
     def tofile(self, file: BinaryIO) -> None:
-        """Write the bytes to something that is written to like a file, a piece at a time.
+        """Write the bytes to something that is written to like a file, a chunk at a time.
 
         Raises:
             ModelError: As `numpy` does.
@@ -86,7 +86,7 @@ class FileTensor(ir.ExternalTensor):
             file.write(chunk)
 
     def chunks(self) -> Iterator[bytes]:
-        """The bytes, a piece at a time, each of whole elements.
+        """The bytes, a chunk at a time, each of whole elements.
 
         Raises:
             ModelError: As `numpy` does.
@@ -100,7 +100,7 @@ class FileTensor(ir.ExternalTensor):
 def stored_bytes(
     name: str, file: Path, offset: int, size: int, most: int = _CHUNK_BYTES
 ) -> Iterator[bytes]:
-    """Read a weight's bytes, a piece at a time, from a file that was looked at before.
+    """Read a weight's bytes, a chunk at a time, from a file that was looked at before.
 
     Args:
         name: The weight.

@@ -1,4 +1,4 @@
-"""Weights on their way between files, a piece at a time: a model may be larger than the memory.
+"""Weights on their way between files, a chunk at a time: a model may be larger than the memory.
 
 One weights file lies beside all candidates of a model, so that a candidate is a small file.
 """

@@ -1,4 +1,4 @@
-"""The pieces of a model that an engine runs as one, and what is known of each."""
+"""The subgraphs of a model that an engine runs as one, and what is known of each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GroupRecord:
 
 @dataclass(frozen=True)
 class GroupsRecord:
-    """A model, divided into the pieces that an engine runs as one.
+    """A model, divided into the subgraphs that an engine runs as one.
 
     Attributes:
         model: The model file.

@@ -1,4 +1,4 @@
-"""What was found out about pieces of a model, and how their assembly fared."""
+"""What was found out about subgraphs of a model, and how their assembly fared."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from qdqtune.records.measurement import MOST_MS
 from qdqtune.records.type_checks import check_types
 
 BY_LAYERS = "layers"
-"""The engine told where the time of the piece goes."""
+"""The engine told where the time of the subgraph goes."""
 BY_TOTAL = "total"
 """It didn't: what conversions cost was measured apart, and taken off."""
 
 
 @dataclass(frozen=True)
 class SchemeTimes:
-    """A piece, quantized in one way or not at all.
+    """A subgraph, quantized in one way or not at all.
 
     Attributes:
         scheme: What the way is called.
-        total_ms: Latency of the piece alone, timed beside its other forms.
+        total_ms: Latency of the subgraph alone, timed beside its other forms.
         inside_ms: Its work: without conversions and changes of layout at its borders.
         conversion_ms: What Q and DQ cost at each input, then at each output.
         layout_ms: What changes of layout cost there.
@@ -49,10 +49,10 @@ class SchemeTimes:
 
 @dataclass(frozen=True)
 class SubgraphTimes:
-    """All forms of a piece.
+    """All forms of a subgraph.
 
     Attributes:
-        key: What the piece is.
+        key: What the subgraph is.
         how: Where the parts of its time come from: `BY_LAYERS` or `BY_TOTAL`.
         forms: The float form first, then those that were tried.
         file: Name of the float form's file.
@@ -84,7 +84,7 @@ class SubgraphTimes:
         check_types(found)
         timed = [form for form in found.forms if form.error is None]
         if len({len(form.conversion_ms) for form in timed}) > 1:
-            raise ValueError("the forms of a piece have different borders")
+            raise ValueError("the forms of a subgraph have different borders")
         return found
 
 
@@ -96,7 +96,7 @@ class Batch:
         stage: What the validation was at.
         quantized: How many groups were quantized.
         dropped: How many were made float again.
-        predicted: Speedup that the pieces' costs promised, over what it was compared with.
+        predicted: Speedup that the subgraphs' costs promised, over what it was compared with.
         measured: Speedup on the whole model; None if the engine refused it.
         error: Standard error of the logarithm of that.
         accepted: Whether it was kept.
@@ -134,7 +134,7 @@ def checked_ms(value: Any) -> float:
 
     Raises:
         TypeError: If it is no number.
-        ValueError: If it is none that a piece can take.
+        ValueError: If it is none that a subgraph can take.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r} is no time")

@@ -194,11 +194,12 @@ class Summary:
         final_sha256: Of the model that was written, so that it can be recognized.
         conditions: What the result had to satisfy; two results can be chosen between if they are
             equal.
-        subgraph_benchmarks: Forms of pieces that were built and timed, in subgraph mode.
+        subgraph_benchmarks: Forms of subgraphs that were built and timed, in subgraph mode.
         subgraph_failed: Those of them that the engine refused.
         subgraphs: In subgraph mode: how many fusion ``groups`` there are, those that no layer of
-            the engine told (``structural``), distinct pieces (``all_pieces``), those of them that
-            were profiled (``subgraphs``), and groups of these that could be quantized (``units``).
+            the engine told (``structural``), distinct subgraphs (``all_pieces``), those of them
+            that were profiled (``pieces``), and groups of these that could be quantized
+            (``units``).
         batches: In subgraph mode: what was tried on the whole model, and what was expected of it.
         precision: The float type that the model was converted to before it was tuned, such as
             ``float16``: the baseline and what is handed back are that; or ``as given``.

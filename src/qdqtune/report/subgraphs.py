@@ -1,4 +1,4 @@
-"""What subgraph mode has to show: the pieces, and what became of them in the whole model."""
+"""What subgraph mode has to show: the subgraphs, and what became of them in the whole model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qdqtune.report.tables import text_table
 
 MODE = "subgraph"
 STAGE = "subgraphs"
-"""The stage whose steps are pieces, not whole models."""
+"""The stage whose steps are subgraphs, not whole models."""
 AS_GIVEN = "as given"
 """The seed that a quantized model is for its own tuning."""
 
@@ -29,7 +29,7 @@ _NUMBERS = (1, 2, 3, 4, 5)
 _RAW = "raw"
 # As a difference of logarithms.
 _FAR = 0.1
-_FAR_OFF = "The pieces told little about the whole model here: region mode may find more."
+_FAR_OFF = "Subgraph timings predicted the whole model poorly: region mode may find more."
 # What the search calls a step from the best so far; everything else began from the float model.
 _STEPS = frozenset({"batches", "doubts", "schemes"})
 
@@ -45,11 +45,11 @@ def batches_lines(summary: Summary) -> list[str]:
 
 
 def batches_table(batches: Sequence[Batch], *, has_costs: bool = True) -> str:
-    """What was tried on the whole model beside what the pieces had promised.
+    """What was tried on the whole model beside what the subgraphs had promised.
 
     Args:
         batches: What was tried.
-        has_costs: Whether any piece was timed, so that there were promises.
+        has_costs: Whether any subgraph was timed, so that there were promises.
     """
     rows = [_row(batch, has_costs=has_costs) for batch in batches]
     return text_table(_HEADER, rows, right=_NUMBERS)
@@ -70,7 +70,11 @@ def _note(summary: Summary) -> str:
         note += "; those of schemes, batches and doubts are over the best before them"
     # An assembly without Q/DQ is the float model, which is not timed against itself.
     is_advice = _RAW not in stages and _timed(summary) == _all_subgraphs(summary) > 0
-    return f"{note}. The pieces advise to leave all float." if is_advice else f"{note}."
+    return (
+        f"{note}. By the subgraph timings, all of it should stay float."
+        if is_advice
+        else f"{note}."
+    )
 
 
 def _same_seeds(summary: Summary) -> list[str]:
@@ -103,26 +107,26 @@ def _all_subgraphs(summary: Summary) -> int:
 
 
 def subgraph_lines(summary: Summary) -> list[str]:
-    """How many pieces there were to choose from, and how many were timed; empty if unknown."""
+    """How many subgraphs there were to choose from, and how many were timed; empty if unknown."""
     found, benchmarks = summary.subgraphs, summary.subgraph_benchmarks
     if not found:  # it ended before there were any to choose from
-        return [f"{benchmarks} benchmarks of pieces."] if benchmarks else []
+        return [f"{benchmarks} benchmarks of subgraphs."] if benchmarks else []
     timed, subgraphs = _timed(summary), _all_subgraphs(summary)
     groups = f"{found['groups']} fusion groups ({found['structural']} by structure alone)"
     if timed < subgraphs:  # what could be quantized is known of those that were timed
         why = ": the time was up" if summary.stopped == "budget" else ""
         told = f" {benchmarks} benchmarks of them." if benchmarks else ""
-        return [f"{groups}. {timed} of {subgraphs} distinct pieces were timed{why}.{told}"]
+        return [f"{groups}. {timed} of {subgraphs} distinct subgraphs were timed{why}.{told}"]
     return [
-        f"{groups}, {found['units']} could be quantized: {subgraphs} distinct pieces, "
+        f"{groups}, {found['units']} could be quantized: {subgraphs} distinct subgraphs, "
         f"{f'{benchmarks} benchmarks of them' if benchmarks else 'known from before'}."
     ]
 
 
 def plan_lines(plan: TunePlan) -> list[str]:
-    """What a run would do about the pieces."""
+    """What a run would do about the subgraphs."""
     return [
-        f"what {plan.engine} fuses is found out in a run, and each distinct piece of it is timed "
+        f"what {plan.engine} fuses is found out in a run, and each distinct subgraph is timed "
         "alone, as float and quantized",
         f"at most {plan.benchmarks} assemblies of the whole model on {plan.engine}; nothing was "
         "measured or written",

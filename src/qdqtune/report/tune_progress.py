@@ -106,21 +106,21 @@ def _print_line(event: TuneEvent) -> None:
 
 def _benchmarks(event: TuneEvent) -> str:
     if event.stage == SUBGRAPHS:
-        return f"piece {_done(event)} of {event.planned}"
+        return f"subgraph {_done(event)} of {event.planned}"
     if event.planned is None:
         return f"{event.benchmarks} benchmarks"
     return f"{_done(event)} of {event.planned} benchmarks"
 
 
 def _left(stage: str, eta_s: float) -> str:
-    """The time left; while pieces are timed it is not known how long whole models will take."""
-    return f"{duration(eta_s)} left{' for pieces' if stage == SUBGRAPHS else ''}"
+    """The time left; while subgraphs are timed it is not known how long whole models will take."""
+    return f"{duration(eta_s)} left{' for subgraphs' if stage == SUBGRAPHS else ''}"
 
 
 def _count(event: TuneEvent) -> str:
     if not event.planned:
         return ""
-    return f"{'piece ' if event.stage == SUBGRAPHS else ''}{_done(event)}/{event.planned}"
+    return f"{'subgraph ' if event.stage == SUBGRAPHS else ''}{_done(event)}/{event.planned}"
 
 
 def _done(event: TuneEvent) -> int:

@@ -31,7 +31,7 @@ _POINTWISE = frozenset(
 )  # fmt: skip
 _POOLS = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "ReduceMean")
 _DEPTH = 10
-# A block of ConvNeXt V2 has some 40 ops, with its GELU and normalizations in pieces.
+# A block of ConvNeXt V2 has some 40 ops, with its GELU and normalizations decomposed.
 _LARGEST_BRANCH = 100
 
 
@@ -140,7 +140,7 @@ def _activation_edges(index: GraphIndex, node: ir.Node) -> list[Edge]:
 
 
 def _decomposed(index: GraphIndex, data: str, mean: ir.Node) -> list[Edge]:
-    """Mean, difference, its square's mean, root, quotient: a LayerNormalization in pieces."""
+    """Mean, difference, its square's mean, root, quotient: a decomposed LayerNormalization."""
     for edge in index.readers(mean.outputs[0].name or ""):
         minus = index.node.get(edge.node)
         if not is_op(minus, "Sub") or minus is None:

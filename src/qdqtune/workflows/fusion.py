@@ -1,4 +1,4 @@
-"""The pieces of a model that an engine runs as one: from its layers, or from a file with them."""
+"""The subgraphs that an engine runs as one: from its layers, or from a file with them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def groups_of(
     min_shapes: Asked | None = None,
     max_shapes: Asked | None = None,
 ) -> GroupsRecord:
-    """Divide a model into the pieces that an engine runs as one.
+    """Divide a model into the subgraphs that an engine runs as one.
 
     Args:
         model: A float model, or one with Q/DQ, which is taken apart first. It is cleaned up as for

@@ -1,4 +1,4 @@
-"""Subgraph mode in the words of the autotuning guides: one call, and a piece as a model."""
+"""Subgraph mode in the words of the autotuning guides: one call, and a subgraph as a model."""
 
 from __future__ import annotations
 
@@ -98,17 +98,17 @@ def extract_subgraph(
     output_names: Sequence[str],
     shapes: Mapping[str, Dims] | None = None,
 ) -> onnx.ModelProto:
-    """Cut a piece out of a model, with the weights that it needs.
+    """Cut a subgraph out of a model, with the weights that it needs.
 
     Args:
         model: The model, or its file.
-        input_names: Tensors that the piece begins with.
+        input_names: Tensors that the subgraph begins with.
         output_names: Tensors that it ends with.
         shapes: Shapes of these tensors, where they are not those that the model tells.
 
     Raises:
         UsageError: If the model has no such tensor, or more than these inputs is needed.
-        ModelError: If the piece can't be a model of its own.
+        ModelError: If the subgraph can't be a model of its own.
     """
     loaded = model_from_proto(model) if isinstance(model, onnx.ModelProto) else load_model(model)
     infer_shapes(loaded)
@@ -133,7 +133,7 @@ def _between(index: GraphIndex, inputs: Sequence[str], outputs: Sequence[str]) -
         node = index.value[tensor].producer()
         if node is None:
             raise UsageError(
-                f"The piece also needs {tensor!r}.", "Name it among the piece's inputs."
+                f"The subgraph also needs {tensor!r}.", "Name it among the subgraph's inputs."
             )
         found.add(node.name or "")
         read = [value.name for value in node.inputs if value is not None and value.name]

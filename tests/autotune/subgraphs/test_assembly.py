@@ -80,7 +80,7 @@ def test_nothing_is_cheaper(seed, kind):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_of_equals_the_one_with_the_fewest_quantized_pieces_is_taken(seed):
+def test_of_equals_the_one_with_the_fewest_quantized_subgraphs_is_taken(seed):
     costs = drawn_costs(seed, "ties")
     found = assemble(costs)
     states = list(all_states(len(costs.float_ms)))
@@ -102,12 +102,12 @@ def test_what_cannot_be_quantized_stays_float(kind):
      ((1.0,), (2.0,), set()), ((1.0,), (None,), set()), ((1.0,), (0.0,), {0}),
      ((3.0, 1.0, 2.0), (1.0, 3.0, 1.0), {0, 2})],
 )  # fmt: skip
-def test_pieces_without_crossings_choose_for_themselves(as_float, quantized, expected):
+def test_subgraphs_without_crossings_choose_for_themselves(as_float, quantized, expected):
     assert assemble(Costs(as_float, quantized)) == expected
 
 
 def fan_out(consumers: int, quantize_ms: float, gain_ms: float) -> Costs:
-    """A float piece that many read, each of which gains a little."""
+    """A float subgraph that many read, each of which gains a little."""
     count = consumers + 1
     crossing = Crossing("t", 0, frozenset(range(1, count)), quantize_ms=quantize_ms)
     quantized = (None, *(1.0 - gain_ms for _ in range(consumers)))
@@ -150,7 +150,7 @@ def chain(subgraphs: int, seed: int) -> Costs:
 
 
 def chain_ms(costs: Costs) -> float:
-    """The least that a chain can cost, piece by piece."""
+    """The least that a chain can cost, subgraph by subgraph."""
     best = [0.0, 0.0]
     before: Crossing | None = None
     for number, (as_float, quantized) in enumerate(
@@ -171,7 +171,7 @@ def test_chains_of_any_length_are_solved(subgraphs):
 
 @settings(max_examples=60)
 @given(st.integers(0, 10_000), st.floats(0.0, 3.0))
-def test_a_constant_on_both_forms_of_a_piece_changes_nothing(seed, constant):
+def test_a_constant_on_both_forms_of_a_subgraph_changes_nothing(seed, constant):
     costs = drawn_costs(seed, "plain")
     number = seed % len(costs.float_ms)
     as_float, quantized = list(costs.float_ms), list(costs.quantized_ms)

@@ -1,4 +1,4 @@
-"""Equal pieces have equal keys, whatever their names, and their parts correspond."""
+"""Equal subgraphs have equal keys, whatever their names, and their parts correspond."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def weights() -> dict[str, np.ndarray]:
     return {f"w{n}": kernel(n, 4, 4, 3, 3) for n in (1, 2)}
 
 
-def test_pieces_that_differ_in_names_and_values_are_equal() -> None:
+def test_subgraphs_that_differ_in_names_and_values_are_equal() -> None:
     index = from_text(TEXT, **weights())
     first, second = content_of(index, ["n0", "n1"]), content_of(index, ["n3", "n2"])
     assert first.key == second.key
@@ -93,7 +93,7 @@ PLAIN = "g (float[1,4,8,8] x) => (float[1,4,8,8] y) { a = Conv<pads=[1,1,1,1]>(x
     ],
     ids=["size", "batch", "dilation", "op", "bias", "type", "taps", "groups"],
 )  # fmt: skip
-def test_what_computes_something_else_is_another_piece(
+def test_what_computes_something_else_is_another_subgraph(
     text: str, weight: np.ndarray | None
 ) -> None:
     more = {"b": kernel(1, 4)} if "w, b" in text else {}
@@ -112,14 +112,14 @@ def test_it_matters_what_others_read_of_it() -> None:
     assert seen.key != content_of(alone, ["n0", "n1"]).key
 
 
-def test_an_activation_in_the_place_of_a_weight_is_another_piece() -> None:
+def test_an_activation_in_the_place_of_a_weight_is_another_subgraph() -> None:
     constant = "g (float[8,8] x, float[8,8] z) => (float[8,8] y) { y = MatMul(x, w) }"
     index = from_text(constant, w=kernel(0, 8, 8))
     other = from_text(constant.replace("x, w", "x, z"))
     assert content_of(index, ["n0"]).key != content_of(other, ["n0"]).key
 
 
-def test_layers_of_a_kind_are_one_piece(tmp_path) -> None:
+def test_layers_of_a_kind_are_one_subgraph(tmp_path) -> None:
     sizes = {**SMALL["bert"], "layers": 3}
     made = cut(zoo.build("bert", **sizes), tmp_path)
     largest = max(made.subgraphs, key=lambda subgraph: len(subgraph.groups))

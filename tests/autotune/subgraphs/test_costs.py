@@ -1,4 +1,4 @@
-"""From times of pieces to costs, and what whole models say about them."""
+"""From times of subgraphs to costs, and what whole models say about them."""
 
 from __future__ import annotations
 
@@ -163,8 +163,8 @@ def test_weights_alone_have_no_crossings(tmp_path: Path) -> None:
     assert costs.total_ms({0}) == 6.0
 
 
-def test_pieces_tell_ratios_and_the_model_tells_sizes(tmp_path: Path) -> None:
-    """A piece alone finds its weights in the cache, in both of its forms."""
+def test_subgraphs_tell_ratios_and_the_model_tells_sizes(tmp_path: Path) -> None:
+    """A subgraph alone finds its weights in the cache, in both of its forms."""
     made, alone = fork(tmp_path)
     units = make_units(made.subgraphs, {}, made.planner)
     assert units == []
@@ -194,7 +194,7 @@ CROSSING = Crossing("t", 0, frozenset({1}), False, 0.5, 0.5)
 SUBGRAPHS = Costs((4.0, 4.0, 4.0), (1.0, 1.0, None), (CROSSING,))
 
 
-def test_what_was_seen_in_a_model_counts_more_than_what_pieces_told() -> None:
+def test_what_was_seen_in_a_model_counts_more_than_what_subgraphs_told() -> None:
     seen = ObservedCosts(frozenset({0}), {0: 2.0, 1: 3.0, 2: 5.0}, 0.0, {"u": 9.0}, {"t": 0.75})
     found = refined(SUBGRAPHS, [seen])
     assert found.float_ms == (4.0, 3.0, 5.0)

@@ -1,4 +1,4 @@
-"""What is profiled: which pieces, in which forms, and that they are those of the whole model."""
+"""What is profiled: which subgraphs, in which forms, and that they are those of the whole model."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def loaded(made: Cut, serialized: bytes) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("name", ["resnet18", "bert", "shufflenet_v2"])
-def test_what_is_quantized_in_a_piece_is_what_is_quantized_there_in_the_model(
+def test_what_is_quantized_in_a_subgraph_is_what_is_quantized_there_in_the_model(
     name: str, dialect: str, tmp_path: Path
 ) -> None:
     made = cut_zoo(name, tmp_path, dialect)
@@ -100,7 +100,7 @@ def dequantized(proto: onnx.ModelProto) -> set[str]:
 
 
 def read_quantized_outside(made: Cut, whole: onnx.ModelProto, content: Any) -> set[str]:
-    """Outputs of a piece of which everybody outside reads the quantized form."""
+    """Outputs of a subgraph of which everybody outside reads the quantized form."""
     ops = {node.name: node for node in whole.graph.node}
     makers = {output: node.op_type for node in whole.graph.node for output in node.output}
     found = set()
@@ -113,7 +113,7 @@ def read_quantized_outside(made: Cut, whole: onnx.ModelProto, content: Any) -> s
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert"])
-def test_in_a_model_with_everything_quantized_a_piece_is_what_it_is_alone(
+def test_in_a_model_with_everything_quantized_a_subgraph_is_what_it_is_alone(
     name: str, tmp_path: Path
 ) -> None:
     """Where pairs are not moved to where fewer do."""
@@ -139,7 +139,9 @@ def reads_quantized(proto: onnx.ModelProto, names: set[str]) -> set[tuple[str, i
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert"])
-def test_pieces_hold_every_group_with_something_to_quantize_once(name: str, tmp_path: Path) -> None:
+def test_subgraphs_hold_every_group_with_something_to_quantize_once(
+    name: str, tmp_path: Path
+) -> None:
     made = cut_zoo(name, tmp_path)
     units = made.planner.units
     wanted = [g.number for g in made.groups if any(node in units for node in g.nodes)]
@@ -170,7 +172,9 @@ def twice(folder: Path) -> Cut:
     return cut(model_from_text(TWICE, **weights), folder)
 
 
-def test_equal_groups_are_one_piece_unless_they_may_not_be_treated_equally(tmp_path: Path) -> None:
+def test_equal_groups_are_one_subgraph_unless_they_may_not_be_treated_equally(
+    tmp_path: Path,
+) -> None:
     made = twice(tmp_path)
     groups = [FusionGroup(0, ("n0", "n1")), FusionGroup(1, ("n2", "n3"))]
     everything = list(made.planner.units)
@@ -210,7 +214,7 @@ def test_schemes_that_come_to_the_same_are_not_tried_and_it_is_said_why(tmp_path
 def test_no_form_is_the_float_one_nor_another_one_again(
     name: str, dialect: str, tmp_path: Path
 ) -> None:
-    """Rules may choose nothing but moves in a piece, of what is float in there."""
+    """Rules may choose nothing but moves in a subgraph, of what is float in there."""
     made = cut_zoo(name, tmp_path, dialect)
     for subgraph in made.subgraphs:
         found = [scheme.placement(subgraph.content, made.planner) for scheme in subgraph.schemes]

@@ -38,7 +38,7 @@ def products(folder: Path, dialect: str = "onnxruntime") -> Cut:
 def told(
     subgraph: Subgraph, inside_ms: Mapping[str, float], conversion_ms: float = 0.0
 ) -> SubgraphTimes:
-    """Times of a piece by form; all conversions at its borders cost the same."""
+    """Times of a subgraph by form; all conversions at its borders cost the same."""
     borders = len(subgraph.content.inputs) + len(subgraph.content.outputs)
     forms = [
         SchemeTimes(name, ms, ms, (conversion_ms * (name != NONE),) * borders, (0.0,) * borders)
@@ -74,7 +74,7 @@ def test_the_cheapest_scheme_is_chosen(
         assert unit.quantized.scheme == unit.scheme.name
 
 
-def test_a_scheme_that_failed_is_not_chosen_and_a_piece_without_any_is_no_unit(
+def test_a_scheme_that_failed_is_not_chosen_and_a_subgraph_without_any_is_no_unit(
     tmp_path: Path,
 ) -> None:
     made = products(tmp_path)

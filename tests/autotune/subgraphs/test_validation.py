@@ -82,7 +82,7 @@ def play(
     """Answer everything that a search asks.
 
     Args:
-        believed: What the pieces told.
+        believed: What the subgraphs told.
         truth: What is true.
         seeds: By default the cheapest assembly, and everything.
         benchmarks: How many candidates it may ask about.
@@ -154,7 +154,7 @@ def best_of(truth: Costs) -> State:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_where_the_pieces_are_right_the_optimum_is_found_at_once(seed: int) -> None:
+def test_where_the_subgraphs_are_right_the_optimum_is_found_at_once(seed: int) -> None:
     truth = random_costs(seed)
     played = play(truth, truth.total_ms, layers=layers_of(truth))
     best = truth.total_ms(best_of(truth))
@@ -171,8 +171,8 @@ def test_it_takes_few_candidates_where_no_doubt_is_left() -> None:
     assert played.asked <= 5
 
 
-def test_where_the_pieces_lie_everything_may_still_win() -> None:
-    """What pieces say of one group is wrong: with it alone left float, all the others are slow."""
+def test_where_the_subgraphs_lie_everything_may_still_win() -> None:
+    """Wrong timings of one group: with it alone left float, all the others are slow."""
 
     def truth(state: State) -> float:
         return 100.0 if 4 not in state and state else 80.0 - 8.0 * len(state)
@@ -237,7 +237,7 @@ def test_what_is_found_is_never_worse_than_a_seed(seed: int, tells: bool) -> Non
     assert played.search.gain == pytest.approx(math.log(truth.total_ms(NOTHING) / found), abs=0.01)
 
 
-def test_layers_of_wrong_pieces_lead_near_to_the_optimum() -> None:
+def test_layers_of_wrong_subgraphs_lead_near_to_the_optimum() -> None:
     """The costs are put right by what is seen; that is worth more than asking."""
     shortfall = {True: 0.0, False: 0.0}
     for seed in range(20):

@@ -1,1 +1,1 @@
-"""Regions: pieces of a graph, what each is, and how they are found."""
+"""Regions: what they are, and how a graph is divided into them."""

@@ -18,7 +18,7 @@ class Layout:
     """A structure put in order. Equal structures, however listed, have equal layouts.
 
     Attributes:
-        order: Nodes in canonical order: producers first, branches in one piece where possible.
+        order: Nodes in canonical order: producers first, branches contiguous where possible.
         operands: By node (as listed): its input positions in canonical order.
         groups: By region of the tree, its border and its parts.
     """

@@ -12,11 +12,11 @@ SEQUENCE_HEAVY_OPS = 3
 
 @dataclass
 class RegionOutline:
-    """A region to be: either nodes or other pieces.
+    """A region to be: either nodes or other outlines.
 
     Attributes:
         nodes: Positions; none if there are children.
-        children: Smaller pieces, in the order of the graph.
+        children: Smaller outlines, in the order of the graph.
     """
 
     nodes: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Regions: pieces of a graph with boundary tensors, in a tree."""
+"""Regions: subgraphs with boundary tensors, in a tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RegionType(Enum):
 
 
 class Region:
-    """A piece of the graph; every walk over a tree of them is a loop, so any depth will do.
+    """A subgraph; every walk over a tree of regions is a loop, so any depth will do.
 
     `nodes` are positions in the nodes of the autotuner's own graph, which is folded: a node of the
     file may stand elsewhere there, or be gone. So take positions from that graph, or let

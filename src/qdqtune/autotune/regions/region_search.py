@@ -16,7 +16,7 @@ from qdqtune.records.errors import UsageError
 
 
 class CombinedRegionSearch(RegionSearchBase):
-    """Bottom-up into convergences and sequences, then top-down into small pieces.
+    """Bottom-up into convergences and sequences, then top-down into small regions.
 
     Args:
         graph: The graph.
@@ -71,7 +71,7 @@ class RegionPartitioner(RegionSearchBase):
 
 
 class TopDownRegionBuilder(RegionSearchBase):
-    """The second half of the search: one region, top-down into small pieces.
+    """The second half of the search: one region, top-down into small regions.
 
     Args:
         graph: The graph.
@@ -131,7 +131,7 @@ def _parts(graph: GraphIndex, partitioner: Partitioner) -> list[Part]:
 def _regions(
     outlines: list[RegionOutline], graph: GraphIndex, number: int = 0, depth: int = 0
 ) -> list[Region]:
-    """Regions for pieces, numbered level by level."""
+    """Regions for outlines, numbered level by level."""
     top: list[Region] = []
     level: list[tuple[RegionOutline, Region | None]] = [(outline, None) for outline in outlines]
     while level:

@@ -63,7 +63,7 @@ class _Writer:
         }
 
     def parts(self) -> list[str]:
-        """The text in pieces; a loop, since trees may be deep."""
+        """The text in parts; a loop, since trees may be deep."""
         parts: list[str] = []
         waiting: list[str | int] = [0]
         while waiting:

@@ -1,1 +1,1 @@
-"""Subgraph mode: the pieces that an engine fuses, what each costs, and the best assembly."""
+"""Subgraph mode: the subgraphs that an engine fuses, what each costs, and the best assembly."""

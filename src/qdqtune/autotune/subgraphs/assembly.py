@@ -1,7 +1,8 @@
-"""The cheapest assembly of pieces: each float or quantized, conversions paid where they meet.
+"""The cheapest assembly of subgraphs: each float or quantized, conversions paid where they meet.
 
-With a cost for both forms of every piece, and one for each tensor and direction in which its values
-have to be converted, the best choice is a minimum cut of a small network: it is found exactly.
+With a cost for both forms of every subgraph, and one for each tensor and direction in which its
+values have to be converted, the best choice is a minimum cut of a small network: it is found
+exactly.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ _SOURCE, _SINK, _FIRST = 0, 1, 2
 # Choices that are looked at for one that stays what it is.
 _MOST_BRANCHES = 200
 _MOST_ROUNDS = 8
-# Pieces times branches, so that large models don't take long.
+# Subgraphs times branches, so that large models don't take long.
 _MOST_WORK = 20_000
 _MOST_ARMS = 10_000
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """A tensor that goes from one piece to others.
+    """A tensor that goes from one subgraph to others.
 
     Attributes:
         tensor: Its name.
-        producer: The piece that makes it; None if the model is given it, as float.
-        consumers: The other pieces that read it.
+        producer: The subgraph that makes it; None if the model is given it, as float.
+        consumers: The other subgraphs that read it.
         is_read_as_float: Whether something that is never quantized reads it, too.
         quantize_ms: What it costs to quantize it once.
         dequantize_ms: What it costs to turn it back to float once.
@@ -60,7 +61,7 @@ class Crossing:
         return self.is_read_as_float or any(number not in state for number in self.consumers)
 
     def cost_ms(self, state: Collection[int]) -> float:
-        """What its conversions cost with these pieces quantized."""
+        """What its conversions cost with these subgraphs quantized."""
         if self.is_quantized_in(state):
             return self.quantize_ms
         return self.dequantize_ms if self.is_dequantized_in(state) else 0.0
@@ -68,14 +69,14 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Costs:
-    """What is known of all pieces of a model.
+    """What is known of all subgraphs of a model.
 
     Attributes:
-        float_ms: Milliseconds of each piece as float.
+        float_ms: Milliseconds of each subgraph as float.
         quantized_ms: The same quantized, without conversions at its borders; None if it can't be.
         crossings: What goes between them.
-        follows: Pieces that are quantized only if another one is: the piece, and that one.
-        never: Pieces that stay float even if they are chosen.
+        follows: Subgraphs that are quantized only if another one is: the subgraph, and that one.
+        never: Subgraphs that stay float even if they are chosen.
         rest_ms: What the rest of the model costs, whatever is chosen.
     """
 
@@ -87,7 +88,7 @@ class Costs:
     rest_ms: float = 0.0
 
     def total_ms(self, state: Collection[int]) -> float:
-        """What the whole model costs with these pieces quantized; infinite if one can't be."""
+        """What the whole model costs with these subgraphs quantized; infinite if one can't be."""
         state = self._taken(state)
         subgraphs = zip(self.float_ms, self.quantized_ms, strict=True)
         total = self.rest_ms
@@ -105,20 +106,20 @@ class Costs:
 
 
 def assemble(costs: Costs, fixed: Mapping[int, bool] | None = None) -> State:
-    """The pieces that are to be quantized so that the model costs least.
+    """The subgraphs that are to be quantized so that the model costs least.
 
-    Of choices that cost the same, the one with the fewest quantized pieces is taken.
+    Of choices that cost the same, the one with the fewest quantized subgraphs is taken.
 
     Args:
         costs: What everything costs.
-        fixed: Pieces that are quantized, or are not, whatever it costs.
+        fixed: Subgraphs that are quantized, or are not, whatever it costs.
     """
     scale = _scale(costs)
     network = _Network()
     subgraphs = [network.node() for _ in costs.float_ms]
     for number, subgraph in enumerate(subgraphs):
         quantized = costs.quantized_ms[number]
-        # A piece on the source's side is quantized: cut off from the sink, it costs that.
+        # A subgraph on the source's side is quantized: cut off from the sink, it costs that.
         if quantized is None or number in costs.never:
             network.forbid(subgraph, _SINK)
         else:
@@ -142,7 +143,7 @@ def _add_crossing(
     """Each direction has a node of its own: it is paid once, however many read the tensor."""
     maker = _SINK if crossing.producer is None else subgraphs[crossing.producer]
     if crossing.consumers and crossing.quantize_ms > 0.0:
-        wanted = network.node()  # with the quantized pieces as soon as one of the readers is
+        wanted = network.node()  # with the quantized subgraphs as soon as one of the readers is
         for reader in crossing.consumers:
             network.forbid(subgraphs[reader], wanted)
         network.connect(wanted, maker, _whole(crossing.quantize_ms * scale))
@@ -151,7 +152,7 @@ def _add_crossing(
     if crossing.is_read_as_float:
         network.connect(maker, _SINK, _whole(crossing.dequantize_ms * scale))
     elif crossing.consumers:
-        unwanted = network.node()  # with the float pieces as soon as one of the readers is
+        unwanted = network.node()  # with the float subgraphs as soon as one of the readers is
         for reader in crossing.consumers:
             network.forbid(unwanted, subgraphs[reader])
         network.connect(maker, unwanted, _whole(crossing.dequantize_ms * scale))
@@ -220,7 +221,7 @@ def assemble_closed(
 ) -> State:
     """The cheapest choice that the engine takes as it is meant.
 
-    A piece between quantized ones may become quantized with them, whether or not it was chosen.
+    A subgraph between quantized ones may become quantized with them, whether or not it was chosen.
     Choices of that kind are excluded one after the other, the cheapest first, until one is found
     that stays what it is.
 

@@ -1,4 +1,4 @@
-"""What a piece of a model is, whatever its names: equal pieces are looked at once."""
+"""What a subgraph of a model is, whatever its names: equal subgraphs are looked at once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _DIGEST_BYTES = 12
 
 @dataclass(frozen=True)
 class Content:
-    """A piece in canonical form.
+    """A subgraph in canonical form.
 
     Attributes:
-        key: Equal for pieces of the same structure, attributes, shapes and types.
-        nodes: Names of its nodes; those of equal pieces correspond to each other.
+        key: Equal for subgraphs of the same structure, attributes, shapes and types.
+        nodes: Names of its nodes; those of equal subgraphs correspond to each other.
         inputs: Tensors that it reads and doesn't make, constants left out; in such an order, too.
         outputs: Tensors that others see, likewise.
     """
@@ -31,7 +31,7 @@ class Content:
 
 
 def content_of(index: GraphIndex, nodes: Iterable[str]) -> Content:
-    """Put a piece in canonical form.
+    """Put a subgraph in canonical form.
 
     Args:
         index: The model, with the shapes that it runs at.

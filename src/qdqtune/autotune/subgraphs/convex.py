@@ -82,7 +82,7 @@ class Flow:
                 yield part
 
     def connected(self, nodes: Collection[int]) -> Iterator[set[int]]:
-        """The pieces of a set that hang together by its own edges."""
+        """The subgraphs of a set that hang together by its own edges."""
         left = set(nodes)
         for start in sorted(left):
             if start not in left:

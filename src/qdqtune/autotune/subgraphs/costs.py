@@ -1,4 +1,4 @@
-"""From the times of pieces to the costs of an assembly, and what whole models say about them."""
+"""From the times of subgraphs to the costs of an assembly, and what whole models say about them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
 from qdqtune.autotune.subgraphs.quantizable_groups import QuantizableGroup
 from qdqtune.graph.index import GraphIndex
 
-# How far apart what a piece costs alone and in the model may be.
+# How far apart what a subgraph costs alone and in the model may be.
 _MOST_APART = 10.0
 
 
@@ -41,11 +41,11 @@ def costs_of(
     index: GraphIndex,
     plain: ObservedCosts,
 ) -> Costs:
-    """The costs of an assembly, as the pieces alone tell them.
+    """The costs of an assembly, as the subgraphs alone tell them.
 
     What a unit costs as float is taken from the float model, if that was seen; how much less it is
-    when quantized from the pieces. Only so both are of the same machine: a piece alone finds its
-    weights in the cache.
+    when quantized from the subgraphs. Only so both are of the same machine: a subgraph alone finds
+    its weights in the cache.
 
     Args:
         units: The units.
@@ -84,10 +84,10 @@ def costs_of(
 
 
 def refined(costs: Costs, seen: Sequence[ObservedCosts], own: ObservedCosts | None = None) -> Costs:
-    """The costs with what was seen in whole models in the place of what pieces told.
+    """The costs with what was seen in whole models in the place of what subgraphs told.
 
     Args:
-        costs: As the pieces told them.
+        costs: As the subgraphs told them.
         seen: Whole models, the latest first.
         own: The one that is to be improved: it goes before the others, and units that are quantized
             otherwise in it cost what they cost there.
@@ -173,7 +173,7 @@ def _crossing(
     home: int | None,
     unit_of: Mapping[int, int],
 ) -> Crossing:
-    """What converting a tensor costs, by what was seen at the borders of the pieces around it.
+    """What converting a tensor costs, by what was seen at the borders of the subgraphs around it.
 
     A change of layout is paid with the conversion: floats leave the layout of the float kernels,
     and quantized values enter that of the others.

@@ -1,4 +1,4 @@
-"""What is profiled: distinct pieces of a model, and the schemes that each is tried with."""
+"""What is profiled: distinct subgraphs of a model, and the schemes that each is tried with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WEIGHTS = "weights only"
 ACTIVATIONS = "activations only"
 WITHOUT_ONE = "full but for"
 
-# With more ops in one piece, leaving out one makes too little of a difference.
+# With more ops in one subgraph, leaving out one makes too little of a difference.
 _MOST_COMPUTE_OPS = 3
 
 _SAME = "it is the same as {}"
@@ -30,11 +30,11 @@ _NO_ACTIVATIONS = "{} has no integer kernel for these ops without quantized weig
 
 @dataclass(frozen=True)
 class Scheme:
-    """One way to quantize a piece.
+    """One way to quantize a subgraph.
 
     Attributes:
         name: What it is called.
-        places: Which nodes of the piece, by their places in canonical order.
+        places: Which nodes of the subgraph, by their places in canonical order.
         form: What of them.
     """
 
@@ -43,11 +43,11 @@ class Scheme:
     form: Form = Form.WHOLE
 
     def nodes(self, content: Content) -> tuple[str, ...]:
-        """The nodes that are quantized in one of the piece's groups."""
+        """The nodes that are quantized in one of the subgraph's groups."""
         return tuple(content.nodes[place] for place in self.places)
 
     def placement(self, content: Content, planner: QuantizationPlanner) -> Placement:
-        """What it comes to in the model if nothing else is quantized but what the piece reads."""
+        """The placement in the model if nothing but what the subgraph reads is quantized."""
         names = self.nodes(content)
         if self.form is Form.WEIGHTS:
             return planner.placement((), names)
@@ -88,7 +88,7 @@ def find_subgraphs(
     *,
     few: bool = False,
 ) -> list[Subgraph]:
-    """The distinct pieces that something can be quantized in, in the graph's order.
+    """The distinct subgraphs that something can be quantized in, in the graph's order.
 
     Args:
         index: The model, with the size of every tensor.
@@ -156,7 +156,7 @@ def _without_one(
     full: tuple[int, ...],
     known: Collection[tuple[int, ...]],
 ) -> list[Scheme]:
-    """All of a piece but one op that computes, where a few do: some have a float kernel as fast."""
+    """All of a subgraph but one compute op, if it has few: some float kernels are as fast."""
     index = planner.index
     compute = [place for place in full if content.nodes[place] in planner.compute]
     if not 1 < len(compute) <= _MOST_COMPUTE_OPS:
@@ -173,11 +173,11 @@ def _without_one(
 def placement_inside(
     placement: Placement, content: Content, planner: QuantizationPlanner
 ) -> Placement:
-    """What a placement of the model comes to in a piece that is cut out of it.
+    """What a placement of the model comes to in a subgraph that is cut out of it.
 
     Args:
-        placement: With nothing quantized but ops of the piece.
-        content: The piece.
+        placement: With nothing quantized but ops of the subgraph.
+        content: The subgraph.
         planner: Of the model.
     """
     inside = frozenset(content.nodes)

@@ -1,4 +1,4 @@
-"""The pieces of a model that an engine runs as one: its layers, made disjoint and complete."""
+"""The subgraphs of a model that an engine runs as one: its layers, made disjoint and complete."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FusionGroup:
 
 
 def fusion_groups(index: GraphIndex, layers: Sequence[MappedLayer]) -> tuple[FusionGroup, ...]:
-    """Divide a model into pieces along an engine's layers.
+    """Divide a model into subgraphs along an engine's layers.
 
     Layers that share ops which compute are one group; a layer that a path leaves and comes back to
     takes in what little lies between, or is divided. Nodes without a layer go with a neighbour
@@ -84,7 +84,7 @@ def fusion_groups(index: GraphIndex, layers: Sequence[MappedLayer]) -> tuple[Fus
 
 
 def _closed(flow: Flow, roles: Sequence[Role], subgraphs: list[set[int]]) -> list[set[int]]:
-    """Let pieces take in what little lies between: free nodes, and whole pieces without a lead."""
+    """Merge what little lies between: free nodes, and whole subgraphs without a lead."""
     subgraphs.sort(key=min)
     subgraph_of = {node: number for number, nodes in enumerate(subgraphs) for node in nodes}
     for number, nodes in enumerate(subgraphs):
@@ -110,7 +110,7 @@ def _closed(flow: Flow, roles: Sequence[Role], subgraphs: list[set[int]]) -> lis
 def _layers_of_subgraphs(
     subgraphs: Sequence[set[int]], claims: Sequence[set[int]], mentioned: Sequence[set[int]]
 ) -> list[list[int]]:
-    """By piece: the layers that it has nodes of, or that only serve it."""
+    """By subgraph: the layers that it has nodes of, or that only serve it."""
     subgraph_of = {node: number for number, nodes in enumerate(subgraphs) for node in nodes}
     found: list[list[int]] = [[] for _ in subgraphs]
     for layer, (own, all_nodes) in enumerate(zip(claims, mentioned, strict=True)):

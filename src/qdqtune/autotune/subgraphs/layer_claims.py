@@ -1,4 +1,4 @@
-"""Layers that share nodes: which of them are one piece, and who gets what all of them claim."""
+"""Layers that share nodes: which of them are one subgraph, and who gets what all of them claim."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from qdqtune.autotune.subgraphs.convex import Flow
 from qdqtune.autotune.subgraphs.node_roles import COMPUTING, Role
 
 MOST_NODES = 64
-"""No layers become a larger piece than that, and no layer grows by more."""
+"""No layers become a larger subgraph than that, and no layer grows by more."""
 
 # A node that more layers mention tells nothing of what belongs together.
 _MOST_LAYERS = 4
@@ -18,10 +18,10 @@ _MOST_LEADS = 4
 def settle(
     flow: Flow, roles: Sequence[Role], claims: Sequence[Collection[int]]
 ) -> list[tuple[set[int], list[int]]]:
-    """Make pieces that share nothing of layers that may.
+    """Make subgraphs that share nothing of layers that may.
 
-    Layers with a common op that computes are one piece, as long as each doesn't bring along ops of
-    its own that lead a layer. Any other node goes where its neighbours are.
+    Layers with a common op that computes are one subgraph, as long as each doesn't bring along ops
+    of its own that lead a layer. Any other node goes where its neighbours are.
 
     Args:
         flow: The graph.
@@ -29,8 +29,8 @@ def settle(
         claims: By layer: the nodes that it mentions.
 
     Returns:
-        Pieces and the layers that each was made of. A layer that others took all nodes of has no
-        nodes in its piece.
+        Subgraphs and the layers that each was made of. A layer that others took all nodes of has no
+        nodes in its subgraph.
     """
     holders: dict[int, list[int]] = {}
     for layer, nodes in enumerate(claims):
@@ -97,7 +97,7 @@ class _Merged:
 def _owners(
     flow: Flow, roles: Sequence[Role], wanted: dict[int, tuple[int, ...]]
 ) -> dict[int, int]:
-    """Who gets each node: the piece with most of its neighbours."""
+    """Who gets each node: the subgraph with most of its neighbours."""
     owner = {node: subgraphs[0] for node, subgraphs in wanted.items() if len(subgraphs) == 1}
     open_nodes = sorted(wanted.keys() - owner.keys(), key=flow.rank.__getitem__)
     for nodes in (open_nodes, open_nodes[::-1]):
@@ -118,7 +118,7 @@ def _nearest(
     subgraphs: Sequence[int],
     owner: dict[int, int],
 ) -> int | None:
-    """The piece with most neighbours; of those alike, one that a constant's reader is in."""
+    """The subgraph with most neighbours; of those alike, one that a constant's reader is in."""
     makers = [owner[maker] for maker in flow.predecessors[node] if maker in owner]
     readers = [owner[reader] for reader in flow.successors[node] if reader in owner]
     near = readers if roles[node] is Role.CONSTANT else makers

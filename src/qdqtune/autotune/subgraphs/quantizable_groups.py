@@ -23,7 +23,7 @@ from qdqtune.records.subgraphs import SchemeTimes, SubgraphTimes
 
 # Ops through which a quantized result stays one until the next kernel reads it.
 _PASSING = frozenset({"Clip", "Relu"})
-# What a piece costs in a model may be more than what it costs alone by a part like this.
+# What a subgraph costs in a model may be more than what it costs alone by a part like this.
 _NEAR = 1.25
 
 
@@ -33,11 +33,11 @@ class QuantizableGroup:
 
     Attributes:
         group: Number of the fusion group.
-        subgraph: Number of its piece.
+        subgraph: Number of its subgraph.
         content: The group in canonical form.
         scheme: How it is quantized, if it is.
         rival: Another way that costs hardly more, if there is one.
-        times: The piece's times.
+        times: The subgraph's times.
         inputs: Those of its inputs that it then reads quantized.
         outputs: Those of its outputs that it then makes quantized, or could at no cost.
         only_moves: Whether nothing in it computes: it is quantized only if what it reads is.
@@ -75,10 +75,10 @@ class QuantizableGroup:
 def make_units(
     subgraphs: Sequence[Subgraph], times: Mapping[str, SubgraphTimes], planner: QuantizationPlanner
 ) -> list[QuantizableGroup]:
-    """A unit for each group of each piece that could be quantized in some way.
+    """A unit for each group of each subgraph that could be quantized in some way.
 
     Args:
-        subgraphs: The pieces.
+        subgraphs: The subgraphs.
         times: What was found out about them, by key.
         planner: What can be quantized.
     """
@@ -232,8 +232,8 @@ def make_choices(
 
     Args:
         units: The units.
-        subgraphs: The pieces that they are groups of.
-        times: What was found out about pieces. The groups of those that nothing is known of, or
+        subgraphs: The subgraphs that they are groups of.
+        times: What was found out about subgraphs. The groups of those that nothing is known of, or
             that could not be timed alone, are choices, too, that belong to no unit.
         planner: What can be quantized.
         ruled: Names of the ops that placement rules would quantize.

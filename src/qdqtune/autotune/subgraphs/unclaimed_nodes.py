@@ -1,4 +1,4 @@
-"""Nodes that no layer mentions: they go with their neighbours, or are pieces of their own."""
+"""Nodes that no layer mentions: they go with their neighbours, or are subgraphs of their own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _FOLLOWING = frozenset({Role.POINTWISE, Role.ASIDE})
 
 
 def place_the_rest(flow: Flow, roles: Sequence[Role], subgraphs: list[set[int]]) -> None:
-    """Give every node a piece, in place; pieces that are convex stay so.
+    """Give every node a subgraph, in place; subgraphs that are convex stay so.
 
-    Integers computed for shapes are one piece as far as they hang together. Ops that follow others
-    join the piece that makes their input, or else the only one that reads their result. Ops that
-    lead are new pieces, and so is what is left.
+    Integers computed for shapes are one subgraph as far as they hang together. Ops that follow
+    others join the subgraph that makes their input, or else the only one that reads their result.
+    Ops that lead are new subgraphs, and so is what is left.
     """
     rest = _Rest(flow, roles, subgraphs)
     order = sorted(range(len(roles)), key=flow.rank.__getitem__)
@@ -35,7 +35,7 @@ def place_the_rest(flow: Flow, roles: Sequence[Role], subgraphs: list[set[int]])
 
 
 class _Rest:
-    """Which piece has which node, while the free ones get theirs."""
+    """Which subgraph has which node, while the free ones get theirs."""
 
     def __init__(self, flow: Flow, roles: Sequence[Role], subgraphs: list[set[int]]) -> None:
         self._flow = flow
@@ -47,13 +47,13 @@ class _Rest:
         }
 
     def start(self, nodes: set[int]) -> None:
-        """Begin a new piece."""
+        """Begin a new subgraph."""
         self.subgraph_of.update((node, len(self._subgraphs)) for node in nodes)
         self._subgraphs.append(nodes)
         self._room.append(MOST_NODES - len(nodes))
 
     def follow_maker(self, node: int) -> None:
-        """Join the piece that makes the input; of several, the one that is done last."""
+        """Join the subgraph that makes the input; of several, the one that is done last."""
         makers = [m for m in self._flow.predecessors[node] if self._roles[m] is not Role.CONSTANT]
         if not makers or any(maker not in self.subgraph_of for maker in makers):
             return
@@ -62,7 +62,7 @@ class _Rest:
             self._join(node, self.subgraph_of[max(makers)])
 
     def go_with_reader(self, node: int) -> bool:
-        """Join the piece that reads the result, if it is the only one."""
+        """Join the subgraph that reads the result, if it is the only one."""
         readers = self._flow.successors[node]
         if not readers or any(reader not in self.subgraph_of for reader in readers):
             return False

@@ -1,4 +1,4 @@
-"""Phase 3 of subgraph mode: what the pieces promise is tried on the whole model, in few builds.
+"""Phase 3 of subgraph mode: what the subgraphs promise is tried on the whole model, in few builds.
 
 Assemblies of the whole model are compared first. Then the costs are put right by what was seen in
 them, layer by layer, and the cheapest assembly is found anew; where it differs from the best one so
@@ -48,7 +48,7 @@ class SubgraphSearch(Asking):
     Args:
         space: What can be chosen.
         choices: Which of it makes up the units of an assembly.
-        costs: What the pieces told of the units.
+        costs: What the subgraphs told of the units.
         seeds: Whole-model choices to begin with, by name; the float model is always one.
         alike: Units of equal content, which are flipped together; those that only move values are
             not among them: they follow their neighbours.

@@ -130,7 +130,7 @@ class Cuda:
 
 
 class DeviceArray:
-    """A piece of the GPU's memory, as large as somebody once wanted it.
+    """A block of the GPU's memory, as large as somebody once wanted it.
 
     Args:
         cuda: CUDA.

@@ -100,7 +100,7 @@ class NodeNames:
                 at += found[1]
 
     def _term(self, text: str, start: int, ends: list[int]) -> tuple[str, int] | None:
-        """The node that begins at a place and how many pieces of text it takes."""
+        """The node that begins at a place and how many parts of text it takes."""
         for resolve in (self._exact, self._similar):
             for count in range(len(ends), 0, -1):
                 node = resolve(text[start : ends[count - 1]])

@@ -32,7 +32,7 @@ def map_layers(index: GraphIndex, info: LayerInfo) -> list[MappedLayer]:
     """Finds the nodes of every layer.
 
     A part of the network that was compiled as a whole (`{ForeignNode[...]}`) gives several layers,
-    one per natural piece, numbered behind its name.
+    one per natural sublayer, numbered behind its name.
 
     Args:
         index: The model that the engine was built from, with its nodes as they were.
@@ -208,7 +208,7 @@ class _Mapping:
         return list(told), how if told else UNKNOWN
 
     def _reading(self, target: int, layer: Layer, writes: bool) -> list[str]:
-        """The piece of a layer that reads what another one prepares for it, or that writes it."""
+        """The sublayer that reads what another layer prepares for it, or that writes it."""
         sublayers = self._sublayers[target]
         if len(sublayers) == 1:
             return sublayers[0]

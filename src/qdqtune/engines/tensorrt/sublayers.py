@@ -1,7 +1,7 @@
-"""Cuts what was compiled as a whole into the pieces that it naturally has.
+"""Cuts what was compiled as a whole into the sublayers that it naturally has.
 
 A whole transformer may be one layer for TensorRT, and nothing tells what kernels it consists of.
-The pieces are those that a compiler makes of it as a rule: a product with what is done to its
+The sublayers are those that a compiler makes of it as a rule: a product with what is done to its
 result, an attention, a normalization.
 """
 
@@ -62,7 +62,7 @@ _LONGEST = 60
 
 @dataclass
 class _Sublayer:
-    """A piece that grows; `open_scores` while it is an attention that waits for its values."""
+    """A sublayer that grows; `open_scores` while it is an attention that waits for its values."""
 
     lead: _Role
     weighted: bool = False
@@ -77,10 +77,10 @@ def split(
     fixed: Collection[str],
     producers: Callable[[ir.Node], Iterable[ir.Node]],
 ) -> list[list[str]]:
-    """Cuts a part of a model into pieces.
+    """Cuts a part of a model into sublayers.
 
-    Inside the part, values flow from lower to higher numbers of pieces only: none leaves a piece
-    and comes back to it.
+    Inside the part, values flow from lower to higher numbers of sublayers only: none leaves a
+    sublayer and comes back to it.
 
     Args:
         index: The model.
@@ -89,7 +89,7 @@ def split(
         producers: The nodes whose values a node reads.
 
     Returns:
-        Names of nodes by piece, each in the model's order; every node is in one piece.
+        Names of nodes by sublayer, each in the model's order; every node is in one sublayer.
     """
     inside = set(nodes)
     depth: dict[str, int] = {}
@@ -128,7 +128,7 @@ class _Cutter:
                 self._after.setdefault(each.name or "", []).append(name)
 
     def place(self, name: str) -> None:
-        """Gives a node to the last of the pieces that feed it, or begins a new one with it."""
+        """Gives a node to the last of the sublayers that feed it, or begins a new one with it."""
         node = self._index.node[name]
         homes = [self._home.get(each.name or "", -1) for each in self._producers(node)]
         last = max(homes, default=-1)
@@ -168,7 +168,7 @@ class _Cutter:
         return False
 
     def send_moves_on(self) -> None:
-        """What only moves values goes with what reads them, if that is one piece."""
+        """What only moves values goes with what reads them, if that is one sublayer."""
         for number in range(len(self.sublayers) - 1, -1, -1):
             sublayer = self.sublayers[number]
             homes = self._homes_of_readers(sublayer.nodes) - {number}
@@ -179,7 +179,7 @@ class _Cutter:
                 sublayer.nodes = []
 
     def place_fixed(self) -> None:
-        """Constants that are computed go with the first piece that reads them."""
+        """Constants that are computed go with the first sublayer that reads them."""
         names = (name for name in self._inside if name in self._fixed)
         for name in sorted(names, key=self._index.position.__getitem__, reverse=True):
             number = min(self._homes_of_readers([name]), default=len(self.sublayers))

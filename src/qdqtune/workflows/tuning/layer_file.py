@@ -22,7 +22,7 @@ from qdqtune.records.measurement import LayerTime
 
 _logger = logging.getLogger(__name__)
 
-# How the pieces of a layer are numbered.
+# How the sublayers of a layer are numbered.
 _SUBLAYER = re.compile(r"#\d+$")
 
 
@@ -93,7 +93,7 @@ def layers_in_file(
 def _parts(index: GraphIndex, layers: Sequence[MappedLayer]) -> list[tuple[str, float]]:
     """The engine's name of each layer, and which part of that it is.
 
-    What was compiled as a whole is cut into pieces, whose parts of the time are guessed by work.
+    What was compiled as a whole is cut into sublayers, whose parts of the time are guessed by work.
     """
     shares = estimated_shares(index)
     names = [_SUBLAYER.sub("", layer.name) for layer in layers]

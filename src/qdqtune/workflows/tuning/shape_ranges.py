@@ -140,7 +140,7 @@ def shapes_inside(
 
 
 def shape_arguments(shapes: Mapping[str, Shapes]) -> list[str]:
-    """What a command line says of a piece's inputs: one argument for each of min, opt and max.
+    """What a command line says of a subgraph's inputs: one argument for each of min, opt and max.
 
     Args:
         shapes: By `MIN`, `OPT` and `MAX`: shapes by input.

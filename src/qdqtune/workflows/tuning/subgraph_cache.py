@@ -1,8 +1,8 @@
 """`autotune_cache.json`: what subgraph mode has found out, so that it is not found out twice.
 
-The groups, the times of each piece (phase 2), and what whole models showed of the groups in them
-(phase 3). It is written whole after every piece and every candidate; the scores of candidates are
-in the journal, as in every mode.
+The groups, the times of each subgraph (phase 2), and what whole models showed of the groups in them
+(phase 3). It is written whole after every subgraph and every candidate; the scores of candidates
+are in the journal, as in every mode.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class SubgraphCache:
         path: The file; there may be none.
         header: What everything in it depends on. What was found out under another one is left
             out.
-        told_by: Who told the groups, if it wasn't the engine: if that changes, pieces stay known.
+        told_by: Who told the groups, if it wasn't the engine: if that changes, subgraphs stay
+            known.
 
     Attributes:
         groups: Names of the nodes of each fusion group, with the milliseconds of the float model
@@ -81,16 +82,16 @@ class SubgraphCache:
         return self.build_s
 
     def describe(self, details: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take what people may want to know of pieces, by key, to be written with their times."""
+        """Take details of subgraphs for people, by key, to be written with their times."""
         self._details = {key: dict(each) for key, each in details.items()}
 
     def keep_subgraph(self, times: SubgraphTimes) -> None:
-        """Write the times of a piece down."""
+        """Write the times of a subgraph down."""
         self.subgraphs[times.key] = times
         self._write()
 
     def keep_profiled(self) -> None:
-        """Write down that every piece was looked at."""
+        """Write down that every subgraph was looked at."""
         self.is_profiled = True
         self._write()
 
@@ -152,7 +153,7 @@ class SubgraphCache:
             )  # fmt: skip
             moved = self.path.with_suffix(".damaged.json")
             _logger.warning(
-                "%s can't be read and was moved to %s: pieces are timed again",
+                "%s can't be read and was moved to %s: subgraphs are timed again",
                 self.path, moved.name,
             )  # fmt: skip
             with writing(moved):

@@ -1,4 +1,4 @@
-"""The folder with the pieces of subgraph mode: what in it a run has written, and what not."""
+"""The folder with the subgraphs of subgraph mode: what in it a run has written, and what not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WRITTEN = (
 
 
 def holds_subgraphs(folder: Path) -> bool:
-    """Whether a run has written pieces there."""
+    """Whether a run has written subgraphs there."""
     return any(folder.glob(_FILES))
 
 

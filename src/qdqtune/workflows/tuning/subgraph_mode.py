@@ -1,4 +1,4 @@
-"""Subgraph mode: the engine's fusion groups, their pieces profiled, the best assembly tried."""
+"""Subgraph mode: the engine's fusion groups, their subgraphs profiled, the best assembly tried."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ RAW = "raw"
 NOT_TRIED = ("weighted ops", "weighted ops and what is between")
 """Whole-model choices of `seeds_of` that are not worth a build beside the assembly."""
 
-# Where a model takes longer to build, builds are saved: what a piece costs as float is what it was
-# seen to cost in the float model, and only gains that are worth a build are tried.
+# Where a model takes longer to build, builds are saved: what a subgraph costs as float is what it
+# was seen to cost in the float model, and only gains that are worth a build are tried.
 _SLOW_BUILD_S = 10.0
 
 
@@ -122,7 +122,7 @@ class SubgraphMode:
         self._choices = Choices()
 
     def prepare(self, plain: Path, given: Mapping[str, Collection[str]]) -> Searching:
-        """Find the groups, profile their pieces, and put together the cheapest assembly.
+        """Find the groups, profile their subgraphs, and put together the cheapest assembly.
 
         Args:
             plain: The float model.
@@ -204,7 +204,7 @@ class SubgraphMode:
         found = (self._cache.subgraphs.get(subgraph.key) for subgraph in subgraphs)
         errors = [f.error for times in found if times is not None for f in times.forms if f.error]
         why = Counter(errors).most_common(1)[0][0].splitlines()[0] if errors else ""
-        return f"no piece of it could be timed{': ' + why if why else ''}"
+        return f"no subgraph of it could be timed{': ' + why if why else ''}"
 
     def _saw_layers(self, space: Space, state: State, layers: Sequence[LayerTime]) -> None:
         """Look at where the time of a candidate goes, and write it down."""
@@ -352,7 +352,7 @@ class SubgraphMode:
         return search, seeds
 
     def _write_raw(self, space: Space, raw: State, *, is_quantized: bool) -> None:
-        """What the pieces alone lead to, before anything of it was tried on the whole model."""
+        """What the subgraphs alone lead to, before anything of it was tried on the whole model."""
         target = self._folder / names.RAW
         placement = space.placement(raw)
         if placement:

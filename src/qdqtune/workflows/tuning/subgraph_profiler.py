@@ -1,4 +1,4 @@
-"""Phase 2 of subgraph mode: each distinct piece, cut out and timed in a few forms."""
+"""Phase 2 of subgraph mode: each distinct subgraph, cut out and timed in a few forms."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from qdqtune.workflows.tuning.settings import Preset
 
 Array = npt.NDArray[Any]
 
-# Of what a whole model may take to be timed, a piece gets this part.
+# Of what a whole model may take to be timed, a subgraph gets this part.
 _PART_OF_EFFORT = 0.25
 _FEWEST_ROUNDS = 6
-# What conversions alone are seen to cost may be more than what they cost in a piece.
+# What conversions alone are seen to cost may be more than what they cost in a subgraph.
 _LEAST_INSIDE = 0.05
 _MUCH_UNTOLD = 0.7
 _NOT_IN_NAMES = re.compile(r"\W+")
 
 
 class SubgraphProfiler:
-    """Times pieces of a model.
+    """Times subgraphs of a model.
 
     Args:
         worker: The engine.
@@ -54,11 +54,11 @@ class SubgraphProfiler:
         planner: What can be quantized in the model.
         index: The model, with the size of every tensor.
         dims: Shapes of tensors as the model has them, open where it is.
-        folder: Where the pieces are written.
+        folder: Where the subgraphs are written.
         preset: How thorough to be.
 
     Attributes:
-        benchmarks: Forms of pieces that were built and timed.
+        benchmarks: Forms of subgraphs that were built and timed.
         failed: Those that the engine refused.
     """
 
@@ -97,10 +97,10 @@ class SubgraphProfiler:
         float_ms: float | None = None,
         ranges: Mapping[str, Shapes] | None = None,
     ) -> SubgraphTimes:
-        """Time a piece as float and with each of its schemes.
+        """Time a subgraph as float and with each of its schemes.
 
         Args:
-            subgraph: The piece.
+            subgraph: The subgraph.
             values: What its inputs are in a run of the model.
             float_ms: What it costs as float, if that need not be measured.
             ranges: What shapes its inputs may have, for an engine that is told such.
@@ -194,7 +194,7 @@ class SubgraphProfiler:
         return measured
 
     def _options(self, ranges: Mapping[str, Shapes]) -> SessionOptions:
-        """How a piece is opened: with shapes of its own, not with those of the whole model."""
+        """How a subgraph is opened: with shapes of its own, not with those of the whole model."""
         options = self._worker.options
         own = {**without_ranges(options.engine_options), **range_options(ranges)}
         return replace(options, engine_options=own)

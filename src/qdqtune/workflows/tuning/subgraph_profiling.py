@@ -22,13 +22,13 @@ from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
 from qdqtune.workflows.tuning.subgraph_profiler import SubgraphProfiler
 from qdqtune.workflows.tuning.time_budget import TimeBudget
 
-# What the inputs of pieces may take of memory at once.
+# What the inputs of subgraphs may take of memory at once.
 _BYTES_AT_ONCE = 1 << 28
 _MOST_OPS_SHOWN = 6
 
 
 class SubgraphProfiling:
-    """Times pieces until all are known, or somebody has had enough.
+    """Times subgraphs until all are known, or somebody has had enough.
 
     Args:
         profiler: Times one.
@@ -36,7 +36,7 @@ class SubgraphProfiling:
         reporter: Who hears of it.
         story: What has happened, and is told on.
         base: The model.
-        runner: Of the reference engine, which says what pieces read.
+        runner: Of the reference engine, which says what subgraphs read.
         provider: What the model is run on.
         index: The model, with the size of every tensor.
         dims: Shapes as the model has them, open where it is.
@@ -75,7 +75,7 @@ class SubgraphProfiling:
         self._is_told_ranges = is_told_ranges
 
     def run(self, subgraphs: Sequence[Subgraph], *, measure_float: bool) -> None:
-        """Time every piece that is not known yet, those with the largest share first.
+        """Time every subgraph that is not known yet, those with the largest share first.
 
         Args:
             subgraphs: All of them.
@@ -116,7 +116,7 @@ class SubgraphProfiling:
         cache.keep_profiled()
 
     def _is_known(self, subgraph: Subgraph) -> bool:
-        """Whether an earlier run has timed a piece, with a time for each of its borders."""
+        """Whether an earlier run has timed a subgraph, with a time for each of its borders."""
         times = self._cache.subgraphs.get(subgraph.key)
         borders = len(subgraph.content.inputs) + len(subgraph.content.outputs)
         return times is not None and all(
@@ -126,7 +126,7 @@ class SubgraphProfiling:
     def _with_values(
         self, subgraphs: Sequence[Subgraph]
     ) -> Iterator[tuple[Subgraph, dict[str, Array]]]:
-        """Pieces with what they read in a run, some at a time: memory is limited."""
+        """Subgraphs with what they read in a run, some at a time: memory is limited."""
         waiting = list(subgraphs)
         while waiting:
             part: list[Subgraph] = []
@@ -154,7 +154,7 @@ class SubgraphProfiling:
         return sum(self._cache.groups[number][1] for number in subgraph.groups)
 
     def _details(self, subgraph: Subgraph) -> dict[str, Any]:
-        """What people may want to know of a piece."""
+        """What people may want to know of a subgraph."""
         inputs = subgraph.content.inputs
         shapes = self._shapes(inputs)
         is_open = any(_is_open(self._dims.get(tensor)) for tensor in inputs)
@@ -173,7 +173,7 @@ class SubgraphProfiling:
         }
 
     def _told_ranges(self, subgraph: Subgraph) -> dict[str, Shapes]:
-        """Shapes of the piece's open inputs, if there is an engine that is told them."""
+        """Shapes of the subgraph's open inputs, if there is an engine that is told them."""
         if not self._is_told_ranges or not self._ranges:
             return {}
         is_open = (t for t in subgraph.content.inputs if _is_open(self._dims.get(t)))
