@@ -85,7 +85,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         (
             ["insert", "{model}", "--ops", "Conv", "--quant_type", "int3", "-o", "{out}"],
             2,
-            ["no quant type 'int3'", "int8, uint8"],
+            ["--quant_type: unknown value int3; did you mean int8? (one of: int8, uint8, fp8)"],
         ),
         (["insert", "{model}", "--ops", "Conv", "-o", "{model}"], 1, ["exists", "--force"]),
         (["insert", "{model}", "--ops", "Conv", "-o", "/no/such/x.onnx"], 1, ["does not exist"]),

@@ -50,15 +50,18 @@ def test_layers_from_a_file(model: str, tmp_path: Path, capsys: Capture) -> None
 @pytest.mark.parametrize(
     ("flags", "what"),
     [
-        (["--groups", "--layers"], "--layers goes without --groups only"),
-        (["--groups", "--why", "x"], "--why goes without --groups only"),
-        (["--graph_json", "a.json"], "--graph_json goes with --groups only"),
-        (["--layers", "--graph_json", "a.json"], "--graph_json goes with --groups only"),
-        (["--groups", "--graph_json", "a.json", "--runs", "3"], "--runs goes without --graph_json"),
+        (["--groups", "--layers"], "--layers can't be used with --groups"),
+        (["--groups", "--why", "x"], "--why can't be used with --groups"),
+        (["--graph_json", "a.json"], "--graph_json requires --groups"),
+        (["--layers", "--graph_json", "a.json"], "--graph_json requires --groups"),
+        (
+            ["--groups", "--graph_json", "a.json", "--runs", "3"],
+            "--runs can't be used with --graph_json",
+        ),
         (["--groups", "--graph_json", "a.json"], "a.json can't be read"),
         (["--groups", "--engine", "nope"], "Unknown engine 'nope'"),
         (["--groups", "--engine", "simulated", "--dim", "N=3"], "N"),
-        (["--runs", "3"], "--runs goes with --layers or --groups only"),
+        (["--runs", "3"], "--runs requires --layers or --groups"),
     ],
 )
 def test_a_mistake_is_told_in_a_line(

@@ -13,6 +13,7 @@ from qdqtune.cli.main import get_parser
 from qdqtune.cli.parser import ENGINE_SPECIFIC, DashedValueAction, Parser, group_titled
 from qdqtune.cli.region_inspect import get_parser as region_inspect_parser
 from qdqtune.cli.zoo import get_parser as zoo_parser
+from qdqtune.records.precision import QUANT_TYPES
 
 
 def all_parsers() -> dict[str, argparse.ArgumentParser]:
@@ -171,6 +172,12 @@ def test_help_names_engines_and_dialects_and_ends_in_what_few_need(prog: str) ->
         assert f"one of {', '.join(DIALECTS)}" in shown
     titles = [group.title for group in parser._action_groups]
     assert ENGINE_SPECIFIC not in titles[:-1]
+
+
+def test_quant_types_are_those_of_the_dialects() -> None:
+    from qdqtune.qdq.dialects import DIALECTS
+
+    assert set(QUANT_TYPES) == {name for each in DIALECTS.values() for name in each.formats}
 
 
 def test_a_group_is_added_once() -> None:

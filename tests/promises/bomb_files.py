@@ -251,7 +251,7 @@ def summary_of_100_000_brackets(folder: Path) -> list[list[str]]:
     return [
         ["verify", "run/optimized_final.onnx", "--engine", "simulated", "--runs", "2"],
         ["export", "run", "--list"],
-        ["export", "run", "--lists", "onnxruntime"],
+        ["export", "run", "--exclusion_list", "onnxruntime"],
         ["tune", "m.onnx", "-o", "run", *SIMULATED],
     ]
 

@@ -44,7 +44,7 @@ def _model_lines(folder: Path) -> list[list[str]]:
         ["bench", "m.onnx", "--runs", "2", "--engine", "simulated"],
         ["compare", "m.onnx", "q.onnx"],
         ["convert", "m.onnx", "--to", "fp16", "-o", "half.onnx"],
-        ["export", "q.onnx", "--lists", "onnxruntime", "-o", "lists.json"],
+        ["export", "q.onnx", "--exclusion_list", "onnxruntime", "-o", "lists.json"],
         ["insert", "m.onnx", "--ops", op, "-o", "inserted.onnx"],
         ["inspect", "m.onnx"],
         ["inspect", "m.onnx", "--groups"],

@@ -84,5 +84,5 @@ sys.exit(code)
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("error: There is not enough memory for this.\n")
+    assert ended.stderr.startswith("error: There is not enough memory.\n")
     assert "--max_memory" in ended.stderr

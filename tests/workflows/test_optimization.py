@@ -38,7 +38,7 @@ def test_a_path_comes_back_as_a_path(residual_path: Path, tmp_path: Path) -> Non
     assert qdqtune.optimize(str(residual_path), str(out)) == out
     assert op_types(out) == FOLDED
     assert residual_path.read_bytes() == before
-    with pytest.raises(UsageError, match="No file to write is named"):
+    with pytest.raises(UsageError, match="No output file was given"):
         qdqtune.optimize(residual_path, None)
 
 

@@ -50,6 +50,10 @@ def get_parser() -> argparse.ArgumentParser:
         description="Find where Q/DQ pays in an ONNX model, by measuring, and write the fastest "
         "correct model found, with calibrated scales. The flags are those that autotuners of this "
         "kind have; `qdqtune tune` does the same and offers more.",
+        examples=(
+            "python -m qdqtune.autotune --onnx_path model.onnx --output_dir run",
+            "python -m qdqtune.autotune --onnx_path model.onnx --mode quick --engine onnxruntime",
+        ),
     )
     parser.add_argument(
         "--verbose", "-v", action="store_true", help="log everything that is done, on stderr"

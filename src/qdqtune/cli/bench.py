@@ -26,14 +26,20 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "bench",
         help="time models against each other",
-        description="Time models in alternating blocks; the first is the baseline. The inputs are "
-        "random, and the same for all.",
+        description="Time models in alternating blocks of runs; the first model is the baseline. "
+        "All of them get the same random inputs.",
+        examples=(
+            "qdqtune bench model.onnx quantized.onnx",
+            "qdqtune bench model.onnx quantized.onnx --engine onnxruntime --threads 1 --runs 50",
+        ),
     )
     parser.add_argument("models", nargs="+", metavar="MODEL", help="ONNX models")
-    parser.add_argument("--engine", default="auto", help="what runs them (default: %(default)s)")
+    parser.add_argument(
+        "--engine", default="auto", help="the engine that runs the models (default: %(default)s)"
+    )
     add_engine_option(parser)
     parser.add_argument(
-        "--threads", type=positive, help="threads per run (default: the engine's own)"
+        "--threads", type=positive, metavar="N", help="threads per run (default: the engine's own)"
     )
     add_runs(parser)
     add_inputs(parser)

@@ -24,10 +24,14 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "compare",
-        help="tell how far a quantized model is from float, and where",
-        description="Run a quantized model and its float model on the same inputs, and tell how "
-        "far the outputs and every quantized layer are off; worst layers first. The quantized "
-        "model may come from any tool that writes Q/DQ.",
+        help="show how far a quantized model is from float, and where",
+        description="Run a quantized model and its float model on the same inputs, and show how "
+        "far the outputs and every quantized layer are off, the worst layers first. The quantized "
+        "model can come from any tool that writes Q/DQ.",
+        examples=(
+            "qdqtune compare model.onnx quantized.onnx --data samples.npz",
+            "qdqtune compare model.onnx quantized.onnx --engine onnxruntime --top 5",
+        ),
     )
     parser.add_argument("float_model", metavar="FLOAT", help="the float model")
     parser.add_argument("quantized_model", metavar="QUANT", help="a Q/DQ model of it")
@@ -35,7 +39,7 @@ def add_parser(commands: Commands) -> None:
         "--data",
         "--calibration_data",
         metavar="SOURCE",
-        help="what to run them on: an .npy or .npz file, a folder of them, or module:function "
+        help="data to run on: an .npy or .npz file, a folder of them, or module:function "
         "(default: random inputs)",
     )
     parser.add_argument(
@@ -43,20 +47,23 @@ def add_parser(commands: Commands) -> None:
         "--calibration_samples",
         type=positive,
         metavar="N",
-        help="use so many samples (default: at most 32 of SOURCE, or 8 random ones)",
+        help="use N samples (default: at most 32 from SOURCE, or 8 random ones)",
     )
     parser.add_argument(
         "--engine",
-        help="whose kernels compute the outputs (default: every op is run as it is written)",
+        help="the engine whose kernels compute the outputs (default: each op is run as it is "
+        "written)",
     )
     add_engine_option(parser)
-    parser.add_argument("--threads", type=positive, help="threads per run of the engine")
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="threads per run (default: the engine's own)"
+    )
     parser.add_argument(
         "--top",
         type=natural,
         default=20,
         metavar="N",
-        help="show so many layers, 0 is all (default: %(default)s)",
+        help="show the N worst layers; 0 shows all of them (default: %(default)s)",
     )
     add_inputs(parser)
     add_format(parser)

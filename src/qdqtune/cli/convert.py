@@ -24,33 +24,41 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "convert",
         help="write a model in float16, bfloat16 or float32",
-        description="Convert a model, Q/DQ included, to another float precision. Ops that need "
-        "float32 keep it; what they are and why is printed, and what it costs is measured.",
+        description="Convert a model, with or without Q/DQ, to another float precision. Ops that "
+        "need float32 keep it: they are listed with the reason, and the error of the result is "
+        "measured.",
+        examples=(
+            "qdqtune convert model.onnx --to fp16 -o half.onnx",
+            "qdqtune convert model.onnx --to fp16 --keep_ops Relu,Add -o half.onnx",
+        ),
     )
     parser.add_argument("model", metavar="MODEL", help="an ONNX model")
     parser.add_argument(
         "--to",
         required=True,
         choices=[precision.value for precision in Precision],
-        help="the precision",
+        help="the precision to convert to",
     )
     border = parser.add_mutually_exclusive_group()
     border.add_argument(
         "--keep_io",
         action="store_true",
         default=True,
-        help="let inputs and outputs keep their types (the default)",
+        help="inputs and outputs keep their types (the default)",
     )
     border.add_argument(
-        "--no_keep_io", dest="keep_io", action="store_false", help="convert them, too"
+        "--no_keep_io", dest="keep_io", action="store_false", help="convert inputs and outputs, too"
     )
-    for flag, what in (("keep_nodes", "nodes by name"), ("keep_ops", "op types")):
+    for flag, metavar, what in (
+        ("keep_nodes", "NODE", "names of nodes"),
+        ("keep_ops", "OP", "op types"),
+    ):
         parser.add_argument(
             f"--{flag}",
             action=ListAction,
             default=[],
-            metavar="A,B",
-            help=f"{what} that stay as they are",
+            metavar=metavar,
+            help=f"{what} that keep their precision",
         )
     add_inputs(parser)
     add_output(parser)

@@ -16,9 +16,10 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "doctor",
-        help="say which engines are usable here",
-        description="Engines usable here with version, device, instruction set and dialect; and "
-        "why the others are not.",
+        help="show which engines can be used here",
+        description="Show which engines can be used here, with version, device, instruction set "
+        "and dialect, and why the others can't.",
+        examples=("qdqtune doctor", "qdqtune doctor --format json"),
     )
     add_format(parser)
     parser.set_defaults(run=_run)

@@ -25,26 +25,35 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "export",
-        help="write a candidate that a tuning run tried, or lists for other tools",
-        description="Write any candidate of a tuning run as a model that needs nothing of the "
-        "run's folder, or list them. With --lists: tell another tool what to leave float.",
+        help="write a candidate of a tuning run, or what stays float for another tool",
+        description="Write any candidate of a tuning run as a model of its own, or list them. "
+        "With --exclusion_list: write which nodes stay float, for another quantization tool.",
+        examples=(
+            "qdqtune export autotuner_output --candidate c0000 -o candidate.onnx",
+            "qdqtune export quantized.onnx --exclusion_list onnxruntime -o exclude.json",
+        ),
     )
     parser.add_argument(
         "folder",
         metavar="SOURCE",
-        help="the --output_dir of `qdqtune tune`; for --lists also a Q/DQ model",
+        help="the --output_dir of `qdqtune tune`; with --exclusion_list also a Q/DQ model",
     )
-    parser.add_argument("--candidate", metavar="ID", help="which one; see --list")
     parser.add_argument("--list", action="store_true", help="list the candidates")
+    parser.add_argument("--candidate", metavar="ID", help="the candidate to write; see --list")
     parser.add_argument(
-        "--lists",
+        "--exclusion_list",
         choices=TOOLS,
-        help="write the nodes that stay float, as this tool takes them for nodes to exclude",
+        help="write the nodes that stay float, in the form in which this tool takes nodes to "
+        "exclude",
+    )
+    parser.add_argument(  # its name before
+        "--lists", dest="exclusion_list", choices=TOOLS, help=argparse.SUPPRESS
     )
     parser.add_argument(
         "--against",
         metavar="FLOAT",
-        help="for --lists: the float model whose names count (default: that of the run)",
+        help="with --exclusion_list: the float model whose node names are used (default: that of "
+        "the run)",
     )
     add_output(parser, required=False)
     add_format(parser)
@@ -52,7 +61,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    return _write_list(options) if options.lists else _write_candidate(options)
+    return _write_list(options) if options.exclusion_list else _write_candidate(options)
 
 
 def _write_list(options: argparse.Namespace) -> int:
@@ -63,13 +72,13 @@ def _write_list(options: argparse.Namespace) -> int:
     if options.output is not None:
         check_writable(options.output, force=options.force)
     names = float_nodes(options.folder, against=options.against)
-    text = exclusion_text(options.lists, names)
+    text = exclusion_text(options.exclusion_list, names)
     if options.output is None:
         print(text)
         return 0
     write_text(options.output, text + "\n", force=options.force)
     if options.format == "json":
-        record = {"kind": "list", "tool": options.lists, "output": options.output}
+        record = {"kind": "list", "tool": options.exclusion_list, "output": options.output}
         print(json.dumps({**record, "nodes": len(names)}, indent=1))
     else:
         print(printable(f"{options.output}: {len(names)} nodes that stay float"))
@@ -89,7 +98,7 @@ def _write_candidate(options: argparse.Namespace) -> int:
         return 0
     chosen = _chosen(options, candidates)
     if options.output is None:
-        raise UsageError("No file to write is named.", "Name it: -o OUT.onnx.")
+        raise UsageError("No output file was given.", "Name it: -o OUT.onnx.")
     written = export_candidate(options.folder, chosen.id, options.output, force=options.force)
     if is_json:
         print(json.dumps({"kind": "export", "output": str(written), **chosen.to_dict()}, indent=1))
@@ -105,7 +114,7 @@ def _chosen(options: argparse.Namespace, candidates: Sequence[Candidate]) -> Can
         if one.id == options.candidate:
             return one
     what = (
-        "No candidate is named."
+        "No candidate was given."
         if options.candidate is None
         else f"{options.folder} has no candidate {options.candidate!r}."
     )

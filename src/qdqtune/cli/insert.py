@@ -15,7 +15,7 @@ from qdqtune.cli.flags import (
     input_request,
 )
 from qdqtune.cli.lists import ListAction
-from qdqtune.records.precision import Precision
+from qdqtune.records.precision import QUANT_TYPES, Precision
 from qdqtune.records.ranges import CalibrationSource, RangeMethod
 
 if TYPE_CHECKING:
@@ -28,24 +28,40 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "insert",
         help="write a model with Q/DQ on chosen ops",
-        description="Quantize chosen ops of a model, calibrated, in an engine's dialect. A model "
-        "that has Q/DQ already is taken apart first and keeps its scales; with nothing chosen, "
-        "what was quantized in it is quantized again.",
+        description="Quantize chosen ops of a model in an engine's dialect, with calibrated "
+        "scales. If the model has Q/DQ already, they are removed first and their scales are kept; "
+        "if nothing is chosen, the same tensors are quantized again.",
+        examples=(
+            "qdqtune insert model.onnx --ops Conv,Add -o quantized.onnx",
+            "qdqtune insert model.onnx --ops Conv --calibration_data samples.npz -o quantized.onnx",
+        ),
     )
     parser.add_argument("model", metavar="MODEL", help="a float or Q/DQ ONNX model")
-    chosen = parser.add_argument_group("what to quantize (these add up)")
-    for flag, what in (("ops", "op types"), ("nodes", "node names"), ("tensors", "tensor names")):
-        chosen.add_argument(f"--{flag}", action=ListAction, default=[], metavar="A,B", help=what)
-    chosen.add_argument("--placement", metavar="FILE", help="a placement.json, taken as it is")
-    parser.add_argument(
-        "--engine", default="auto", help="whose dialect to write (default: the one usable here)"
+    chosen = parser.add_argument_group("what to quantize (all of these together)")
+    for flag, metavar, what in (
+        ("ops", "OP", "all ops of these types"),
+        ("nodes", "NODE", "the nodes of these names"),
+        ("tensors", "TENSOR", "the tensors of these names"),
+    ):
+        chosen.add_argument(f"--{flag}", action=ListAction, default=[], metavar=metavar, help=what)
+    chosen.add_argument("--placement", metavar="FILE", help="a placement.json, exactly as it is")
+    written = parser.add_argument_group("quantization")
+    written.add_argument(
+        "--engine",
+        default="auto",
+        help="the engine whose dialect is written; it need not be installed (default: the one "
+        "usable here)",
     )
-    parser.add_argument("--dialect", help="a dialect by name, instead of the engine's own here")
-    parser.add_argument("--quant_type", default="int8", help="int8, uint8 or fp8")
-    parser.add_argument(
+    written.add_argument(
+        "--dialect", metavar="NAME", help="a dialect by its name (default: the engine's own here)"
+    )
+    written.add_argument(
+        "--quant_type", default="int8", choices=QUANT_TYPES, help="the type (default: %(default)s)"
+    )
+    written.add_argument(
         "--high_precision_dtype",
         choices=[precision.value for precision in Precision],
-        help="float type of what isn't quantized (default: the model's own)",
+        help="the float type of what isn't quantized (default: the model's own)",
     )
     add_calibration(parser)
     add_inputs(parser)

@@ -16,8 +16,10 @@ from qdqtune.cli.flags import (
     positive,
     shape_request,
 )
+from qdqtune.cli.parser import ENGINE_SPECIFIC, group_titled
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
+from qdqtune.records.precision import QUANT_TYPES
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands
@@ -33,55 +35,64 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "inspect",
         help="show a model's regions, what can be quantized in it, or how an engine runs it",
-        description="Show what a model consists of as tuning sees it: which ops can be quantized "
-        "and why the others can't, the tree of regions, and the patterns that they have; nothing "
-        "is run or written. With --layers the model is run, and its layers are shown as the "
-        "engine has them: their times, types, and the nodes that each executes; with --groups the "
-        "pieces that these layers divide the model into.",
+        description="Show a model as tuning sees it: which ops can be quantized and why the others "
+        "can't, the tree of regions, and their patterns; nothing is run or written. With --layers, "
+        "run the model and show the engine's layers: their times, types, and the nodes that each "
+        "of them executes. With --groups, show the subgraphs that the engine fuses.",
+        examples=(
+            "qdqtune inspect model.onnx --max_items 10",
+            "qdqtune inspect model.onnx --layers --sort time --threads 1",
+        ),
     )
     parser.add_argument("model", metavar="MODEL", help="a float or Q/DQ ONNX model")
     parser.add_argument(
         "--why",
         metavar="TENSOR",
-        help="where this tensor could be quantized, and why not elsewhere, instead of all the rest",
+        help="show only where this tensor can be quantized, and why not elsewhere",
     )
     parser.add_argument(
         "--engine",
         default="auto",
-        help="whose dialect to look at, or what runs it (default: the one usable here)",
+        help="the engine whose dialect counts, and that runs the model (default: the one usable "
+        "here)",
     )
-    parser.add_argument("--dialect", help="a dialect by name, instead of the engine's own here")
-    parser.add_argument("--quant_type", default="int8", help="int8, uint8 or fp8")
+    parser.add_argument(
+        "--dialect", metavar="NAME", help="a dialect by its name (default: the engine's own here)"
+    )
+    parser.add_argument(
+        "--quant_type", default="int8", choices=QUANT_TYPES, help="the type (default: %(default)s)"
+    )
     regions = parser.add_argument_group("regions")
     regions.add_argument(
         "--max_sequence_size",
         type=positive,
         default=10,
         metavar="N",
-        help="ops of the longest sequence inside a composite region (default: %(default)s)",
+        help="longest sequence of ops inside a composite region (default: %(default)s)",
     )
     regions.add_argument(
         "--all_regions",
         action="store_true",
-        help="also those in which nothing can be quantized",
+        help="also show regions in which nothing can be quantized",
     )
     regions.add_argument(
         "--by_shape",
         action="store_true",
-        help="let types and shapes be part of a pattern, as they are when tuning",
+        help="tell patterns apart by types and shapes, too, as tuning does",
     )
     regions.add_argument(
         "--max_items",
         type=natural,
         default=40,
         metavar="N",
-        help="show at most N regions, patterns, layers or groups; 0 is all (default: %(default)s)",
+        help="show at most N regions, patterns, layers or groups; 0 shows all of them (default: "
+        "%(default)s)",
     )
     _add_layers(parser)
     sizes = parser.add_argument_group("sizes of open dims (see docs/shapes.md)")
-    add_shapes(sizes, "whole shapes")
+    add_shapes(sizes, "whole shapes of inputs")
     add_dim(sizes)
-    add_shape_ranges(sizes)
+    add_shape_ranges(group_titled(parser, ENGINE_SPECIFIC))
     add_format(parser)
     parser.set_defaults(run=_run)
 
@@ -91,36 +102,34 @@ def _add_layers(parser: argparse.ArgumentParser) -> None:
     layers.add_argument(
         "--layers",
         action="store_true",
-        help="run the model on random inputs, and show the engine's layers instead",
+        help="run the model on random inputs, and show the engine's layers",
     )
     layers.add_argument(
         "--groups",
         action="store_true",
-        help="run the model, cleaned up as for tuning, and show the pieces that the engine fuses",
+        help="run the model, optimized as for tuning, and show the subgraphs that the engine fuses",
     )
     layers.add_argument(
         "--graph_json",
         metavar="FILE",
-        help="with --groups: take TensorRT's layers from this file, and run nothing",
+        help="with --groups: read TensorRT's layers from this file, and run nothing",
     )
     layers.add_argument(
         "--sort",
         choices=("execution", "time"),
-        help="the first comes first, or the longest (default: execution)",
+        help="order of layers and groups; with time, the slowest comes first (default: execution)",
     )
     layers.add_argument(
-        "--threads", type=positive, help="threads per run (default: the engine's own)"
+        "--threads", type=positive, metavar="N", help="threads per run (default: the engine's own)"
     )
-    layers.add_argument(
-        "--runs", type=positive, metavar="N", help="runs to take times from (default: 20)"
-    )
+    layers.add_argument("--runs", type=positive, metavar="N", help="timed runs (default: 20)")
     add_engine_option(parser)
 
 
 def _run(options: argparse.Namespace) -> int:
     if options.groups:
         return _run_groups(options)
-    _refuse(options, "goes with --groups only", "graph_json")
+    _refuse(options, "requires --groups", "graph_json")
     return _run_layers(options) if options.layers else _run_regions(options)
 
 
@@ -136,10 +145,16 @@ def _run_groups(options: argparse.Namespace) -> int:
     from qdqtune.workflows.layers import DEFAULT_RUNS
 
     _refuse(
-        options, "goes without --groups only", "layers", "why", "dialect", "all_regions", "by_shape"
+        options,
+        "can't be used with --groups",
+        "layers",
+        "why",
+        "dialect",
+        "all_regions",
+        "by_shape",
     )
     if options.graph_json is not None:
-        _refuse(options, "goes without --graph_json only", *_OF_RUNS)
+        _refuse(options, "can't be used with --graph_json", *_OF_RUNS)
     record = groups_of(
         options.model,
         engine=options.engine,
@@ -161,7 +176,7 @@ def _run_layers(options: argparse.Namespace) -> int:
     from qdqtune.report.layers import layers_text
     from qdqtune.workflows.layers import DEFAULT_RUNS, layers_of
 
-    _refuse(options, "goes without --layers only", "why", "dialect", "all_regions", "by_shape")
+    _refuse(options, "can't be used with --layers", "why", "dialect", "all_regions", "by_shape")
     record = layers_of(
         options.model,
         engine=options.engine,
@@ -178,7 +193,7 @@ def _run_layers(options: argparse.Namespace) -> int:
 
 
 def _refuse(options: argparse.Namespace, why: str, *flags: str) -> None:
-    """Tell of a flag that would be ignored.
+    """Refuse a flag that would be ignored.
 
     Raises:
         UsageError: If one of them was given.
@@ -192,7 +207,7 @@ def _run_regions(options: argparse.Namespace) -> int:
     from qdqtune.report.inspection import inspection_text
     from qdqtune.workflows.inspection import inspect_model
 
-    _refuse(options, "goes with --layers or --groups only", *_OF_RUNS)
+    _refuse(options, "requires --layers or --groups", *_OF_RUNS)
     record = inspect_model(
         options.model,
         engine=options.engine,

@@ -79,9 +79,18 @@ def get_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="qdqtune",
         description="Find where quantization pays in an ONNX model, by measuring.",
-        epilog="Each command has its own --help.",
+        epilog="`qdqtune COMMAND --help` shows the flags of a command.",
+        examples=(
+            "qdqtune tune model.onnx --calibration_data samples.npz -o run",
+            "qdqtune bench run/baseline.onnx run/optimized_final.onnx",
+        ),
     )
-    parser.add_argument("--version", action=_PrintVersions, nargs=0, help="print all versions")
+    parser.add_argument(
+        "--version",
+        action=_PrintVersions,
+        nargs=0,
+        help="print the versions of qdqtune and of the engines",
+    )
     commands: Commands = parser.add_subparsers(
         title="commands", required=True, metavar="COMMAND", parser_class=Parser
     )

@@ -17,8 +17,12 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "optimize",
         help="fold and clean up a model; Q/DQ nodes stay as they are",
-        description="Fold constants and BatchNorms and remove what does nothing, is there twice "
-        "or is read by nobody. Quantization nodes are never folded, merged or removed.",
+        description="Fold constants and BatchNorms, and remove nodes that do nothing, are "
+        "duplicates, or are never used. Q/DQ nodes are never folded, merged or removed.",
+        examples=(
+            "qdqtune optimize model.onnx -o optimized.onnx",
+            "qdqtune optimize quantized.onnx -o optimized.onnx --force --format json",
+        ),
     )
     parser.add_argument("model", metavar="MODEL", help="a float or Q/DQ ONNX model")
     add_output(parser)

@@ -42,6 +42,10 @@ def add_parser(commands: Commands) -> None:
         description="Calibrate a model, place Q/DQ by the rules of the engine that will run it, "
         "check the errors, and write it. Where the engine runs here, the model is timed, and "
         "handed back as it was if it would not be faster.",
+        examples=(
+            "qdqtune quantize model.onnx --calibration_data samples.npz -o int8.onnx",
+            "qdqtune quantize model.onnx --engine tensorrt --op_types_to_exclude Add -o int8.onnx",
+        ),
     )
     parser.add_argument("model", metavar="MODEL", help="a float or Q/DQ ONNX model")
     parser.add_argument(

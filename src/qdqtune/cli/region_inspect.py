@@ -19,26 +19,34 @@ _DEFAULT_SEQUENCE_SIZE = 10
 
 
 def get_parser() -> argparse.ArgumentParser:
-    """The flags; dashes in them may be underscores."""
+    """The whole command line."""
     parser = Parser(
         prog="python -m qdqtune.autotune.region_inspect",
-        description="Show how a model is divided into regions. `qdqtune inspect` shows that and "
-        "more: patterns, what can be quantized, and why the rest can't.",
+        description="Show how a model is divided into regions. `qdqtune inspect` shows more: "
+        "patterns, what can be quantized, and why the rest can't.",
+        examples=(
+            "python -m qdqtune.autotune.region_inspect --model model.onnx",
+            "python -m qdqtune.autotune.region_inspect --model model.onnx --include_all_regions",
+        ),
     )
-    parser.add_argument("-m", "--model", required=True, help="an ONNX model")
+    parser.add_argument("--model", "-m", required=True, metavar="MODEL", help="an ONNX model")
     parser.add_argument(
         "--max_sequence_size",
         type=positive,
         default=_DEFAULT_SEQUENCE_SIZE,
-        help="nodes of the longest sequence inside a composite region (default: %(default)s)",
+        metavar="N",
+        help="longest sequence of nodes inside a composite region (default: %(default)s)",
     )
     parser.add_argument(
         "--include_all_regions",
         action="store_true",
-        help="also those without quantizable operations",
+        help="also show regions without quantizable operations",
     )
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="name nodes and tensors; log what is done"
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also show the names of nodes and tensors, and log what is done",
     )
     add_limits(parser)
     return parser

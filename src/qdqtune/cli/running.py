@@ -23,7 +23,7 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 def run_safely(
     command: Callable[[], int], options: argparse.Namespace, *, usage: int = USAGE
 ) -> int:
-    """Run a command within its limits; what the user can act on is told in a line or two.
+    """Run a command within its limits; errors that the user can act on take a line or two.
 
     Args:
         command: Does it, and returns the exit code.
@@ -43,16 +43,16 @@ def run_safely(
         _complain(error)
         return usage if isinstance(error, UsageError) else FAILED
     except BrokenPipeError:
-        # Whoever read our output has gone; keep the interpreter from complaining on its way out.
+        # The reader of our output is gone; keep the interpreter from complaining at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
         # A full disk, a file that vanished: nothing that a traceback would explain better.
         return _failed(error)
     except MemoryError:
-        print("error: There is not enough memory for this.", file=sys.stderr)
+        print("error: There is not enough memory.", file=sys.stderr)
         print(
-            "       Try a smaller batch, a higher --max_memory, or a machine with more of it.",
+            "       Try a smaller batch, a higher --max_memory, or a machine with more memory.",
             file=sys.stderr,
         )
         return FAILED
@@ -62,7 +62,7 @@ def run_safely(
 
 
 def _failed(error: OSError) -> int:
-    """Say what the system could not do; what has no name is what we print."""
+    """Say what the system could not do; an error without a file name is about our output."""
     full = full_disk(error, Path(error.filename or os.curdir))
     if full is not None and error.filename:
         _complain(full)
@@ -78,7 +78,7 @@ def _failed(error: OSError) -> int:
 
 
 def set_up_logging(verbose: int, quiet: bool) -> None:
-    """Let logs go to stderr, as much of them as was asked for.
+    """Send logs to stderr, as many of them as requested.
 
     Args:
         verbose: How often `-v` was given.

@@ -21,11 +21,17 @@ def add_parser(commands: Commands) -> None:
         "shapes",
         help="show a model's shapes, or write it with fixed ones",
         description="Show the inputs and outputs of a model. With -o, write the model with the "
-        "sizes given; all other shapes follow, and the result is tried.",
+        "given sizes: all other shapes are inferred from them, and the result is run once.",
+        examples=(
+            "qdqtune shapes model.onnx",
+            "qdqtune shapes model.onnx --batch_size 8 -o batch8.onnx",
+        ),
     )
     parser.add_argument("model", metavar="MODEL", help="an ONNX model")
     sizes = parser.add_argument_group("sizes to fix")
-    sizes.add_argument("--batch_size", type=positive, help="the leading dim of every input")
+    sizes.add_argument(
+        "--batch_size", type=positive, metavar="N", help="the leading dim of every input"
+    )
     sizes.add_argument(
         "--set",
         "--shapes",
@@ -34,7 +40,7 @@ def add_parser(commands: Commands) -> None:
         item="shape",
         default=[],
         metavar="NAME:8x3x224x224",
-        help="whole shapes, fixed dims included; ? is a dim as the model has it",
+        help="whole shapes of inputs; ? keeps a dim as the model has it",
     )
     add_dim(sizes)
     add_output(parser, required=False)
@@ -52,7 +58,7 @@ def _run(options: argparse.Namespace) -> int:
             options.model, options.output, request, options.batch_size, options.force
         )
     elif request.shapes or request.dims or options.batch_size is not None:
-        raise UsageError("Sizes are given, but no file to write.", "Name it: -o OUT.onnx.")
+        raise UsageError("No output file was given.", "Name it: -o OUT.onnx.")
     else:
         report = show_shapes(options.model)
     print(

@@ -16,15 +16,21 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "strip",
-        help="take Q/DQ out of a model",
-        description="Take every Q/DQ pair out of a model. Weights that were stored quantized get "
-        "the values they stand for, or the original ones with --weights_from.",
+        help="remove Q/DQ from a model",
+        description="Remove every Q/DQ pair from a model. Weights that were stored quantized are "
+        "dequantized, or replaced by the original ones with --weights_from.",
+        examples=(
+            "qdqtune strip quantized.onnx -o float.onnx",
+            "qdqtune strip quantized.onnx --weights_from model.onnx -o original.onnx",
+        ),
     )
     parser.add_argument("model", metavar="MODEL", help="a Q/DQ ONNX model")
     parser.add_argument(
         "--weights_from", metavar="FLOAT", help="the float model that has the original weights"
     )
-    parser.add_argument("--save_placement", metavar="FILE", help="also write what was quantized")
+    parser.add_argument(
+        "--save_placement", metavar="FILE", help="also write the placement: what was quantized"
+    )
     add_inputs(parser)
     add_output(parser)
     add_format(parser)

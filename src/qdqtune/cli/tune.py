@@ -48,6 +48,10 @@ def add_parser(commands: Commands) -> None:
         description="Try Q/DQ placements, measure each on the engine that will run the model, and "
         "write the fastest correct model found, with calibrated scales. What is not faster than "
         "the model as given is never written. Ctrl-C keeps the best found so far.",
+        examples=(
+            "qdqtune tune model.onnx --calibration_data samples.npz",
+            "qdqtune tune model.onnx --engine onnxruntime --threads 1 --budget 10m -o run",
+        ),
     )
     parser.add_argument("model", metavar="MODEL", help="a float or Q/DQ ONNX model")
     parser.add_argument(

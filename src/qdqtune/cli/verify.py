@@ -24,37 +24,42 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "verify",
         help="check a tuned model against what its run claims",
-        description="Check a model against what a tuning run left beside it: its SHA-256 and that "
-        "of the baseline, the Q/DQ edges in placement.json, and error and speedup, both measured "
-        "anew. The exit code is 0 only if all of it holds; 1 if something differs, or can't be "
-        "verified. Nothing that the folder names is run, loaded or opened: repeat here the "
-        "threads, paths, libraries and arguments of the run that you trust.",
+        description="Check a model against the files that a tuning run wrote beside it: its "
+        "SHA-256 and that of the baseline, the Q/DQ edges in placement.json, and error and "
+        "speedup, which are measured again. The exit code is 0 if everything holds, and 1 if "
+        "anything differs or can't be verified. Programs, paths and libraries that the folder "
+        "names are not used: repeat the options of the run that you trust.",
+        examples=(
+            "qdqtune verify autotuner_output/optimized_final.onnx",
+            "qdqtune verify autotuner_output/optimized_final.onnx --engine simulated --runs 20",
+        ),
     )
-    parser.add_argument("model", metavar="FILE", help="the model in question")
+    parser.add_argument("model", metavar="FILE", help="the model to check")
     parser.add_argument(
         "--against", metavar="FLOAT", help="the float model (default: baseline.onnx beside FILE)"
     )
     parser.add_argument(
-        "--engine", help="what runs them (default: that of the run, else the one usable here)"
+        "--engine",
+        help="the engine that runs the models (default: that of the run, else the one usable here)",
     )
     add_engine_option(parser)
     parser.add_argument(
-        "--threads", type=positive, help="threads per run (default: the engine's own)"
+        "--threads", type=positive, metavar="N", help="threads per run (default: the engine's own)"
     )
     add_runs(parser)
     parser.add_argument(
         "--calibration_data",
         "--data",
         metavar="SOURCE",
-        help="what the run was given, to measure the error on: an .npy or .npz file, a folder of "
-        "them, or module:function (default: random inputs like those of the run)",
+        help="the calibration data of the run, to measure the error on: an .npy or .npz file, a "
+        "folder of them, or module:function (default: random inputs like those of the run)",
     )
     parser.add_argument(
         "--calibration_samples",
         "--samples",
         type=positive,
         metavar="N",
-        help="use at most N samples, if the run did",
+        help="use at most N samples, as the run did",
     )
     add_inputs(parser)
     add_format(parser)

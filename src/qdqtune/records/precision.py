@@ -26,6 +26,8 @@ FLOAT_TYPES = {
 """What users call them."""
 CHOICES = (AUTO, *FLOAT_TYPES)
 """What users may ask for."""
+QUANT_TYPES = ("int8", "uint8", "fp8")
+"""What tensors can be quantized to; a dialect offers some of these types."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def optimize(
     """
     if isinstance(model, str | os.PathLike):
         if output is None:
-            raise UsageError("No file to write is named.", "Name it: optimize(model, output).")
+            raise UsageError("No output file was given.", "Name it: optimize(model, output).")
         return optimize_file(model, output, force=force).output
     if output is not None:
         check_writable(output, force=force)

@@ -1,0 +1,87 @@
+"""The examples at the end of each command's help: they can be parsed, and they work."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtune.autotune.__main__ import main as autotune
+from qdqtune.autotune.region_inspect import main as region_inspect
+from qdqtune.cli.main import get_parser, main
+from qdqtune.cli.parser import Parser
+from qdqtune.zoo.__main__ import main as zoo
+from tests.cli.test_parser import PARSERS
+from tests.conftest import model_from_text
+
+PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
+    "qdqtune": main,
+    "python -m qdqtune.autotune.region_inspect": region_inspect,
+    "python -m qdqtune.autotune": autotune,
+    "python -m qdqtune.zoo": zoo,
+}
+#: What measures, or needs a run.
+SLOW = ("tune", "autotune", "quantize", "bench", "compare", "verify", "doctor", "export")
+
+
+def examples_of(parser: object) -> tuple[str, ...]:
+    assert isinstance(parser, Parser)
+    return parser.examples
+
+
+EXAMPLES = [
+    pytest.param(line, marks=[pytest.mark.slow] if prog.endswith(SLOW) else [])
+    for prog, parser in PARSERS.items()
+    for line in examples_of(parser)
+]
+
+
+@pytest.mark.parametrize("prog", PARSERS)
+def test_help_ends_with_two_examples_that_the_command_can_parse(prog: str) -> None:
+    parser = PARSERS[prog]
+    lines = examples_of(parser)
+    assert len(lines) == 2
+    assert parser.format_help().endswith(f"examples:\n  {lines[0]}\n  {lines[1]}\n")
+    for line in lines:
+        assert len(line) < 98
+        words, own = shlex.split(line), prog.split()
+        assert words[: len(own)] == own
+        parser.parse_args(words[len(own) :])
+
+
+def test_so_does_that_of_all_commands() -> None:
+    parser = get_parser()
+    lines = examples_of(parser)
+    assert len(lines) == 2
+    for line in lines:
+        parser.parse_args(shlex.split(line)[1:])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the examples read: a model, a quantized one, and samples."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    model = model_from_text(
+        """g (float[N,3,8,8] x) => (float[N,3,8,8] y) {
+            c = Conv<pads=[1,1,1,1]>(x, w) r = Relu(c) y = Add(r, x)
+        }""",
+        w=rng.normal(size=(3, 3, 3, 3)).astype(np.float32),
+    )
+    onnx.save(model, "model.onnx")
+    np.savez("samples.npz", x=rng.normal(size=(4, 1, 3, 8, 8)).astype(np.float32))
+    assert main(["insert", "model.onnx", "--ops", "Conv", "-o", "quantized.onnx", "-q"]) == 0
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_examples_work(line: str) -> None:
+    if "autotuner_output" in line:
+        assert main(["tune", "model.onnx", "--engine", "simulated", "--preset", "quick"]) == 0
+    program = next(name for name in PROGRAMS if line.startswith(name))
+    words = shlex.split(line)[len(program.split()) :]
+    assert PROGRAMS[program]([*words, *(["--force"] if "-o" in words else [])]) == 0
