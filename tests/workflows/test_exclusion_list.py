@@ -105,9 +105,9 @@ def test_a_run_names_nodes_as_the_given_model_does(
     # n1 is the BatchNorm that was folded into the first Conv, which stays float.
     names = ["n0", "n1", "n2", "n4"]
     for tool in TOOLS:
-        assert main(["export", str(run), "--exclusion_list", tool]) == 0
+        assert main(["export", str(run), "--exclusion-list", tool]) == 0
         assert json.loads(capsys.readouterr().out) == exclusion_list(tool, names)
-    command = ["export", str(run), "--exclusion_list", "nncf", "-o", str(text)]
+    command = ["export", str(run), "--lists", "nncf", "-o", str(text)]  # its name before
     assert main(command) == 0
     assert capsys.readouterr().out == f"{text}: 4 nodes that stay float\n"
     assert json.loads(text.read_text()) == {"names": names}
