@@ -82,7 +82,9 @@ def test_weights_beside_the_model_are_found_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "without"), [(MANY, ["ConstantSharing"]), (100, [])])
-def test_an_optimizer_that_compares_all_constants_is_left_out(
+def test_what_compares_all_weights_with_all_is_left_out(
     tmp_path: Path, count: int, without: list[str]
 ) -> None:
-    assert list(to_open(save(tmp_path, add("used"), extra=count)).without) == without
+    opened = to_open(save(tmp_path, add("used"), extra=count))
+    assert list(opened.without) == without
+    assert bool(opened.optimized_path) == bool(without), "weights are searched for, one by one"

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qdqtune.graph.endless_loops import check_ends
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import input_dims, input_named, model_inputs, resolve_shapes
 from qdqtune.graph.op_classes import FLOAT_TYPES, is_op
@@ -53,8 +54,9 @@ def random_inputs(
 
     Raises:
         UsageError: If the request does not fit the model.
-        ModelError: If an input is of a type that can't be made up.
+        ModelError: If an input is of a type that can't be made up, or a run would never end.
     """
+    check_ends(index.model)
     shapes = resolve_shapes(index.model, request)
     inputs = input_dims(index.model)
     ranges = {input_named(inputs, name): pair for name, pair in request.ranges.items()}

@@ -212,7 +212,9 @@ def _timed_runs(session: Any, binding: Any, runs: int, clock: Callable[[], int])
 
 
 def _open(path: str, settings: Any) -> Any:
-    model, without = to_open(path)
+    model, without, optimized_path = to_open(path)
+    if optimized_path and not settings.optimized_model_filepath:
+        settings.optimized_model_filepath = optimized_path
     return ort.InferenceSession(
         model, settings, providers=["CPUExecutionProvider"], disabled_optimizers=[*without]
     )

@@ -58,6 +58,9 @@ def try_shapes(source: Path, staged: Path, model: ir.Model) -> Proof:
     with reference_worker() as worker:
         try:
             _run(worker, staged, _feeds(model))
+        except ModelError as error:
+            _logger.warning("the model was not run: %s", error)
+            return proof
         except WorkerFailure as failure:
             if _is_to_blame(worker, (source, staged), old, changed=changed):
                 raise _not_working(str(failure), changed) from None
