@@ -188,7 +188,7 @@ def test_a_model_that_does_not_run_is_named() -> None:
         **{name: np.array(value) for name, value in constants.items()},
     )
     fine = model_from_text("g (float[N] x) => (float[N] y) { y = Neg(x) }")
-    with pytest.raises(EngineError, match="does not run The quantized model"):
+    with pytest.raises(EngineError, match="does not run quantized_model"):
         qdqtune.compare(fine, broken, samples=1)
 
 

@@ -67,7 +67,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from qdqtune.report.precision import conversion_record, conversion_text
+    from qdqtune.report.precision import conversion_text
     from qdqtune.workflows.precision import convert_model
 
     report = convert_model(
@@ -81,7 +81,7 @@ def _run(options: argparse.Namespace) -> int:
         force=options.force,
     )
     if options.format == "json":
-        print(json.dumps(conversion_record(report), indent=1))
+        print(json.dumps(report.to_dict(), indent=1))
     else:
         print(conversion_text(report))
     return 0

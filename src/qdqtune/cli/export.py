@@ -88,7 +88,7 @@ def _write_list(options: argparse.Namespace) -> int:
 def _write_candidate(options: argparse.Namespace) -> int:
     from qdqtune.report.candidates import candidates_record, candidates_text
     from qdqtune.report.tables import printable
-    from qdqtune.workflows.tuning.export import export_candidate, list_candidates
+    from qdqtune.workflows.tuning.export import export, list_candidates
 
     candidates = list_candidates(options.folder)
     is_json = options.format == "json"
@@ -99,11 +99,12 @@ def _write_candidate(options: argparse.Namespace) -> int:
     chosen = _chosen(options, candidates)
     if options.output is None:
         raise UsageError("No output file was given.", "Name it: -o OUT.onnx.")
-    written = export_candidate(options.folder, chosen.id, options.output, force=options.force)
+    report = export(options.folder, chosen.id, options.output, force=options.force)
     if is_json:
-        print(json.dumps({"kind": "export", "output": str(written), **chosen.to_dict()}, indent=1))
+        print(json.dumps(report.to_dict(), indent=1))
     else:
-        print(printable(f"{written}: candidate {chosen.id}, {chosen.tensors} tensors quantized"))
+        text = f"{report.output}: candidate {chosen.id}, {chosen.tensors} tensors quantized"
+        print(printable(text))
     return 0
 
 

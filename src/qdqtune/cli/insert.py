@@ -98,10 +98,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _print(report: InsertReport, form: str) -> None:
-    from qdqtune.report.insertion import RANDOM_WARNING, insertion_record, insertion_text
+    from qdqtune.report.insertion import RANDOM_WARNING, insertion_text
 
     if form == "json":
-        print(json.dumps(insertion_record(report), indent=1))
+        print(json.dumps(report.to_dict(), indent=1))
         if report.calibration is CalibrationSource.RANDOM:
             logging.getLogger("qdqtune").warning(RANDOM_WARNING)
     else:

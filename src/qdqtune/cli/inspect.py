@@ -205,10 +205,10 @@ def _refuse(options: argparse.Namespace, why: str, *flags: str) -> None:
 
 def _run_regions(options: argparse.Namespace) -> int:
     from qdqtune.report.inspection import inspection_text
-    from qdqtune.workflows.inspection import inspect_model
+    from qdqtune.workflows.inspection import inspect
 
     _refuse(options, "requires --layers or --groups", *_OF_RUNS)
-    record = inspect_model(
+    record = inspect(
         options.model,
         engine=options.engine,
         dialect=options.dialect,

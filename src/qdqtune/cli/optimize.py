@@ -31,12 +31,12 @@ def add_parser(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from qdqtune.report.optimization import optimization_record, optimization_text
+    from qdqtune.report.optimization import optimization_text
     from qdqtune.workflows.optimization import optimize_file
 
     report = optimize_file(options.model, options.output, force=options.force)
     if options.format == "json":
-        print(json.dumps(optimization_record(report), indent=1))
+        print(json.dumps(report.to_dict(), indent=1))
     else:
         print(optimization_text(report))
     return 0

@@ -38,7 +38,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from qdqtune.report.stripping import stripping_record, stripping_text
+    from qdqtune.report.stripping import stripping_text
     from qdqtune.workflows.stripping import strip_qdq
 
     report = strip_qdq(
@@ -50,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
         force=options.force,
     )
     if options.format == "json":
-        print(json.dumps(stripping_record(report), indent=1))
+        print(json.dumps(report.to_dict(), indent=1))
     else:
         print(stripping_text(report))
     return 0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from qdqtune.records.result import Result
 
-@dataclass(frozen=True)
-class Candidate:
+
+@dataclass(frozen=True, repr=False)
+class Candidate(Result):
     """A placement that was tried in a run.
 
     Attributes:
@@ -25,6 +28,37 @@ class Candidate:
     speedup: float | None
     failure: str | None
 
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        if self.failure is not None:
+            return f"{self.id} failed: {self.failure}"
+        tensors = f", {self.tensors} tensors" if self.tensors is not None else ""
+        speedup = f", {self.speedup:.3f}x" if self.speedup is not None else ""
+        return f"{self.id}{tensors}{speedup}"
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
         return asdict(self)
+
+
+@dataclass(frozen=True, repr=False)
+class ExportReport(Result):
+    """A candidate that was written as a model of its own.
+
+    Attributes:
+        output: The file written.
+        candidate: Which one it is.
+    """
+
+    output: Path
+    candidate: Candidate
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        return f"candidate {self.candidate.headline}, output {self.output}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"kind": "export", "output": str(self.output), **self.candidate.to_dict()}

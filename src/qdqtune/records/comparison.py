@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qdqtune.records.measurement import Comparison, EngineInfo, Measurement
+from qdqtune.records.result import Result
 
 SCHEMA = 1
 
@@ -30,8 +31,8 @@ class BenchmarkEntry:
     sqnr_db: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class BenchRecord:
+@dataclass(frozen=True, repr=False)
+class BenchRecord(Result):
     """Every file against the first, from one interleaved run.
 
     Attributes:
@@ -50,6 +51,11 @@ class BenchRecord:
     def ok(self) -> bool:
         """Whether every file was timed."""
         return all(entry.measurement.ok for entry in self.entries)
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        return f"{self.engine.name} {self.engine.version}: " + ", ".join(map(_line, self.entries))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -74,3 +80,10 @@ def _entry_fields(entry: BenchmarkEntry) -> dict[str, Any]:
         },
         "measurement": measurement.to_dict(),
     }
+
+
+def _line(entry: BenchmarkEntry) -> str:
+    if not entry.measurement.ok:
+        return f"{entry.path} failed"
+    speedup = f" ({entry.against_first.ratio:.3f}x)" if entry.against_first is not None else ""
+    return f"{entry.path} {entry.measurement.latency_ms:.3f} ms{speedup}"

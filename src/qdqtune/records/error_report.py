@@ -7,6 +7,7 @@ from typing import Any
 
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.ranges import CalibrationSource
+from qdqtune.records.result import Result
 from qdqtune.records.tensor_errors import OpError, OutputError
 
 SCHEMA = 1
@@ -25,8 +26,8 @@ class LayerError:
     accumulated: OpError | None
 
 
-@dataclass(frozen=True)
-class ErrorReport:
+@dataclass(frozen=True, repr=False)
+class ErrorReport(Result):
     """How far a quantized model is from its float model.
 
     Attributes:
@@ -62,6 +63,19 @@ class ErrorReport:
     def worst_first(self) -> tuple[LayerError, ...]:
         """The layers, those first that lose most by themselves."""
         return tuple(sorted(self.layers, key=lambda layer: layer.own.sqnr_db))
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        known = [each for each in self.outputs if each.error is not None]
+        outputs = [
+            f"output {each.name} {each.error.sqnr_db:.1f} dB" for each in known if each.error
+        ]
+        worst = [
+            f"worst layer {layer.own.node} {layer.own.sqnr_db:.1f} dB of {len(self.layers)}"
+            for layer in self.worst_first[:1]
+        ]
+        return ", ".join([*outputs, *worst, f"on {self.samples}"])
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; layers are in the order in which they run."""

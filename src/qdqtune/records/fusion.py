@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from qdqtune.records.measurement import EngineInfo
+from qdqtune.records.result import Result
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class GroupRecord:
     key: str
 
 
-@dataclass(frozen=True)
-class GroupsRecord:
+@dataclass(frozen=True, repr=False)
+class GroupsRecord(Result):
     """A model, divided into the subgraphs that an engine runs as one.
 
     Attributes:
@@ -79,6 +80,14 @@ class GroupsRecord:
         """Milliseconds of all groups together; None if no times are known."""
         known = [group.ms for group in self.groups if group.ms is not None]
         return sum(known) if known else None
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        return (
+            f"{self.model} by {self.source}: {len(self.groups)} groups of {self.nodes} nodes, "
+            f"{self.distinct} distinct"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form."""

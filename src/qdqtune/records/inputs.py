@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from numbers import Integral, Real
+from typing import TypeVar, cast, overload
 
 from qdqtune.records.errors import UsageError
 
@@ -36,7 +37,8 @@ class InputRequest:
         seed: Seed of what is random.
 
     Raises:
-        UsageError: If a size is below 1, or a range has no values in it.
+        UsageError: If something is not of its type, a size is below 1, or a range has no values in
+            it.
     """
 
     shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
@@ -45,6 +47,11 @@ class InputRequest:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "shapes", _checked_shapes(self.shapes))
+        _check_sizes(self.dims)
+        _check_pairs(self.ranges)
+        if not _is_whole(self.seed) or self.seed < 0:
+            raise UsageError(f"seed is {self.seed!r}.", "It must be a whole number from 0 on.")
         for name, shape in self.shapes.items():
             if any(size is not None and size < 1 for size in shape):
                 what = f"of the input {name!r}" if name else "given"
@@ -93,6 +100,77 @@ class InputRequest:
             pair = (_number(item[2]), _number(item[3]))
             _put(found_ranges, item[1] or "", pair, "the range of the input")
         return cls(found_shapes, found_dims, found_ranges, seed)
+
+
+ShapesOrRequest = InputRequest | Mapping[str, Sequence[int | None]]
+"""What a user says of inputs: a request, or only their shapes by name."""
+
+
+@overload
+def request_of(asked: ShapesOrRequest, argument: str = "inputs") -> InputRequest: ...
+@overload
+def request_of(asked: ShapesOrRequest | None, argument: str = "inputs") -> InputRequest | None: ...
+def request_of(asked: ShapesOrRequest | None, argument: str = "inputs") -> InputRequest | None:
+    """What a user says of inputs, in one form; None if nothing is said.
+
+    Args:
+        asked: A request, or shapes by name.
+        argument: What it is called in an error message.
+
+    Raises:
+        UsageError: If it can't be one.
+    """
+    if asked is None or isinstance(asked, InputRequest):
+        return asked
+    if not isinstance(asked, Mapping):
+        raise UsageError(
+            f"{argument} is {asked!r:.80}, which can't be read as shapes.",
+            'It must be a dict of shapes, such as {"image": (1, 3, 224, 224)}, or an InputRequest.',
+        )
+    return InputRequest(cast(Mapping[str, tuple[int | None, ...]], asked))  # made tuples there
+
+
+def _checked_shapes(shapes: object) -> dict[str, tuple[int | None, ...]]:
+    advice = 'Map names of inputs to their sizes: {"image": (1, 3, 224, 224)}.'
+    if not isinstance(shapes, Mapping):
+        raise UsageError(f"The shapes are {shapes!r:.80}, not a dict.", advice)
+    found = {}
+    for name, shape in shapes.items():
+        if not isinstance(name, str):
+            raise UsageError(f"The name of an input is {name!r:.80}, not a text.", advice)
+        if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
+            raise UsageError(f"{name!r}: {shape!r:.80} can't be read as shapes.", advice)
+        if not all(size is None or _is_whole(size) for size in shape):
+            raise UsageError(
+                f"{name!r}: {tuple(shape)!r:.80} can't be read as shapes.",
+                "Sizes must be whole numbers, or None for a dim that stays as the model has it.",
+            )
+        found[name] = tuple(None if size is None else int(size) for size in shape)
+    return found
+
+
+def _check_sizes(dims: object) -> None:
+    if not isinstance(dims, Mapping) or not all(
+        isinstance(name, str) and _is_whole(size) for name, size in dims.items()
+    ):
+        raise UsageError(
+            f"dims is {dims!r:.80}.", 'Map names of dims to whole numbers: {"batch": 8}.'
+        )
+
+
+def _check_pairs(ranges: object) -> None:
+    advice = 'Map names of inputs to their lowest and highest value: {"ids": (0, 999)}.'
+    if not isinstance(ranges, Mapping):
+        raise UsageError(f"ranges is {ranges!r:.80}, not a dict.", advice)
+    for name, pair in ranges.items():
+        is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+        if not is_pair or not all(isinstance(end, Real) for end in pair):
+            raise UsageError(f"The range of the input {name!r} is {pair!r:.80}.", advice)
+
+
+def _is_whole(value: object) -> bool:
+    """Whether something is a whole number, of NumPy too; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_item(text: str, what: str) -> bool:

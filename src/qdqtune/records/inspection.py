@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from qdqtune.records.result import Result
+
 SCHEMA = 1
 
 
@@ -113,8 +115,8 @@ class TensorAnswer:
     readers: tuple[TensorPlace, ...]
 
 
-@dataclass(frozen=True)
-class Inspection:
+@dataclass(frozen=True, repr=False)
+class Inspection(Result):
     """A model as the search sees it.
 
     Attributes:
@@ -157,6 +159,15 @@ class Inspection:
     def covered(self) -> int:
         """How many ops are in a region."""
         return sum(len(region.nodes) for region in self.regions)
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        can = sum(quantizable for quantizable, _ in self.quantizable.values())
+        return (
+            f"{self.model}: {can} of {self.nodes} ops quantizable to {self.quant_type} in "
+            f"{self.dialect}, {len(self.regions)} regions, {len(self.patterns)} patterns"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

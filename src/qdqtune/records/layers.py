@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from qdqtune.records.measurement import EngineInfo
+from qdqtune.records.result import Result
 
 NAMED = "named"
 """The engine's names say which nodes the layer executes, or some of them."""
@@ -52,8 +53,8 @@ class MappedLayer:
         return self.how in (NAMED, CLOSED)
 
 
-@dataclass(frozen=True)
-class LayersRecord:
+@dataclass(frozen=True, repr=False)
+class LayersRecord(Result):
     """What an engine made of a model, layer by layer.
 
     Attributes:
@@ -106,6 +107,13 @@ class LayersRecord:
     def share(self, layers: Iterable[MappedLayer]) -> float:
         """The part of the whole time that these layers take."""
         return sum(layer.ms for layer in layers) / self.total_ms if self.total_ms else 0.0
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        times = f", {self.total_ms:.3f} ms" if self.is_timed else ""
+        where = f"{self.engine.name} {self.engine.version}"
+        return f"{self.model} on {where}: {len(self.layers)} layers of {self.nodes} nodes{times}"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from qdqtune.records.result import Result
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class OptimizeCounts:
         return {op_type: counts for op_type, counts in found.items() if counts[0] != counts[1]}
 
 
-@dataclass(frozen=True)
-class OptimizeReport:
+@dataclass(frozen=True, repr=False)
+class OptimizeReport(Result):
     """A model that was optimized.
 
     Attributes:
@@ -60,3 +63,28 @@ class OptimizeReport:
     counts: OptimizeCounts
     bytes_before: int
     bytes_after: int
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        before, after = sum(self.counts.before.values()), sum(self.counts.after.values())
+        return f"{before} nodes before, {after} now, output {self.output}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        counts = self.counts
+        return {
+            "kind": "optimization",
+            "schema": 1,
+            "output": str(self.output),
+            "nodes_before": dict(sorted(counts.before.items())),
+            "nodes_after": dict(sorted(counts.after.items())),
+            "folded": counts.folded,
+            "no_ops": counts.no_ops,
+            "duplicate_nodes": counts.duplicate_nodes,
+            "duplicate_weights": counts.duplicate_weights,
+            "unused_functions": counts.unused_functions,
+            "qdq_nodes": counts.qdq,
+            "weight_bytes_before": self.bytes_before,
+            "weight_bytes_after": self.bytes_after,
+        }

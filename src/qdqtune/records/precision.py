@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any
+
+from qdqtune.records.accuracy import finite
+from qdqtune.records.errors import UsageError
+from qdqtune.records.result import Result
 
 
 class Precision(Enum):
@@ -14,6 +19,19 @@ class Precision(Enum):
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
+
+
+def precision_named(name: Precision | str | None) -> Precision | None:
+    """A float type by its name, such as ``fp16``; None stays None.
+
+    Raises:
+        UsageError: If there is none of that name.
+    """
+    try:
+        return None if name is None else Precision(name)
+    except ValueError:
+        known = ", ".join(each.value for each in Precision)
+        raise UsageError(f"There is no float type {name!r}.", f"There are: {known}.") from None
 
 
 AUTO = "auto"
@@ -53,8 +71,8 @@ class PrecisionReport:
     modified: bool = False
 
 
-@dataclass(frozen=True)
-class ConvertReport:
+@dataclass(frozen=True, repr=False)
+class ConvertReport(Result):
     """What `convert` wrote.
 
     Attributes:
@@ -69,3 +87,27 @@ class ConvertReport:
     conversion: PrecisionReport
     sqnr_db: Mapping[str, float] = field(default_factory=dict)
     overflow: str = ""
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        done = self.conversion
+        return f"{len(done.converted)} ops in {done.precision.value}, output {self.output}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; a ratio without bounds is None."""
+        conversion = self.conversion
+        return {
+            "kind": "conversion",
+            "schema": 1,
+            "output": str(self.output),
+            "precision": conversion.precision.value,
+            "modified": conversion.modified,
+            "converted": list(conversion.converted),
+            "kept": dict(conversion.kept),
+            "saturated": list(conversion.saturated),
+            "casts_added": conversion.casts,
+            "raised_to_opset": conversion.opset,
+            "output_sqnr_db": {name: finite(db) for name, db in self.sqnr_db.items()},
+            "overflow": self.overflow or None,
+        }

@@ -10,6 +10,7 @@ from typing import Any
 from qdqtune.records.accuracy import allowed_sqnr_db, finite, is_near_limit
 from qdqtune.records.measurement import Comparison
 from qdqtune.records.placement import Placement
+from qdqtune.records.result import Result
 
 SCHEMA = 1
 
@@ -39,8 +40,8 @@ class Decision:
         return {**vars(self), "sqnr_db": finite(self.sqnr_db)}
 
 
-@dataclass(frozen=True)
-class QuantizeReport:
+@dataclass(frozen=True, repr=False)
+class QuantizeReport(Result):
     """What came of quantizing a model.
 
     Attributes:
@@ -127,6 +128,20 @@ class QuantizeReport:
         """Whether what was handed over is less than 1 dB from being rejected."""
         return not self.kept_float and is_near_limit(self.worst_db, self.allowed_sqnr_db)
 
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        if self.kept_float:
+            return f"kept as given: {self.reason}"
+        parts = [f"{len(self.placement.tensors)} tensors {self.quant_type} in {self.dialect}"]
+        if self.speedup is not None:
+            parts.append(f"{self.speedup:.3f}x on {self.engine}")
+        if self.worst_db is not None:
+            parts.append(f"SQNR {self.worst_db:.1f} dB")
+        if self.output is not None:
+            parts.append(f"output {self.output}")
+        return ", ".join(parts)
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
         comparison = self.comparison
@@ -167,8 +182,8 @@ class QuantizeReport:
         }
 
 
-@dataclass(frozen=True)
-class QuantizeResult:
+@dataclass(frozen=True, repr=False)
+class QuantizeResult(Result):
     """A quantized model, and how it came to be.
 
     Attributes:
@@ -195,3 +210,12 @@ class QuantizeResult:
     def speedup(self) -> float | None:
         """Over the model as given; None if it was not measured."""
         return self.report.speedup
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        return self.report.headline
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: that of the report."""
+        return self.report.to_dict()

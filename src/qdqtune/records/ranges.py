@@ -37,6 +37,21 @@ class RangeMethod(str, Enum):
         return cls.MAX if value == "minmax" else None  # its name in earlier files and command lines
 
 
+def method_named(name: RangeMethod | str | None) -> RangeMethod | None:
+    """A method by its name; None stays None.
+
+    Raises:
+        UsageError: If there is none of that name.
+    """
+    try:
+        return None if name is None else RangeMethod(name)
+    except ValueError:
+        known = ", ".join(each.value for each in RangeMethod)
+        raise UsageError(
+            f"There is no calibration method {name!r}.", f"There are: {known}."
+        ) from None
+
+
 @dataclass(frozen=True)
 class Ranges:
     """Smallest and largest value per tensor.

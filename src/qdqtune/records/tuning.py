@@ -11,6 +11,7 @@ from typing import Any
 from qdqtune.records.accuracy import Rejected, allowed_sqnr_db, finite, is_near_limit
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
+from qdqtune.records.result import Result
 from qdqtune.records.schemas import SCHEMAS, check_schema
 from qdqtune.records.subgraphs import Batch
 from qdqtune.records.type_checks import check_types
@@ -403,8 +404,8 @@ def _interval_from_json(value: Sequence[float | None]) -> tuple[float, float]:
     return ends
 
 
-@dataclass(frozen=True)
-class TuneResult:
+@dataclass(frozen=True, repr=False)
+class TuneResult(Result):
     """What came of a run.
 
     Attributes:
@@ -424,9 +425,25 @@ class TuneResult:
         """Over the model as given."""
         return self.summary.speedup
 
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        summary = self.summary
+        low, high = summary.speedup_interval
+        found = f"{summary.speedup:.3f}x ({low:.3f} to {high:.3f}) on {summary.engine.name}"
+        if summary.kept_float:
+            found = f"kept as given on {summary.engine.name}: {summary.reason}"
+        else:
+            found += f", {summary.qdq_pairs} tensors {summary.quant_type}"
+        return f"{found}, model {self.model}"
 
-@dataclass(frozen=True)
-class TunePlan:
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: that of the summary."""
+        return self.summary.to_dict()
+
+
+@dataclass(frozen=True, repr=False)
+class TunePlan(Result):
     """What a run would do: the answer to a dry run.
 
     Attributes:
@@ -460,6 +477,14 @@ class TunePlan:
     benchmarks: int
     mode: str = "region"
     converted_from: str = ""
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        return (
+            f"{self.model} on {self.engine}: {self.quantizable} of {self.nodes} ops quantizable, "
+            f"{self.groups} groups, at most {self.benchmarks} benchmarks"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

@@ -11,6 +11,7 @@ from qdqtune.records.accuracy import finite
 from qdqtune.records.claim import Claim
 from qdqtune.records.comparison import BenchRecord
 from qdqtune.records.measurement import Comparison
+from qdqtune.records.result import Result
 
 SCHEMA = 2
 
@@ -58,8 +59,8 @@ class Edges:
         return not (self.missing or self.surplus)
 
 
-@dataclass(frozen=True)
-class VerifyReport:
+@dataclass(frozen=True, repr=False)
+class VerifyReport(Result):
     """A model timed anew.
 
     Attributes:
@@ -184,6 +185,14 @@ class VerifyReport:
         if self.outcome is None:
             return self.bench is not None and self.bench.ok
         return self.outcome is Outcome.CONFIRMED
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        outcome = self.outcome.value if self.outcome is not None else "no run claims anything"
+        checks = [f"{check.name} {check.outcome.value}" for check in self.all_checks]
+        measured = [f"{self.measured.ratio:.3f}x"] if self.measured is not None else []
+        return ", ".join([outcome, *measured, *checks])
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

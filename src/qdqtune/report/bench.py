@@ -6,20 +6,15 @@ from collections.abc import Mapping
 
 from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
 from qdqtune.records.measurement import FLOAT32, EngineInfo
-from qdqtune.report.tables import printable, text_table
+from qdqtune.report.tables import Table, printable, text_table
 
 _MOST_INPUTS = 6
+_SQNR = "output SQNR"
 
 
 def bench_text(record: BenchRecord) -> str:
     """A table of every model against the first."""
-    header = ["model", "median ms", "speedup", "interval", "verdict", "output SQNR"]
-    rows = [_row(entry) for entry in record.entries]
-    if record.entries[0].measurement.ok:
-        rows[0][4] = "baseline"
-    if not any(one.sqnr_db for one in record.entries):
-        header, rows = header[:-1], [row[:-1] for row in rows]
-    table = text_table(header, rows, right=(1, 2, 5))
+    table = bench_table(record)
     failed = [
         f"{printable(one.path)} failed: {_lines(one.measurement.error or '')}"
         for one in record.entries
@@ -27,16 +22,27 @@ def bench_text(record: BenchRecord) -> str:
     ]
     comparisons = [one.against_first for one in record.entries if one.against_first]
     levels = {each.confidence for each in comparisons}
-    lines = [*engine_lines(record.engine), *inputs_lines(record.inputs), "", table]
+    lines = [*engine_lines(record.engine), *inputs_lines(record.inputs), "", text_table(*table)]
     if levels:
         least = min(levels)
         lines += ["", f"Speedup is over the first model, with its {100 * least:g} % interval."]
     waiting = max((each.contention for each in comparisons), default=0.0)
     if waiting > 0.0:
         lines += busy_lines(waiting)
-    if "output SQNR" in header:
+    if _SQNR in table.header:
         lines.append("Output SQNR is against the first model, on the inputs it was timed with.")
     return "\n".join([*lines, *failed])
+
+
+def bench_table(record: BenchRecord) -> Table:
+    """Every model against the first."""
+    header = ["model", "median ms", "speedup", "interval", "verdict", _SQNR]
+    rows = [_row(entry) for entry in record.entries]
+    if record.entries[0].measurement.ok:
+        rows[0][4] = "baseline"
+    if not any(one.sqnr_db for one in record.entries):
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    return Table(header, rows, right=(1, 2, 5))
 
 
 def busy_lines(share: float) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from qdqtune.records.error_report import ErrorReport, LayerError
 from qdqtune.records.tensor_errors import OutputError
 from qdqtune.report.bench import engine_line
-from qdqtune.report.tables import printable, text_table
+from qdqtune.report.tables import Table, printable, text_table
 
 _OUTPUTS = ("output", "SQNR dB", "cosine", "max error", "max value", "equal")
 _LAYERS = (
@@ -40,16 +40,31 @@ def error_text(report: ErrorReport, top: int) -> str:
         "",
     ]
     if report.outputs:
-        rows = [_output_row(output) for output in report.outputs]
-        width = len(_OUTPUTS) - all(output.error is not None for output in report.outputs)
-        table = text_table(_OUTPUTS[:width], [row[:width] for row in rows], right=(1, 2, 3, 4, 5))
-        lines += [table, ""]
+        lines += [text_table(*outputs_table(report)), ""]
     else:
         lines += ["The models have no output in common.", ""]
     lines += _layer_lines(report, top)
     if report.is_on_random_inputs:
         lines.append(RANDOM_WARNING)
     return "\n".join(lines)
+
+
+def outputs_table(report: ErrorReport) -> Table:
+    """The outputs that both models have."""
+    rows = [_output_row(output) for output in report.outputs]
+    width = len(_OUTPUTS) - all(output.error is not None for output in report.outputs)
+    return Table(_OUTPUTS[:width], [row[:width] for row in rows], right=(1, 2, 3, 4, 5))
+
+
+def layers_table(report: ErrorReport, top: int) -> Table:
+    """The layers, worst first.
+
+    Args:
+        report: The errors.
+        top: At most so many; 0 is all.
+    """
+    rows = [_layer_row(each) for each in report.worst_first[: top or None]]
+    return Table(_LAYERS, rows, right=(0, 2, 3, 4, 5))
 
 
 def _output_row(output: OutputError) -> list[str]:
@@ -72,11 +87,9 @@ def _layer_lines(report: ErrorReport, top: int) -> list[str]:
     missing = len(report.unpaired)
     lines = []
     if report.layers:
-        shown = report.worst_first[: top or None]
-        lines.append(
-            text_table(_LAYERS, [_layer_row(each) for each in shown], right=(0, 2, 3, 4, 5))
-        )
-        more = len(report.layers) - len(shown)
+        table = layers_table(report, top)
+        lines.append(text_table(*table))
+        more = len(report.layers) - len(table.rows)
         if more:
             lines.append(f"and {more} more layer{'s' * (more != 1)}: --top 0 shows all")
         lines += [

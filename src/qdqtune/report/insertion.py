@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from qdqtune.records.insertion import InsertReport
 from qdqtune.records.ranges import CalibrationSource
-from qdqtune.report.json_numbers import finite
 from qdqtune.report.tables import printable
 
 RANDOM_WARNING = (
     "Calibrated on random inputs: good for timing, not for shipping; "
     "accuracy on real data is unknown."
 )
-
-
-def insertion_record(report: InsertReport) -> dict[str, Any]:
-    """The JSON form; a ratio without bounds is None."""
-    return {
-        "kind": "insertion",
-        "schema": 1,
-        "output": str(report.output),
-        "dialect": report.dialect,
-        "quant_type": report.quant_type,
-        "calibration": report.calibration.value,
-        "calibration_method": report.method.value,
-        "tried_sqnr_db": finite(report.tried_db),
-        "quantized": list(report.quantized),
-        "left_float": report.left_float,
-        "qdq_pairs": report.pairs,
-        "scales_kept": report.scales_kept,
-        "ranges_kept": report.ranges_kept,
-        "output_sqnr_db": finite(report.sqnr_db),
-        "output_sqnr_given_db": finite(report.sqnr_given_db),
-    }
 
 
 def insertion_text(report: InsertReport) -> str:

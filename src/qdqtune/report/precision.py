@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 from qdqtune.records.precision import ConvertReport, PrecisionReport
 from qdqtune.report.tables import printable
 
 # How many names a line shows before it only counts.
 _SHOWN_NAMES = 3
-
-
-def conversion_record(report: ConvertReport) -> dict[str, Any]:
-    """The JSON form; a ratio without bounds is None."""
-    conversion = report.conversion
-    return {
-        "kind": "conversion",
-        "schema": 1,
-        "output": str(report.output),
-        "precision": conversion.precision.value,
-        "modified": conversion.modified,
-        "converted": list(conversion.converted),
-        "kept": dict(conversion.kept),
-        "saturated": list(conversion.saturated),
-        "casts_added": conversion.casts,
-        "raised_to_opset": conversion.opset,
-        "output_sqnr_db": {
-            name: db if math.isfinite(db) else None for name, db in report.sqnr_db.items()
-        },
-        "overflow": report.overflow or None,
-    }
 
 
 def conversion_text(report: ConvertReport) -> str:

@@ -10,7 +10,7 @@ from qdqtune.records.ranges import CalibrationSource
 from qdqtune.report.accuracy import float_error_line, near_limit_line
 from qdqtune.report.bench import busy_lines
 from qdqtune.report.insertion import RANDOM_WARNING
-from qdqtune.report.tables import printable, text_table
+from qdqtune.report.tables import Table, printable, text_table
 
 _MOST_REASONS = 3
 
@@ -22,7 +22,7 @@ def quantize_text(report: QuantizeReport, *, every_node: bool = False) -> str:
         report: What came of it.
         every_node: Also list every op, with its own error.
     """
-    lines = [_op_table(report.decisions), ""]
+    lines = [text_table(*op_table(report.decisions)), ""]
     if every_node:
         lines += [_node_table(report.decisions), ""]
     lines += [printable(line) for line in (*_placed(report), *_measured(report))]
@@ -31,7 +31,7 @@ def quantize_text(report: QuantizeReport, *, every_node: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _op_table(decisions: Sequence[Decision]) -> str:
+def op_table(decisions: Sequence[Decision]) -> Table:
     """How many ops of each type are quantized, and why the others are not."""
     quantized = Counter(each.op_type for each in decisions if each.quantized)
     left: dict[str, Counter[str]] = defaultdict(Counter)
@@ -52,7 +52,7 @@ def _op_table(decisions: Sequence[Decision]) -> str:
         first, *rest = shown or [""]
         rows.append([name, str(quantized[name] or ""), str(count or ""), first])
         rows += [["", "", "", reason] for reason in rest]
-    return text_table(["op", "quantized", "float", "why float"], rows, right=(1, 2))
+    return Table(["op", "quantized", "float", "why float"], rows, right=(1, 2))
 
 
 def _node_table(decisions: Sequence[Decision]) -> str:

@@ -2,25 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from qdqtune.records.stripping import StripReport
-from qdqtune.report.json_numbers import finite
 from qdqtune.report.tables import printable
-
-
-def stripping_record(report: StripReport) -> dict[str, Any]:
-    """The JSON form; a ratio without bounds is None."""
-    return {
-        "kind": "stripping",
-        "schema": 1,
-        "output": str(report.output),
-        "qdq_pairs": report.pairs,
-        "tensors": sorted(report.placement.tensors),
-        "left": report.left,
-        "rounded_weights": report.rounded,
-        "output_sqnr_db": finite(report.sqnr_db),
-    }
 
 
 def stripping_text(report: StripReport) -> str:

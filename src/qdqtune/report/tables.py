@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from typing import NamedTuple
 
 # Control and formatting characters (among them those that turn text around), halves of characters,
 # and separators of lines and paragraphs.
 _ACTED_UPON = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # A name in a model can be as long as its author likes.
 _LONGEST_LINE = 2000
+
+
+class Table(NamedTuple):
+    """What a table consists of, however it is shown: `text_table(*table)`, or in a notebook.
+
+    Attributes:
+        header: Column titles.
+        rows: Cells.
+        right: Positions of the columns that are aligned to the right.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Sequence[int] = ()
 
 
 def text_table(

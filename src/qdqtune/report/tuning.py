@@ -13,7 +13,7 @@ from qdqtune.report.durations import duration
 from qdqtune.report.insertion import RANDOM_WARNING
 from qdqtune.report.inspection import in_float32_line
 from qdqtune.report.subgraphs import AS_GIVEN, MODE, batches_lines, plan_lines, subgraph_lines
-from qdqtune.report.tables import printable, text_table
+from qdqtune.report.tables import Table, printable, text_table
 
 _STOPPED = {
     "budget": "The time was up before the search was over; the same command goes on with it.",
@@ -31,7 +31,13 @@ def tune_text(result: TuneResult) -> str:
     """The text form; the last line says if the scales can't be trusted."""
     summary = result.summary
     shapes = {name: shape_text(shape) for name, shape in summary.shapes.items()}
-    lines = [*engine_lines(summary.engine), *inputs_lines(shapes), "", _table(summary), ""]
+    lines = [
+        *engine_lines(summary.engine),
+        *inputs_lines(shapes),
+        "",
+        text_table(*summary_table(summary)),
+        "",
+    ]
     if summary.batches:
         lines += [*batches_lines(summary), ""]
     lines += [printable(line) for line in _verdict(summary)]
@@ -50,7 +56,8 @@ def is_calibrated_on_random(summary: Summary) -> bool:
     return summary.calibration == CalibrationSource.RANDOM.value and not summary.kept_float
 
 
-def _table(summary: Summary) -> str:
+def summary_table(summary: Summary) -> Table:
+    """The model as given, the best blanket and the result, beside each other."""
     metric = summary.metric or {}
     baseline = AS_GIVEN if AS_GIVEN in summary.seeds else _float_name(summary)
     rows = [_row(baseline, summary.baseline_ms, metric=metric.get("float"))]
@@ -74,7 +81,7 @@ def _table(summary: Summary) -> str:
         )
     )  # fmt: skip
     shown = [n for n in range(len(_COLUMNS)) if n < _ALWAYS or any(row[n] for row in rows)]
-    return text_table(
+    return Table(
         [_COLUMNS[n] for n in shown],
         [[row[n] for n in shown] for row in rows],
         right=[place for place, n in enumerate(shown) if n in _NUMBERS],

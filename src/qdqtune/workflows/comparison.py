@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,14 +27,14 @@ from qdqtune.graph.input_shapes import bind_dims
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
 from qdqtune.records.errors import EngineError, UsageError
-from qdqtune.records.inputs import InputRequest
+from qdqtune.records.inputs import InputRequest, ShapesOrRequest, request_of
 from qdqtune.records.measurement import EngineInfo, Measurement
+from qdqtune.workflows.arguments import check_arguments, wrong_type
 from qdqtune.workflows.common_inputs import common_request, signature
+from qdqtune.workflows.model_argument import AnyModel, as_file, name_of
 from qdqtune.workflows.tuning.shape_ranges import (
-    Asked,
     check_takes_ranges,
     options_with_ranges,
-    request_of,
     timed_request,
 )
 
@@ -42,35 +43,35 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_NOTHING_SAID = InputRequest()
 # How an engine's refusal of options arrives.
 _REFUSED = "ValueError: "
 
 
 def bench(
-    models: Sequence[str | os.PathLike[str]],
+    models: Sequence[AnyModel],
     *,
     engine: str = registry.AUTO,
     engine_options: Mapping[str, str] | None = None,
     threads: int | None = None,
     runs: int | None = None,
-    inputs: InputRequest = _NOTHING_SAID,
-    min_shapes: Asked | None = None,
-    max_shapes: Asked | None = None,
+    inputs: ShapesOrRequest | None = None,
+    min_shapes: ShapesOrRequest | None = None,
+    max_shapes: ShapesOrRequest | None = None,
     progress: Callable[[int, int], None] | None = None,
     opening: int = 0,
 ) -> BenchRecord:
     """Time every model against the first, in alternating blocks of one run.
 
     Args:
-        models: At least one file; the first is the baseline. All must take the same inputs.
+        models: At least one, each a path, a proto or an `onnx_ir.Model`; the first is the
+            baseline. All must take the same inputs.
         engine: What runs them.
         engine_options: The engine's own options.
         threads: Threads per run; None is the engine's default.
         runs: Timed runs per model; None takes as many as fit into seconds per model, and fewer
             where the answer is clear.
-        inputs: Shapes, ranges and seed of the random inputs. A dim that one model fixes and
-            another leaves open has the fixed size.
+        inputs: Shapes by input, or a request with ranges and seed of the random inputs, too. A
+            dim that one model fixes and another leaves open has the fixed size.
         min_shapes: The smallest inputs that an engine is to be prepared for, as a request or as
             sizes by input; only for engines that are told such.
         max_shapes: The largest ones.
@@ -81,17 +82,30 @@ def bench(
         QdqtuneError: Whatever the user can act on. A model that the engine refuses is not an
             error but a record.
     """
-    paths = [os.fspath(model) for model in models]
-    if not paths:
+    check_arguments(
+        engine_options=engine_options, threads=threads, runs=runs, progress=progress, engine=engine
+    )
+    if isinstance(models, str | os.PathLike) or not isinstance(models, Sequence):
+        raise wrong_type("models", models, "a list of models")
+    if not models:
         raise UsageError("There is no model to time.", "Name at least one file.")
+    request = request_of(inputs) or InputRequest()
     name = registry.resolve(engine, engine_options)
     check_takes_ranges(name, min_shapes, max_shapes)
-    least, most = request_of(min_shapes), request_of(max_shapes)
-    first, feeds = _feeds(paths, inputs, least, most)
-    fed_shapes = {each: tuple(array.shape) for each, array in feeds.items()}
-    all_options = options_with_ranges(engine_options or {}, name, first, fed_shapes, least, most)
-    options = SessionOptions(threads=threads, engine_options=all_options)
-    with Worker(name, options, opening=opening) as worker:
+    least, most = request_of(min_shapes, "min_shapes"), request_of(max_shapes, "max_shapes")
+    names = [name_of(model, f"models[{number}]") for number, model in enumerate(models)]
+    with ExitStack() as stack:
+        paths = [
+            str(stack.enter_context(as_file(model, shown)))
+            for model, shown in zip(models, names, strict=True)
+        ]
+        first, feeds = _feeds(paths, request, least, most)
+        fed_shapes = {each: tuple(array.shape) for each, array in feeds.items()}
+        all_options = options_with_ranges(
+            engine_options or {}, name, first, fed_shapes, least, most
+        )
+        options = SessionOptions(threads=threads, engine_options=all_options)
+        worker = stack.enter_context(Worker(name, options, opening=opening))
         info = engine_info(worker, name)
         outputs = _Outputs()
         compares = registry.entry(name).measures and _tells_outputs(worker, name, paths[0], feeds)
@@ -99,13 +113,13 @@ def bench(
             worker, paths, feeds, runs=runs, progress=progress,
             take_outputs=outputs.take if compares else None,
         )  # fmt: skip
-    _explain(name, paths, measured)
+        _explain(name, paths, measured)
     entries = tuple(
-        BenchmarkEntry(path, measured[number], comparison, outputs.sqnr_db.get(number, {}))
-        for number, (path, comparison) in enumerate(zip(paths, [None, *compared], strict=True))
+        BenchmarkEntry(shown, measured[number], comparison, outputs.sqnr_db.get(number, {}))
+        for number, (shown, comparison) in enumerate(zip(names, [None, *compared], strict=True))
     )
     fed = {name: f"{array.dtype}{list(array.shape)}" for name, array in feeds.items()}
-    return BenchRecord(info, entries, fed, inputs.seed)
+    return BenchRecord(info, entries, fed, request.seed)
 
 
 def _explain(engine: str, paths: Sequence[str], measured: Sequence[Measurement]) -> None:

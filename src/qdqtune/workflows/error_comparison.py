@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 
 from qdqtune.calibration.expected_inputs import expected_inputs
@@ -27,23 +25,22 @@ from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.reference_engine import AS_WRITTEN, reference_worker
 from qdqtune.graph.dynamic_dims import measured_shapes
-from qdqtune.graph.files import load_model, model_from_proto, save_model
+from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.naming import name_nodes
 from qdqtune.graph.op_classes import DEQUANTIZE, is_op
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.records.error_report import ErrorReport, LayerError
 from qdqtune.records.errors import EngineError, UsageError
-from qdqtune.records.inputs import InputRequest
+from qdqtune.records.inputs import InputRequest, ShapesOrRequest, request_of
 from qdqtune.records.ranges import CalibrationSource
 from qdqtune.records.tensor_errors import OutputError
+from qdqtune.workflows.arguments import check_arguments
 from qdqtune.workflows.common_inputs import common_request, signature
 from qdqtune.workflows.comparison import engine_info
-from qdqtune.workflows.model_argument import AnyModel
+from qdqtune.workflows.model_argument import AnyModel, as_file, name_of
 from qdqtune.workflows.sample_provider import Progress
 from qdqtune.workflows.source_model import float32_twin, has_types
 
-_NOTHING_SAID = InputRequest()
 _OTHER_INPUTS = "Feed it with what it gets in use; of open dims, not all sizes may be possible."
 _RANDOM_SAMPLES = 8
 _MOST_SAMPLES = 32
@@ -58,13 +55,13 @@ def compare(
     engine: str | None = None,
     engine_options: Mapping[str, str] | None = None,
     threads: int | None = None,
-    inputs: InputRequest = _NOTHING_SAID,
+    inputs: ShapesOrRequest | None = None,
     progress: Progress | None = None,
 ) -> ErrorReport:
     """Run both models on the same inputs and tell how far the quantized one is off, and where.
 
     Args:
-        float_model: The float model or its path; one in memory is not changed.
+        float_model: A path, a proto or an `onnx_ir.Model`; one in memory is not changed.
         quantized_model: A Q/DQ model of it, from whatever tool.
         data: What to run them on, as `qdqtune.calibration.sample_set.open_samples` takes it; None
             is random.
@@ -73,19 +70,24 @@ def compare(
             always run as they are written: an engine fuses them.
         engine_options: The engine's own options.
         threads: Threads per run; None is the engine's default.
-        inputs: Shapes of open dims; ranges and seed of random inputs.
+        inputs: Shapes by input, or a request with ranges and seed of random inputs, too.
         progress: Called with the samples done and their number, if known, of each of two rounds.
 
     Raises:
         QdqtuneError: Whatever the user can act on.
     """
+    check_arguments(
+        engine=engine or registry.AUTO, engine_options=engine_options, threads=threads,
+        samples=samples, progress=progress,
+    )  # fmt: skip
     name = _with_kernels(engine)
-    original = _open(float_model, "The float model")
-    quantized = _open(quantized_model, "The quantized model")
-    _check_roles(original, quantized)
-    provider = _provider(original, quantized, inputs, data, samples)
+    request = request_of(inputs) or InputRequest()
     options = SessionOptions(threads=threads, engine_options=engine_options or {})
     with contextlib.ExitStack() as stack:
+        original = _open(stack.enter_context(as_file(float_model, "float_model")))
+        quantized = _open(stack.enter_context(as_file(quantized_model, "quantized_model")))
+        _check_roles(original, quantized)
+        provider = _provider(original, quantized, request, data, samples)
         runner = stack.enter_context(reference_worker())
         room = stack.enter_context(tempfile.TemporaryDirectory(dir=runner.scratch))
         kernels = _Kernels(registry.REFERENCE, runner, AS_WRITTEN)
@@ -108,8 +110,8 @@ def compare(
                 raise
             failure = error.what
     return ErrorReport(
-        float_model=original.name,
-        quantized_model=quantized.name,
+        float_model=name_of(float_model, "float_model"),
+        quantized_model=name_of(quantized_model, "quantized_model"),
         engine=info,
         as_written=name is None,
         source=provider.source,
@@ -144,21 +146,18 @@ class _Kernels:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A model, what to call it, and its file if it has one."""
+    """A model and its file."""
 
-    name: str
+    path: Path
     model: ir.Model
-    path: Path | None
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
 
 
-def _open(model: AnyModel, name: str) -> _Opened:
-    if isinstance(model, ir.Model):
-        copy = model.clone()
-        name_nodes(copy)
-        return _Opened(name, copy, None)
-    if isinstance(model, onnx.ModelProto):
-        return _Opened(name, model_from_proto(model, name), None)
-    return _Opened(os.fspath(model), load_model(model), Path(model))
+def _open(path: Path) -> _Opened:
+    return _Opened(path, load_model(path))
 
 
 def _check_roles(original: _Opened, quantized: _Opened) -> None:
@@ -242,10 +241,8 @@ def _runnable(opened: _Opened, path: Path, engine: str) -> Path:
     """The model as a file that the engine can run: its own, wherever possible."""
     model = opened.model
     if not registry.entry(engine).runs_bfloat16 and has_types(model, {ir.DataType.BFLOAT16}):
-        model = float32_twin(model)
-    elif opened.path is not None:
-        return opened.path
-    return save_model(model, path)
+        return save_model(float32_twin(model), path)
+    return opened.path
 
 
 def _layers(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
@@ -20,6 +20,7 @@ from qdqtune.qdq.read_back import strip
 from qdqtune.records.errors import ModelError, UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.report.exclusion_list import TOOLS, ListForm, exclusion_list
+from qdqtune.workflows.model_argument import AnyModel, as_file
 from qdqtune.workflows.tuning.folder import BASELINE, FINAL
 
 _logger = logging.getLogger(__name__)
@@ -46,9 +47,7 @@ _TWO_OPERANDS = (
 )  # fmt: skip
 
 
-def exclusion_lists(
-    source: str | os.PathLike[str], *, against: str | os.PathLike[str] | None = None
-) -> dict[str, ListForm]:
+def exclusion_lists(source: AnyModel, *, against: AnyModel | None = None) -> dict[str, ListForm]:
     """What to tell other tools so that they leave float what is float in a quantized model.
 
     Args:
@@ -65,13 +64,12 @@ def exclusion_lists(
     return {tool: exclusion_list(tool, names) for tool in TOOLS}
 
 
-def float_nodes(
-    source: str | os.PathLike[str], *, against: str | os.PathLike[str] | None = None
-) -> list[str]:
+def float_nodes(source: AnyModel, *, against: AnyModel | None = None) -> list[str]:
     """The nodes of a quantized model that could be quantized, and are not.
 
     Args:
-        source: A Q/DQ model, whoever made it, or the folder of a tuning run.
+        source: A Q/DQ model, whoever made it (a path, a proto or an `onnx_ir.Model`), or the folder
+            of a tuning run.
         against: The float model that the names are to be taken from; None is the model that a run
             was given, or the Q/DQ model itself.
 
@@ -81,10 +79,17 @@ def float_nodes(
     Raises:
         QdqtuneError: Whatever the user can act on; also if nothing is quantized.
     """
-    file = Path(source)
-    if file.is_dir():
-        against = against or file / BASELINE
-        file = file / FINAL
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(as_file(source, "source"))
+        baseline = None
+        if against is not None:
+            baseline = stack.enter_context(as_file(against, "against"))
+        if file.is_dir():
+            return _float_nodes_of(file / FINAL, baseline or file / BASELINE)
+        return _float_nodes_of(file, baseline)
+
+
+def _float_nodes_of(file: Path, against: Path | None) -> list[str]:
     model = load_model(file)
     refuse_integer_ops(model, file)
     placement = strip(model).placement
@@ -95,7 +100,7 @@ def float_nodes(
         )
     infer_shapes(model)
     stay = list(_float_nodes(model, placement))
-    return stay if against is None else _as_named_in(Path(against), stay, model)
+    return stay if against is None else _as_named_in(against, stay, model)
 
 
 def _float_nodes(model: ir.Model, placement: Placement) -> Iterator[str]:

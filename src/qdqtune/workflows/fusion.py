@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from qdqtune.autotune.subgraphs.content import content_of
@@ -21,41 +22,42 @@ from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.errors import EngineError
 from qdqtune.records.fusion import GroupRecord, GroupsRecord
-from qdqtune.records.inputs import InputRequest
+from qdqtune.records.inputs import InputRequest, ShapesOrRequest, request_of
 from qdqtune.records.layers import MappedLayer
+from qdqtune.workflows.arguments import check_arguments
 from qdqtune.workflows.layers import DEFAULT_RUNS, layers_of
+from qdqtune.workflows.model_argument import AnyModel, as_file, name_of
 from qdqtune.workflows.source_model import open_source
 from qdqtune.workflows.tuning.layer_groups import check_mentions, spent_by_group
-from qdqtune.workflows.tuning.shape_ranges import Asked, request_of, timed_request
+from qdqtune.workflows.tuning.shape_ranges import timed_request
 
-_NOTHING_SAID = InputRequest()
 _SHORT_KEY = 10
 
 
 def groups_of(
-    model: str | Path,
+    model: AnyModel,
     *,
     engine: str = registry.AUTO,
     engine_options: Mapping[str, str] | None = None,
     threads: int | None = None,
     runs: int = DEFAULT_RUNS,
-    inputs: InputRequest = _NOTHING_SAID,
+    inputs: ShapesOrRequest | None = None,
     quant_type: str = "int8",
     graph_json: str | Path | None = None,
-    min_shapes: Asked | None = None,
-    max_shapes: Asked | None = None,
+    min_shapes: ShapesOrRequest | None = None,
+    max_shapes: ShapesOrRequest | None = None,
 ) -> GroupsRecord:
     """Divide a model into the subgraphs that an engine runs as one.
 
     Args:
-        model: A float model, or one with Q/DQ, which is taken apart first. It is cleaned up as for
-            tuning; with `graph_json` it is taken as it is.
+        model: A path, a proto or an `onnx_ir.Model`; one with Q/DQ is taken apart first. It is
+            cleaned up as for tuning; with `graph_json` it is taken as it is.
         engine: What runs it, and whose kernels decide what can be quantized; with `graph_json`
             only the latter, ``auto`` being the engine that writes such files.
         engine_options: The engine's own options.
         threads: Threads per run; None is the engine's default.
         runs: Runs to take the times from.
-        inputs: Shapes, ranges and seed of the inputs.
+        inputs: Shapes by input, or a request with ranges and seed of the inputs, too.
         quant_type: One of the dialect's quant types.
         graph_json: A file with the layers of a build of this model; nothing is run then.
         min_shapes: The smallest inputs that an engine is to be prepared for, as a request or as
@@ -65,13 +67,20 @@ def groups_of(
     Raises:
         QdqtuneError: Whatever the user can act on.
     """
-    path = os.fspath(model)
+    check_arguments(
+        engine=engine, engine_options=engine_options, threads=threads, runs=runs,
+        quant_type=quant_type, graph_json=graph_json,
+    )  # fmt: skip
+    request = request_of(inputs) or InputRequest()
+    least, most = request_of(min_shapes, "min_shapes"), request_of(max_shapes, "max_shapes")
     if graph_json is not None:
-        return _groups_of_file(path, engine, inputs, quant_type, os.fspath(graph_json))
+        with as_file(model) as path:
+            found = _groups_of_file(str(path), engine, request, quant_type, os.fspath(graph_json))
+        return replace(found, model=name_of(model))
     name = registry.resolve(engine, engine_options, only_layers=True)
-    dialect_choice = native_dialect(name, options=engine_options)
-    source = open_source(path, dialect_choice.format_of(quant_type).least_opset)
-    with TemporaryFolder() as folder:
+    dialect = native_dialect(name, options=engine_options)
+    with as_file(model) as path, TemporaryFolder() as folder:
+        source = open_source(path, dialect.format_of(quant_type).least_opset)
         written = str(save_model(source.model, folder / "model.onnx"))
         try:
             ran = layers_of(
@@ -80,18 +89,19 @@ def groups_of(
                 engine_options=engine_options,
                 threads=threads,
                 runs=runs,
-                inputs=inputs,
-                min_shapes=min_shapes,
-                max_shapes=max_shapes,
+                inputs=request,
+                min_shapes=least,
+                max_shapes=most,
             )
         except EngineError as error:
-            raise EngineError(error.what.replace(written, path), error.hint) from None
-    timed = timed_request(source.model, inputs, request_of(min_shapes), request_of(max_shapes))
-    with at_shapes(source.model, resolve_shapes(source.model, timed)):
-        index = GraphIndex(source.model)
-        groups = _records(index, dialect_choice, quant_type, ran.layers, has_times=ran.is_timed)
+            raise EngineError(error.what.replace(written, name_of(model)), error.hint) from None
+        timed = timed_request(source.model, request, least, most)
+        with at_shapes(source.model, resolve_shapes(source.model, timed)):
+            index = GraphIndex(source.model)
+            groups = _records(index, dialect, quant_type, ran.layers, has_times=ran.is_timed)
     unmentioned = _unmentioned(index, ran.layers)
-    return GroupsRecord(path, ran.engine, name, dialect_choice.name, ran.nodes, unmentioned, groups)
+    shown = name_of(model)
+    return GroupsRecord(shown, ran.engine, name, dialect.name, ran.nodes, unmentioned, groups)
 
 
 def _groups_of_file(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,20 @@ from qdqtune.qdq.read_result import ReadEncoding
 from qdqtune.qdq.selection import Selection
 from qdqtune.qdq.translate import translate
 from qdqtune.records.errors import UsageError
-from qdqtune.records.inputs import InputRequest
+from qdqtune.records.inputs import InputRequest, ShapesOrRequest, request_of
 from qdqtune.records.insertion import InsertReport
 from qdqtune.records.placement import Placement
-from qdqtune.records.precision import Precision
-from qdqtune.records.ranges import RangeMethod, Ranges
+from qdqtune.records.precision import Precision, precision_named
+from qdqtune.records.ranges import RangeMethod, Ranges, method_named
 from qdqtune.workflows.accuracy_evaluator import (
     AccuracyEvaluator,
     Quality,
     engine_of_dialect,
     open_kernels,
 )
+from qdqtune.workflows.arguments import check_arguments
 from qdqtune.workflows.manual_selection import Choice, select
+from qdqtune.workflows.model_argument import AnyModel, as_file, in_form_of, output_file
 from qdqtune.workflows.sample_provider import (
     Progress,
     check_method,
@@ -49,11 +52,84 @@ from qdqtune.workflows.source_model import (
     open_source,
 )
 
-__all__ = ["Choice", "insert_qdq"]
+__all__ = ["Choice", "insert", "insert_qdq"]
 
 _logger = logging.getLogger(__name__)
 
 _NOTHING_SAID = InputRequest()
+
+
+def insert(
+    model: AnyModel,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    ops: Sequence[str] = (),
+    nodes: Sequence[str] = (),
+    tensors: Sequence[str] = (),
+    placement: str | os.PathLike[str] | None = None,
+    engine: str = registry.AUTO,
+    dialect: str | None = None,
+    quant_type: str = "int8",
+    high_precision_dtype: Precision | str | None = None,
+    inputs: ShapesOrRequest | None = None,
+    calibration_data: Any = None,
+    calibration_samples: int | None = None,
+    calibration_method: RangeMethod | str | None = None,
+    save_placement: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> InsertReport:
+    """Quantize chosen ops, nodes or tensors of a model, calibrated; see `insert_qdq`.
+
+    Args:
+        model: A path, a proto or an `onnx_ir.Model`, float or with Q/DQ.
+        output: Where to write; a must if a path is given.
+        ops: Op types to quantize; what is chosen by these four adds up.
+        nodes: Names of nodes.
+        tensors: Names of tensors.
+        placement: A placement file, taken as it is.
+        engine: Whose dialect to write; it need not be installed.
+        dialect: A dialect by name, instead of the engine's own on this machine.
+        quant_type: One of the dialect's quant types.
+        high_precision_dtype: The float type of what isn't quantized; None is the model's own.
+        inputs: Shapes by input, or a request with ranges and seed of random inputs, too.
+        calibration_data: As `qdqtune.calibration.open_samples` takes it; None is random.
+        calibration_samples: Use at most this many samples of it.
+        calibration_method: ``max``, ``entropy``, ``percentile`` or ``mse``; None takes the best.
+        save_placement: Where to write the placement, too.
+        force: Whether files may be replaced.
+        progress: Called with the samples calibrated and their number, if known.
+
+    Returns:
+        What was done; its `model` is in the form in which the model was given.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    check_arguments(
+        output=output, ops=ops, nodes=nodes, tensors=tensors, placement=placement, engine=engine,
+        dialect=dialect, quant_type=quant_type, calibration_samples=calibration_samples,
+        save_placement=save_placement, force=force, progress=progress,
+    )  # fmt: skip
+    with as_file(model) as path, output_file(model, output) as target:
+        report = insert_qdq(
+            path,
+            Choice(ops, nodes, tensors, placement),
+            target,
+            engine=engine,
+            dialect=dialect,
+            quant_type=quant_type,
+            precision=precision_named(high_precision_dtype),
+            inputs=request_of(inputs) or InputRequest(),
+            data=calibration_data,
+            samples=calibration_samples,
+            method=method_named(calibration_method),
+            save_placement=save_placement,
+            force=force,
+            progress=progress,
+        )
+        written = report.output if output is not None else None
+        return replace(report, output=written, model=in_form_of(model, target))
 
 
 def insert_qdq(
@@ -69,7 +145,7 @@ def insert_qdq(
     data: Any = None,
     samples: int | None = None,
     method: RangeMethod | None = None,
-    save_placement: str | Path | None = None,
+    save_placement: str | os.PathLike[str] | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> InsertReport:

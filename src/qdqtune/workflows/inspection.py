@@ -22,21 +22,21 @@ from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.shapes import at_shapes, infer_shapes
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
-from qdqtune.records.inputs import InputRequest
+from qdqtune.records.inputs import InputRequest, ShapesOrRequest, request_of
 from qdqtune.records.inspection import Inspection, PatternRecord, RegionRecord
+from qdqtune.workflows.arguments import check_arguments
+from qdqtune.workflows.model_argument import AnyModel, as_file, name_of
 from qdqtune.workflows.source_model import open_source
 from qdqtune.workflows.tensor_explanations import answer_of
 
-_NOTHING_SAID = InputRequest()
 
-
-def inspect_model(
-    model: str | Path,
+def inspect(
+    model: AnyModel,
     *,
     engine: str = registry.AUTO,
     dialect: str | None = None,
     quant_type: str = "int8",
-    inputs: InputRequest = _NOTHING_SAID,
+    inputs: ShapesOrRequest | None = None,
     max_sequence_size: int = 10,
     by_shape: bool = False,
     why: str | None = None,
@@ -44,11 +44,11 @@ def inspect_model(
     """The regions and patterns of a model, what can be quantized in it, and why the rest can't.
 
     Args:
-        model: A float model, or one with Q/DQ, which is taken apart first.
+        model: A path, a proto or an `onnx_ir.Model`; one with Q/DQ is taken apart first.
         engine: Whose dialect to look for kernels in; it need not be installed.
         dialect: A dialect by name, instead of the engine's own on this machine.
         quant_type: One of the dialect's quant types.
-        inputs: Shapes to look at it with.
+        inputs: Shapes to look at it with, by input or as a request.
         max_sequence_size: Nodes of the longest sequence inside a composite.
         by_shape: Whether types and shapes are part of a pattern.
         why: A tensor to say more about.
@@ -56,36 +56,39 @@ def inspect_model(
     Raises:
         QdqtuneError: Whatever the user can act on.
     """
+    check_arguments(
+        engine=engine, dialect=dialect, quant_type=quant_type, by_shape=by_shape, why=why,
+        max_sequence_size=max_sequence_size,
+    )  # fmt: skip
+    request = request_of(inputs) or InputRequest()
     if engine == registry.AUTO and not dialect:
         engine = registry.resolve(engine)
     dialect_choice = dialect_named(dialect) if dialect else native_dialect(engine)
-    source = open_source(
-        model,
-        dialect_choice.format_of(quant_type).least_opset,
-        float_types=dialect_choice.float_types,
-    )
-    with at_shapes(source.model, resolve_shapes(source.model, inputs)):
-        index = GraphIndex(source.model)
-        planner = QuantizationPlanner(index, dialect_choice, quant_type)
-        answer = answer_of(why, planner, source.path) if why is not None else None
-        regions = CombinedRegionSearch(index, max_sequence_size).search_regions()
-        tree = _Tree(regions, index, by_shape=by_shape)
-        known = {*planner.units, *planner.left_float}
-        return Inspection(
-            model=str(model),
-            dialect=dialect_choice.name,
-            quant_type=quant_type,
-            nodes=len(index.nodes),
-            pairs=source.reading.pairs if source.reading is not None else 0,
-            by_shape=by_shape,
-            regions=tree.regions,
-            patterns=tree.patterns,
-            quantizable=_by_op_type(planner),
-            fused=sum(node.name not in known for node in index.nodes),
-            left_float=_by_reason(planner),
-            why=answer,
-            converted_from=source.converted_from,
-        )
+    opset = dialect_choice.format_of(quant_type).least_opset
+    with as_file(model) as path:
+        source = open_source(path, opset, float_types=dialect_choice.float_types)
+        with at_shapes(source.model, resolve_shapes(source.model, request)):
+            index = GraphIndex(source.model)
+            planner = QuantizationPlanner(index, dialect_choice, quant_type)
+            answer = answer_of(why, planner, path) if why is not None else None
+            regions = CombinedRegionSearch(index, max_sequence_size).search_regions()
+            tree = _Tree(regions, index, by_shape=by_shape)
+            known = {*planner.units, *planner.left_float}
+            return Inspection(
+                model=name_of(model),
+                dialect=dialect_choice.name,
+                quant_type=quant_type,
+                nodes=len(index.nodes),
+                pairs=source.reading.pairs if source.reading is not None else 0,
+                by_shape=by_shape,
+                regions=tree.regions,
+                patterns=tree.patterns,
+                quantizable=_by_op_type(planner),
+                fused=sum(node.name not in known for node in index.nodes),
+                left_float=_by_reason(planner),
+                why=answer,
+                converted_from=source.converted_from,
+            )
 
 
 def regions_of(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.index import GraphIndex
@@ -33,7 +33,7 @@ class Choice:
     ops: Sequence[str] = ()
     nodes: Sequence[str] = ()
     tensors: Sequence[str] = ()
-    placement: str | Path | None = None
+    placement: str | os.PathLike[str] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.ops or self.nodes or self.tensors or self.placement is not None)
@@ -64,7 +64,7 @@ def select(index: GraphIndex, dialect: Dialect, quant_type: str, choice: Choice)
     return Selection(merge(part.placement for part in parts), quantized, left_float)
 
 
-def _read_placement(path: str | Path, index: GraphIndex) -> Placement:
+def _read_placement(path: str | os.PathLike[str], index: GraphIndex) -> Placement:
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:

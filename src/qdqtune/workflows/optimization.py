@@ -10,18 +10,14 @@ from typing import overload
 import onnx
 import onnx_ir as ir
 
-from qdqtune.graph.files import (
-    check_targets,
-    check_writable,
-    load_model,
-    model_from_proto,
-    save_model,
-)
+from qdqtune.graph.files import check_targets, load_model, save_model
 from qdqtune.graph.onnx_checks import inconsistency
 from qdqtune.graph.optimizing import optimize_graph
 from qdqtune.graph.parsing import parse_model
-from qdqtune.records.errors import ModelError, UsageError
+from qdqtune.records.errors import ModelError
 from qdqtune.records.optimization import OptimizeReport
+from qdqtune.workflows.arguments import check_arguments
+from qdqtune.workflows.model_argument import as_file, in_form_of, output_file
 
 _logger = logging.getLogger(__name__)
 
@@ -60,19 +56,11 @@ def optimize(
     Raises:
         QdqtuneError: Whatever the user can act on.
     """
-    if isinstance(model, str | os.PathLike):
-        if output is None:
-            raise UsageError("No output file was given.", "Name it: optimize(model, output).")
-        return optimize_file(model, output, force=force).output
-    if output is not None:
-        check_writable(output, force=force)
-    cleaned = model_from_proto(model) if isinstance(model, onnx.ModelProto) else _copy(model)
-    optimize_graph(cleaned)
-    result: onnx.ModelProto = ir.to_proto(cleaned)
-    _check(result, model)
-    if output is not None:
-        save_model(cleaned, output, force=force)
-    return result if isinstance(model, onnx.ModelProto) else cleaned
+    check_arguments(output=output, force=force)
+    with as_file(model) as path, output_file(model, output) as target:
+        optimize_file(path, target, force=force)
+        result: Path | onnx.ModelProto | ir.Model = in_form_of(model, target)
+        return result
 
 
 def optimize_file(
@@ -98,23 +86,12 @@ def optimize_file(
     return OptimizeReport(written, counts, bytes_before, _weight_bytes(loaded))
 
 
-def _copy(model: ir.Model) -> ir.Model:
-    """The model again; weights are shared, nothing else is."""
-    copy = model.clone()
-    copy.meta.update(model.meta)
-    return copy
-
-
-def _check(result: onnx.ModelProto, given: Path | onnx.ModelProto | ir.Model) -> None:
+def _check(result: onnx.ModelProto, given: Path) -> None:
     """Make sure that the result is valid, unless what was given was not."""
     fault = inconsistency(result)
     if not fault:
         return
-    if isinstance(given, Path):
-        given = parse_model(given)
-    elif isinstance(given, ir.Model):
-        given = ir.to_proto(given)
-    if before := inconsistency(given):
+    if before := inconsistency(parse_model(given)):
         raise ModelError(
             f"The model's types or shapes contradict each other: {before}",
             "Export it again; an engine may run it, but nothing can be derived from it.",

@@ -19,12 +19,11 @@ from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
-from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.placement import Placement
-from qdqtune.records.precision import Precision
+from qdqtune.records.precision import Precision, precision_named
 from qdqtune.records.quantization import QuantizeResult
-from qdqtune.records.ranges import RangeMethod
+from qdqtune.records.ranges import RangeMethod, method_named
 from qdqtune.records.tuning import DEFAULT_THRESHOLD
 from qdqtune.records.untrusted_files import real_path
 from qdqtune.report.quantization import quantize_text
@@ -125,7 +124,7 @@ def quantize(
             *map(_expressions, (nodes_to_quantize, nodes_to_exclude)),
             *map(_expressions, (op_types_to_quantize, op_types_to_exclude)),
         ),
-        precision=_precision(high_precision_dtype),
+        precision=precision_named(high_precision_dtype),
         min_sqnr_db=min_sqnr_db,
         threshold=performance_threshold,
         optimize=optimize,
@@ -185,27 +184,9 @@ def _preset(autotune: str | bool) -> str:
 
 
 def _method(method: RangeMethod | str | None, data: Any) -> RangeMethod | None:
-    if method is None:
-        return None
-    try:
-        chosen = RangeMethod(method)
-    except ValueError:
-        known = ", ".join(each.value for each in RangeMethod)
-        raise UsageError(
-            f"There is no calibration method {method!r}.", f"There are: {known}."
-        ) from None
+    chosen = method_named(method)
     check_method(chosen, data)
     return chosen
-
-
-def _precision(dtype: Precision | str | None) -> Precision | None:
-    if dtype is None:
-        return None
-    try:
-        return Precision(dtype)
-    except ValueError:
-        known = ", ".join(each.value for each in Precision)
-        raise UsageError(f"There is no float type {dtype!r}.", f"There are: {known}.") from None
 
 
 @contextmanager

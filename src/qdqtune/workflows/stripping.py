@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+from dataclasses import replace
 from pathlib import Path
 
 from qdqtune.calibration.output_error import output_sqnr
@@ -16,11 +19,13 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.opset import raise_opset
 from qdqtune.graph.temporary_files import TemporaryFolder
+from qdqtune.qdq import read_back
 from qdqtune.qdq.integer_ops import refuse_integer_ops
-from qdqtune.qdq.read_back import strip
 from qdqtune.records.errors import ModelError
-from qdqtune.records.inputs import InputRequest
+from qdqtune.records.inputs import InputRequest, ShapesOrRequest, request_of
 from qdqtune.records.stripping import StripReport
+from qdqtune.workflows.arguments import check_arguments
+from qdqtune.workflows.model_argument import AnyModel, as_file, in_form_of, output_file
 
 _logger = logging.getLogger(__name__)
 
@@ -30,12 +35,56 @@ _LEAST_OPSET = 11
 _NOTHING_SAID = InputRequest()
 
 
+def strip(
+    model: AnyModel,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    weights_from: AnyModel | None = None,
+    save_placement: str | os.PathLike[str] | None = None,
+    inputs: ShapesOrRequest | None = None,
+    force: bool = False,
+) -> StripReport:
+    """Take Q/DQ out of a model; see `strip_qdq`.
+
+    Args:
+        model: A path, a proto or an `onnx_ir.Model` with Q/DQ.
+        output: Where to write; a must if a path is given.
+        weights_from: A float model whose weights replace the dequantized ones.
+        save_placement: Where to write what was quantized.
+        inputs: Shapes by input, or a request with ranges and seed of random inputs, too.
+        force: Whether files may be replaced.
+
+    Returns:
+        What was done; its `model` is in the form in which the model was given.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on; also if the model has no Q/DQ.
+    """
+    check_arguments(output=output, save_placement=save_placement, force=force)
+    with contextlib.ExitStack() as stack:
+        path = stack.enter_context(as_file(model))
+        target = stack.enter_context(output_file(model, output))
+        weights = None
+        if weights_from is not None:
+            weights = stack.enter_context(as_file(weights_from, "weights_from"))
+        report = strip_qdq(
+            path,
+            target,
+            weights_from=weights,
+            save_placement=save_placement,
+            inputs=request_of(inputs) or InputRequest(),
+            force=force,
+        )
+        written = report.output if output is not None else None
+        return replace(report, output=written, model=in_form_of(model, target))
+
+
 def strip_qdq(
     model: str | Path,
     output: str | Path,
     *,
     weights_from: str | Path | None = None,
-    save_placement: str | Path | None = None,
+    save_placement: str | os.PathLike[str] | None = None,
     inputs: InputRequest = _NOTHING_SAID,
     force: bool = False,
 ) -> StripReport:
@@ -60,7 +109,7 @@ def strip_qdq(
     originals = load_model(weights_from) if weights_from else None
     if originals is not None:
         fold(originals)
-    reading = strip(loaded, originals)
+    reading = read_back.strip(loaded, originals)
     if not reading.pairs:
         why = (
             f"its {reading.left} Q and DQ nodes belong to no pair with constant scales"

@@ -33,6 +33,7 @@ from qdqtune.records.tuning import (
     TunePlan,
     TuneResult,
 )
+from qdqtune.workflows.model_argument import on_file
 from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.sample_provider import sample_provider
 from qdqtune.workflows.source_model import Source, open_source
@@ -45,7 +46,7 @@ from qdqtune.workflows.tuning.request import REGION, SUBGRAPH, WORKFLOWS, Callba
 from qdqtune.workflows.tuning.run import TuneRun
 from qdqtune.workflows.tuning.settings import preset_named
 from qdqtune.workflows.tuning.shape_ranges import (
-    Asked,
+    ShapesOrRequest,
     check_ranges,
     options_with_ranges,
     request_of,
@@ -59,8 +60,9 @@ _FROM_PYTHON = "qdqtune.tune (Python)"
 _EVALUATE_EXAMPLE = "(path): return accuracy"
 
 
+@on_file
 def tune(
-    model: str | Path,
+    model: Path,
     *,
     engine: str = registry.AUTO,
     engine_options: Mapping[str, str] | None = None,
@@ -89,8 +91,8 @@ def tune(
     workflow: str = REGION,
     graph_json: str | Path | None = None,
     incremental_validation: bool = True,
-    min_shapes: Asked | None = None,
-    max_shapes: Asked | None = None,
+    min_shapes: ShapesOrRequest | None = None,
+    max_shapes: ShapesOrRequest | None = None,
     precision: str = ANY_PRECISION,
     output_dir: str | Path = DEFAULT_OUTPUT_DIR,
     state_file: str | Path | None = None,
@@ -106,8 +108,8 @@ def tune(
     Ctrl-C ends the search; the best model so far is finished and written.
 
     Args:
-        model: A float model, or one with Q/DQ, which is taken apart first; its own placement is
-            then where the search begins, and the file is what has to be beaten.
+        model: A path, a proto or an `onnx_ir.Model`. One with Q/DQ is taken apart first; its own
+            placement is then where the search begins, and the file is what has to be beaten.
         engine: What will run the model.
         engine_options: The engine's own options.
         threads: Threads per run; None is the engine's default.
@@ -243,8 +245,9 @@ def tune(
         return run.whole()
 
 
+@on_file
 def plan_tune(
-    model: str | Path,
+    model: Path,
     *,
     engine: str = registry.AUTO,
     engine_options: Mapping[str, str] | None = None,
@@ -257,8 +260,8 @@ def plan_tune(
     optimize: bool = True,
     workflow: str = REGION,
     graph_json: str | Path | None = None,
-    min_shapes: Asked | None = None,
-    max_shapes: Asked | None = None,
+    min_shapes: ShapesOrRequest | None = None,
+    max_shapes: ShapesOrRequest | None = None,
     evaluate: str | Callable[[str], float] | None = None,
     precision: str = ANY_PRECISION,
 ) -> TunePlan:
@@ -336,8 +339,8 @@ def _check_workflow(
     workflow: str,
     engine: str,
     graph_json: str | Path | None,
-    min_shapes: Asked | None,
-    max_shapes: Asked | None,
+    min_shapes: ShapesOrRequest | None,
+    max_shapes: ShapesOrRequest | None,
     incremental_validation: bool = True,
 ) -> None:
     if workflow not in WORKFLOWS:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from qdqtune.engines import registry
 from qdqtune.engines.reopened_comparison import FEWEST_OPENINGS, combine
 from qdqtune.graph.parsing import parse_model
 from qdqtune.records.claim import Claim
 from qdqtune.records.comparison import BenchRecord
 from qdqtune.records.errors import EngineError, QdqtuneError, UsageError
-from qdqtune.records.inputs import InputRequest
+from qdqtune.records.inputs import InputRequest, ShapesOrRequest, request_of
 from qdqtune.records.verification import Check, Outcome, VerifyReport
+from qdqtune.workflows.arguments import check_arguments
 from qdqtune.workflows.claim_conditions import Conditions, UserConditions, command_of
 from qdqtune.workflows.claims import (
     check_baseline,
@@ -26,26 +28,25 @@ from qdqtune.workflows.claims import (
     why_not_its_inputs,
 )
 from qdqtune.workflows.comparison import bench
+from qdqtune.workflows.model_argument import AnyModel, as_file, name_of
 from qdqtune.workflows.remeasured_error import OTHER_DB, check_error, measure_error
 from qdqtune.workflows.tuning.folder import BASELINE
 from qdqtune.workflows.tuning.handover import sha256_of_model, sha256_with_weights
 
 _logger = logging.getLogger(__name__)
 
-_NOTHING_SAID = InputRequest()
-
 _Measure = Callable[[Conditions, int], BenchRecord]
 
 
 def verify(
-    model: str | os.PathLike[str],
+    model: AnyModel,
     *,
-    against: str | os.PathLike[str] | None = None,
+    against: AnyModel | None = None,
     engine: str | None = None,
     engine_options: Mapping[str, str] | None = None,
     threads: int | None = None,
     runs: int | None = None,
-    inputs: InputRequest = _NOTHING_SAID,
+    inputs: ShapesOrRequest | None = None,
     calibration_data: Any = None,
     calibration_samples: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -57,7 +58,8 @@ def verify(
     run, loaded, opened or takes threads has to be said here; the report tells what was left out.
 
     Args:
-        model: The model in question.
+        model: The model in question: a path, or a proto or an `onnx_ir.Model`, which no run
+            claims anything about.
         against: The float model; None is the `baseline.onnx` beside it.
         engine: What runs both; None is what the summary beside the model names, else the one
             usable here.
@@ -74,31 +76,51 @@ def verify(
         QdqtuneError: Whatever the user can act on. A model that is not what it was said to be is
             no error but a report.
     """
-    file = Path(model)
-    baseline = _baseline_of(file, against)
-    said = UserConditions(
-        None if against is None else os.fspath(against), engine, engine_options or {}, threads,
-        inputs, calibration_data, calibration_samples,
+    check_arguments(
+        engine=engine or registry.AUTO, engine_options=engine_options, threads=threads, runs=runs,
+        calibration_samples=calibration_samples, progress=progress,
     )  # fmt: skip
+    request = request_of(inputs) or InputRequest()
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(as_file(model))
+        baseline = file.with_name(BASELINE)
+        if against is not None:
+            baseline = stack.enter_context(as_file(against, "against"))
+        elif not baseline.is_file():
+            raise UsageError(
+                f"There is nothing to compare {file} with: no {BASELINE} lies beside it.",
+                "Name the float model: --against FLOAT.",
+            )
+        said = UserConditions(
+            None if against is None else name_of(against, "against"), engine, engine_options or {},
+            threads, request, calibration_data, calibration_samples,
+        )  # fmt: skip
 
-    def measure(conditions: Conditions, opening: int) -> BenchRecord:
-        return bench(
-            [baseline, file],
-            engine=conditions.engine,
-            engine_options=conditions.options.engine_options,
-            threads=conditions.options.threads,
-            runs=runs,
-            inputs=conditions.inputs,
-            progress=progress,
-            opening=opening,
-        )
+        def measure(conditions: Conditions, opening: int) -> BenchRecord:
+            record = bench(
+                [baseline, file],
+                engine=conditions.engine,
+                engine_options=conditions.options.engine_options,
+                threads=conditions.options.threads,
+                runs=runs,
+                inputs=conditions.inputs,
+                progress=progress,
+                opening=opening,
+            )
+            shown = (name_of(against or baseline, "against"), name_of(model))
+            named = zip(record.entries, shown, strict=True)
+            return replace(record, entries=tuple(replace(one, path=path) for one, path in named))
 
-    if against is not None and not lies_in_run(file):
+        return _verified(file, baseline, said, measure)
+
+
+def _verified(file: Path, baseline: Path, said: UserConditions, measure: _Measure) -> VerifyReport:
+    if said.against is not None and not lies_in_run(file):
         return VerifyReport(measure(said.conditions, 0))
     parse_model(file)  # what is no model is told before it is hashed
     sha256 = sha256_of_model(file)
     claim = claim_about(file, sha256)
-    if not isinstance(claim, str) and not (inputs.shapes or inputs.dims):
+    if not isinstance(claim, str) and not (said.inputs.shapes or said.inputs.dims):
         claim = why_not_its_inputs(claim, file.parent, baseline) or claim
     if isinstance(claim, str):
         unclaimed = Check("claim", Outcome.UNVERIFIED, claim)
@@ -197,15 +219,3 @@ def _together(records: Sequence[BenchRecord]) -> BenchRecord:
         return records[found.index(None)]
     baseline, model = records[0].entries
     return replace(records[0], entries=(baseline, replace(model, against_first=combine(known))))
-
-
-def _baseline_of(file: Path, against: str | os.PathLike[str] | None) -> Path:
-    if against is not None:
-        return Path(against)
-    beside = file.with_name(BASELINE)
-    if not beside.is_file():
-        raise UsageError(
-            f"There is nothing to compare {file} with: no {BASELINE} lies beside it.",
-            "Name the float model: --against FLOAT.",
-        )
-    return beside

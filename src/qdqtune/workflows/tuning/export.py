@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,10 +22,11 @@ from qdqtune.graph.parsing import parse_model
 from qdqtune.graph.proto_walk import contents
 from qdqtune.graph.weights import WEIGHTS_FILE, indexed_checksums
 from qdqtune.qdq.read_back import read
-from qdqtune.records.candidates import Candidate
+from qdqtune.records.candidates import Candidate, ExportReport
 from qdqtune.records.errors import ModelError, OutputError, QdqtuneError, UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.records.untrusted_files import real_path
+from qdqtune.workflows.arguments import check_arguments
 from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, JOURNAL
 from qdqtune.workflows.tuning.journal_format import whole_lines
 
@@ -75,7 +77,7 @@ class _Run:
         return self.folder / CANDIDATES / f"{candidate}.onnx"
 
 
-def list_candidates(run_dir: str | Path) -> list[Candidate]:
+def list_candidates(run_dir: str | os.PathLike[str]) -> list[Candidate]:
     """What a run tried, in the order in which it was tried.
 
     Args:
@@ -84,6 +86,7 @@ def list_candidates(run_dir: str | Path) -> list[Candidate]:
     Raises:
         UsageError: If it is not one.
     """
+    check_arguments(folder=run_dir)
     run = _read(Path(run_dir))
     return [
         Candidate(
@@ -97,8 +100,36 @@ def list_candidates(run_dir: str | Path) -> list[Candidate]:
     ]
 
 
+def export(
+    folder: str | os.PathLike[str],
+    candidate: str,
+    output: str | os.PathLike[str],
+    *,
+    force: bool = False,
+) -> ExportReport:
+    """Write a candidate of a tuning run as a model that needs nothing of the run's folder.
+
+    Args:
+        folder: The run's output folder.
+        candidate: The candidate's id, as `list_candidates` tells it.
+        output: Where to write.
+        force: Whether an existing file may be replaced.
+
+    Raises:
+        QdqtuneError: Whatever the user can act on.
+    """
+    check_arguments(folder=folder, candidate=candidate, output=output, force=force)
+    written = export_candidate(folder, candidate, output, force=force)
+    (chosen,) = (one for one in list_candidates(folder) if one.id == candidate)
+    return ExportReport(written, chosen)
+
+
 def export_candidate(
-    run_dir: str | Path, candidate: str, output: str | Path, *, force: bool = False
+    run_dir: str | os.PathLike[str],
+    candidate: str,
+    output: str | os.PathLike[str],
+    *,
+    force: bool = False,
 ) -> Path:
     """Write a candidate as a model that needs nothing of the run's folder.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -17,14 +17,14 @@ from qdqtune.graph.input_shapes import input_dims, resolve_shapes
 from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.graph.shapes import at_shapes
 from qdqtune.records.errors import UsageError
-from qdqtune.records.inputs import InputRequest, shape_text
+from qdqtune.records.inputs import InputRequest, ShapesOrRequest, request_of, shape_text
 
 __all__ = [
     "MAX",
     "MIN",
     "OPT",
-    "Asked",
     "Shapes",
+    "ShapesOrRequest",
     "check_range",
     "check_ranges",
     "check_takes_ranges",
@@ -36,24 +36,6 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
-Asked = InputRequest | Mapping[str, Sequence[int | None]]
-"""What a user says of shapes: as everywhere, or only sizes by input."""
-
-
-def request_of(asked: Asked | None) -> InputRequest | None:
-    """What a user says of shapes, in one form; None if nothing was said.
-
-    Raises:
-        UsageError: If it can't be one.
-    """
-    if asked is None or isinstance(asked, InputRequest):
-        return asked
-    try:
-        return InputRequest({str(name): tuple(sizes) for name, sizes in asked.items()})
-    except (AttributeError, TypeError):
-        raise UsageError(
-            f"{asked!r} can't be read as shapes.", "Map the names of inputs to their sizes."
-        ) from None
 
 
 def timed_request(
@@ -188,7 +170,9 @@ def options_with_ranges(
     return {**range_options(of_open), **options}
 
 
-def check_takes_ranges(engine: str, least: Asked | None, most: Asked | None) -> None:
+def check_takes_ranges(
+    engine: str, least: ShapesOrRequest | None, most: ShapesOrRequest | None
+) -> None:
     """Make sure that an engine has a use for ranges of shapes, if there are some.
 
     Raises:

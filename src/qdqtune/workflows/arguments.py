@@ -1,0 +1,95 @@
+"""Arguments of the functions that users call: what is wrong with one is told before anything runs.
+
+An argument of one name means the same in all of them, so its type is declared here, once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from typing import NamedTuple
+
+from qdqtune.records.errors import UsageError
+
+
+class _Kind(NamedTuple):
+    """What an argument must be, in words and as a test."""
+
+    words: str
+    fits: Callable[[object], bool]
+
+
+def _optional(kind: _Kind) -> _Kind:
+    return _Kind(f"{kind.words}, or None", lambda value: value is None or kind.fits(value))
+
+
+def _is_texts(value: object) -> bool:
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    return is_list and all(isinstance(each, str) for each in value)  # type: ignore[attr-defined]
+
+
+def _is_options(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(each, str) for each in value)
+
+
+_TEXT = _Kind("a text", lambda value: isinstance(value, str))
+_TEXTS = _Kind("a list of texts", _is_texts)
+_PATH = _Kind("a path", lambda value: isinstance(value, str | os.PathLike))
+_SWITCH = _Kind("True or False", lambda value: isinstance(value, bool))
+_FUNCTION = _Kind("a function", callable)
+_OPTIONS = _Kind("a dict of options by name", _is_options)
+_POSITIVE = _Kind(
+    "a whole number from 1 on",
+    lambda value: isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1,
+)
+
+_KINDS = {
+    "by_shape": _SWITCH,
+    "calibration_samples": _optional(_POSITIVE),
+    "candidate": _TEXT,
+    "dialect": _optional(_TEXT),
+    "engine": _TEXT,
+    "engine_options": _optional(_OPTIONS),
+    "folder": _PATH,
+    "force": _SWITCH,
+    "graph_json": _optional(_PATH),
+    "max_sequence_size": _POSITIVE,
+    "nodes": _TEXTS,
+    "ops": _TEXTS,
+    "output": _optional(_PATH),
+    "placement": _optional(_PATH),
+    "progress": _optional(_FUNCTION),
+    "quant_type": _TEXT,
+    "runs": _optional(_POSITIVE),
+    "samples": _optional(_POSITIVE),
+    "save_placement": _optional(_PATH),
+    "tensors": _TEXTS,
+    "threads": _optional(_POSITIVE),
+    "why": _optional(_TEXT),
+}
+
+
+def check_arguments(**arguments: object) -> None:
+    """Make sure that arguments are of the type that their names stand for.
+
+    Raises:
+        UsageError: If one is not; it names the argument, what it is, and what it must be.
+    """
+    for name, value in arguments.items():
+        if not _KINDS[name].fits(value):
+            raise wrong_type(name, value, _KINDS[name].words)
+
+
+def wrong_type(name: str, value: object, expected: str) -> UsageError:
+    """The error about an argument.
+
+    Args:
+        name: Its name.
+        value: What it is.
+        expected: What it must be, in words.
+    """
+    shown = f"{value!r:.80}"
+    kind = type(value).__name__
+    what = shown if isinstance(value, int | float) or value is None else f"{shown}, a {kind}"
+    return UsageError(f"{name} is {what}.", f"It must be {expected}.")
