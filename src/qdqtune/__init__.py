@@ -12,6 +12,7 @@ from qdqtune._lazy import lazy_names
 from qdqtune._version import __version__
 
 if TYPE_CHECKING:
+    from qdqtune.config import TuneConfig
     from qdqtune.records.candidates import Candidate, ExportReport
     from qdqtune.records.comparison import BenchRecord
     from qdqtune.records.error_report import ErrorReport
@@ -67,6 +68,7 @@ __all__ = [
     "QuantizeResult",
     "RangeMethod",
     "StripReport",
+    "TuneConfig",
     "TuneResult",
     "UsageError",
     "VerifyReport",
@@ -106,6 +108,7 @@ _HOMES = {
     "QuantizeResult": "qdqtune.records.quantization",
     "RangeMethod": "qdqtune.records.ranges",
     "StripReport": "qdqtune.records.stripping",
+    "TuneConfig": "qdqtune.config",
     "TuneResult": "qdqtune.records.tuning",
     "UsageError": "qdqtune.records.errors",
     "VerifyReport": "qdqtune.records.verification",

@@ -127,12 +127,12 @@ def test_a_dry_run_looks_the_metric_up(model: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--budget", "soon"], "write 300, 90s, 30m or 2h"),
-        (["--budget", "0"], "is no time"),
+        (["--budget", "soon"], "300, 90s, 30m or 2h, not soon"),
+        (["--budget", "0"], "must be a time above 0"),
         (["--preset", "slow"], "unknown value slow"),
         (["--max_benchmarks", "0"], "from 1 up"),
-        (["--min_sqnr", "much"], "not none or a number of dB"),
-        (["--performance_threshold", "0.9"], "would allow a slower model"),
+        (["--min_sqnr", "much"], "must be none or a number of dB"),
+        (["--performance_threshold", "0.9"], "must be a ratio of 1 or more"),
         (["--max_drop", "-1"], "from 0 up"),
         (["--evaluate", "no_such_module_here:f"], "no_such_module_here"),
         (["--quant_type", "int3"], "no quant type 'int3'"),

@@ -154,11 +154,11 @@ def test_the_autotuners_command(model: Path, tmp_path: Path, capsys: Capture) ->
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--graph_json", "{model}"], "--graph_json is of subgraph mode"),
-        (["--no-incremental-validation"], "--no_incremental_validation is of subgraph mode"),
+        (["--graph_json", "{model}"], "--graph_json requires --workflow subgraph"),
+        (["--no-incremental-validation"], "--no_incremental_validation requires --workflow"),
         (["--incremental_validation", "--dry_run"], "leave --incremental_validation out"),
         (["--workflow", "pieces"], "unknown value pieces"),
-        (["--max_shapes", "1x3x32x32"], "(--max_shapes) is of subgraph mode"),
+        (["--max_shapes", "1x3x32x32"], "max_shapes requires --workflow subgraph"),
         (["--mode", "subgraph", "--min_shapes", "2x3x32x32"], "2x3x32x32"),
         (["--mode", "subgraph", "--min_shapes", "2x3x32x32", "--dry_run"], "2x3x32x32"),
         (["--mode", "subgraph", "--graph_json", "missing.json"], "missing.json"),

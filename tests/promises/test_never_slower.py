@@ -96,7 +96,7 @@ def test_a_tune_that_is_misled_gives_the_baseline_back(
         fault="flattery",
         poisoned="every",
         noise={"seed": "1"},
-        performance_threshold=0.9,
+        performance_threshold=1.0,
     )
     assert max(result.summary.seeds.values()) > 1.2
     assert result.summary.kept_float

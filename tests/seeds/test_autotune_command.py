@@ -15,6 +15,7 @@ import pytest
 
 from qdqtune.autotune.__main__ import apply_mode_presets, get_parser, main
 from qdqtune.cli import autotune
+from qdqtune.config import TuneConfig
 from qdqtune.records.inputs import InputRequest
 from qdqtune.workflows import tune as tuning
 from tests.conftest import model_from_text
@@ -114,8 +115,8 @@ def asked(line: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     class Asked(Exception):
         pass
 
-    def ask(model: str, **request: Any) -> None:
-        seen.update(request, model=model)
+    def ask(model: str, config: TuneConfig, **request: Any) -> None:
+        seen.update(vars(config), **request, model=model)
         raise Asked
 
     monkeypatch.setattr(tuning, "tune", ask)

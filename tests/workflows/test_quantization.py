@@ -15,6 +15,7 @@ import pytest
 from onnx import numpy_helper
 
 import qdqtune
+from qdqtune.config import NameFilters
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.read_back import read
 from qdqtune.records.errors import QdqtuneError, UsageError
@@ -22,7 +23,7 @@ from qdqtune.records.placement import Placement
 from qdqtune.records.quantization import Decision, QuantizeResult
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.workflows import quantize_steps
-from qdqtune.workflows.name_filters import NameFilters
+from qdqtune.workflows.name_filters import constraints_of
 from qdqtune.workflows.tuning.folder import FINAL
 from tests.conftest import model_from_text
 
@@ -160,8 +161,8 @@ BODY = {"body/conv", "body/add"}
     ],
 )
 def test_expressions_of_names(expressions: list[str], names: set[str], index: GraphIndex) -> None:
-    assert NameFilters(nodes_to_exclude=expressions).constraints(index).never == names
-    wishes = NameFilters(nodes_to_quantize=expressions).constraints(index)
+    assert constraints_of(NameFilters(nodes_to_exclude=expressions), index).never == names
+    wishes = constraints_of(NameFilters(nodes_to_quantize=expressions), index)
     assert wishes.only == names
     assert wishes.never == frozenset()
 
@@ -173,14 +174,14 @@ def test_expressions_of_names(expressions: list[str], names: set[str], index: Gr
 def test_expressions_of_op_types(
     expressions: list[str], names: set[str], index: GraphIndex
 ) -> None:
-    assert NameFilters(op_types_to_exclude=expressions).constraints(index).never == names
-    assert NameFilters(op_types_to_quantize=expressions).constraints(index).only == names
+    assert constraints_of(NameFilters(op_types_to_exclude=expressions), index).never == names
+    assert constraints_of(NameFilters(op_types_to_quantize=expressions), index).only == names
 
 
 def test_a_whole_name_is_that_name_only() -> None:
     model = model_from_text("g (float[4] x) => (float[4] y) { h = Relu(x) y = Relu(h) }")
     model.graph.node[1].name = "n01"
-    wishes = NameFilters(nodes_to_exclude=["n0"]).constraints(GraphIndex(ir.from_proto(model)))
+    wishes = constraints_of(NameFilters(nodes_to_exclude=["n0"]), GraphIndex(ir.from_proto(model)))
     assert wishes.never == {"n0"}
 
 
@@ -198,7 +199,7 @@ def test_expressions_that_match_nothing(
     filters: dict[str, list[str]], what: str, hint: str, index: GraphIndex
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(what)) as caught:
-        NameFilters(**filters).constraints(index)
+        constraints_of(NameFilters(**filters), index)
     assert hint in caught.value.hint
 
 

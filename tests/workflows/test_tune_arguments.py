@@ -36,17 +36,17 @@ def model(tmp_path: Path) -> Path:
 def test_what_region_mode_has_no_use_for(
     call: Callable[..., object], name: str, value: object, model: Path
 ) -> None:
-    with pytest.raises(UsageError, match=f"{name} .--{name}. is of subgraph mode") as caught:
+    with pytest.raises(UsageError, match=f"{name} requires --workflow subgraph") as caught:
         call(model, engine="simulated", inputs=OPEN, **{name: value})
-    assert "Choose the workflow subgraph (--workflow subgraph)" in caught.value.hint
+    assert "workflow='subgraph'" in caught.value.hint
 
 
 @pytest.mark.parametrize(
     ("value", "workflow", "words"),
     [
-        (False, "region", r"incremental_validation \(--no_incremental_validation\) is of subgraph"),
-        ("no", "subgraph", "incremental_validation is 'no'"),
-        (None, "region", "incremental_validation is None"),
+        (False, "region", "no_incremental_validation requires --workflow subgraph"),
+        ("no", "subgraph", "incremental_validation must be True or False, not 'no'"),
+        (None, "region", "incremental_validation must be True or False, not None"),
     ],
 )
 def test_incremental_validation_is_yes_or_no(

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from qdqtune.config import WORKFLOWS
 from qdqtune.records.errors import UsageError
 from qdqtune.records.untrusted_files import read_text
 
@@ -24,10 +25,6 @@ MODE_PRESETS: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "extensive": {"schemes_per_region": 200, "warmup_runs": 50, "timing_runs": 200},
     }
 )
-
-REGION, SUBGRAPH = "region", "subgraph"
-#: Modes that are not about how thorough to be, for which the default's numbers hold.
-WORKFLOWS = (REGION, SUBGRAPH)
 
 # Where the flags of a command line keep what a preset sets.
 _DESTINATIONS = {

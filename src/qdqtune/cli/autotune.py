@@ -10,20 +10,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from qdqtune.autotune.presets import (
-    REGION,
-    SUBGRAPH,
-    WORKFLOWS,
-    apply_mode_presets,
-    get_node_filter_list,
-)
+from qdqtune.autotune.presets import apply_mode_presets, get_node_filter_list
 from qdqtune.cli.autotune_flags import get_parser
+from qdqtune.cli.config_flags import config_from
 from qdqtune.cli.engine_flags import options_for_engine, take_engine_flags
-from qdqtune.cli.flags import input_request, shape_request
 from qdqtune.cli.running import FAILED, INTERRUPTED, OK, USAGE, run_safely, set_up_logging
-from qdqtune.cli.subgraph_flags import ONLY_SUBGRAPH
+from qdqtune.config import REGION, SUBGRAPH, WORKFLOWS, TuneConfig
+from qdqtune.options import options_of
 from qdqtune.records.errors import EngineError, QdqtuneError, UsageError
-from qdqtune.records.ranges import RangeMethod
 
 if TYPE_CHECKING:
     from qdqtune.records.tuning import TuneResult
@@ -104,52 +98,33 @@ def _run(options: argparse.Namespace) -> int:
 
     workflow = _workflow(options)
     engine, engine_options = _checked_engine(options)
-    has_ranges = workflow == SUBGRAPH or _takes_ranges(options, engine)
+    _drop_what_is_not_used(options, engine, workflow)
     log_benchmark_config(options)
-    method = options.calibration_method
+    config = config_from(
+        options,
+        TuneConfig,
+        workflow=workflow,
+        engine=engine,
+        engine_options=engine_options,
+        preset=options.mode,
+        schemes_per_region=options.num_schemes if options._explicit_num_schemes else None,
+        timing_runs=options.timing_runs if options._explicit_timing_runs else None,
+        qdq_baseline=existing_baseline(options.qdq_baseline),
+        pattern_cache=existing_cache(options.pattern_cache_file),
+        state_file=options.state_file,
+        output_dir=options.output_dir,
+        region_filter=get_node_filter_list(options.node_filter_list) or (),
+        command=options.command_line,
+    )
     with tune_progress(quiet=False) as watch:
-        result = tune(
-            options.onnx_path,
-            engine=engine,
-            engine_options=engine_options,
-            threads=options.threads,
-            preset=options.mode,
-            seed=options.seed,
-            budget_s=options.budget,
-            schemes_per_region=options.num_schemes if options._explicit_num_schemes else None,
-            timing_runs=options.timing_runs if options._explicit_timing_runs else None,
-            quant_type=options.quant_type,
-            inputs=input_request(options),
-            calibration_data=options.calibration_data,
-            calibration_samples=options.calibration_samples,
-            calibration_method=RangeMethod(method) if method else None,
-            qdq_baseline=existing_baseline(options.qdq_baseline),
-            pattern_cache=existing_cache(options.pattern_cache_file),
-            state_file=options.state_file,
-            region_filter=get_node_filter_list(options.node_filter_list) or (),
-            workflow=workflow,
-            graph_json=options.graph_json if workflow == SUBGRAPH else None,
-            incremental_validation=workflow != SUBGRAPH
-            or options.incremental_validation is not False,
-            min_shapes=shape_request(options.min_shapes) if has_ranges else None,
-            max_shapes=shape_request(options.max_shapes) if has_ranges else None,
-            output_dir=options.output_dir,
-            resume=options.resume,
-            restart=options.restart,
-            callbacks=[watch],
-            command=options.command_line,
-        )
+        result = tune(options.onnx_path, config, callbacks=[watch])
     _print(result, options.format)
     return INTERRUPTED if result.summary.stopped == "interrupted" else OK
 
 
 def _workflow(options: argparse.Namespace) -> str:
     """The workflow; from here on the mode is only how thorough it is."""
-    workflow = options.workflow or REGION
-    if workflow == REGION:
-        for name in ONLY_SUBGRAPH:
-            if getattr(options, name) is not None:
-                _logger.warning("--%s belongs to subgraph mode: it is not used", name)
+    workflow = getattr(options, "workflow", REGION)
     _warn_of_no_effect(options, workflow)
     if options.mode in WORKFLOWS:
         options.mode = "default"
@@ -172,16 +147,19 @@ def _engine(options: argparse.Namespace) -> str:
     return "trtexec" if options.use_trtexec else str(options.engine)
 
 
-def _takes_ranges(options: argparse.Namespace, engine: str) -> bool:
-    """Whether smallest and largest shapes mean something in region mode."""
+def _drop_what_is_not_used(options: argparse.Namespace, engine: str, workflow: str) -> None:
+    """Warn of flags that only subgraph mode has a use for, and forget them."""
     from qdqtune.engines import registry
 
-    if registry.entry(engine).takes_shape_ranges:
-        return True
-    for name in ("min_shapes", "max_shapes"):
-        if getattr(options, name):
+    if workflow == SUBGRAPH:
+        return
+    unused = [known.dest for _, known in options_of(TuneConfig) if known.mode == SUBGRAPH]
+    if not registry.entry(engine).takes_shape_ranges:
+        unused += ["min_shapes", "max_shapes"]
+    for name in unused:
+        if getattr(options, name, []) != []:
             _logger.warning("--%s belongs to subgraph mode: it is not used", name)
-    return False
+            delattr(options, name)
 
 
 def _checked_engine(options: argparse.Namespace) -> tuple[str, dict[str, str]]:

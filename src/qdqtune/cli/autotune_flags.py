@@ -6,22 +6,12 @@ import argparse
 from typing import Any
 
 from qdqtune.autotune.config import DQ_DTYPES
-from qdqtune.autotune.presets import MODE_PRESETS, REGION, WORKFLOWS, StoreWithExplicitFlag
+from qdqtune.autotune.presets import MODE_PRESETS, StoreWithExplicitFlag
+from qdqtune.cli.config_flags import SaidOnce, add_config
 from qdqtune.cli.engine_flags import add_plugins, add_trtexec_arguments
-from qdqtune.cli.flags import (
-    add_calibration,
-    add_engine_option,
-    add_format,
-    add_inputs,
-    add_limits,
-    add_resume,
-    add_shape_ranges,
-    natural,
-    positive,
-    seconds,
-)
+from qdqtune.cli.flags import add_format, add_limits, natural, positive
 from qdqtune.cli.parser import Parser
-from qdqtune.cli.subgraph_flags import SaidOnce, add_subgraph
+from qdqtune.config import WORKFLOWS, TuneConfig
 from qdqtune.graph.temporary_dir import temporary_place
 
 _DEFAULTS = MODE_PRESETS["default"]
@@ -49,7 +39,7 @@ def get_parser() -> argparse.ArgumentParser:
         prog="python -m qdqtune.autotune",
         description="Find where Q/DQ pays in an ONNX model, by measuring, and write the fastest "
         "correct model found, with calibrated scales. The flags are those that autotuners of this "
-        "kind have; `qdqtune tune` does the same and offers more.",
+        "kind have, and those of `qdqtune tune`, which does the same.",
         examples=(
             "python -m qdqtune.autotune --onnx_path model.onnx --output_dir run",
             "python -m qdqtune.autotune --onnx_path model.onnx --mode quick --engine onnxruntime",
@@ -62,11 +52,8 @@ def get_parser() -> argparse.ArgumentParser:
     _add_strategy(parser)
     _add_quantization(parser)
     _add_benchmark(parser)
-    add_subgraph(parser)
-    _add_ours(parser)
-    add_engine_option(parser)
-    add_calibration(parser)
-    add_inputs(parser)
+    add_config(parser, TuneConfig, without=("preset",))  # which is called mode here
+    add_limits(parser)
     add_format(parser)
     parser.set_defaults(command_line="python -m qdqtune.autotune")
     return parser
@@ -83,7 +70,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "-o",
         default="./autotuner_output",
         metavar="DIR",
-        help="folder for everything that is written; a run in it is gone on with "
+        help="folder for everything that is written; an earlier run in it is resumed "
         "(default: %(default)s)",
     )
 
@@ -97,13 +84,6 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
         choices=(*MODE_PRESETS, *WORKFLOWS),
         help="how thorough to be (default: %(default)s). region and subgraph name the workflow, as "
         "--workflow does; give --mode twice, or both flags, to choose both",
-    )
-    group.add_argument(
-        "--workflow",
-        action=SaidOnce,
-        choices=WORKFLOWS,
-        help="region tries placements on the whole model; subgraph profiles the subgraphs that the "
-        f"engine fuses and assembles them, with far fewer builds (default: {REGION})",
     )
     group.add_argument(
         "--schemes_per_region",
@@ -125,14 +105,9 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
         help="a pattern cache of an earlier run, whose schemes are tried first",
     )
     group.add_argument(
-        "--qdq_baseline",
-        metavar="FILE",
-        help="the model quantized by somebody else: begin with what is quantized there, too",
-    )
-    group.add_argument(
         "--state_file",
         metavar="FILE",
-        help="where the state is written, and, if it is there, what to go on from, also in another "
+        help="where the state is written, and what to resume from if it exists, also in another "
         "DIR (default: DIR/autotuner_state.yaml)",
     )
     group.add_argument(
@@ -145,9 +120,6 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
 
 def _add_quantization(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("quantization")
-    group.add_argument(
-        "--quant_type", default="int8", choices=("int8", "fp8", "uint8"), help="quantize to this"
-    )
     group.add_argument(
         "--default_dq_dtype",
         action=StoreWithExplicitFlag,
@@ -185,7 +157,6 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
         )
     add_plugins(group)
     add_trtexec_arguments(group)
-    add_shape_ranges(group)
     parser.set_defaults(
         _explicit_num_schemes=False,
         _explicit_warmup_runs=False,
@@ -193,21 +164,3 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
         _explicit_timing_cache=False,
         _explicit_default_dq_dtype=False,
     )
-
-
-def _add_ours(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("engine and run (see docs/tune.md)")
-    group.add_argument(
-        "--engine", default="auto", help="what runs the model (default: %(default)s)"
-    )
-    group.add_argument(
-        "--threads", type=positive, metavar="N", help="threads per run (default: the engine's own)"
-    )
-    group.add_argument(
-        "--budget",
-        type=seconds,
-        metavar="300|30m|2h",
-        help="what the whole run may take; the search ends in time to check and write the best",
-    )
-    add_resume(group)
-    add_limits(parser)

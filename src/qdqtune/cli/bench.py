@@ -7,15 +7,8 @@ import json
 from typing import TYPE_CHECKING
 
 from qdqtune.cli.engine_flags import add_engine_flags, chosen_engine
-from qdqtune.cli.flags import (
-    add_engine_option,
-    add_format,
-    add_inputs,
-    add_runs,
-    input_request,
-    positive,
-    shape_request,
-)
+from qdqtune.cli.flags import add_engine_option, add_format, add_inputs, add_runs, positive
+from qdqtune.cli.input_flags import input_request, shape_request
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands

@@ -7,14 +7,8 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import (
-    add_engine_option,
-    add_format,
-    add_inputs,
-    input_request,
-    natural,
-    positive,
-)
+from qdqtune.cli.flags import add_engine_option, add_format, add_inputs, natural, positive
+from qdqtune.cli.input_flags import input_request
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands

@@ -6,12 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import (
-    add_format,
-    add_inputs,
-    add_output,
-    input_request,
-)
+from qdqtune.cli.flags import add_format, add_inputs, add_output
+from qdqtune.cli.input_flags import input_request
 from qdqtune.cli.lists import ListAction
 from qdqtune.records.precision import Precision
 

@@ -8,9 +8,10 @@ import logging
 import shlex
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_shape_ranges
+from qdqtune.cli.config_flags import add_config
 from qdqtune.cli.lists import ListAction
-from qdqtune.cli.parser import ENGINE_SPECIFIC, DashedValueAction, group_titled
+from qdqtune.cli.parser import DashedValueAction, group_titled
+from qdqtune.config import ENGINE_SPECIFIC, ShapeRangeConfig
 from qdqtune.records.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_plugins(group)
     add_trtexec_arguments(group)
-    add_shape_ranges(group)
+    add_config(parser, ShapeRangeConfig)
 
 
 def add_plugins(group: argparse._ActionsContainer) -> None:

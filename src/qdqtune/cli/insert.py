@@ -7,13 +7,8 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import (
-    add_calibration,
-    add_format,
-    add_inputs,
-    add_output,
-    input_request,
-)
+from qdqtune.cli.flags import add_calibration, add_format, add_inputs, add_output
+from qdqtune.cli.input_flags import input_request
 from qdqtune.cli.lists import ListAction
 from qdqtune.records.precision import QUANT_TYPES, Precision
 from qdqtune.records.ranges import CalibrationSource, RangeMethod

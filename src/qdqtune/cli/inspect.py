@@ -6,17 +6,10 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import (
-    add_dim,
-    add_engine_option,
-    add_format,
-    add_shape_ranges,
-    add_shapes,
-    natural,
-    positive,
-    shape_request,
-)
-from qdqtune.cli.parser import ENGINE_SPECIFIC, group_titled
+from qdqtune.cli.config_flags import add_config
+from qdqtune.cli.flags import add_engine_option, add_format, natural, positive
+from qdqtune.cli.input_flags import add_dim, add_shapes, shape_request
+from qdqtune.config import ShapeRangeConfig
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.precision import QUANT_TYPES
@@ -92,7 +85,7 @@ def add_parser(commands: Commands) -> None:
     sizes = parser.add_argument_group("sizes of open dims (see docs/shapes.md)")
     add_shapes(sizes, "whole shapes of inputs")
     add_dim(sizes)
-    add_shape_ranges(group_titled(parser, ENGINE_SPECIFIC))
+    add_config(parser, ShapeRangeConfig)
     add_format(parser)
     parser.set_defaults(run=_run)
 

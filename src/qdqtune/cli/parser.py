@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from qdqtune.cli.lists import InputItemsAction, ListAction
+from qdqtune.config import ENGINE_SPECIFIC
 from qdqtune.records.inputs import is_item
 from qdqtune.report.tables import message as printable_lines
 
-#: The title of the group that help shows last.
-ENGINE_SPECIFIC = "flags of some engines only (see docs/engines.md)"
 _USAGE = 2
 
 

@@ -7,14 +7,8 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import (
-    add_calibration,
-    add_engine_option,
-    add_format,
-    add_inputs,
-    input_request,
-    positive,
-)
+from qdqtune.cli.flags import add_calibration, add_engine_option, add_format, add_inputs, positive
+from qdqtune.cli.input_flags import input_request
 from qdqtune.cli.lists import ListAction
 from qdqtune.cli.numbers import decibels, ratio
 from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB

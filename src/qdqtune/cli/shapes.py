@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_dim, add_format, add_output, positive
+from qdqtune.cli.flags import add_format, add_output, positive
+from qdqtune.cli.input_flags import add_dim
 from qdqtune.cli.lists import InputItemsAction
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest

@@ -6,14 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import (
-    add_engine_option,
-    add_format,
-    add_inputs,
-    add_runs,
-    input_request,
-    positive,
-)
+from qdqtune.cli.flags import add_engine_option, add_format, add_inputs, add_runs, positive
+from qdqtune.cli.input_flags import input_request
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands

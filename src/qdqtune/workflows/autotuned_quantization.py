@@ -17,6 +17,7 @@ from qdqtune.records.measurement import Comparison
 from qdqtune.records.quantization import Decision, QuantizeReport
 from qdqtune.records.tuning import DEFAULT_THRESHOLD, Summary, TuneResult
 from qdqtune.rules.placement_draft import Constraints
+from qdqtune.workflows.name_filters import constraints_of
 from qdqtune.workflows.quantize_steps import QuantizeOutcome, QuantizeRequest
 from qdqtune.workflows.source_model import Source, open_source
 from qdqtune.workflows.tune import tune
@@ -130,7 +131,7 @@ class AutotunedQuantization:
             index = GraphIndex(source.model)
             planner = QuantizationPlanner(index, request.dialect, request.quant_type)
             quantized = planner.quantized(result.placement)
-            constraints = request.filters.constraints(index)
+            constraints = constraints_of(request.filters, index)
         return tuple(
             Decision(
                 name, node.op_type, name in quantized, *_why(name, quantized, planner, constraints)

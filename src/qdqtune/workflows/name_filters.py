@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from qdqtune.config import NameFilters
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.selection import unknown
 from qdqtune.records.errors import UsageError
@@ -14,44 +14,26 @@ from qdqtune.rules.placement_draft import Constraints
 _NODE = "node"
 
 
-@dataclass(frozen=True)
-class NameFilters:
-    """What a user wants quantized or left float, as regular expressions.
+def constraints_of(filters: NameFilters, index: GraphIndex) -> Constraints:
+    """What filters mean in a model.
 
     An expression stands for what it matches as a whole. One for nodes that matches none so stands
     for the names that begin with a match.
 
-    Attributes:
-        nodes_to_quantize: Names of nodes; empty leaves the choice to the rules.
-        nodes_to_exclude: Names of nodes.
-        op_types_to_quantize: Op types; empty leaves the choice to the rules.
-        op_types_to_exclude: Op types.
+    Raises:
+        UsageError: If one is no regular expression, or matches nothing.
     """
+    never = _matching(_NODE, filters.nodes_to_exclude, index.node)
+    never |= _of_types(index, filters.op_types_to_exclude)
+    only = _matching(_NODE, filters.nodes_to_quantize, index.node)
+    only |= _of_types(index, filters.op_types_to_quantize)
+    asked = filters.nodes_to_quantize or filters.op_types_to_quantize
+    return Constraints(frozenset(only) if asked else None, frozenset(never))
 
-    nodes_to_quantize: Sequence[str] = ()
-    nodes_to_exclude: Sequence[str] = ()
-    op_types_to_quantize: Sequence[str] = ()
-    op_types_to_exclude: Sequence[str] = ()
 
-    def __bool__(self) -> bool:
-        return any(vars(self).values())
-
-    def constraints(self, index: GraphIndex) -> Constraints:
-        """What they mean in a model.
-
-        Raises:
-            UsageError: If one is no regular expression, or matches nothing.
-        """
-        never = _matching(_NODE, self.nodes_to_exclude, index.node)
-        never |= self._of_types(index, self.op_types_to_exclude)
-        only = _matching(_NODE, self.nodes_to_quantize, index.node)
-        only |= self._of_types(index, self.op_types_to_quantize)
-        asked = self.nodes_to_quantize or self.op_types_to_quantize
-        return Constraints(frozenset(only) if asked else None, frozenset(never))
-
-    def _of_types(self, index: GraphIndex, expressions: Sequence[str]) -> set[str]:
-        types = _matching("op type", expressions, {node.op_type for node in index.nodes})
-        return {node.name or "" for node in index.nodes if node.op_type in types}
+def _of_types(index: GraphIndex, expressions: Sequence[str]) -> set[str]:
+    types = _matching("op type", expressions, {node.op_type for node in index.nodes})
+    return {node.name or "" for node in index.nodes if node.op_type in types}
 
 
 def _matching(kind: str, expressions: Sequence[str], names: Iterable[str]) -> set[str]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from qdqtune.config import Callback, NameFilters
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.native_dialect import native_dialect
@@ -29,10 +30,8 @@ from qdqtune.records.untrusted_files import real_path
 from qdqtune.report.quantization import quantize_text
 from qdqtune.workflows.autotuned_quantization import AutotunedQuantization
 from qdqtune.workflows.model_argument import AnyModel, as_file, in_form_of
-from qdqtune.workflows.name_filters import NameFilters
 from qdqtune.workflows.quantize_steps import OneShotQuantization, QuantizeRequest
 from qdqtune.workflows.sample_provider import Progress, check_method
-from qdqtune.workflows.tuning.request import Callback
 
 _NOTHING_SAID = InputRequest()
 _SUFFIX = ".quant.onnx"
@@ -121,8 +120,10 @@ def quantize(
         samples=calibration_samples,
         method=_method(calibration_method, calibration_data),
         filters=NameFilters(
-            *map(_expressions, (nodes_to_quantize, nodes_to_exclude)),
-            *map(_expressions, (op_types_to_quantize, op_types_to_exclude)),
+            nodes_to_quantize=nodes_to_quantize,
+            nodes_to_exclude=nodes_to_exclude,
+            op_types_to_quantize=op_types_to_quantize,
+            op_types_to_exclude=op_types_to_exclude,
         ),
         precision=precision_named(high_precision_dtype),
         min_sqnr_db=min_sqnr_db,
@@ -172,11 +173,6 @@ def _target(
     if name == registry.AUTO:
         name = registry.resolve(name)
     return name, native_dialect(name, version, options=options)
-
-
-def _expressions(given: Sequence[str]) -> tuple[str, ...]:
-    """A text alone is one expression."""
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _preset(autotune: str | bool) -> str:

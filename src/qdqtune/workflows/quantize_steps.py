@@ -14,6 +14,7 @@ import onnx_ir as ir
 from qdqtune.autotune.search.grouping import group_ops
 from qdqtune.autotune.search.space import Group
 from qdqtune.calibration.observed_shapes import observe_shapes, unknown_tensors
+from qdqtune.config import Callback, NameFilters
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
@@ -41,7 +42,7 @@ from qdqtune.workflows.accuracy_evaluator import (
     open_kernels,
 )
 from qdqtune.workflows.accuracy_fallback import AccuracyFallback, FallbackResult, Part, Scaled
-from qdqtune.workflows.name_filters import NameFilters
+from qdqtune.workflows.name_filters import constraints_of
 from qdqtune.workflows.sample_provider import (
     Progress,
     SampleProvider,
@@ -51,7 +52,6 @@ from qdqtune.workflows.sample_provider import (
 from qdqtune.workflows.source_model import Source, open_source
 from qdqtune.workflows.tuning.final_model import Timed, check_written, time_final, why_not_shipped
 from qdqtune.workflows.tuning.progress_reporter import SHOWN_EVERY_S, ProgressReporter
-from qdqtune.workflows.tuning.request import Callback
 
 TIMING_S = 3.0
 """How long the result is timed against the model as given."""
@@ -238,7 +238,7 @@ class OneShotQuantization:
             planner = QuantizationPlanner(index, request.dialect, request.quant_type)
             groups = group_ops(index, planner).groups
             shares = estimated_shares(index)
-        constraints = request.filters.constraints(index)
+        constraints = constraints_of(request.filters, index)
         return _Rules(planner, request.quant_type, constraints, groups, provider.shapes, shares)
 
     def _calibrated(

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 
-from qdqtune.autotune.presets import SUBGRAPH
+from qdqtune.config import SUBGRAPH
 from qdqtune.graph.extraction import Dims, extract
 from qdqtune.graph.files import load_model, model_from_proto, save_model
 from qdqtune.graph.index import GraphIndex

@@ -64,7 +64,7 @@ class AccuracyLimits:
         """Whether `shortfall` costs nothing, because an earlier run has found it out."""
         if not self._space.placement(choice):
             return True
-        if self._request.min_sqnr_db is not None:
+        if self._request.config.min_sqnr_db is not None:
             if not self._knows(SQNR, choice):
                 return False
             if self._sqnr_shortfall(choice):
@@ -91,7 +91,7 @@ class AccuracyLimits:
         return f"{limit} could not be checked: {why}"
 
     def _sqnr_shortfall(self, choice: State) -> str:
-        least_db = self._request.min_sqnr_db
+        least_db = self._request.config.min_sqnr_db
         if least_db is None or not self._space.placement(choice):
             return ""
         found = self._accuracy.sqnr_db(self._inserter, self._space.placement(choice))
@@ -117,14 +117,15 @@ class AccuracyLimits:
 
     def _metric_of(self, choice: State) -> str:
         before, evaluate = self._float_metric, self._request.evaluate
+        max_drop = self._request.config.max_drop
         if before is None or evaluate is None:
             return ""
         found = self._accuracy.metric(self._inserter, self._space.placement(choice))
         if found is None:
-            return self._not_checked(f"--max_drop {self._request.max_drop:g}", METRIC, choice)
-        if found >= before - self._request.max_drop:
+            return self._not_checked(f"--max_drop {max_drop:g}", METRIC, choice)
+        if found >= before - max_drop:
             return ""
         return (
             f"{evaluate.label} {found:.6g} is {before - found:.3g} below the float model's "
-            f"{before:.6g}, more than --max_drop {self._request.max_drop:g}"
+            f"{before:.6g}, more than --max_drop {max_drop:g}"
         )

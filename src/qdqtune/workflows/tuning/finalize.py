@@ -203,7 +203,8 @@ class Finalizer:
         timed = final.timed.get(rival.model) if rival is not None else final.time_of(result)
         self.earlier_timed = timed if isinstance(timed, Timed) else None
         chosen, reason = final.choose(
-            request.threshold, lambda: finalists.shortfall(blanket) if blanket is not None else ""
+            request.config.performance_threshold,
+            lambda: finalists.shortfall(blanket) if blanket is not None else "",
         )
         if chosen is not None and rival is not None and _is_behind(chosen, rival, final):
             chosen, reason = None, "what an earlier run found is at least as fast"

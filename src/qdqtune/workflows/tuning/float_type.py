@@ -22,9 +22,9 @@ from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.graph.files import check_result, save_model
 from qdqtune.graph.precision import convert_precision
 from qdqtune.graph.precision_types import HALF_TYPES
-from qdqtune.records.errors import QdqtuneError, UsageError
+from qdqtune.records.errors import QdqtuneError
 from qdqtune.records.measurement import EngineInfo, Verdict
-from qdqtune.records.precision import AUTO, CHOICES, FLOAT_TYPES, Precision
+from qdqtune.records.precision import AUTO, FLOAT_TYPES, Precision
 from qdqtune.records.tuning import AS_GIVEN
 from qdqtune.workflows.precision import evaluate_conversion
 from qdqtune.workflows.source_model import Source, has_types
@@ -51,16 +51,6 @@ class FloatForm:
     sqnr_db: float | None = None
     speedup: float | None = None
     reason: str = ""
-
-
-def check_precision(precision: str) -> None:
-    """Make sure that there is such a float type.
-
-    Raises:
-        UsageError: If there isn't.
-    """
-    if precision not in CHOICES:
-        raise UsageError(f"There is no precision {precision!r}.", f"Choices: {', '.join(CHOICES)}.")
 
 
 def told_options(asked: str, info: EngineInfo, options: Mapping[str, str]) -> Mapping[str, str]:

@@ -14,6 +14,7 @@ from qdqtune.autotune.patterns.pattern_cache import PatternCache
 from qdqtune.autotune.search.grouping import Grouping, group_ops
 from qdqtune.autotune.search.space import Group, Space, State
 from qdqtune.calibration.observed_shapes import observe_shapes, unknown_tensors
+from qdqtune.config import NameFilters
 from qdqtune.engines.custom_ops import advice_on
 from qdqtune.engines.engine_entry import EngineEntry
 from qdqtune.engines.isolated import FailureKind, StoredFeeds, Worker, WorkerFailure
@@ -30,7 +31,7 @@ from qdqtune.records.measurement import LayerTime
 from qdqtune.records.placement import Edge
 from qdqtune.rules.order import draft_placement
 from qdqtune.rules.placement_draft import Constraints
-from qdqtune.workflows.name_filters import NameFilters
+from qdqtune.workflows.name_filters import constraints_of
 from qdqtune.workflows.sample_provider import SampleProvider
 
 _logger = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ def find_choices(
         if worker is not None and unknown_tensors(index):
             observe_shapes(base, worker, next(iter(provider.evaluation_samples())))
         planner = QuantizationPlanner(index, dialect, quant_type)
-        constraints = filters.constraints(index)
+        constraints = constraints_of(filters, index)
         ruled = draft_placement(planner, quant_type, constraints).chosen
         grouping = replace(group_ops(index, planner, cache), ruled=ruled)
     if filters:

@@ -7,9 +7,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+from qdqtune.config import Callback
 from qdqtune.engines.isolated import Worker
 from qdqtune.records.tuning import Seconds, TuneEvent
-from qdqtune.workflows.tuning.request import Callback
 
 _logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from qdqtune.autotune.patterns.pattern_cache import PatternCache
 from qdqtune.autotune.search.placement_search import PlacementSearch
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.autotune.search.trial import SEEDS, Effort, Score, Trial, speedup_of
+from qdqtune.config import SUBGRAPH
 from qdqtune.engines import registry
 from qdqtune.engines.float_types import exact_options, float_type_in_effect
 from qdqtune.engines.isolated import StoredFeeds, Worker
@@ -28,6 +29,7 @@ from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.errors import EngineError
+from qdqtune.records.inputs import request_of
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import CalibrationSource, RangeMethod, Ranges
@@ -61,7 +63,7 @@ from qdqtune.workflows.tuning.preflight import (
 )
 from qdqtune.workflows.tuning.previous_result import previous_result, why_not_as_fast, why_not_kept
 from qdqtune.workflows.tuning.progress_reporter import ProgressReporter
-from qdqtune.workflows.tuning.request import SUBGRAPH, TuneRequest
+from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.scheme_logs import SchemeLogs
 from qdqtune.workflows.tuning.searching import AskedAndTold, Searching
 from qdqtune.workflows.tuning.setup import (
@@ -123,7 +125,7 @@ class TuneRun:
         self._stack = contextlib.ExitStack()
         self._reporter = reporter
         self._pace = TimeBudget(
-            lambda: reporter.left_s, request.preset, request.budget_s,
+            lambda: reporter.left_s, request.preset, request.config.budget_s,
             measures=registry.entry(request.engine).measures,
         )  # fmt: skip
         self._pace.evaluated = provider.evaluation_sample_count
@@ -157,14 +159,15 @@ class TuneRun:
         self._info = info
         tell("engine", f"{registry.title(request.engine)} {info.version} on {info.device}")
         feeds = self._engine.store(next(iter(self._provider.evaluation_samples())))
-        wanted = wanted_type(request.precision, info, self._source)
+        wanted = wanted_type(request.config.precision, info, self._source)
         if wanted is not None:
             tell("precision", f"converting the model to {wanted.value}, and timing both")
         tuned = in_float_type(
             replace(tuned, request=request), info, self._provider, self._engine, feeds, self._folder
         )
         self._take_form(tuned)
-        given = given_cache(request.pattern_cache)
+        cache = request.config.pattern_cache
+        given = None if cache is None else given_cache(Path(cache))
         journal_path = self._folder / names.JOURNAL
         self._header = as_said_before(journal_path, tuned.header(info, self._provider))
         journal = self._open_journal()
@@ -179,20 +182,20 @@ class TuneRun:
             return self._hand_over(info, journal)
         tell("model", "finding what can be quantized")
         planner, story.grouping = find_choices(
-            base, request.dialect, request.quant_type, self._provider, self._runner,
-            request.node_filter, given, request.filters, request.region_filter,
+            base, request.dialect, request.config.quant_type, self._provider, self._runner,
+            request.config.node_filter, given, request.config.filters, request.config.region_filter,
         )  # fmt: skip
         tell(
             "model",
             f"{len(base.nodes)} ops, {story.grouping.regions} regions, "
             f"{story.grouping.patterns} patterns, {len(story.grouping.groups)} choices",
         )
-        if given is not None and request.pattern_cache is not None:
-            self._tell_cache(given, request.pattern_cache)
+        if given is not None:
+            self._tell_cache(given, str(cache))
         if not story.grouping.groups:
             story.reason = _nothing_to_do(planner, self._source)
             return self._hand_over(info, journal)
-        if journal.shares is None and request.workflow != SUBGRAPH:
+        if journal.shares is None and request.config.workflow != SUBGRAPH:
             tell("profile", "asking the engine where the float model's time goes")
             shapes = self._provider.shapes
             journal.keep_shares(latency_shares(self._engine, plain, feeds, base.index, shapes))
@@ -220,7 +223,7 @@ class TuneRun:
         timed = self._folder / names.BASELINE if self._source.converted_from else plain
         story.noise, story.baseline_ms, build_s = noise_when_quiet(
             lambda: check_noise(self._engine, timed, feeds, request.preset),
-            request.budget_s,
+            request.config.budget_s,
             reporter.tell,
         )
         story.build_s = max(story.build_s, build_s)  # one of them may have been kept from before
@@ -240,7 +243,7 @@ class TuneRun:
             also_s: Seconds that are needed before the first candidate.
             journal: What is known.
         """
-        budget_s, pace, story = self._request.budget_s, self._pace, self._story
+        budget_s, pace, story = self._request.config.budget_s, self._pace, self._story
         is_known = journal.earlier_benchmarks or self._earlier is not None
         if budget_s is None or is_known or pace.left_s() >= also_s + pace.least_s:
             return False
@@ -283,8 +286,10 @@ class TuneRun:
     def _open_files(self, given: PatternCache | None, journal: Journal) -> None:
         """What lies beside the journal, of this run and of an earlier one."""
         request, folder, header = self._request, self._folder, self._header
-        state = request.state_file or folder / names.STATE
-        self._snapshots = Snapshots(state, header, request.quant_type, request.threshold, given)
+        state, config = request.state_file or folder / names.STATE, request.config
+        self._snapshots = Snapshots(
+            state, header, config.quant_type, config.performance_threshold, given
+        )
         self._logs = SchemeLogs(folder / names.LOGS, self._info)
         self._earlier = previous_result(folder)
         self._finalizer = Finalizer(
@@ -292,7 +297,7 @@ class TuneRun:
             self._accuracy(journal), self._new_engine, self._earlier, self._pace,
         )  # fmt: skip
 
-    def _tell_cache(self, cache: PatternCache, path: Path) -> None:
+    def _tell_cache(self, cache: PatternCache, path: str) -> None:
         """How much of a pattern cache the model has."""
         found, patterns = self._story.grouping.cached_patterns, cache.num_patterns
         if found:
@@ -354,13 +359,13 @@ class TuneRun:
         story.grouping = with_ranges(story.grouping, planner, known)
         story.calibration = first.source.value
         story.calibration_samples = first.samples
-        inserter = Inserter(base, request.dialect, request.quant_type, first, given)
+        inserter = Inserter(base, request.dialect, request.config.quant_type, first, given)
         inserters = {way: inserter.with_ranges(ranges) for way, ranges in ways.items()}
         scales = inserter.encoder.digest()
         data = scales if first.source is not CalibrationSource.RANDOM else ""
         story.conditions = request.conditions(sha256_of(request.model), data, story.precision)
         mode: SubgraphMode | None = None
-        if request.workflow == SUBGRAPH:
+        if request.config.workflow == SUBGRAPH:
             mode = SubgraphMode(
                 request, self._folder, self._reporter, story, self._engine, self._runner,
                 self._provider, feeds, next(iter(inserters.values())), planner,
@@ -394,8 +399,8 @@ class TuneRun:
             return
         evaluator, room = self._evaluator_of(base), self._folder.scratch
         timed = self._finalizer.earlier_timed
-        why = why_not_kept(earlier, evaluator, room, self._request.min_sqnr_db)
-        why = why or why_not_as_fast(earlier, timed, self._request.threshold)
+        why = why_not_kept(earlier, evaluator, room, self._request.config.min_sqnr_db)
+        why = why or why_not_as_fast(earlier, timed, self._request.config.performance_threshold)
         if not why and timed is not None and earlier.is_slower_than_claimed(timed.comparison):
             self._earlier = earlier.timed_again(timed)
             _logger.warning(
@@ -423,9 +428,9 @@ class TuneRun:
             seeds = seeds_of(space, self._given_tensors, story.grouping)
             limits = request.preset.limits(
                 len(space.groups), story.grouping.patterns,
-                request.max_benchmarks, request.schemes_per_region,
+                request.config.max_benchmarks, request.config.schemes_per_region,
             )  # fmt: skip
-            search = PlacementSearch(space, seeds, limits, request.seed)
+            search = PlacementSearch(space, seeds, limits, request.config.seed)
             return Searching(space, search, seeds)
         try:
             return mode.prepare(plain, self._given_tensors)
@@ -459,13 +464,13 @@ class TuneRun:
         """Ranges in every way; from some of the samples, if there is no time for all."""
         request, provider = self._request, self._provider
         self._reporter.tell("calibration", f"on {provider.describe()}")
-        layout = request.dialect.format_of(request.quant_type)
+        layout = request.dialect.format_of(request.config.quant_type)
         bounded = BoundedSamples(provider.samples, journal.samples, self._pace.calibration_s)
         show = self._reporter.progress("calibration")
         found = dict(
             ranges_in_every_way(
                 self._source, base, self._runner, placement,
-                replace(provider, samples=bounded.begin), layout, request.method,
+                replace(provider, samples=bounded.begin), layout, request.config.range_method,
                 lambda done, total: show("samples", done, total),
             )
         )  # fmt: skip
@@ -493,7 +498,7 @@ class TuneRun:
             self._take_snapshot(space.planner, evaluator, evaluator.candidate_of(search.incumbent))
         try:
             while (trial := search.ask()) is not None:
-                if trial.stage != SEEDS and self._request.budget_s is not None:
+                if trial.stage != SEEDS and self._request.config.budget_s is not None:
                     self._finalizer.foresee(space, search.incumbent, inserters)
                 scores = self._answer(search, trial, evaluator)
                 if not scores:
@@ -639,13 +644,15 @@ class TuneRun:
         story.final_sha256 = sha256_of_model(staged / names.FINAL)
         story.baseline_sha256 = sha256_with_weights(folder / names.BASELINE)
         if story.is_shipped and story.sqnr_db is not None:
-            story.error_inputs = self._provider.evaluation_inputs(request.inputs.ranges)
+            story.error_inputs = self._provider.evaluation_inputs(
+                request_of(request.config.inputs).ranges
+            )
         write_text(staged / names.PLACEMENT, story.placement.to_json(fingerprint), force=True)
         if story.is_shipped and self._finalizer.ranges is not None:
             write_text(staged / names.RANGES, self._finalizer.ranges.to_json(), force=True)
         written = {
             name.partition(".")[0]: name
-            for name in (*_WRITTEN, *(_OF_SUBGRAPHS if request.workflow == SUBGRAPH else ()))
+            for name in (*_WRITTEN, *(_OF_SUBGRAPHS if request.config.workflow == SUBGRAPH else ()))
             if (staged / name).exists() or (name not in names.RESULT and (folder / name).exists())
         }
         story.build_with = self._build_line(info, staged / names.FINAL)

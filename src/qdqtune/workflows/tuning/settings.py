@@ -11,7 +11,6 @@ from qdqtune.autotune.presets import preset_for_schemes
 from qdqtune.autotune.search.placement_search import Limits
 from qdqtune.autotune.search.trial import Effort
 from qdqtune.engines.timing import FEWEST_ROUNDS
-from qdqtune.records.errors import UsageError
 
 _RUNS_OF_A_BLOCK = 2  # of a slow model; a fast one has more
 _NO_LIMIT_S = 3600.0
@@ -78,13 +77,7 @@ class Preset:
         )
 
     def with_runs(self, timing_runs: int) -> Preset:
-        """The preset with as many timed runs of each candidate, at least; more where it is close.
-
-        Raises:
-            UsageError: If there are none.
-        """
-        if timing_runs < 1:
-            raise UsageError(f"timing_runs is {timing_runs}.", "It is a number from 1 on.")
+        """The preset with as many timed runs of a candidate, at least; more where it is close."""
         rounds = max(FEWEST_ROUNDS, math.ceil(timing_runs / _RUNS_OF_A_BLOCK))
         return replace(
             self,
@@ -105,14 +98,3 @@ PRESETS: dict[str, Preset] = {
     "default": Preset(_by_effort(14, 40), _by_effort(3.0, 8.0), 2, (60, 2.0), 8.0, 16),
     "extensive": Preset(_by_effort(30, 100), _by_effort(8.0, 30.0), 5, (100, 8.0), 30.0, 30),
 }
-
-
-def preset_named(name: str) -> Preset:
-    """A preset.
-
-    Raises:
-        UsageError: If there is none of that name.
-    """
-    if name not in PRESETS:
-        raise UsageError(f"There is no preset {name!r}.", f"Choices: {', '.join(PRESETS)}.")
-    return PRESETS[name]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from qdqtune.engines.isolated import StoredFeeds, Worker
 from qdqtune.graph.fingerprint import fingerprint
@@ -54,7 +55,7 @@ class TuningTarget:
             "model": self.fingerprint,
             "engine": info.to_dict(),
             "dialect": self.request.dialect.name,
-            "quant_type": self.request.quant_type,
+            "quant_type": self.request.config.quant_type,
             "shapes": {name: list(shape) for name, shape in provider.shapes.items()},
         }
 
@@ -73,8 +74,9 @@ def check_first(request: TuneRequest, source: Source, folder: RunFolder) -> Tuni
     Raises:
         QdqtuneError: If something is.
     """
+    config = request.config
     nodes = [node.name or "" for node in source.model.graph]
-    for wildcards in (request.node_filter, request.region_filter):
+    for wildcards in (config.node_filter, config.region_filter):
         if wildcards and not any(fnmatch.filter(nodes, each) for each in wildcards):
             raise UsageError(
                 "No node of the model matches the node filter.",
@@ -82,7 +84,7 @@ def check_first(request: TuneRequest, source: Source, folder: RunFolder) -> Tuni
             )
     tuned = TuningTarget(request, source, fingerprint(source.model))
     if request.state_file is not None:
-        check_state_file(request.state_file, tuned.fingerprint, request.quant_type)
+        check_state_file(request.state_file, tuned.fingerprint, config.quant_type)
     if folder.replaces_a_run:  # it must be sure that there will be another one
         with Worker(request.engine, request.options, scratch=folder.scratch) as probe:
             engine_info(probe, request.engine)
@@ -105,25 +107,26 @@ def given_tensors(
     found: dict[str, frozenset[str]] = {}
     if source.reading is not None:
         found[AS_GIVEN] = source.reading.placement.tensors
-    if request.qdq_baseline is not None:
-        baseline = open_source(request.qdq_baseline, optimize=request.optimize)
+    if request.config.qdq_baseline is not None:
+        path = Path(request.config.qdq_baseline)
+        baseline = open_source(path, optimize=request.config.optimize)
         reading = baseline.reading
         if reading is None:
             raise UsageError(
-                f"{request.qdq_baseline} has no Q/DQ to begin with.",
+                f"{path} has no Q/DQ to begin with.",
                 "Name a quantized form of the model, or leave --qdq_baseline out.",
             )
-        check_same_model(source.model, baseline.model, request.qdq_baseline)
+        check_same_model(source.model, baseline.model, path)
         activations, known = activations_in(source.model, baseline.model, reading.placement)
         if not known:
             raise UsageError(
                 f"None of the {activations} activations that are quantized in "
-                f"{request.qdq_baseline} is in the model.",
+                f"{path} is in the model.",
                 "Quantize the model with a tool that keeps the names of tensors.",
             )
         tell(
             "Q/DQ baseline",
-            f"of the {activations} activations that are quantized in {request.qdq_baseline}, "
+            f"of the {activations} activations that are quantized in {path}, "
             f"{len(known)} are in the model",
         )
         found["Q/DQ baseline"] = reading.placement.tensors | known
@@ -141,7 +144,7 @@ def ask_engine(request: TuneRequest, engine: Worker) -> tuple[TuneRequest, Engin
     """
     info = engine_info(engine, request.engine)
     given: Mapping[str, str] = request.options.engine_options
-    told = told_options(request.precision, info, given)
+    told = told_options(request.config.precision, info, given)
     if told == given:
         return request, info
     engine.options = replace(request.options, engine_options=dict(told))
@@ -163,25 +166,26 @@ def in_float_type(
         UsageError: If a state file is that of another form of the model.
     """
     request, source = tuned.request, tuned.source
-    precision = wanted_type(request.precision, info, source)
+    precision = wanted_type(request.config.precision, info, source)
     earlier = precision_of(folder / JOURNAL)
-    if request.precision == AUTO and earlier == UNCHANGED:
+    if request.config.precision == AUTO and earlier == UNCHANGED:
         precision = None  # what was found out stays
     if precision is not None:
         folder.converted.parent.mkdir(exist_ok=True)
         form = convert_to(
             precision, source, folder.converted, provider.evaluation_samples, engine, feeds,
-            request.min_sqnr_db, request.preset,
-            may_be_slower=request.precision != AUTO or earlier is not None,
+            request.config.min_sqnr_db, request.preset,
+            may_be_slower=request.config.precision != AUTO or earlier is not None,
         )  # fmt: skip
         tuned = replace(tuned, form=form)
         if form.model is None:  # the model as given is built under the same name
             logs = folder / LOGS / request.engine
             copy_log(logs / f"{folder.converted.stem}.log", logs / f"{precision.value}.log")
         else:
-            layout = request.dialect.format_of(request.quant_type)
-            source = open_source(form.model, layout.least_opset, optimize=request.optimize)
+            layout = request.dialect.format_of(request.config.quant_type)
+            source = open_source(form.model, layout.least_opset, optimize=request.config.optimize)
             tuned = replace(tuned, source=source, fingerprint=fingerprint(source.model))
     if request.state_file is not None:
-        check_state_file(request.state_file, tuned.fingerprint, request.quant_type, tuned.form.name)
+        name, quant_type = tuned.form.name, request.config.quant_type
+        check_state_file(request.state_file, tuned.fingerprint, quant_type, name)
     return tuned

@@ -36,6 +36,7 @@ from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
+from qdqtune.records.inputs import request_of
 from qdqtune.records.measurement import LayerTime
 from qdqtune.workflows.sample_provider import SampleProvider
 from qdqtune.workflows.tuning import folder as names
@@ -113,7 +114,8 @@ class SubgraphMode:
         self._planner = planner
         self._float_type = float_type
         self._pace = pace
-        told_by = sha256_of(request.graph_json) if request.graph_json is not None else ""
+        layers = request.config.graph_json
+        told_by = sha256_of(Path(layers)) if layers is not None else ""
         self._cache = SubgraphCache(folder / names.SUBGRAPH_CACHE, header, told_by)
         self._groups: tuple[FusionGroup, ...] = ()
         self._units: list[QuantizableGroup] = []
@@ -195,10 +197,10 @@ class SubgraphMode:
         space = Space(self._planner, story.grouping.groups, {})
         found = seeds_of(space, given, story.grouping)
         seeds = {name: state for name, state in found.items() if name not in NOT_TRIED}
-        most = request.max_benchmarks
+        most = request.config.max_benchmarks
         limits = Limits(benchmarks=len(seeds) if most is None else min(most, len(seeds)))
         self._write_raw(space, frozenset(), is_quantized=AS_GIVEN in given)
-        return Searching(space, PlacementSearch(space, seeds, limits, request.seed), seeds)
+        return Searching(space, PlacementSearch(space, seeds, limits, request.config.seed), seeds)
 
     def _why_no_unit(self, subgraphs: Sequence[Subgraph]) -> str:
         found = (self._cache.subgraphs.get(subgraph.key) for subgraph in subgraphs)
@@ -239,9 +241,10 @@ class SubgraphMode:
         """The engine's groups, or what an earlier run found."""
         cache, index = self._cache, self._planner.index
         if cache.groups is None or not self._is_whole(cache.groups):
-            graph_json = self._request.graph_json
-            own = self._write_layers(plain) if graph_json is None else None
-            groups, times = find_groups(index, self._engine, plain, self._feeds, graph_json, own)
+            graph_json = self._request.config.graph_json
+            told = None if graph_json is None else Path(graph_json)
+            own = self._write_layers(plain) if told is None else None
+            groups, times = find_groups(index, self._engine, plain, self._feeds, told, own)
             structural = sum(group.is_structural for group in groups)
             found = [(group.nodes, times[group.number]) for group in groups]
             cache.keep_groups(found, structural)
@@ -284,7 +287,7 @@ class SubgraphMode:
     def _note_layer_files(self) -> None:
         """Tell of files with layers that this run, or an earlier one, has written."""
         model, folder = self._request.model, self._folder
-        if self._request.graph_json is None:
+        if self._request.config.graph_json is None:
             for name, file in (
                 ("graph_json", folder.layer_file(model, self._float_type)),
                 ("build_log", folder.build_log(model, self._float_type)),
@@ -301,9 +304,9 @@ class SubgraphMode:
     def _shape_ranges(self) -> dict[str, Mapping[str, tuple[int, ...]]]:
         """Shapes of all tensors at the smallest and the largest inputs, if they were given."""
         request, base = self._request, self._inserter.base
-        asked = {MIN: request.min_shapes, MAX: request.max_shapes}
+        asked = {MIN: request.config.min_shapes, MAX: request.config.max_shapes}
         return {
-            label: shapes_inside(base, self._runner, each, base.index.value)
+            label: shapes_inside(base, self._runner, request_of(each), base.index.value)
             for label, each in asked.items()
             if each is not None
         }
@@ -332,18 +335,18 @@ class SubgraphMode:
         raw = choices.state(assemble_closed(costs, closed))
         others = seeds_of(space, given, story.grouping)
         seeds = {RAW: raw, **{n: s for n, s in others.items() if n not in NOT_TRIED}}
-        if not request.incremental_validation:
+        if not request.config.incremental_validation:
             seeds = {RAW: raw}
         self._write_raw(space, raw, is_quantized=AS_GIVEN in given)
         alike: dict[int, set[int]] = {}
         for number, unit in enumerate(self._units):
             if not unit.is_passthrough:
                 alike.setdefault(unit.subgraph, set()).add(number)
-        most = request.max_benchmarks
+        most = request.config.max_benchmarks
         limits = Limits(benchmarks=request.preset.assemblies if most is None else most)
         search = SubgraphSearch(
             space, choices, costs, seeds, [frozenset(part) for part in alike.values()], limits,
-            incremental=request.incremental_validation, frugal=self._is_slow_to_build,
+            incremental=request.config.incremental_validation, frugal=self._is_slow_to_build,
         )  # fmt: skip
         search.observe(frozenset(), self._plain)
         self._reporter.tell(

@@ -1,0 +1,158 @@
+"""Flags from configs, and configs from what was parsed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection
+from dataclasses import Field
+from typing import Any, TypeVar
+
+from qdqtune.cli.input_flags import add_input_items, input_request
+from qdqtune.cli.lists import AssignmentsAction, InputItemsAction, ListAction
+from qdqtune.cli.parser import group_titled
+from qdqtune.config import INPUTS, SHAPES
+from qdqtune.options import (
+    KEY_VALUES,
+    REGEXES,
+    SWITCH,
+    WILDCARDS,
+    Kind,
+    Option,
+    check_mode,
+    help_text,
+    options_of,
+    parts_of,
+)
+
+C = TypeVar("C")
+
+# How flags are parsed that may be repeated.
+_LISTS: dict[Kind, dict[str, Any]] = {
+    KEY_VALUES: {"action": AssignmentsAction},
+    REGEXES: {"action": ListAction, "nargs": "+"},
+    SHAPES: {"action": InputItemsAction, "item": "shape"},
+    WILDCARDS: {"action": ListAction},
+}
+
+
+class SaidOnce(argparse.Action):
+    """Keeps a value that may be repeated, under any name of the flag, but not contradicted."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        """Store the value."""
+        self.keep(namespace, self.dest, values)
+
+    def keep(self, namespace: argparse.Namespace, name: str, value: Any) -> None:
+        """Store a value under a name, unless it contradicts the one that is there."""
+        before = getattr(namespace, name, None)
+        if before not in (None, value):
+            raise argparse.ArgumentError(self, f"{before} and {value} contradict each other")
+        setattr(namespace, name, value)
+
+
+class _Switch(SaidOnce):
+    """Keeps True, or False if the flag begins with `--no_`."""
+
+    def __init__(self, option_strings: list[str], dest: str, **others: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **others)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Any,  # noqa: ARG002
+        option_string: str | None = None,
+    ) -> None:
+        """Store what the flag says."""
+        self.keep(namespace, self.dest, not str(option_string).startswith("--no_"))
+
+
+def add_config(
+    parser: argparse.ArgumentParser, config_class: type, *, without: Collection[str] = ()
+) -> None:
+    """Add a flag for each field of a config that has one, unless it is there; see `config_from`.
+
+    Args:
+        parser: Where they go, in a group for each part of the config.
+        config_class: The config.
+        without: Fields that are left out.
+    """
+    exclusive: dict[str, argparse._ActionsContainer] = {}
+    for title, options in parts_of(config_class):
+        for each, known in options:
+            flags = [flag for flag in known.flags if flag not in parser._option_string_actions]
+            if not flags or each.name in without:
+                continue
+            group: argparse._ActionsContainer = group_titled(parser, known.title or title)
+            if known.exclusive:
+                if known.exclusive not in exclusive:
+                    exclusive[known.exclusive] = group.add_mutually_exclusive_group()
+                group = exclusive[known.exclusive]
+            _add_flag(group, each, known, flags)
+
+
+def _add_flag(
+    group: argparse._ActionsContainer, each: Field[Any], known: Option, flags: Collection[str]
+) -> None:
+    kind = known.kind
+    if kind is INPUTS:
+        add_input_items(group)
+        return
+    how: dict[str, Any] = {"default": each.default, "metavar": kind.metavar}
+    if kind is SWITCH:
+        how = {"action": _Switch}
+    elif kind.collect is not None:
+        how |= {"default": [], "type": _typed(kind), **_LISTS[kind]}
+    else:
+        how |= {
+            "choices": kind.choices or None,
+            "type": kind.read if kind.choices else _typed(kind),
+        }
+        if sum(flag.startswith("--") for flag in known.flags) > 1:
+            how["action"] = SaidOnce
+    if known.mode or ("action" in how and issubclass(how["action"], SaidOnce)):
+        how["default"] = argparse.SUPPRESS  # so that it can be told whether it was given
+    text = help_text(each, known).replace("%", "%%")
+    group.add_argument(*flags, dest=known.dest, help=text, **how)
+
+
+def _typed(kind: Kind) -> Callable[[str], Any]:
+    def typed(text: str) -> Any:
+        try:
+            return kind.from_text(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return typed
+
+
+def config_from(options: argparse.Namespace, config_class: Callable[..., C], **known: Any) -> C:
+    """The config that a command line asks for.
+
+    Args:
+        options: What was parsed.
+        config_class: The config.
+        known: Fields whose values are known otherwise.
+
+    Raises:
+        UsageError: If a value can't be read, or does not go with the others.
+    """
+    said: dict[str, Any] = {}
+    for each, one in options_of(config_class):
+        if each.name in known or not hasattr(options, one.dest):
+            continue
+        value = getattr(options, one.dest)
+        if one.kind is INPUTS:
+            said[each.name] = input_request(options)
+        elif one.kind.collect is None:
+            said[each.name] = value
+        elif value:
+            said[each.name] = one.kind.collect(value)
+    check_mode(config_class, said | known)
+    return config_class(**said, **known)

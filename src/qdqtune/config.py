@@ -1,0 +1,341 @@
+"""What a user can ask for: one field per option, in parts that commands share.
+
+`TuneConfig(threads=2, preset="quick")` holds what `qdqtune.tune` takes as keywords and what
+`qdqtune tune` takes as flags. An option is added here, and used where it has an effect.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from qdqtune.options import (
+    ANYTHING,
+    KEY_VALUES,
+    NAME,
+    PATH,
+    REGEXES,
+    SECONDS,
+    SWITCH,
+    WILDCARDS,
+    Config,
+    Identity,
+    Kind,
+    number,
+    one_of,
+    option,
+    whole,
+)
+from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
+from qdqtune.records.inputs import InputRequest, ShapesOrRequest
+from qdqtune.records.precision import AUTO, CHOICES
+from qdqtune.records.ranges import RangeMethod
+from qdqtune.records.tuning import (
+    DEFAULT_MAX_DROP,
+    DEFAULT_OUTPUT_DIR,
+    DEFAULT_THRESHOLD,
+    TuneEvent,
+)
+
+Path = str | os.PathLike[str]
+Callback = Callable[[TuneEvent], None]
+
+REGION, SUBGRAPH = "region", "subgraph"
+WORKFLOWS = (REGION, SUBGRAPH)
+PRESETS = ("quick", "default", "extensive")
+RESUME = ("auto", "never")
+FROM_PYTHON = "qdqtune.tune (Python)"
+
+ENGINE_SPECIFIC = "flags of some engines only (see docs/engines.md)"
+"""The title of the options that help shows last."""
+
+INPUTS = Kind(
+    "an InputRequest, or shapes by the names of inputs",
+    lambda value: isinstance(value, InputRequest | Mapping),
+)
+SHAPES = Kind(
+    "shapes by the names of inputs", lambda _: True, str, InputRequest.from_text,
+    metavar="NAME:1x3x224x224",
+)  # fmt: skip
+_FUNCTION = Kind(
+    "a function, or module:function",
+    lambda value: isinstance(value, str) or callable(value),
+    metavar="module:function",
+)
+
+
+def _method_name(text: str) -> str:
+    """The name that a method has now; what is none is for the caller to tell."""
+    try:
+        return RangeMethod(text).value
+    except ValueError:
+        return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(Config):
+    """What runs the model."""
+
+    TITLE: ClassVar[str] = "engine"
+
+    engine: str = option("auto", NAME, "the engine that runs the model", "--engine")
+    engine_options: Mapping[str, str] | None = option(
+        None, KEY_VALUES, "options of the engine's own", "--engine_option", title=ENGINE_SPECIFIC
+    )
+    threads: int | None = option(
+        None, whole(1), "threads per run", "--threads", default_text="the engine's own"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizationConfig(Config):
+    """What the model is quantized to."""
+
+    TITLE: ClassVar[str] = "quantization"
+
+    quant_type: str = option(
+        "int8", NAME, "int8, uint8 or fp8, as the engine's dialect offers", "--quant_type"
+    )
+    precision: str = option(
+        AUTO, one_of(CHOICES),
+        "the float type to tune the model in; auto is float16 for engines that use types as they "
+        "are written, and the model's own type for all others",
+        "--precision",
+    )  # fmt: skip
+    optimize: bool = option(
+        True, SWITCH, "fold constants and BatchNorms first", "--optimize", "--no_optimize",
+        default_text="yes", identity=Identity.IF_SET,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputConfig(Config):
+    """What the model is fed with."""
+
+    TITLE: ClassVar[str] = "inputs (what is not given is chosen; see docs/shapes.md)"
+
+    inputs: ShapesOrRequest = option(
+        InputRequest(), INPUTS, "shapes to run at, and the ranges of random inputs",
+        "--shapes", "--dim", "--input_range", default_text="as the model has them",
+    )  # fmt: skip
+    seed: int = option(0, whole(0), "seed of the search and of random inputs", "--seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeRangeConfig(Config):
+    """Between which shapes inputs may be, for engines that build for a range."""
+
+    TITLE: ClassVar[str] = ENGINE_SPECIFIC
+
+    min_shapes: ShapesOrRequest | None = option(
+        None, SHAPES, "the smallest shapes of inputs; --shapes are timed", "--min_shapes"
+    )
+    max_shapes: ShapesOrRequest | None = option(
+        None, SHAPES, "the largest shapes of inputs", "--max_shapes"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationConfig(Config):
+    """Where the ranges of tensors come from."""
+
+    TITLE: ClassVar[str] = "calibration (see docs/calibration.md)"
+
+    calibration_data: Any = option(
+        None, ANYTHING, "an .npy or .npz file, a folder of them, or module:function",
+        "--calibration_data", default_text="random inputs",
+    )  # fmt: skip
+    calibration_samples: int | None = option(
+        None, whole(1), "use at most this many samples", "--calibration_samples"
+    )
+    calibration_method: RangeMethod | str | None = option(
+        None, one_of([each.value for each in RangeMethod], _method_name),
+        "how ranges follow from the data", "--calibration_method",
+        default_text="all are tried, and the most accurate is used", identity=Identity.YES,
+    )  # fmt: skip
+
+    @property
+    def range_method(self) -> RangeMethod | None:
+        """The method; None if all are to be tried."""
+        return None if self.calibration_method is None else RangeMethod(self.calibration_method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NameFilters(Config):
+    """What to quantize and what to leave float, as regular expressions."""
+
+    TITLE: ClassVar[str] = "what to quantize (regular expressions; see docs/quantize.md)"
+
+    nodes_to_quantize: Sequence[str] = option(
+        (), REGEXES, "quantize these nodes only, and what is between them", "--nodes_to_quantize"
+    )
+    nodes_to_exclude: Sequence[str] = option(
+        (), REGEXES, "nodes that stay float", "--nodes_to_exclude"
+    )
+    op_types_to_quantize: Sequence[str] = option(
+        (), REGEXES, "quantize these op types only", "--op_types_to_quantize"
+    )
+    op_types_to_exclude: Sequence[str] = option(
+        (), REGEXES, "op types that stay float", "--op_types_to_exclude"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for each in fields(NameFilters):
+            value = getattr(self, each.name)
+            object.__setattr__(
+                self, each.name, (value,) if isinstance(value, str) else tuple(value)
+            )
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, each.name) for each in fields(NameFilters))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig(Config):
+    """How the search goes."""
+
+    TITLE: ClassVar[str] = "search"
+
+    workflow: str = option(
+        REGION, one_of(WORKFLOWS),
+        "region tries placements on the whole model; subgraph profiles the subgraphs that the "
+        "engine fuses and assembles them, with far fewer builds",
+        "--workflow", "--mode",
+    )  # fmt: skip
+    preset: str = option("default", one_of(PRESETS), "how thorough to be", "--preset")
+    budget_s: float | None = option(
+        None, SECONDS,
+        "time for the whole run; the search ends early enough to check and write the best model",
+        "--budget", default_text="no limit",
+    )  # fmt: skip
+    max_benchmarks: int | None = option(
+        None, whole(1), "try at most this many candidates", "--max_benchmarks",
+        default_text="the preset's number",
+    )  # fmt: skip
+    schemes_per_region: int | None = option(
+        None, whole(1),
+        "the same limit as a number for each pattern of the model; max_benchmarks goes first",
+    )  # fmt: skip
+    timing_runs: int | None = option(
+        None, whole(1), "timed runs of each candidate, at least",
+        default_text="the preset's number",
+    )  # fmt: skip
+    qdq_baseline: Path | None = option(
+        None, PATH, "a quantized form of the model: also start from what is quantized in it",
+        "--qdq_baseline",
+    )  # fmt: skip
+    pattern_cache: Path | None = option(
+        None, PATH, "the pattern cache of another run: also try what it suggests", "--pattern_cache"
+    )
+    node_filter: Sequence[str] = option(
+        (), WILDCARDS,
+        "quantize only ops whose names match one of these wildcards, and ops like them",
+        "--node_filter", identity=Identity.YES,
+    )  # fmt: skip
+    region_filter: Sequence[str] = option(
+        (), WILDCARDS,
+        "wildcards of node names: skip regions without a match, unless they have the pattern of a "
+        "region with one", identity=Identity.IF_SET,
+    )  # fmt: skip
+    filters: NameFilters = option(
+        NameFilters(), Kind("NameFilters", lambda value: isinstance(value, NameFilters)),
+        "the same as regular expressions, as quantize has them", identity=Identity.IF_SET,
+    )  # fmt: skip
+    graph_json: Path | None = option(
+        None, PATH, "TensorRT's layers of the model, which tell the fusion groups instead of the "
+        "engine", "--graph_json", mode=SUBGRAPH,
+    )  # fmt: skip
+    incremental_validation: bool = option(
+        True, SWITCH,
+        "compare assemblies on the whole model, and improve the best one by batches of groups; "
+        "without, only check that what the subgraphs suggest is faster than the float model",
+        "--incremental_validation", "--no_incremental_validation", default_text="yes",
+        mode=SUBGRAPH,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyConfig(Config):
+    """What a result must satisfy."""
+
+    TITLE: ClassVar[str] = "what the result must satisfy"
+
+    min_sqnr_db: float | None = option(
+        DEFAULT_MIN_SQNR_DB,
+        number("none or a number of dB", metavar="DB", none=True),
+        "least signal-to-noise ratio of every output against the float model, in dB, or none",
+        "--min_sqnr", identity=Identity.YES,
+    )  # fmt: skip
+    performance_threshold: float = option(
+        DEFAULT_THRESHOLD, number("a ratio of 1 or more, such as 1.02", 1.0),
+        "keep the model as given below this speedup", "--performance_threshold",
+        identity=Identity.YES,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricConfig(Config):
+    """A metric of the user's own."""
+
+    TITLE: ClassVar[str] = AccuracyConfig.TITLE
+
+    evaluate: str | Callable[[str], float] | None = option(
+        None, _FUNCTION,
+        "a function that takes the path of a model and returns a metric; higher is better",
+        "--evaluate", identity=Identity.YES,
+    )  # fmt: skip
+    max_drop: float = option(
+        DEFAULT_MAX_DROP, number("a number from 0 up", 0.0),
+        "how much lower than the float model's that metric may be", "--max_drop",
+        needs="evaluate", identity=Identity.YES,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputConfig(Config):
+    """Where a run is written, and what happens to an earlier one there."""
+
+    TITLE: ClassVar[str] = "output"
+
+    output_dir: Path = option(
+        DEFAULT_OUTPUT_DIR,
+        Kind(PATH.must_be, PATH.accepts, metavar="DIR"),
+        "folder for everything that is written; an earlier run in it is resumed",
+        "-o", "--output_dir",
+    )  # fmt: skip
+    state_file: Path | None = option(
+        None, PATH, "where the state is written, and what to resume from if it exists",
+        default_text="in the output folder",
+    )  # fmt: skip
+    resume: str = option(
+        "auto", one_of(RESUME), "resume an earlier run in DIR, or refuse to", "--resume",
+        exclusive="earlier run",
+    )  # fmt: skip
+    restart: bool = option(
+        False, SWITCH, "start again; an earlier run in DIR is kept in DIR/earlier", "--restart",
+        exclusive="earlier run",
+    )  # fmt: skip
+    force: bool = option(
+        False, SWITCH, "replace what is in DIR, including an earlier run", "--force",
+        exclusive="earlier run",
+    )  # fmt: skip
+    callbacks: Sequence[Callback] = option((), ANYTHING, "called with every step")
+    command: str = option(FROM_PYTHON, NAME, "what the summary says this call came from")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig(
+    OutputConfig,
+    EngineConfig,
+    QuantizationConfig,
+    SearchConfig,
+    AccuracyConfig,
+    MetricConfig,
+    CalibrationConfig,
+    InputConfig,
+    ShapeRangeConfig,
+):
+    """Everything that `qdqtune.tune` can be asked for."""

@@ -1,0 +1,180 @@
+"""Options: one field is a flag, a keyword, a check and a part of a run's identity."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtune.cli.config_flags import config_from
+from qdqtune.cli.main import get_parser, main
+from qdqtune.config import NameFilters, TuneConfig
+from qdqtune.options import options_of
+from qdqtune.records.errors import UsageError
+from qdqtune.records.inputs import InputRequest
+from qdqtune.records.ranges import RangeMethod
+from qdqtune.workflows.tune import plan_tune, tune
+from tests.conftest import model_from_text
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "model.onnx"
+    onnx.save(model_from_text("g (float[1,8] x) => (float[1,8] y) { y = Relu(x) }"), path)
+    return str(path)
+
+
+# A value of each option as it is typed, and what Python has for it.
+TYPED: dict[str, tuple[list[str], Any]] = {
+    "output_dir": (["-o", "run"], "run"),
+    "resume": (["--resume", "never"], "never"),
+    "restart": (["--restart"], True),
+    "force": (["--force"], True),
+    "engine": (["--engine", "simulated"], "simulated"),
+    "engine_options": (["--engine_option", "a=1", "--engine_option", "b=2=3"],
+                       {"a": "1", "b": "2=3"}),
+    "threads": (["--threads", "3"], 3),
+    "quant_type": (["--quant_type", "fp8"], "fp8"),
+    "precision": (["--precision", "float16"], "float16"),
+    "optimize": (["--no_optimize"], False),
+    "workflow": (["--mode", "subgraph"], "subgraph"),
+    "preset": (["--preset", "quick"], "quick"),
+    "budget_s": (["--budget", "2m"], 120.0),
+    "max_benchmarks": (["--max_benchmarks", "7"], 7),
+    "qdq_baseline": (["--qdq_baseline", "q.onnx"], "q.onnx"),
+    "pattern_cache": (["--pattern_cache", "c.yaml"], "c.yaml"),
+    "node_filter": (["--node_filter", "a*, b", "--node_filter", "c"], ("a*", "b", "c")),
+    "graph_json": (["--workflow", "subgraph", "--graph_json", "g.json"], "g.json"),
+    "incremental_validation": (["--workflow", "subgraph", "--no_incremental_validation"], False),
+    "min_sqnr_db": (["--min_sqnr", "none"], None),
+    "performance_threshold": (["--performance_threshold", "1.5"], 1.5),
+    "evaluate": (["--evaluate", "m:f"], "m:f"),
+    "max_drop": (["--max_drop", "0.2"], 0.2),
+    "calibration_data": (["--calibration_data", "d.npz"], "d.npz"),
+    "calibration_samples": (["--calibration_samples", "4"], 4),
+    "calibration_method": (["--calibration_method", "minmax"], RangeMethod.MAX),
+    "inputs": (["--shapes", "x:1x8", "--dim", "N=2", "--input_range", "x:0:1"],
+               InputRequest({"x": (1, 8)}, {"N": 2}, {"x": (0, 1)})),
+    "seed": (["--seed", "5"], 5),
+    "min_shapes": (["--min_shapes", "x:1x8"], InputRequest({"x": (1, 8)})),
+    "max_shapes": (["--max_shapes", "x:9x8"], InputRequest({"x": (9, 8)})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [each.name for each, known in options_of(TuneConfig) if known.flags]
+)
+def test_a_flag_sets_its_field(name: str) -> None:
+    typed, value = TYPED[name]
+    config = config_from(get_parser().parse_args(["tune", "m.onnx", *typed]), TuneConfig)
+    assert getattr(config, name) == value
+    nothing_said = config_from(get_parser().parse_args(["tune", "m.onnx"]), TuneConfig)
+    assert nothing_said == TuneConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "value", "must_be"),
+    [
+        ("threads", "--threads", 0, "a whole number from 1 up"),
+        ("max_benchmarks", "--max_benchmarks", 0, "a whole number from 1 up"),
+        ("calibration_samples", "--calibration_samples", -1, "a whole number from 1 up"),
+        ("seed", "--seed", -1, "a whole number from 0 up"),
+        ("budget_s", "--budget", 0.0, "a time above 0"),
+        ("min_sqnr_db", "--min_sqnr", float("nan"), "none or a number of dB"),
+        ("performance_threshold", "--performance_threshold", 0.5, "a ratio of 1 or more"),
+        ("max_drop", "--max_drop", -0.5, "a number from 0 up"),
+    ],
+)
+def test_python_and_the_command_line_refuse_the_same(
+    name: str, flag: str, value: Any, must_be: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for call in (tune, plan_tune):
+        with pytest.raises(UsageError, match=f"^{name} must be {must_be}.*, not {value!r}"):
+            call(model, **{name: value})
+    assert main(["tune", model, f"{flag}={value}"]) == 2
+    assert f"argument {flag}: must be {must_be}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("threads", "2"), ("threads", True), ("threads", 2.0), ("seed", None), ("preset", "slow"),
+        ("preset", 3), ("precision", "float8"), ("workflow", "pieces"), ("resume", "maybe"),
+        ("engine", None), ("engine_options", ["a=1"]), ("optimize", "no"), ("node_filter", "a*"),
+        ("node_filter", [1]), ("pattern_cache", 3), ("evaluate", 3), ("max_drop", "much"),
+        ("calibration_method", "median"), ("inputs", [1, 2]), ("filters", ["a"]),
+        ("performance_threshold", None), ("timing_runs", 0), ("schemes_per_region", 0),
+    ],
+)  # fmt: skip
+def test_values_of_other_types_are_refused(name: str, value: Any, model: str) -> None:
+    with pytest.raises(UsageError, match=f"^{name} must be ") as caught:
+        tune(model, **{name: value})
+    assert caught.value.hint.startswith(f"{name}: ")
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    config = TuneConfig(threads=np.int64(2), budget_s=np.float32(3))  # type: ignore[arg-type]
+    assert (config.threads, config.budget_s) == (2, 3)
+
+
+def test_a_misspelled_keyword_gets_the_nearest_one(model: str) -> None:
+    with pytest.raises(UsageError, match=r"tune\(\) has no option 'thread'") as caught:
+        tune(model, thread=1)  # type: ignore[call-arg]
+    assert caught.value.hint == "Did you mean threads?"
+    with pytest.raises(UsageError, match="'zzz'") as caught:
+        tune(model, zzz=1)  # type: ignore[call-arg]
+    assert "max_benchmarks" in caught.value.hint
+
+
+def test_a_config_and_keywords(model: str) -> None:
+    config = TuneConfig(engine="simulated", preset="quick", max_benchmarks=3)
+    assert plan_tune(model, config).benchmarks == 3
+    assert plan_tune(model, config, max_benchmarks=5).benchmarks == 5
+    assert plan_tune(model=model, config=config).engine == "simulated"
+    with pytest.raises(UsageError, match="config is a dict, not a TuneConfig"):
+        plan_tune(model, {"preset": "quick"})  # type: ignore[arg-type]
+
+
+def test_the_keywords_are_in_the_signature_and_in_the_documentation() -> None:
+    keywords = list(inspect.signature(tune).parameters.values())[2:]
+    for keyword, (each, known) in zip(keywords, options_of(TuneConfig), strict=True):
+        assert (keyword.name, keyword.default) == (each.name, each.default)
+        assert f"{each.name}: {known.help}" in str(inspect.getdoc(tune))
+
+
+def test_the_identity_of_a_run() -> None:
+    plain = TuneConfig()
+    assert plain.identity() == {
+        "calibration_method": None,
+        "node_filter": [],
+        "min_sqnr_db": 15.0,
+        "evaluate": None,
+        "max_drop": None,  # without a metric it means nothing
+        "performance_threshold": 1.02,
+    }
+    for same in ({"threads": 2}, {"preset": "quick"}, {"max_drop": 0.5}, {"output_dir": "a"}):
+        assert replace(plain, **same).identity() == plain.identity()
+    other = replace(
+        plain, evaluate="m:f", max_drop=0.5, optimize=False, node_filter=["b", "a"],
+        region_filter=["r"], filters=NameFilters(nodes_to_exclude="stem"),
+        calibration_method="minmax",
+    )  # fmt: skip
+    assert other.identity() == plain.identity() | {
+        "calibration_method": "max",
+        "node_filter": ["a", "b"],
+        "evaluate": "m:f",
+        "max_drop": 0.5,
+        "optimize": False,
+        "region_filter": ["r"],
+        "filters": {
+            "nodes_to_quantize": [],
+            "nodes_to_exclude": ["stem"],
+            "op_types_to_quantize": [],
+            "op_types_to_exclude": [],
+        },
+    }
