@@ -183,9 +183,10 @@ def _engine_names() -> Iterable[str]:
 
 
 def _dialect_names() -> Iterable[str]:
-    from qdqtune.qdq.dialects import DIALECTS
+    from qdqtune.engines import registry  # the dialects themselves take long to import
 
-    return DIALECTS
+    entries = registry.engines().values()
+    return sorted({choice.name for entry in entries for choice in entry.dialects})
 
 
 # Those of flags that are looked up only when help is shown, by where their values are kept.
