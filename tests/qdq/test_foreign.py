@@ -15,6 +15,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.folding import fold
 from qdqtune.qdq.read_back import read, strip
+from qdqtune.records.errors import ModelError
 from tests.conftest import model_from_text
 
 
@@ -159,3 +160,15 @@ def test_scales_in_constant_nodes() -> None:
     model = ir.from_proto(proto)
     assert strip(model).placement.edges == {("x", "n4", 0)}
     assert [node.op_type for node in model.graph] == ["Neg"]
+
+
+def test_a_node_of_very_many_inputs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewiring takes the square of their number."""
+    monkeypatch.setattr("qdqtune.qdq.read_back._MOST_INPUTS", 2)
+    text = """g (float[4] x) => (float[12] y) <float s = {0.1}, int8 z = {0}> {
+        q = QuantizeLinear(x, s, z)
+        d = DequantizeLinear(q, s, z)
+        y = Concat<axis=0>(d, d, d)
+    }"""
+    with pytest.raises(ModelError, match="has 3 inputs"):
+        strip(ir.from_proto(model_from_text(text, 17)))

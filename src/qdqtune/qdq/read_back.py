@@ -13,11 +13,14 @@ from qdqtune.qdq.insert import COPY_OF
 from qdqtune.qdq.propagated_weights import propagate, propagates_weight
 from qdqtune.qdq.read_result import ReadEncoding, ReadResult, wider
 from qdqtune.qdq.saturation import put_back, stands_for_activation
+from qdqtune.records.errors import ModelError
 from qdqtune.records.placement import Edge, Placement
 
 _QUANTIZED_SUFFIX = "_quantized"
 # Between these the steps of eight bits lie symmetrically; a Q gives none beyond but one.
 _NARROW_BOUNDS = ((-127, 127), (-128, 127), (1, 255), (0, 255))
+# Each change of an input copies all inputs of its node; no model has nodes of nearly so many.
+_MOST_INPUTS = 10_000
 
 
 def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
@@ -35,6 +38,9 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
 
     Returns:
         What was there.
+
+    Raises:
+        ModelError: If a node has more inputs than can be rewired in bearable time.
     """
     own = any(key.startswith("qdqtune.") for key in model.metadata_props)
     stripper = _Stripper(model, weights_from, foreign=not own)
@@ -121,6 +127,12 @@ class _Stripper:
     def _hand_over(self, dequantized: ir.Value, origin: ir.Value) -> None:
         """Let every reader of the dequantized value read the original one."""
         for user, index in tuple(dequantized.uses()):
+            if len(user.inputs) > _MOST_INPUTS:
+                raise ModelError(
+                    f"The node {user.name!r} has {len(user.inputs):,} inputs, some of them behind "
+                    f"Q/DQ: at most {_MOST_INPUTS:,} can be handled.",
+                    "Split it into several nodes.",
+                )
             if user.graph is self._graph and not is_op(user, QUANTIZE):
                 self._edges[origin, user.name or "", index] = None
             user.replace_input_with(index, origin)
