@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from qdqtune.records.precision import Precision
     from qdqtune.records.quantization import QuantizeResult
     from qdqtune.records.ranges import RangeMethod
+    from qdqtune.records.shapes import ShapesReport
     from qdqtune.records.stripping import StripReport
     from qdqtune.records.tuning import TuneResult
     from qdqtune.records.verification import VerifyReport
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from qdqtune.workflows.layers import layers_of
     from qdqtune.workflows.optimization import optimize
     from qdqtune.workflows.quantization import quantize
+    from qdqtune.workflows.shapes import fix_shapes
     from qdqtune.workflows.stripping import strip
     from qdqtune.workflows.tune import tune
     from qdqtune.workflows.tuning.export import export, list_candidates
@@ -67,6 +69,7 @@ __all__ = [
     "QdqtuneError",
     "QuantizeResult",
     "RangeMethod",
+    "ShapesReport",
     "StripReport",
     "TuneConfig",
     "TuneResult",
@@ -76,6 +79,7 @@ __all__ = [
     "bench",
     "compare",
     "export",
+    "fix_shapes",
     "groups_of",
     "insert",
     "inspect",
@@ -107,6 +111,7 @@ _HOMES = {
     "QdqtuneError": "qdqtune.records.errors",
     "QuantizeResult": "qdqtune.records.quantization",
     "RangeMethod": "qdqtune.records.ranges",
+    "ShapesReport": "qdqtune.records.shapes",
     "StripReport": "qdqtune.records.stripping",
     "TuneConfig": "qdqtune.config",
     "TuneResult": "qdqtune.records.tuning",
@@ -115,6 +120,7 @@ _HOMES = {
     "bench": "qdqtune.workflows.comparison",
     "compare": "qdqtune.workflows.error_comparison",
     "export": "qdqtune.workflows.tuning.export",
+    "fix_shapes": "qdqtune.workflows.shapes",
     "groups_of": "qdqtune.workflows.fusion",
     "insert": "qdqtune.workflows.insertion",
     "inspect": "qdqtune.workflows.inspection",

@@ -7,3 +7,5 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+__all__: list[str] = []

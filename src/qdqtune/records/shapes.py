@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from qdqtune.records.inputs import shape_text
+from qdqtune.records.result import Result
+
 SCHEMA = 1
 
 
@@ -33,8 +36,8 @@ class TensorDims:
     dims: tuple[int | str | None, ...] | None
 
 
-@dataclass(frozen=True)
-class ShapesReport:
+@dataclass(frozen=True, repr=False)
+class ShapesReport(Result):
     """The shapes of a model.
 
     Attributes:
@@ -54,6 +57,12 @@ class ShapesReport:
     output: str | None = None
     rewritten: tuple[str, ...] = ()
     proof: Proof = Proof.NONE
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        shown = ", ".join(f"{each.name} {shape_text(each.dims)}" for each in self.inputs)
+        return f"{self.model}: {shown}" + (f", output {self.output}" if self.output else "")
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

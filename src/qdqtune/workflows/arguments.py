@@ -45,6 +45,7 @@ _POSITIVE = _Kind(
 )
 
 _KINDS = {
+    "batch_size": _optional(_POSITIVE),
     "by_shape": _SWITCH,
     "calibration_samples": _optional(_POSITIVE),
     "candidate": _TEXT,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from qdqtune.engines import registry
 from qdqtune.engines.flags import EngineFlags
-from qdqtune.records.inputs import InputRequest
+from qdqtune.records.inputs import InputRequest, ShapesOrRequest
 from qdqtune.workflows.benchmarks import (
     DEFAULT_TIMING_RUNS,
     DEFAULT_WARMUP_RUNS,
@@ -62,7 +62,7 @@ def init_benchmark_instance(
     *,
     engine: str = registry.AUTO,
     threads: int | None = None,
-    inputs: InputRequest = _NOTHING_SAID,
+    inputs: ShapesOrRequest = _NOTHING_SAID,
 ) -> Benchmark | None:
     """Say how `benchmark_onnx_model` and the autotuning workflow measure in this process.
 
@@ -141,7 +141,7 @@ def _make(
     trtexec_args: Sequence[str] | None,
     engine: str,
     threads: int | None,
-    inputs: InputRequest,
+    inputs: ShapesOrRequest,
 ) -> EngineBenchmark:
     if use_trtexec:
         return TrtExecBenchmark(

@@ -32,8 +32,9 @@ from qdqtune.graph.input_shapes import input_dims
 from qdqtune.graph.shapes import infer_shapes
 from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.records.errors import EngineError, ModelError, OutputError, QdqtuneError, UsageError
-from qdqtune.records.inputs import InputRequest
+from qdqtune.records.inputs import InputRequest, ShapesOrRequest, request_of
 from qdqtune.records.measurement import Measurement
+from qdqtune.workflows.arguments import check_arguments
 from qdqtune.workflows.layer_profile import write_profile
 from qdqtune.workflows.tuning.preflight import layers_told
 
@@ -122,8 +123,9 @@ class EngineBenchmark(Benchmark):
         engine_options: Mapping[str, str] | None = None,
         warmup_runs: int = DEFAULT_WARMUP_RUNS,
         timing_runs: int = DEFAULT_TIMING_RUNS,
-        inputs: InputRequest = _NOTHING_SAID,
+        inputs: ShapesOrRequest = _NOTHING_SAID,
     ) -> None:
+        check_arguments(engine=engine, engine_options=engine_options, threads=threads)
         if timing_runs < 1 or warmup_runs < 0:
             raise UsageError(
                 f"{timing_runs} timed runs after {warmup_runs} others can't be made.",
@@ -134,7 +136,7 @@ class EngineBenchmark(Benchmark):
         self.engine_options = dict(engine_options or {})
         self.warmup_runs = warmup_runs
         self.timing_runs = timing_runs
-        self.inputs = inputs
+        self.inputs = request_of(inputs)
         self._shapes: dict[str, dict[str, tuple[int, ...]]] = {}
         self._worker: Worker | None = None
 
@@ -246,7 +248,7 @@ class TensorRTPyBenchmark(EngineBenchmark):
         warmup_runs: int = DEFAULT_WARMUP_RUNS,
         timing_runs: int = DEFAULT_TIMING_RUNS,
         plugin_libraries: Sequence[str] | None = None,
-        inputs: InputRequest = _NOTHING_SAID,
+        inputs: ShapesOrRequest = _NOTHING_SAID,
     ) -> None:
         words = _words(timing_cache_file, plugin_libraries)
         try:
@@ -287,7 +289,7 @@ class TrtExecBenchmark(EngineBenchmark):
         plugin_libraries: Sequence[str] | None = None,
         trtexec_path: str = registry.GUIDES_PROGRAM,
         trtexec_args: Sequence[str] | None = None,
-        inputs: InputRequest = _NOTHING_SAID,
+        inputs: ShapesOrRequest = _NOTHING_SAID,
     ) -> None:
         told = ShapeArguments.found_in(trtexec_args or ())
         words = replace(

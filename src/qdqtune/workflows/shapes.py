@@ -22,8 +22,10 @@ from qdqtune.graph.input_shapes import (
 from qdqtune.graph.shapes import set_input_dims
 from qdqtune.graph.temporary_files import TemporaryFolder
 from qdqtune.records.errors import UsageError
-from qdqtune.records.inputs import InputRequest
+from qdqtune.records.inputs import InputRequest, ShapesOrRequest, request_of
 from qdqtune.records.shapes import Proof, ShapesReport, TensorDims
+from qdqtune.workflows.arguments import check_arguments
+from qdqtune.workflows.model_argument import AnyModel, as_file, name_of
 from qdqtune.workflows.shapes_trial import try_shapes
 
 
@@ -37,9 +39,9 @@ def show_shapes(model: str | os.PathLike[str]) -> ShapesReport:
 
 
 def fix_shapes(
-    model: str | os.PathLike[str],
+    model: AnyModel,
     output: str | os.PathLike[str],
-    request: InputRequest,
+    inputs: ShapesOrRequest | None = None,
     batch_size: int | None = None,
     force: bool = False,
 ) -> ShapesReport:
@@ -48,32 +50,35 @@ def fix_shapes(
     All shapes that follow are worked out anew, and the result is tried before it gets its name.
 
     Args:
-        model: The model.
+        model: A path, a proto or an `onnx_ir.Model`.
         output: Where to write.
-        request: Shapes and sizes of symbols; a dim that the model fixes may get another size.
+        inputs: Shapes by input, or a request with sizes of symbols, too; a dim that the model fixes
+            may get another size.
         batch_size: Size of the leading dim of every input.
         force: Whether `output` may be replaced.
 
     Raises:
         QdqtuneError: Whatever the user can act on.
     """
-    source, target = Path(model), Path(output)
+    check_arguments(output=output, batch_size=batch_size, force=force)
+    request, target = request_of(inputs) or InputRequest(), Path(output)
     check_writable(target, force=force)
-    loaded = load_model(source)
-    declared = input_dims(loaded)
-    if batch_size is not None:
-        request = with_batch(declared, request, batch_size)
-    if not request.shapes and not request.dims:
-        raise UsageError(
-            "No sizes are given.", "Use --batch_size 8, --dim N=8 or --set NAME:8x3x224x224."
-        )
-    bound = bind_dims(declared, request, change_fixed=True)
-    rewritten = _apply(loaded, declared, bound)
-    with TemporaryFolder(target.parent) as folder:
-        staged = save_model(loaded, folder / target.name)
-        proof = try_shapes(source, staged, loaded)
-        _publish(folder, target.parent, force=force)
-    return _report(os.fspath(model), loaded, os.fspath(output), rewritten, proof)
+    with as_file(model) as source:
+        loaded = load_model(source)
+        declared = input_dims(loaded)
+        if batch_size is not None:
+            request = with_batch(declared, request, batch_size)
+        if not request.shapes and not request.dims:
+            raise UsageError(
+                "No sizes are given.", "Use --batch_size 8, --dim N=8 or --set NAME:8x3x224x224."
+            )
+        bound = bind_dims(declared, request, change_fixed=True)
+        rewritten = _apply(loaded, declared, bound)
+        with TemporaryFolder(target.parent) as folder:
+            staged = save_model(loaded, folder / target.name)
+            proof = try_shapes(source, staged, loaded)
+            _publish(folder, target.parent, force=force)
+    return _report(name_of(model), loaded, os.fspath(output), rewritten, proof)
 
 
 def _apply(model: ir.Model, declared: Inputs, bound: Inputs) -> tuple[str, ...]:
