@@ -13,11 +13,13 @@ import pytest
 
 from qdqtune.cli.config_flags import config_from
 from qdqtune.cli.main import get_parser, main
-from qdqtune.config import NameFilters, TuneConfig
+from qdqtune.config import NameFilters, QuantizeConfig, TuneConfig
 from qdqtune.options import options_of
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
+from qdqtune.records.precision import Precision
 from qdqtune.records.ranges import RangeMethod
+from qdqtune.workflows.quantization import quantize
 from qdqtune.workflows.tune import plan_tune, tune
 from tests.conftest import model_from_text
 
@@ -75,6 +77,53 @@ def test_a_flag_sets_its_field(name: str) -> None:
     assert getattr(config, name) == value
     nothing_said = config_from(get_parser().parse_args(["tune", "m.onnx"]), TuneConfig)
     assert nothing_said == TuneConfig()
+
+
+QUANTIZE_TYPED: dict[str, tuple[list[str], Any]] = {
+    "quant_type": (["--quantize_mode", "fp8"], "fp8"),
+    "nodes_to_quantize": (["--nodes_to_quantize", "a.*,b", "c"], ("a.*", "b", "c")),
+    "nodes_to_exclude": (["--nodes_to_exclude", "x{1,2}"], ("x{1,2}",)),
+    "op_types_to_quantize": (["--op_types_to_quantize", "Conv"], ("Conv",)),
+    "op_types_to_exclude": (["--op_types_to_exclude", "Add"], ("Add",)),
+    "performance_threshold": (["--performance_threshold", "none"], None),
+    "dialect": (["--dialect", "tensorrt"], "tensorrt"),
+    "per_channel": (["--no_per_channel"], False),
+    "precision": (["--high_precision_dtype", "float16"], "fp16"),
+    "autotune": (["--autotune"], "default"),
+    "autotune_output_dir": (["--autotune_output_dir", "d"], "d"),
+    "save_placement": (["--save_placement", "p.json"], "p.json"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [each.name for each, known in options_of(QuantizeConfig) if known.flags]
+)
+def test_a_flag_of_quantize_sets_its_field(name: str) -> None:
+    typed, value = QUANTIZE_TYPED.get(name) or TYPED[name]
+    line = ["quantize", "m.onnx"]
+    config = config_from(get_parser().parse_args([*line, *typed]), QuantizeConfig)
+    assert getattr(config, name) == value
+    assert config_from(get_parser().parse_args(line), QuantizeConfig) == QuantizeConfig()
+
+
+def test_other_names_of_options() -> None:
+    config = QuantizeConfig(quantize_mode="fp8", high_precision_dtype="float16")
+    assert (config.quant_type, config.float_type) == ("fp8", Precision.FP16)
+    assert replace(config, threads=1).quant_type == "fp8"
+    assert QuantizeConfig(precision=Precision.BF16).float_type is Precision.BF16
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("threads", 0), ("precision", "fp8"), ("autotune", "slow"), ("performance_threshold", 0.5),
+     ("nodes_to_exclude", 3), ("per_channel", "no"), ("quantize_mode", 8)],
+)  # fmt: skip
+def test_what_quantize_refuses(name: str, value: Any, model: str, tmp_path: Path) -> None:
+    field = "quant_type" if name == "quantize_mode" else name
+    with pytest.raises(UsageError, match=f"^{field} must be "):
+        quantize(model, tmp_path / "out.onnx", **{name: value})
+    with pytest.raises(UsageError, match=r"quantize\(\) has no option 'thread'"):
+        quantize(model, thread=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

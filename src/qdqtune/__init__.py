@@ -12,7 +12,7 @@ from qdqtune._lazy import lazy_names
 from qdqtune._version import __version__
 
 if TYPE_CHECKING:
-    from qdqtune.config import TuneConfig
+    from qdqtune.config import QuantizeConfig, TuneConfig
     from qdqtune.records.candidates import Candidate, ExportReport
     from qdqtune.records.comparison import BenchRecord
     from qdqtune.records.error_report import ErrorReport
@@ -67,6 +67,7 @@ __all__ = [
     "Placement",
     "Precision",
     "QdqtuneError",
+    "QuantizeConfig",
     "QuantizeResult",
     "RangeMethod",
     "ShapesReport",
@@ -109,6 +110,7 @@ _HOMES = {
     "Placement": "qdqtune.records.placement",
     "Precision": "qdqtune.records.precision",
     "QdqtuneError": "qdqtune.records.errors",
+    "QuantizeConfig": "qdqtune.config",
     "QuantizeResult": "qdqtune.records.quantization",
     "RangeMethod": "qdqtune.records.ranges",
     "ShapesReport": "qdqtune.records.shapes",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any, ClassVar
 
 from qdqtune.options import (
@@ -29,8 +29,8 @@ from qdqtune.options import (
     whole,
 )
 from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
-from qdqtune.records.inputs import InputRequest, ShapesOrRequest
-from qdqtune.records.precision import AUTO, CHOICES
+from qdqtune.records.inputs import InputRequest, ShapesOrRequest, request_of
+from qdqtune.records.precision import AUTO, CHOICES, FLOAT_TYPES, Precision
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import (
     DEFAULT_MAX_DROP,
@@ -59,6 +59,7 @@ SHAPES = Kind(
     "shapes by the names of inputs", lambda _: True, str, InputRequest.from_text,
     metavar="NAME:1x3x224x224",
 )  # fmt: skip
+DIR = replace(PATH, metavar="DIR")
 _FUNCTION = Kind(
     "a function, or module:function",
     lambda value: isinstance(value, str) or callable(value),
@@ -98,12 +99,6 @@ class QuantizationConfig(Config):
     quant_type: str = option(
         "int8", NAME, "int8, uint8 or fp8, as the engine's dialect offers", "--quant_type"
     )
-    precision: str = option(
-        AUTO, one_of(CHOICES),
-        "the float type to tune the model in; auto is float16 for engines that use types as they "
-        "are written, and the model's own type for all others",
-        "--precision",
-    )  # fmt: skip
     optimize: bool = option(
         True, SWITCH, "fold constants and BatchNorms first", "--optimize", "--no_optimize",
         default_text="yes", identity=Identity.IF_SET,
@@ -120,7 +115,13 @@ class InputConfig(Config):
         InputRequest(), INPUTS, "shapes to run at, and the ranges of random inputs",
         "--shapes", "--dim", "--input_range", default_text="as the model has them",
     )  # fmt: skip
-    seed: int = option(0, whole(0), "seed of the search and of random inputs", "--seed")
+    seed: int = option(0, whole(0), "seed of everything that is random", "--seed")
+
+    @property
+    def input_request(self) -> InputRequest:
+        """What is asked for, in one form, with the seed."""
+        request = request_of(self.inputs)
+        return replace(request, seed=self.seed or request.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +205,12 @@ class SearchConfig(Config):
         "region tries placements on the whole model; subgraph profiles the subgraphs that the "
         "engine fuses and assembles them, with far fewer builds",
         "--workflow", "--mode",
+    )  # fmt: skip
+    precision: str = option(
+        AUTO, one_of(CHOICES),
+        "the float type to tune the model in; auto is float16 for engines that use types as they "
+        "are written, and the model's own type for all others",
+        "--precision",
     )  # fmt: skip
     preset: str = option("default", one_of(PRESETS), "how thorough to be", "--preset")
     budget_s: float | None = option(
@@ -302,7 +309,7 @@ class OutputConfig(Config):
 
     output_dir: Path = option(
         DEFAULT_OUTPUT_DIR,
-        Kind(PATH.must_be, PATH.accepts, metavar="DIR"),
+        DIR,
         "folder for everything that is written; an earlier run in it is resumed",
         "-o", "--output_dir",
     )  # fmt: skip
@@ -339,3 +346,96 @@ class TuneConfig(
     ShapeRangeConfig,
 ):
     """Everything that `qdqtune.tune` can be asked for."""
+
+
+_FLOAT_TYPE = one_of([each.value for each in Precision], lambda text: _precision_name(text))
+_AUTOTUNE = Kind(
+    f"True, or one of {', '.join(PRESETS)}",
+    lambda value: isinstance(value, bool) or value in PRESETS,
+    choices=PRESETS,
+    bare="default",
+)
+
+
+def _precision_name(text: str) -> str:
+    """The short name of a float type, such as fp16 for float16."""
+    return FLOAT_TYPES[text].value if text in FLOAT_TYPES else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeConfig(
+    EngineConfig,
+    QuantizationConfig,
+    NameFilters,
+    AccuracyConfig,
+    CalibrationConfig,
+    InputConfig,
+):
+    """Everything that `qdqtune.quantize` can be asked for.
+
+    Attributes:
+        quantize_mode: Another name of `quant_type`.
+        high_precision_dtype: Another name of `precision`.
+    """
+
+    TITLE: ClassVar[str] = "output"
+
+    engine: str = option(
+        "auto", NAME,
+        "whose rules and dialect are used; it need not be installed (tensorrt8 is TensorRT 8)",
+        "--engine",
+    )  # fmt: skip
+    quant_type: str = option(
+        "int8", NAME, "int8, uint8 or fp8, as the dialect offers", "--quant_type", "--quantize_mode"
+    )
+    performance_threshold: float | None = option(  # type: ignore[assignment]
+        DEFAULT_THRESHOLD, number("none or a ratio of 1 or more, such as 1.02", 1.0, none=True),
+        "hand the model back below this speedup; none does not time it",
+        "--performance_threshold",
+    )  # fmt: skip
+    dialect: str | None = option(
+        None, NAME, "a dialect by name, instead of the engine's own on this machine", "--dialect",
+        title=QuantizationConfig.TITLE,
+    )  # fmt: skip
+    per_channel: bool = option(
+        True, SWITCH, "one scale per output channel of a weight, instead of one per weight",
+        "--per_channel", "--no_per_channel", default_text="yes", title=QuantizationConfig.TITLE,
+    )  # fmt: skip
+    precision: Precision | str | None = option(
+        None, _FLOAT_TYPE, "float type of what is not quantized",
+        "--precision", "--high_precision_dtype", default_text="the model's own",
+        title=QuantizationConfig.TITLE,
+    )  # fmt: skip
+    autotune: str | bool | None = option(
+        None, _AUTOTUNE,
+        "search for the placement by measuring, as tune does, instead of by rules",
+        "--autotune", title="instead of rules (see docs/tune.md)",
+    )  # fmt: skip
+    autotune_output_dir: Path | None = option(
+        None, DIR, "the folder of that search", "--autotune_output_dir",
+        default_text="OUT_autotune", title="instead of rules (see docs/tune.md)",
+    )  # fmt: skip
+    save_placement: Path | None = option(None, PATH, "also write the placement", "--save_placement")
+    force: bool = option(False, SWITCH, "replace files that exist", "--force")
+    progress: Callable[[int, int | None], None] | None = option(
+        None, ANYTHING, "called with the samples calibrated and their number, if known"
+    )
+    callbacks: Sequence[Callback] = option((), ANYTHING, "called with how far long steps are")
+    quantize_mode: InitVar[str | None] = None
+    high_precision_dtype: InitVar[Precision | str | None] = None
+
+    def __post_init__(
+        self, quantize_mode: str | None, high_precision_dtype: Precision | str | None
+    ) -> None:
+        if quantize_mode is not None:
+            object.__setattr__(self, "quant_type", quantize_mode)
+        if high_precision_dtype is not None:
+            object.__setattr__(self, "precision", high_precision_dtype)
+        if isinstance(self.precision, Precision):
+            object.__setattr__(self, "precision", self.precision.value)
+        super().__post_init__()
+
+    @property
+    def float_type(self) -> Precision | None:
+        """The float type of what is not quantized; None is the model's own."""
+        return None if self.precision is None else Precision(_precision_name(str(self.precision)))

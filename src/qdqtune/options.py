@@ -37,6 +37,7 @@ class Kind:
         metavar: What stands for a value in help.
         choices: All values, if they can be listed.
         takes_none: Whether None is a value beside the default, typed `none`.
+        bare: The value of the flag alone, if it need not have one.
     """
 
     must_be: str
@@ -46,6 +47,7 @@ class Kind:
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     takes_none: bool = False
+    bare: Any = None
 
     def from_text(self, text: str) -> Any:
         """The value that a user typed.
@@ -292,6 +294,21 @@ class Configured(Protocol[_M_contra, _C_contra, P, _R_co]):
         ...
 
 
+class ConfiguredToFile(Protocol[_M_contra, _C_contra, P, _R_co]):
+    """The same for a function that may be told a file to write."""
+
+    def __call__(
+        self,
+        model: _M_contra,
+        output: str | os.PathLike[str] | None = None,
+        config: _C_contra | None = None,
+        *_: P.args,
+        **overrides: P.kwargs,
+    ) -> _R_co:
+        """Do it; keywords go before what the config says."""
+        ...
+
+
 def configured(
     config_class: Callable[P, C],
 ) -> Callable[[Callable[[M, C], R]], Configured[M, C, P, R]]:
@@ -299,34 +316,47 @@ def configured(
 
     Its signature and its documentation list them.
     """
+    return functools.partial(_decorated, config_class)
 
-    def decorate(function: Callable[[M, C], R]) -> Configured[M, C, P, R]:
-        @functools.wraps(function)
-        def call(model: M, config: C | None = None, **overrides: Any) -> R:
-            return function(model, merged(config_class, config, overrides, function.__name__))
 
-        known = list(options_of(config_class))
-        signature = inspect.signature(function)
-        first, second = signature.parameters.values()
-        keywords = [
-            inspect.Parameter(
-                each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default,
-                annotation=each.type,
-            )
-            for each, _ in known
-        ]  # fmt: skip
-        config = second.replace(annotation=f"{second.annotation} | None", default=None)
-        call.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[first, config, *keywords]
+def configured_to_file(
+    config_class: Callable[P, C],
+) -> Callable[[Callable[[M, str | os.PathLike[str] | None, C], R]], ConfiguredToFile[M, C, P, R]]:
+    """The same for a function that takes a model, a file to write and a config."""
+    return functools.partial(_decorated, config_class)
+
+
+def _decorated(config_class: Any, function: Callable[..., Any]) -> Any:
+    signature = inspect.signature(function)
+    model, *leading, last = signature.parameters.values()
+    leading = [model, *(each.replace(default=None) for each in leading)]
+    signature = signature.replace(parameters=[*leading, last.replace(default=None)])
+    known = list(options_of(config_class))
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **said: Any) -> Any:
+        own = {each.name: said.pop(each.name) for each in (*leading, last) if each.name in said}
+        bound = signature.bind(*arguments, **own)
+        bound.apply_defaults()
+        config = merged(config_class, bound.arguments[last.name], said, function.__name__)
+        return function(**(bound.arguments | {last.name: config}))
+
+    keywords = [
+        inspect.Parameter(
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type
         )
-        listed = "\n".join(f"    {each.name}: {help_text(each, one)}." for each, one in known)
-        call.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nKeywords:\n{listed}\n"
-        return cast("Configured[M, C, P, R]", call)
+        for each, _ in known
+    ]
+    config = last.replace(annotation=f"{last.annotation} | None", default=None)
+    call.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*leading, config, *keywords]
+    )
+    listed = "\n".join(f"    {each.name}: {help_text(each, one)}." for each, one in known)
+    call.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nKeywords:\n{listed}\n"
+    return call
 
-    return decorate
 
-
-def merged(config_class: Callable[P, C], config: C | None, said: Mapping[str, Any], of: str) -> C:
+def merged(config_class: Any, config: Any, said: Mapping[str, Any], of: str) -> Any:
     """A config with some fields replaced.
 
     Args:
@@ -338,16 +368,27 @@ def merged(config_class: Callable[P, C], config: C | None, said: Mapping[str, An
     Raises:
         UsageError: If there is no such field, or it can't have that value.
     """
-    known = [each.name for each, _ in options_of(config_class)]
+    known = list(inspect.signature(config_class).parameters)
     for name in said:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"It has: {', '.join(known)}."
             raise UsageError(f"{of}() has no option {name!r}.", hint)
-    made = cast("type", config_class)
-    if config is not None and not isinstance(config, made):
+    if config is not None and not isinstance(config, config_class):
         raise UsageError(
-            f"config is a {type(config).__name__}, not a {made.__name__}.",
-            f"Pass {made.__name__}(...), or its fields as keywords of {of}().",
+            f"config is a {type(config).__name__}, not a {config_class.__name__}.",
+            f"Pass {config_class.__name__}(...), or its fields as keywords of {of}().",
         )
-    return cast("C", replace(cast("Any", config or made()), **said))
+    return config_class(**said) if config is None else replace(config, **said)
+
+
+def shared(config_class: Callable[..., C], config: Any, **others: Any) -> C:
+    """A config with the fields that another one has, too.
+
+    Args:
+        config_class: Its class.
+        config: The other one.
+        others: Fields that are not those of the other one.
+    """
+    names = [each.name for each, _ in options_of(config_class) if hasattr(config, each.name)]
+    return config_class(**({name: getattr(config, name) for name in names} | others))

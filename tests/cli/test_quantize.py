@@ -116,7 +116,7 @@ def test_mistakes(
     ("options", "what"),
     [
         ("--min_sqnr much", "none or a number of dB"),
-        ("--performance_threshold 0.5", "would allow a slower model"),
+        ("--performance_threshold 0.5", "must be none or a ratio of 1 or more"),
         ("--calibration_method guess", "unknown value guess (one of: max"),
         ("--high_precision_dtype fp12", "unknown value fp12; did you mean fp"),
     ],

@@ -114,6 +114,8 @@ def _add_flag(
             "choices": kind.choices or None,
             "type": kind.read if kind.choices else _typed(kind),
         }
+        if kind.bare is not None:
+            how |= {"nargs": "?", "const": kind.bare}
         if sum(flag.startswith("--") for flag in known.flags) > 1:
             how["action"] = SaidOnce
     if known.mode or ("action" in how and issubclass(how["action"], SaidOnce)):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from qdqtune.config import NameFilters, TuneConfig
 from qdqtune.engines.native_dialect import native_dialect
 from qdqtune.graph.files import load_model
 from qdqtune.graph.fingerprint import fingerprint
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import resolve_shapes
 from qdqtune.graph.shapes import at_shapes
+from qdqtune.options import shared
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.errors import UsageError
 from qdqtune.records.measurement import Comparison
@@ -50,7 +52,7 @@ class AutotunedQuantization:
         request = self._request
         for is_asked, what in (
             (not request.dialect.per_channel, "one scale per weight"),
-            (request.precision is not None, "another float type"),
+            (request.config.precision is not None, "another float type"),
             (not self._has_dialect(), "another dialect"),
         ):
             if is_asked:
@@ -58,29 +60,23 @@ class AutotunedQuantization:
                     f"A search is for the model as it is, not with {what}.",
                     "Leave one of the two out; `qdqtune convert` changes float types.",
                 )
-        result = tune(
-            self._path,
+        asked = request.config
+        config = shared(
+            TuneConfig,
+            asked,
             engine=request.engine,
-            engine_options=request.options.engine_options,
-            threads=request.options.threads,
             preset=self._preset,
-            seed=request.inputs.seed,
-            quant_type=request.quant_type,
-            inputs=request.inputs,
-            calibration_data=request.data,
-            calibration_samples=request.samples,
-            calibration_method=request.method,
-            min_sqnr_db=request.min_sqnr_db,
-            performance_threshold=request.threshold or DEFAULT_THRESHOLD,
-            filters=request.filters,
-            optimize=request.optimize,
+            seed=asked.input_request.seed,
+            performance_threshold=asked.performance_threshold or DEFAULT_THRESHOLD,
+            filters=shared(NameFilters, asked),
             precision="float32",
             output_dir=self._folder,
-            callbacks=request.callbacks,
+            force=False,
         )
-        layout = request.dialect.format_of(request.quant_type)
+        result = tune(self._path, config)
+        layout = request.dialect.format_of(request.config.quant_type)
         source = open_source(
-            self._path, layout.least_opset, optimize=request.optimize,
+            self._path, layout.least_opset, optimize=request.config.optimize,
             float_types=request.dialect.float_types,
         )  # fmt: skip
         quantized = None if result.summary.kept_float else load_model(result.model)
@@ -98,7 +94,7 @@ class AutotunedQuantization:
             output=None,
             engine=request.engine,
             dialect=request.dialect.name,
-            quant_type=request.quant_type,
+            quant_type=request.config.quant_type,
             decisions=self._decisions(result, source),
             placement=result.placement,
             added={},
@@ -119,19 +115,23 @@ class AutotunedQuantization:
             reason=summary.reason,
             seconds={"search": summary.seconds.total},
             converted_from=summary.converted_from,
-            min_sqnr_db=request.min_sqnr_db,
+            min_sqnr_db=request.config.min_sqnr_db,
             float_type=summary.engine.float_type,
             float_sqnr_db=summary.float_sqnr_db,
         )
 
     def _decisions(self, result: TuneResult, source: Source) -> tuple[Decision, ...]:
         request = self._request
-        shapes = resolve_shapes(source.model, request.inputs) if request.data is None else {}
+        shapes = (
+            resolve_shapes(source.model, request.config.input_request)
+            if request.config.calibration_data is None
+            else {}
+        )
         with at_shapes(source.model, shapes) if shapes else contextlib.nullcontext():
             index = GraphIndex(source.model)
-            planner = QuantizationPlanner(index, request.dialect, request.quant_type)
+            planner = QuantizationPlanner(index, request.dialect, request.config.quant_type)
             quantized = planner.quantized(result.placement)
-            constraints = constraints_of(request.filters, index)
+            constraints = constraints_of(request.config, index)
         return tuple(
             Decision(
                 name, node.op_type, name in quantized, *_why(name, quantized, planner, constraints)

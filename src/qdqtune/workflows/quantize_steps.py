@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
 from qdqtune.autotune.search.grouping import group_ops
 from qdqtune.autotune.search.space import Group
 from qdqtune.calibration.observed_shapes import observe_shapes, unknown_tensors
-from qdqtune.config import Callback, NameFilters
+from qdqtune.config import QuantizeConfig
 from qdqtune.engines import registry
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
@@ -28,9 +27,7 @@ from qdqtune.qdq.dialect import Dialect
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.qdq.read_result import ReadEncoding
-from qdqtune.records.inputs import InputRequest
 from qdqtune.records.placement import Placement
-from qdqtune.records.precision import Precision
 from qdqtune.records.quantization import QuantizeReport
 from qdqtune.records.ranges import RangeMethod, Ranges
 from qdqtune.rules.order import draft_placement
@@ -44,7 +41,6 @@ from qdqtune.workflows.accuracy_evaluator import (
 from qdqtune.workflows.accuracy_fallback import AccuracyFallback, FallbackResult, Part, Scaled
 from qdqtune.workflows.name_filters import constraints_of
 from qdqtune.workflows.sample_provider import (
-    Progress,
     SampleProvider,
     ranges_in_every_way,
     sample_provider,
@@ -62,23 +58,19 @@ _AS_WRITTEN = "ONNX operators as they are written"
 
 @dataclass(frozen=True)
 class QuantizeRequest:
-    """A call of `qdqtune.quantize`, looked over; see there for what the fields mean."""
+    """A call of `qdqtune.quantize`, with what its config refers to looked up.
 
+    Attributes:
+        config: What is asked for.
+        engine: The engine, by name.
+        dialect: How Q/DQ is written.
+        options: How the engine opens models.
+    """
+
+    config: QuantizeConfig
     engine: str
     dialect: Dialect
-    quant_type: str
     options: SessionOptions
-    inputs: InputRequest
-    data: Any
-    samples: int | None
-    method: RangeMethod | None
-    filters: NameFilters
-    precision: Precision | None
-    min_sqnr_db: float | None
-    threshold: float | None
-    optimize: bool
-    progress: Progress | None
-    callbacks: tuple[Callback, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,7 +136,7 @@ class OneShotQuantization:
         self._path = path
         self._room = room
         self._seconds: dict[str, float] = {}
-        self._reporter = ProgressReporter(request.callbacks, None)
+        self._reporter = ProgressReporter(request.config.callbacks, None)
         self._long: dict[str, Callable[[str, int, int | None], None]] = {}
         self._converted_from = ""
 
@@ -155,14 +147,20 @@ class OneShotQuantization:
             QdqtuneError: Whatever the user can act on.
         """
         request = self._request
-        layout = request.dialect.format_of(request.quant_type)
+        config = request.config
+        layout = request.dialect.format_of(config.quant_type)
         with self._step("open"):
             source = open_source(
-                self._path, layout.least_opset, request.precision, optimize=request.optimize,
+                self._path, layout.least_opset, config.float_type, optimize=config.optimize,
                 float_types=request.dialect.float_types,
             )  # fmt: skip
             self._converted_from = source.converted_from
-            provider = sample_provider(source, request.inputs, request.data, request.samples)
+            provider = sample_provider(
+                source,
+                request.config.input_request,
+                request.config.calibration_data,
+                request.config.calibration_samples,
+            )
         options = request.options.engine_options
         speaker = engine_of_dialect(request.dialect, request.engine, options)
         own = request.options if speaker == request.engine else None
@@ -172,7 +170,7 @@ class OneShotQuantization:
             if guarded is None or not guarded.placement:
                 reason = "nothing of it can be quantized"
                 if guarded is not None:
-                    reason = _why_not_accurate(guarded, request.min_sqnr_db or 0.0)
+                    reason = _why_not_accurate(guarded, request.config.min_sqnr_db or 0.0)
                 report = replace(report, kept_float=True, reason=reason)
                 return QuantizeOutcome(None, report, base.fingerprint)
             with self._step("insert"):
@@ -206,7 +204,7 @@ class OneShotQuantization:
             return None, self._report(draft, provider)
 
         first = Inserter(
-            base, request.dialect, request.quant_type, next(iter(ways.values())), given
+            base, request.dialect, request.config.quant_type, next(iter(ways.values())), given
         )
         accuracy = AccuracyEvaluator(
             source,
@@ -221,7 +219,8 @@ class OneShotQuantization:
             with self._step("guard"):
                 guard = AccuracyFallback(
                     draft, rules.draft, rules.parts(draft), accuracy, worker,
-                    provider.evaluation_samples, request.min_sqnr_db, self._shown("accuracy"),
+                    provider.evaluation_samples, request.config.min_sqnr_db,
+                    self._shown("accuracy"),
                 )  # fmt: skip
                 guarded = guard.guard(scaled)
         report = self._report(guarded.draft, provider, guarded.placement)
@@ -235,11 +234,13 @@ class OneShotQuantization:
             index = GraphIndex(base.index.model)
             if unknown_tensors(index):
                 observe_shapes(base, worker, next(iter(provider.evaluation_samples())))
-            planner = QuantizationPlanner(index, request.dialect, request.quant_type)
+            planner = QuantizationPlanner(index, request.dialect, request.config.quant_type)
             groups = group_ops(index, planner).groups
             shares = estimated_shares(index)
-        constraints = constraints_of(request.filters, index)
-        return _Rules(planner, request.quant_type, constraints, groups, provider.shapes, shares)
+        constraints = constraints_of(request.config, index)
+        return _Rules(
+            planner, request.config.quant_type, constraints, groups, provider.shapes, shares
+        )
 
     def _calibrated(
         self,
@@ -251,19 +252,19 @@ class OneShotQuantization:
     ) -> dict[RangeMethod, Ranges]:
         """The ranges of the draft in every way that was asked for."""
         request = self._request
-        layout = request.dialect.format_of(request.quant_type)
+        layout = request.dialect.format_of(request.config.quant_type)
         with self._step("calibrate"):
             return dict(
                 ranges_in_every_way(
                     source, base, worker, draft.candidate_edges, provider, layout,
-                    request.method, self._calibrated_so_far,
+                    request.config.range_method, self._calibrated_so_far,
                 )
             )  # fmt: skip
 
     def _calibrated_so_far(self, done: int, total: int | None) -> None:
         self._shown("calibration")("samples", done, total)
-        if self._request.progress is not None:
-            self._request.progress(done, total)
+        if self._request.config.progress is not None:
+            self._request.config.progress(done, total)
 
     def _shown(self, stage: str) -> Callable[[str, int, int | None], None]:
         """Something that shows how far a step is, if it takes long."""
@@ -294,7 +295,7 @@ class OneShotQuantization:
     ) -> QuantizeReport:
         """Time the candidate against the model as given; what is not faster does not ship."""
         request = self._request
-        if request.threshold is None:
+        if request.config.performance_threshold is None:
             return replace(report, not_timed="it was not asked for")
         if (
             not registry.entry(request.engine).worker_class
@@ -312,7 +313,7 @@ class OneShotQuantization:
             )  # fmt: skip
         if not isinstance(timed, Timed):
             return replace(report, kept_float=True, reason=timed)
-        reason = why_not_shipped(timed.comparison, request.threshold)
+        reason = why_not_shipped(timed.comparison, request.config.performance_threshold)
         return replace(
             report,
             baseline_ms=timed.baseline_ms,
@@ -332,7 +333,7 @@ class OneShotQuantization:
             output=None,
             engine=request.engine,
             dialect=request.dialect.name,
-            quant_type=request.quant_type,
+            quant_type=request.config.quant_type,
             decisions=draft.decisions(placement or Placement()),
             placement=placement or Placement(),
             added={},
@@ -348,7 +349,7 @@ class OneShotQuantization:
             not_timed="nothing of it is quantized",
             seconds=self._seconds,
             converted_from=self._converted_from,
-            min_sqnr_db=request.min_sqnr_db,
+            min_sqnr_db=request.config.min_sqnr_db,
         )
 
     @contextlib.contextmanager
