@@ -166,6 +166,14 @@ def test_values_of_other_types_are_refused(name: str, value: Any, model: str) ->
     assert caught.value.hint.startswith(f"{name}: ")
 
 
+def test_arrays_as_calibration_data() -> None:
+    samples = [{"x": np.zeros((1, 8))}, {"x": np.ones((1, 8))}]
+    for data in (samples, samples[0]["x"]):
+        config = TuneConfig(calibration_data=data)
+        assert config == TuneConfig()
+        assert replace(config, threads=1).calibration_data is data
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     config = TuneConfig(threads=np.int64(2), budget_s=np.float32(3))  # type: ignore[arg-type]
     assert (config.threads, config.budget_s) == (2, 3)

@@ -179,7 +179,9 @@ class Option:
 
 def option(default: Any, kind: Kind, help: str, *flags: str, **more: Any) -> Any:  # noqa: A002
     """A field of a config; see `Option` for `more`."""
-    return field(default=default, metadata={_OPTION: Option(help, kind, flags, **more)})
+    known = Option(help, kind, flags, **more)
+    # Arrays are not compared with each other.
+    return field(default=default, compare=kind is not ANYTHING, metadata={_OPTION: known})
 
 
 def parts_of(config: Any) -> Iterator[tuple[str, list[tuple[Field[Any], Option]]]]:
@@ -230,9 +232,12 @@ class Config:
                     f"{each.name} must be {known.kind.must_be}, not {value!r}.",
                     f"{each.name}: {help_text(each, known)}.",
                 )
-        said = {each.name: getattr(self, each.name) for each, _ in options_of(self)}
-        changed = {each.name for each, _ in options_of(self) if said[each.name] != each.default}
-        check_mode(type(self), {name: said[name] for name in changed})
+        said = {
+            each.name: getattr(self, each.name)
+            for each, known in options_of(self)
+            if each.name == "workflow" or (known.mode and getattr(self, each.name) != each.default)
+        }
+        check_mode(type(self), said)
 
     def identity(self) -> dict[str, Any]:
         """What results must have in common to be compared, in a form for JSON."""
