@@ -13,7 +13,7 @@ import pytest
 
 from qdqtune.cli.config_flags import config_from
 from qdqtune.cli.main import get_parser, main
-from qdqtune.config import NameFilters, QuantizeConfig, TuneConfig
+from qdqtune.config import BenchConfig, NameFilters, QuantizeConfig, TuneConfig
 from qdqtune.options import options_of
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
@@ -95,15 +95,25 @@ QUANTIZE_TYPED: dict[str, tuple[list[str], Any]] = {
 }
 
 
+BENCH_TYPED: dict[str, tuple[list[str], Any]] = {"runs": (["--runs", "9"], 9)}
+OTHERS: dict[str, tuple[Any, dict[str, tuple[list[str], Any]]]] = {
+    "quantize": (QuantizeConfig, QUANTIZE_TYPED),
+    "bench": (BenchConfig, BENCH_TYPED),
+}
+
+
 @pytest.mark.parametrize(
-    "name", [each.name for each, known in options_of(QuantizeConfig) if known.flags]
-)
-def test_a_flag_of_quantize_sets_its_field(name: str) -> None:
-    typed, value = QUANTIZE_TYPED.get(name) or TYPED[name]
-    line = ["quantize", "m.onnx"]
-    config = config_from(get_parser().parse_args([*line, *typed]), QuantizeConfig)
+    ("command", "name"),
+    [(command, each.name) for command, (config_class, _) in OTHERS.items()
+     for each, known in options_of(config_class) if known.flags],
+)  # fmt: skip
+def test_a_flag_of_another_command_sets_its_field(command: str, name: str) -> None:
+    config_class, its_own = OTHERS[command]
+    typed, value = its_own.get(name) or TYPED[name]
+    line = [command, "m.onnx"]
+    config = config_from(get_parser().parse_args([*line, *typed]), config_class)
     assert getattr(config, name) == value
-    assert config_from(get_parser().parse_args(line), QuantizeConfig) == QuantizeConfig()
+    assert config_from(get_parser().parse_args(line), config_class) == config_class()
 
 
 def test_other_names_of_options() -> None:

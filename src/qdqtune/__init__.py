@@ -12,7 +12,7 @@ from qdqtune._lazy import lazy_names
 from qdqtune._version import __version__
 
 if TYPE_CHECKING:
-    from qdqtune.config import QuantizeConfig, TuneConfig
+    from qdqtune.config import BenchConfig, QuantizeConfig, TuneConfig
     from qdqtune.records.candidates import Candidate, ExportReport
     from qdqtune.records.comparison import BenchRecord
     from qdqtune.records.error_report import ErrorReport
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from qdqtune.workflows.verification import verify
 
 __all__ = [
+    "BenchConfig",
     "BenchRecord",
     "Candidate",
     "EngineError",
@@ -95,6 +96,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BenchConfig": "qdqtune.config",
     "BenchRecord": "qdqtune.records.comparison",
     "Candidate": "qdqtune.records.candidates",
     "EngineError": "qdqtune.records.errors",

@@ -111,8 +111,8 @@ class InputConfig(Config):
 
     TITLE: ClassVar[str] = "inputs (what is not given is chosen; see docs/shapes.md)"
 
-    inputs: ShapesOrRequest = option(
-        InputRequest(), INPUTS, "shapes to run at, and the ranges of random inputs",
+    inputs: ShapesOrRequest | None = option(
+        None, INPUTS, "shapes to run at, and the ranges of random inputs",
         "--shapes", "--dim", "--input_range", default_text="as the model has them",
     )  # fmt: skip
     seed: int = option(0, whole(0), "seed of everything that is random", "--seed")
@@ -120,7 +120,7 @@ class InputConfig(Config):
     @property
     def input_request(self) -> InputRequest:
         """What is asked for, in one form, with the seed."""
-        request = request_of(self.inputs)
+        request = request_of(self.inputs) or InputRequest()
         return replace(request, seed=self.seed or request.seed)
 
 
@@ -439,3 +439,21 @@ class QuantizeConfig(
     def float_type(self) -> Precision | None:
         """The float type of what is not quantized; None is the model's own."""
         return None if self.precision is None else Precision(_precision_name(str(self.precision)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig(EngineConfig, InputConfig, ShapeRangeConfig):
+    """Everything that `qdqtune.bench` can be asked for."""
+
+    TITLE: ClassVar[str] = "timing (see docs/timing.md)"
+
+    runs: int | None = option(
+        None, whole(1), "timed runs per model", "--runs",
+        default_text="what fits into some seconds per model, and fewer if the answer is clear",
+    )  # fmt: skip
+    progress: Callable[[int, int], None] | None = option(
+        None, ANYTHING, "called with the rounds done and planned"
+    )
+    opening: int = option(
+        0, whole(0), "the number of this call among several whose results are taken together"
+    )

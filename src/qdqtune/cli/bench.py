@@ -6,9 +6,10 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from qdqtune.cli.config_flags import add_config, config_from
 from qdqtune.cli.engine_flags import add_engine_flags, chosen_engine
-from qdqtune.cli.flags import add_engine_option, add_format, add_inputs, add_runs, positive
-from qdqtune.cli.input_flags import input_request, shape_request
+from qdqtune.cli.flags import add_format
+from qdqtune.config import BenchConfig
 
 if TYPE_CHECKING:
     from qdqtune.cli import Commands
@@ -27,15 +28,7 @@ def add_parser(commands: Commands) -> None:
         ),
     )
     parser.add_argument("models", nargs="+", metavar="MODEL", help="ONNX models")
-    parser.add_argument(
-        "--engine", default="auto", help="the engine that runs the models (default: %(default)s)"
-    )
-    add_engine_option(parser)
-    parser.add_argument(
-        "--threads", type=positive, metavar="N", help="threads per run (default: the engine's own)"
-    )
-    add_runs(parser)
-    add_inputs(parser)
+    add_config(parser, BenchConfig)
     add_engine_flags(parser)
     add_format(parser)
     parser.set_defaults(run=_run)
@@ -47,18 +40,9 @@ def _run(options: argparse.Namespace) -> int:
     from qdqtune.workflows.comparison import bench
 
     engine, engine_options = chosen_engine(options)
+    config = config_from(options, BenchConfig, engine=engine, engine_options=engine_options)
     with progress_bar("timing", quiet=options.quiet) as progress:
-        record = bench(
-            options.models,
-            engine=engine,
-            engine_options=engine_options,
-            threads=options.threads,
-            runs=options.runs,
-            inputs=input_request(options),
-            min_shapes=shape_request(options.min_shapes),
-            max_shapes=shape_request(options.max_shapes),
-            progress=progress,
-        )
+        record = bench(options.models, config, progress=progress)
     if options.format == "json":
         print(json.dumps(record.to_dict(), indent=1))
     else:

@@ -23,6 +23,7 @@ from qdqtune.options import (
     options_of,
     parts_of,
 )
+from qdqtune.records.inputs import InputRequest
 
 C = TypeVar("C")
 
@@ -151,7 +152,8 @@ def config_from(options: argparse.Namespace, config_class: Callable[..., C], **k
             continue
         value = getattr(options, one.dest)
         if one.kind is INPUTS:
-            said[each.name] = input_request(options)
+            request = input_request(options)
+            said[each.name] = None if request == InputRequest(seed=request.seed) else request
         elif one.kind.collect is None:
             said[each.name] = value
         elif value:

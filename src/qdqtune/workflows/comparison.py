@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from qdqtune.calibration.output_error import SignalToNoise
 from qdqtune.calibration.random_inputs import Feeds, random_inputs
+from qdqtune.config import BenchConfig
 from qdqtune.engines import registry
 from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.custom_ops import advice_on
@@ -25,11 +26,12 @@ from qdqtune.graph.files import load_model
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.input_shapes import bind_dims
 from qdqtune.graph.shapes import infer_shapes
+from qdqtune.options import configured
 from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
 from qdqtune.records.errors import EngineError, UsageError
-from qdqtune.records.inputs import InputRequest, ShapesOrRequest, request_of
+from qdqtune.records.inputs import InputRequest, request_of
 from qdqtune.records.measurement import EngineInfo, Measurement
-from qdqtune.workflows.arguments import check_arguments, wrong_type
+from qdqtune.workflows.arguments import wrong_type
 from qdqtune.workflows.common_inputs import common_request, signature
 from qdqtune.workflows.model_argument import AnyModel, as_file, name_of
 from qdqtune.workflows.tuning.shape_ranges import (
@@ -47,52 +49,29 @@ _logger = logging.getLogger(__name__)
 _REFUSED = "ValueError: "
 
 
-def bench(
-    models: Sequence[AnyModel],
-    *,
-    engine: str = registry.AUTO,
-    engine_options: Mapping[str, str] | None = None,
-    threads: int | None = None,
-    runs: int | None = None,
-    inputs: ShapesOrRequest | None = None,
-    min_shapes: ShapesOrRequest | None = None,
-    max_shapes: ShapesOrRequest | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    opening: int = 0,
-) -> BenchRecord:
+@configured(BenchConfig)
+def bench(models: Sequence[AnyModel], config: BenchConfig) -> BenchRecord:
     """Time every model against the first, in alternating blocks of one run.
 
     Args:
         models: At least one, each a path, a proto or an `onnx_ir.Model`; the first is the
             baseline. All must take the same inputs.
-        engine: What runs them.
-        engine_options: The engine's own options.
-        threads: Threads per run; None is the engine's default.
-        runs: Timed runs per model; None takes as many as fit into seconds per model, and fewer
-            where the answer is clear.
-        inputs: Shapes by input, or a request with ranges and seed of the random inputs, too. A
-            dim that one model fixes and another leaves open has the fixed size.
-        min_shapes: The smallest inputs that an engine is to be prepared for, as a request or as
-            sizes by input; only for engines that are told such.
-        max_shapes: The largest ones.
-        progress: Called with the rounds done and planned.
-        opening: Which one this is, from 0 on, of several calls whose results are taken together.
+        config: What is asked for; any of its fields can be given as a keyword instead. A dim that
+            one model fixes and another leaves open has the fixed size.
 
     Raises:
         QdqtuneError: Whatever the user can act on. A model that the engine refuses is not an
             error but a record.
     """
-    check_arguments(
-        engine_options=engine_options, threads=threads, runs=runs, progress=progress, engine=engine
-    )
     if isinstance(models, str | os.PathLike) or not isinstance(models, Sequence):
         raise wrong_type("models", models, "a list of models")
     if not models:
         raise UsageError("There is no model to time.", "Name at least one file.")
-    request = request_of(inputs) or InputRequest()
-    name = registry.resolve(engine, engine_options)
-    check_takes_ranges(name, min_shapes, max_shapes)
-    least, most = request_of(min_shapes, "min_shapes"), request_of(max_shapes, "max_shapes")
+    request = config.input_request
+    name = registry.resolve(config.engine, config.engine_options)
+    check_takes_ranges(name, config.min_shapes, config.max_shapes)
+    least = request_of(config.min_shapes, "min_shapes")
+    most = request_of(config.max_shapes, "max_shapes")
     names = [name_of(model, f"models[{number}]") for number, model in enumerate(models)]
     with ExitStack() as stack:
         paths = [
@@ -102,15 +81,15 @@ def bench(
         first, feeds = _feeds(paths, request, least, most)
         fed_shapes = {each: tuple(array.shape) for each, array in feeds.items()}
         all_options = options_with_ranges(
-            engine_options or {}, name, first, fed_shapes, least, most
+            config.engine_options or {}, name, first, fed_shapes, least, most
         )
-        options = SessionOptions(threads=threads, engine_options=all_options)
-        worker = stack.enter_context(Worker(name, options, opening=opening))
+        options = SessionOptions(threads=config.threads, engine_options=all_options)
+        worker = stack.enter_context(Worker(name, options, opening=config.opening))
         info = engine_info(worker, name)
         outputs = _Outputs()
         compares = registry.entry(name).measures and _tells_outputs(worker, name, paths[0], feeds)
         measured, compared = compare_files(
-            worker, paths, feeds, runs=runs, progress=progress,
+            worker, paths, feeds, runs=config.runs, progress=config.progress,
             take_outputs=outputs.take if compares else None,
         )  # fmt: skip
         _explain(name, paths, measured)

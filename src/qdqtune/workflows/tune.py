@@ -175,7 +175,7 @@ def _samples(request: TuneRequest, source: Source) -> tuple[SampleProvider, Sess
     """What the model is fed with, and the engine's options with the ranges of its shapes."""
     config, options = request.config, request.options
     least, most = request_of(config.min_shapes), request_of(config.max_shapes)
-    timed = timed_request(source.model, request_of(config.inputs), least, most)
+    timed = timed_request(source.model, config.input_request, least, most)
     provider = sample_provider(
         source, replace(timed, seed=config.seed), config.calibration_data,
         config.calibration_samples,

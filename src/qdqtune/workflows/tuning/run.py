@@ -29,7 +29,6 @@ from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.insert import Inserter
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.errors import EngineError
-from qdqtune.records.inputs import request_of
 from qdqtune.records.measurement import EngineInfo
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import CalibrationSource, RangeMethod, Ranges
@@ -645,7 +644,7 @@ class TuneRun:
         story.baseline_sha256 = sha256_with_weights(folder / names.BASELINE)
         if story.is_shipped and story.sqnr_db is not None:
             story.error_inputs = self._provider.evaluation_inputs(
-                request_of(request.config.inputs).ranges
+                request.config.input_request.ranges
             )
         write_text(staged / names.PLACEMENT, story.placement.to_json(fingerprint), force=True)
         if story.is_shipped and self._finalizer.ranges is not None:
