@@ -19,6 +19,7 @@ from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 from qdqtune.records.precision import Precision
 from qdqtune.records.ranges import RangeMethod
+from qdqtune.workflows.comparison import bench
 from qdqtune.workflows.quantization import quantize
 from qdqtune.workflows.tune import plan_tune, tune
 from tests.conftest import model_from_text
@@ -95,7 +96,10 @@ QUANTIZE_TYPED: dict[str, tuple[list[str], Any]] = {
 }
 
 
-BENCH_TYPED: dict[str, tuple[list[str], Any]] = {"runs": (["--runs", "9"], 9)}
+BENCH_TYPED: dict[str, tuple[list[str], Any]] = {
+    "runs": (["--runs", "9"], 9),
+    "min_time_s": (["--min_time", "1.5s"], 1.5),
+}
 OTHERS: dict[str, tuple[Any, dict[str, tuple[list[str], Any]]]] = {
     "quantize": (QuantizeConfig, QUANTIZE_TYPED),
     "bench": (BenchConfig, BENCH_TYPED),
@@ -245,3 +249,15 @@ def test_the_identity_of_a_run() -> None:
             "op_types_to_exclude": [],
         },
     }
+
+
+def test_a_least_time_makes_as_many_runs_as_it_takes(model: str) -> None:
+    def kept_s(**more: Any) -> float:
+        record = bench([model, model], engine="simulated", engine_options={"seed": "1"}, **more)
+        return min(
+            sum(sum(block) for block in entry.measurement.blocks_ms) / 1000.0
+            for entry in record.entries
+        )
+
+    few_s = kept_s(runs=2)
+    assert kept_s(min_time_s=20 * few_s) >= 19 * few_s  # the engine's times are noisy

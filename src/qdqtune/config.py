@@ -451,6 +451,10 @@ class BenchConfig(EngineConfig, InputConfig, ShapeRangeConfig):
         None, whole(1), "timed runs per model", "--runs",
         default_text="what fits into some seconds per model, and fewer if the answer is clear",
     )  # fmt: skip
+    min_time_s: float | None = option(
+        None, SECONDS, "least time to measure each model for, however clear the answer is",
+        "--min_time", default_text="until the answer is clear",
+    )  # fmt: skip
     progress: Callable[[int, int], None] | None = option(
         None, ANYTHING, "called with the rounds done and planned"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import statistics
 import time
@@ -73,6 +74,13 @@ class _Length:
     runs: int | None = None
     rounds: int | None = None
     fewest_rounds: int = FEWEST_ROUNDS
+    min_time_s: float | None = None
+
+    def least_runs(self, latencies_ms: Sequence[float]) -> int | None:
+        """Timed runs of each model, at least: enough for the fastest one to take its time."""
+        if self.min_time_s is None:
+            return self.runs
+        return max(self.runs or 1, math.ceil(self.min_time_s * 1000.0 / min(latencies_ms)))
 
 
 def compare_files(
@@ -82,6 +90,7 @@ def compare_files(
     *,
     budget_s: float = 7.4,
     runs: int | None = None,
+    min_time_s: float | None = None,
     rounds: int | None = None,
     fewest_rounds: int = FEWEST_ROUNDS,
     options: SessionOptions | None = None,
@@ -100,6 +109,7 @@ def compare_files(
         feeds: The inputs.
         budget_s: Most seconds of timed runs per candidate; clear differences take less.
         runs: Timed runs per model, at least, instead of a budget; all of them are made.
+        min_time_s: Seconds of timed runs per model, at least; all of them are made.
         rounds: Blocks of each candidate; fewer if they don't fit into the budget.
         fewest_rounds: Those that are played whatever the budget.
         options: How to open the models.
@@ -121,7 +131,7 @@ def compare_files(
     try:
         if take_layers is not None:
             comparing.layers_of = range(layers_from, len(files))
-        length = _Length(budget_s, runs, rounds, fewest_rounds)
+        length = _Length(budget_s, runs, rounds, fewest_rounds, min_time_s)
         return comparing.hold(length, progress, take_outputs, take_layers)
     finally:
         if stored is not feeds:
@@ -206,9 +216,8 @@ class _Comparing:
             if index == present[0]:
                 self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * spent_s)
         overhead_ms = _large(min(overheads_ms))
-        plan = plan_turns(
-            latencies_ms, end - time.monotonic(), length.runs, length.rounds, overhead_ms
-        )
+        runs = length.least_runs(latencies_ms)
+        plan = plan_turns(latencies_ms, end - time.monotonic(), runs, length.rounds, overhead_ms)
         plan = replace(plan, fewest_rounds=length.fewest_rounds)
         block_s = (plan.shapes[0].block_ms + overhead_ms) / 1000.0
         self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * block_s)
@@ -217,7 +226,7 @@ class _Comparing:
             plan,
             progress,
             # Other processes may leave the engine less time than its own samples show.
-            time_is_up=lambda: length.runs is None and time.monotonic() > end,
+            time_is_up=lambda: runs is None and time.monotonic() > end,
             on_round=self._tell(tuple(present[1:])),
             contention=contention,
         )

@@ -89,7 +89,8 @@ def bench(models: Sequence[AnyModel], config: BenchConfig) -> BenchRecord:
         outputs = _Outputs()
         compares = registry.entry(name).measures and _tells_outputs(worker, name, paths[0], feeds)
         measured, compared = compare_files(
-            worker, paths, feeds, runs=config.runs, progress=config.progress,
+            worker, paths, feeds, runs=config.runs, min_time_s=config.min_time_s,
+            progress=config.progress,
             take_outputs=outputs.take if compares else None,
         )  # fmt: skip
         _explain(name, paths, measured)
