@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from qdqtune.options import (
     ANYTHING,
+    FUNCTION,
     KEY_VALUES,
     NAME,
     PATH,
@@ -418,7 +419,7 @@ class QuantizeConfig(
     save_placement: Path | None = option(None, PATH, "also write the placement", "--save_placement")
     force: bool = option(False, SWITCH, "replace files that exist", "--force")
     progress: Callable[[int, int | None], None] | None = option(
-        None, ANYTHING, "called with the samples calibrated and their number, if known"
+        None, FUNCTION, "called with the samples calibrated and their number, if known"
     )
     callbacks: Sequence[Callback] = option((), ANYTHING, "called with how far long steps are")
     quantize_mode: InitVar[str | None] = None
@@ -456,7 +457,7 @@ class BenchConfig(EngineConfig, InputConfig, ShapeRangeConfig):
         "--min_time", default_text="until the answer is clear",
     )  # fmt: skip
     progress: Callable[[int, int], None] | None = option(
-        None, ANYTHING, "called with the rounds done and planned"
+        None, FUNCTION, "called with the rounds done and planned"
     )
     opening: int = option(
         0, whole(0), "the number of this call among several whose results are taken together"

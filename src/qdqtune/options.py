@@ -133,6 +133,7 @@ KEY_VALUES = Kind(
     "KEY=VALUE, or from Python a mapping", lambda value: isinstance(value, Mapping), _key_value,
     dict, metavar="KEY=VALUE",
 )  # fmt: skip
+FUNCTION = Kind("a function", callable)
 ANYTHING = Kind("anything", lambda _: True)
 
 
