@@ -198,7 +198,7 @@ def test_long_steps_are_told_before_they_begin(model: Path, tmp_path: Path, slow
 
 @pytest.mark.parametrize("seconds", [10.0, 60.0, 3600.0])
 def test_less_time_never_fits_more(seconds: float) -> None:
-    pace = TimeBudget(lambda: seconds, PRESETS["default"].within(seconds), seconds, measures=True)
+    pace = TimeBudget(lambda: seconds, PRESETS["default"].within(seconds), seconds)
     pace.saw_baseline(2.0, 40.0)
     fitting = [pace.fitting(n, Effort.CONFIRM, least=True) for n in range(1, 9)]
     assert fitting == sorted(fitting)
@@ -211,7 +211,7 @@ def test_less_time_never_fits_more(seconds: float) -> None:
 
 def test_the_last_comparison_takes_what_is_left() -> None:
     left = [100.0]
-    pace = TimeBudget(lambda: left[0], PRESETS["default"], 100.0, measures=True)
+    pace = TimeBudget(lambda: left[0], PRESETS["default"], 100.0)
     pace.saw_baseline(1.0, 10.0)
     assert pace.final_s(2) == PRESETS["default"].final_s
     left[0] = 8.0

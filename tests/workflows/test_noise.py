@@ -12,7 +12,7 @@ from qdqtune.engines.simulated import QUIET
 from qdqtune.records.tuning import Noise
 from qdqtune.report.tuning import tune_text
 from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning import noise, run
+from qdqtune.workflows.tuning import baseline, noise
 from qdqtune.workflows.tuning.noise import Found, noise_when_quiet
 from tests.promises.models import two_convs
 
@@ -83,7 +83,7 @@ def test_a_run_waits_no_longer_than_a_tenth_of_its_budget(
 def test_a_run_that_can_see_nothing_hands_float_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "check_noise", lambda *_: (Noise(1.3, 1.7), 5.0, 0.1))
+    monkeypatch.setattr(baseline, "check_noise", lambda *_: (Noise(1.3, 1.7), 5.0, 0.1))
     model = tmp_path / "model.onnx"
     onnx.save(two_convs(), model)
     result = tune(

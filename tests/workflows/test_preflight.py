@@ -25,7 +25,7 @@ from qdqtune.records.inputs import InputRequest
 from qdqtune.workflows.sample_provider import sample_provider
 from qdqtune.workflows.source_model import open_source
 from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning import preflight, run
+from qdqtune.workflows.tuning import baseline, context, preflight
 from qdqtune.workflows.tuning.layer_file import write_layer_file
 from qdqtune.workflows.tuning.preflight import (
     build_limit_s,
@@ -128,8 +128,8 @@ def test_a_run_goes_by_that_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             started.append(self.timeout_s)
             super().close()
 
-    monkeypatch.setattr(run, "build_limit_s", limit)
-    monkeypatch.setattr(run, "Worker", Started)
+    monkeypatch.setattr(baseline, "build_limit_s", limit)
+    monkeypatch.setattr(context, "Worker", Started)
     weights = np.random.default_rng(0).normal(size=(64, 64, 3, 3)).astype(np.float32)
     text = "g (float[1,64,16,16] x) => (float[1,64,16,16] y) { y = Conv<pads=[1,1,1,1]>(x, w) }"
     onnx.save(model_from_text(text, w=weights), tmp_path / "model.onnx")

@@ -309,7 +309,7 @@ def test_a_run_that_finds_less_does_not_cost_it_either(
 ) -> None:
     monkeypatch.setattr(PlacementSearch, "incumbent", frozenset(range(7)))  # 1.24x, not 1.37x
     # Here the best blanket is what the earlier run found; it would ship again.
-    monkeypatch.setattr("qdqtune.workflows.tuning.run.fastest_first", lambda *_: {})
+    monkeypatch.setattr("qdqtune.workflows.tuning.finalize.fastest_first", lambda *_: {})
     again = simulated(model, run, preset="default")
     assert again.placement == whole.placement
     assert again.summary.speedup == whole.summary.speedup
@@ -340,7 +340,7 @@ def test_a_speedup_that_was_forged_is_not_told_again(
     forged = {**summary, "speedup": 9.9, "speedup_interval": [9.8, 10.0]}
     (run / "summary.json").write_text(json.dumps(forged))
     monkeypatch.setattr(PlacementSearch, "incumbent", frozenset(range(7)))
-    monkeypatch.setattr("qdqtune.workflows.tuning.run.fastest_first", lambda *_: {})
+    monkeypatch.setattr("qdqtune.workflows.tuning.finalize.fastest_first", lambda *_: {})
     again = simulated(model, run, preset="default")
     assert again.placement == whole.placement
     assert again.summary.speedup == pytest.approx(whole.summary.speedup, rel=0.05)
@@ -371,7 +371,7 @@ def test_a_result_that_is_not_what_its_summary_says_is_not_kept(
     }
     (run / "summary.json").write_text(json.dumps({**summary, **changes}))
     monkeypatch.setattr(PlacementSearch, "incumbent", frozenset())
-    monkeypatch.setattr("qdqtune.workflows.tuning.run.fastest_first", lambda *_: {})
+    monkeypatch.setattr("qdqtune.workflows.tuning.finalize.fastest_first", lambda *_: {})
     again = simulated(model, run, preset="default")
     assert again.summary.kept_float
     assert "not what it claims: its outputs are" in again.summary.reason

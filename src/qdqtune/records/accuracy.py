@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from qdqtune.records.errors import UsageError
+
 # Below this, task metrics suffer: a MiniLM's sentences have cosines of 0.97 to float at 10 dB,
 # 0.993 at 15 dB.
 DEFAULT_MIN_SQNR_DB = 15.0
+SQNR, APPROXIMATE_SQNR, METRIC = "sqnr_db", "approximate_sqnr_db", "metric"
+"""What is measured of a placement."""
 _NEAR_DB = 1.0
 
 
@@ -73,3 +77,21 @@ class Rejected:
 def finite(number: float | None) -> float | None:
     """A number as JSON has it: None if it is infinite or unknown."""
     return number if number is not None and math.isfinite(number) else None
+
+
+def checked_metric(value: object, name: str) -> float:
+    """What a user's function returned, as a number.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(
+            f"{name} returned {value!r}, which is not a number, or not a finite one.",
+            "It takes the path of a model and returns a metric: more is better.",
+        )
+    return number

@@ -26,6 +26,13 @@ DEFAULT_THRESHOLD = 1.02
 AS_GIVEN = "as given"
 """The float type of a model that was not converted."""
 
+FINISHED = "finished"
+BY_BUDGET = "budget"
+BY_COUNT = "max_benchmarks"
+INTERRUPTED = "interrupted"
+ENGINE_FAILED = "engine failed"
+"""Why a search ended, as `Summary.stopped` has it."""
+
 
 @dataclass(frozen=True)
 class TuneEvent:

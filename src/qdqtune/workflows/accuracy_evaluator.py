@@ -26,6 +26,7 @@ from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.dialect import Dialect
 from qdqtune.records.errors import EngineError
+from qdqtune.records.measurement import EngineInfo
 from qdqtune.workflows.comparison import engine_info
 from qdqtune.workflows.source_model import Source, float32_twin, has_types
 
@@ -111,6 +112,19 @@ def engine_of_dialect(
     return None
 
 
+def kernels_of(worker: Worker, runner: Worker, info: EngineInfo) -> Kernels:
+    """The kernels of an engine that answers.
+
+    Args:
+        worker: The engine.
+        runner: Of the reference engine, which runs models for itself.
+        info: What the engine says of itself.
+    """
+    own = runner if worker.engine == registry.REFERENCE else worker
+    options = worker.options
+    return Kernels(worker.engine, own, options, exact_options(info, options), info.float_type)
+
+
 @contextmanager
 def open_kernels(
     engine: str | None, runner: Worker, options: SessionOptions | None = None
@@ -130,9 +144,7 @@ def open_kernels(
         yield Kernels(engine, runner, options or SessionOptions())
     else:
         with Worker(engine, options) as worker:
-            info = engine_info(worker, engine)
-            exact = exact_options(info, worker.options)
-            yield Kernels(engine, worker, worker.options, exact, info.float_type)
+            yield kernels_of(worker, runner, engine_info(worker, engine))
 
 
 class AccuracyEvaluator:

@@ -34,7 +34,7 @@ from qdqtune.workflows.tuning.layer_groups import check_layer_file
 from qdqtune.workflows.tuning.preflight import AS_GIVEN, find_choices, seeds_of
 from qdqtune.workflows.tuning.progress_reporter import ProgressReporter
 from qdqtune.workflows.tuning.request import TuneRequest
-from qdqtune.workflows.tuning.run import TuneRun
+from qdqtune.workflows.tuning.run import run_tune
 from qdqtune.workflows.tuning.settings import PRESETS
 from qdqtune.workflows.tuning.shape_ranges import options_with_ranges, timed_request
 from qdqtune.workflows.tuning.subgraph_mode import NOT_TRIED
@@ -69,19 +69,16 @@ def tune(model: Path, config: TuneConfig) -> TuneResult:
     provider, options = _samples(request, source)
     request = replace(request, options=options)
     others = [Path(each) for each in (config.qdq_baseline, config.graph_json) if each is not None]
-    with (
-        RunFolder(
-            config.output_dir,
-            request.model,
-            others,
-            force=config.force,
-            restart=config.restart,
-            resume=config.resume,
-            folders=(SUBGRAPHS,) if config.workflow == SUBGRAPH else (),
-        ) as folder,
-        TuneRun(request, source, provider, folder, reporter) as run,
-    ):
-        return run.whole()
+    with RunFolder(
+        config.output_dir,
+        request.model,
+        others,
+        force=config.force,
+        restart=config.restart,
+        resume=config.resume,
+        folders=(SUBGRAPHS,) if config.workflow == SUBGRAPH else (),
+    ) as folder:
+        return run_tune(request, source, provider, folder, reporter)
 
 
 @configured(TuneConfig)

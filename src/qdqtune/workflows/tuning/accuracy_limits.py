@@ -6,13 +6,8 @@ import math
 
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.qdq.insert import Inserter
-from qdqtune.records.accuracy import allowed_sqnr_db
-from qdqtune.workflows.tuning.measured_accuracy import (
-    APPROXIMATE_SQNR,
-    METRIC,
-    SQNR,
-    MeasuredAccuracy,
-)
+from qdqtune.records.accuracy import APPROXIMATE_SQNR, METRIC, SQNR, allowed_sqnr_db
+from qdqtune.workflows.tuning.measured_accuracy import MeasuredAccuracy
 from qdqtune.workflows.tuning.request import TuneRequest
 
 

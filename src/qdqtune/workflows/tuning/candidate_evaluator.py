@@ -6,28 +6,29 @@ import contextlib
 import hashlib
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from qdqtune.autotune.search.space import Space, State
+from qdqtune.autotune.search.space import State
 from qdqtune.autotune.search.trial import Effort, Score, Trial
 from qdqtune.engines import registry
 from qdqtune.engines.comparison import compare_files
 from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import StoredFeeds, Worker
+from qdqtune.engines.isolated import Worker
 from qdqtune.engines.timing import Round, gain_of
 from qdqtune.graph.file_digest import model_digest
 from qdqtune.qdq.insert import Inserter
+from qdqtune.qdq.quantization_planner import QuantizationPlanner
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.measurement import LayerTime, Measurement
 from qdqtune.records.placement import Placement
 from qdqtune.workflows.tuning.journal import Journal
+from qdqtune.workflows.tuning.search_problem import SearchProblem
 from qdqtune.workflows.tuning.settings import Preset
+from qdqtune.workflows.tuning.setup import TuningTarget
 from qdqtune.workflows.tuning.snapshot import Candidate
 
-TakeLayers = Callable[[State, Sequence[LayerTime]], None]
-"""Told a candidate and the layers that it runs as."""
 NO_TIME = "there was no time for it"
 """Why a candidate has no score."""
 
@@ -37,52 +38,58 @@ class CandidateEvaluator:
 
     Args:
         worker: The engine.
-        engine: Its name.
-        inserter: Writes candidates.
-        space: What states mean.
-        feeds: What every model is run on.
-        preset: How thorough to be.
+        target: What is tuned, and on which inputs.
         journal: What is known, and where measurements go.
-        ranges: A digest of the ranges behind the candidates' scales.
-        take_layers: Told where the time of each candidate goes, before its score is written down.
+        inserter: Writes candidates.
+        problem: What states mean, and who wants to see where the time of candidates goes.
 
     Attributes:
         benchmarks: Candidates built and timed.
         failed: Those that the engine refused.
-        why_all_failed: Why the last one failed, if all did, those known from before included.
-        gains: Log speedup over the float model of everything that was tried, as far as it is known.
-        failures: Why candidates failed.
     """
 
     def __init__(
         self,
         worker: Worker,
-        engine: str,
-        inserter: Inserter,
-        space: Space,
-        feeds: StoredFeeds,
-        preset: Preset,
+        target: TuningTarget,
         journal: Journal,
-        ranges: str = "",
-        take_layers: TakeLayers | None = None,
+        inserter: Inserter,
+        problem: SearchProblem,
     ) -> None:
-        self.take_layers = take_layers
         self.benchmarks = 0
         self.failed = 0
-        self.why_all_failed = ""
-        self._has_success = False
-        self.gains: dict[State, float] = {frozenset(): 0.0}
-        self.failures: dict[State, str] = {}
-        self._tried: dict[State, None] = {frozenset(): None}
         self.worker = worker
-        self.feeds = feeds
-        self.preset = preset
+        self.target = target
         self.journal = journal
-        self.is_simulated = not registry.entry(engine).measures
+        self.problem = problem
         self._inserter = inserter
-        self._space = space
-        self._ranges = ranges
+        self._space = problem.space
+        self._ranges = inserter.encoder.digest()
         self._files: dict[str, Path] = {}
+        # Of everything that was tried, in order: its log speedup over the float model, why it
+        # failed, or None if it was only compared with something of which neither is known.
+        self._tried: dict[State, float | str | None] = {frozenset(): 0.0}
+        self._last_failure: str | None = ""
+
+    @property
+    def planner(self) -> QuantizationPlanner:
+        """What each op needs."""
+        return self._space.planner
+
+    @property
+    def preset(self) -> Preset:
+        """How thorough to be."""
+        return self.target.request.preset
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the engine makes its times up."""
+        return not registry.entry(self.target.request.engine).measures
+
+    @property
+    def why_all_failed(self) -> str:
+        """Why the last candidate failed, if all did, those known from before included."""
+        return self._last_failure or ""
 
     def missing(self, trial: Trial) -> list[State]:
         """The candidates of a trial that have to be measured."""
@@ -114,16 +121,23 @@ class CandidateEvaluator:
         missing = [state for state in trial.candidates if state not in found]
         if missing[:most]:
             found.update(self._compare(trial.reference, missing[:most], trial.effort))
-        base = self.gains.get(trial.reference)
+        base = self._gain(trial.reference)
         for state, score in found.items():
-            self._tried[state] = None
-            self._has_success |= score.failure is None
-            self.why_all_failed = "" if self._has_success else score.failure or ""
-            if score.failure is not None:
-                self.failures[state] = score.failure
-            elif base is not None:
-                self.gains[state] = base + score.gain
+            before = self._tried.setdefault(state, None)
+            if score.failure is None:
+                self._last_failure = None
+                if base is not None:
+                    self._tried[state] = base + score.gain
+            else:
+                if self._last_failure is not None:
+                    self._last_failure = score.failure
+                if not isinstance(before, float):
+                    self._tried[state] = score.failure
         return [found.get(state) or Score.failed(NO_TIME) for state in trial.candidates]
+
+    def _gain(self, state: State) -> float | None:
+        found = self._tried.get(state)
+        return found if isinstance(found, float) else None
 
     def file_of(self, state: State) -> Path:
         """The candidate's file."""
@@ -140,13 +154,14 @@ class CandidateEvaluator:
 
     def candidates(self) -> list[Candidate]:
         """The float model, and everything that was tried, in order."""
-        known = (state for state in self._tried if state in self.gains or state in self.failures)
+        known = (state for state, found in self._tried.items() if found is not None)
         return [self.candidate_of(state) for state in known]
 
     def candidate_of(self, state: State) -> Candidate:
         """What is known of a choice; one that was never measured counts as the float model."""
-        failure = self.failures.get(state, "") if state not in self.gains else ""
-        gain = -math.inf if failure else self.gains.get(state, 0.0)
+        found = self._tried.get(state)
+        failure = found if isinstance(found, str) else ""
+        gain = -math.inf if failure else self._gain(state) or 0.0
         key = self.key(state)
         name = self.journal.names.get(key, "")
         return Candidate(name, key, self._space.placement(state), gain, failure)
@@ -227,7 +242,7 @@ class _TrialRun:
             evaluator.key(self._reference), [evaluator.key(state) for state in everyone], self._how
         )
         self._rounds[everyone] = known
-        if len(known) >= wanted and evaluator.take_layers is None:
+        if len(known) >= wanted and not evaluator.problem.wants_layers:
             self._accuracy(everyone, {})
             return self._scores
         # An engine that makes its times up plays from the start: it costs nothing, and only then
@@ -238,12 +253,12 @@ class _TrialRun:
         measured, _ = compare_files(
             evaluator.worker,
             self._files,
-            evaluator.feeds,
+            evaluator.target.feeds,
             rounds=rest + self._skip,
             # Made-up times must not depend on how fast this machine is.
             budget_s=math.inf if evaluator.is_simulated else self._budget_s * rest / wanted,
             options=self._options(),
-            take_layers=self._take_layers if evaluator.take_layers is not None else None,
+            take_layers=self._take_layers if evaluator.problem.wants_layers else None,
             layers_from=1,
             listener=self,
         )
@@ -257,8 +272,7 @@ class _TrialRun:
         return self._scores
 
     def _take_layers(self, model: int, layers: list[LayerTime]) -> None:
-        if self._evaluator.take_layers is not None:
-            self._evaluator.take_layers(self._states[model - 1], layers)
+        self._evaluator.problem.saw_layers(self._states[model - 1], layers)
 
     def saw_round(self, models: tuple[int, ...], round_: Round) -> None:
         """Write a round down before the next one begins."""

@@ -24,6 +24,8 @@ class Finalist:
         file: Where it lies, ready to be handed over.
         method: Where its ranges come from; None if nothing is quantized in it.
         sqnr_db: The worst output's distance from the float model; None if unknown.
+        float_sqnr_db: That of the float model itself from float32, as the engine computes it; None
+            if it does so in float32.
     """
 
     name: str
@@ -32,6 +34,22 @@ class Finalist:
     file: Path
     method: RangeMethod | None = None
     sqnr_db: float | None = None
+    float_sqnr_db: float | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What became of the best choice.
+
+    Attributes:
+        finalist: The model; None if there is nothing to hand over.
+        reason: Why there is none.
+        lost_to_accuracy: What of it had to stay float, and why; empty if nothing.
+    """
+
+    finalist: Finalist | None = None
+    reason: str = ""
+    lost_to_accuracy: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,76 +10,82 @@ from pathlib import Path
 from qdqtune.autotune.search.space import Space, State
 from qdqtune.graph.files import save_model
 from qdqtune.qdq.insert import Inserter
-from qdqtune.records.accuracy import Rejected
+from qdqtune.records.accuracy import METRIC, SQNR, Rejected
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.workflows.tuning import folder as names
-from qdqtune.workflows.tuning.accuracy import AccuracyRepair, name_groups
+from qdqtune.workflows.tuning.accuracy import AccuracyRepair, name_groups, parts_of
 from qdqtune.workflows.tuning.accuracy_limits import AccuracyLimits
+from qdqtune.workflows.tuning.context import RunContext
 from qdqtune.workflows.tuning.final_model import write_final
-from qdqtune.workflows.tuning.final_round import Finalist
-from qdqtune.workflows.tuning.folder import RunFolder
-from qdqtune.workflows.tuning.measured_accuracy import METRIC, SQNR, MeasuredAccuracy
-from qdqtune.workflows.tuning.progress_reporter import ProgressReporter
-from qdqtune.workflows.tuning.request import TuneRequest
-from qdqtune.workflows.tuning.story import Story
-from qdqtune.workflows.tuning.time_budget import TimeBudget
+from qdqtune.workflows.tuning.final_round import Attempt, Finalist
+from qdqtune.workflows.tuning.measured_accuracy import MeasuredAccuracy
+from qdqtune.workflows.tuning.setup import TuningTarget
+
+# A step that takes longer is told before it begins.
+_TOLD_AHEAD_S = 2.0
 
 
 class Finalists:
     """Makes choices into files that may be handed over.
 
     Args:
-        request: What was asked for.
-        folder: Where everything goes.
-        reporter: Who hears of it.
-        story: What has happened, and is told on.
+        ctx: The run.
+        target: What is tuned.
         accuracy: How accurate placements are.
-        pace: What there is time for.
         space: What choices mean.
         inserters: Writers of candidates, by where their ranges come from.
-        blankets: Choices for the whole model that need no search, by name, fastest first.
     """
 
     def __init__(
         self,
-        request: TuneRequest,
-        folder: RunFolder,
-        reporter: ProgressReporter,
-        story: Story,
+        ctx: RunContext,
+        target: TuningTarget,
         accuracy: MeasuredAccuracy,
-        pace: TimeBudget,
         space: Space,
         inserters: Mapping[RangeMethod, Inserter],
-        blankets: Mapping[str, State],
     ) -> None:
-        self._request = request
-        self._folder = folder
-        self._reporter = reporter
-        self._story = story
+        self._ctx = ctx
+        self._target = target
         self._accuracy = accuracy
-        self._pace = pace
         self._space = space
         self._inserters = inserters
-        self._blankets = blankets
-        self._fastest: State = frozenset()
         self._limits: dict[RangeMethod, AccuracyLimits] = {}
+        self._is_foreseen = False
 
-    def result(self, state: State) -> Finalist | None:
-        """What of the fastest choice is accurate enough, written; None if nothing of it is."""
-        space, story = self._space, self._story
-        self._fastest = state
-        self._reporter.tell("accuracy", "comparing outputs with the float model")
-        method = self.best_ranges(space.placement(state))
-        kept = self._correct(state, method)
+    def foresee_repair(self, state: State) -> None:
+        """Judge a choice once, while the search goes on, and reserve time if it needs a repair.
+
+        Args:
+            state: The best choice so far.
+        """
+        pace = self._ctx.pace
+        evaluations_s = pace.evaluation_s * len(self._inserters)
+        if self._is_foreseen or not state or not pace.has_time_for(evaluations_s):
+            return
+        self._is_foreseen = True
+        if evaluations_s > _TOLD_AHEAD_S:
+            told = "comparing outputs of the best seed with float"
+            self._ctx.reporter.tell("accuracy", told)
+        method = self.best_ranges(self._space.placement(state))
+        # Of what is not accurate enough, only what is looked at in the end is reported.
+        if self._new_limits(method).sqnr_shortfall(state):
+            pace.foresee_repair(len(parts_of(self._space, state)))
+
+    def result(self, state: State) -> Attempt:
+        """What of the fastest choice is accurate enough, written."""
+        self._ctx.reporter.tell("accuracy", "comparing outputs with the float model")
+        method = self.best_ranges(self._space.placement(state))
+        kept, lost = self._correct(state, method)
         while kept and self._is_inaccurate(kept, method):
-            kept = self._correct(state, method)
-        if not kept:
-            story.reason = story.lost_to_accuracy
-            if state not in self.limits(method).unchecked:
-                story.reason = f"what is faster is not accurate enough: {story.reason}"
-            return None
-        return self._written("the result", kept, method, self._folder.staging())
+            kept, again = self._correct(state, method)
+            lost = again or lost
+        if kept:
+            staging = self._ctx.folder.staging()
+            return Attempt(self._written("the result", kept, method, staging), "", lost)
+        is_checked = state not in self.limits(method).unchecked
+        reason = f"what is faster is not accurate enough: {lost}" if is_checked else lost
+        return Attempt(None, reason, lost)
 
     def _is_inaccurate(self, state: State, method: RangeMethod) -> bool:
         """Whether a choice is less accurate than an earlier run in the folder has written down."""
@@ -87,49 +93,48 @@ class Finalists:
         was_known = self._accuracy.forget_sqnr_db(self._inserters[method], placement)
         return was_known and bool(self.limits(method).sqnr_shortfall(state))
 
-    def float_model(self) -> Finalist | None:
+    def float_model(self) -> Attempt:
         """The float model inside a Q/DQ file, which may be faster than the file.
 
-        Returns:
-            None if the user's metric of it is too low: it was asked for of the file as given.
+        Nothing if the user's metric of it is too low: it was asked for of the file as given.
         """
-        inserter = next(iter(self._inserters.values()))
-        shortfall = self.limits(next(iter(self._inserters))).float_shortfall()
-        if shortfall:
-            self._story.reason = f"the float model in it is not accurate enough: {shortfall}"
-            return None
+        method, inserter = next(iter(self._inserters.items()))
+        if shortfall := self.limits(method).float_shortfall():
+            return Attempt(None, f"the float model in it is not accurate enough: {shortfall}")
         base = inserter.base
-        file = save_model(base.load(base.whole()), self._folder.staging() / names.FINAL)
-        return Finalist("the float model", frozenset(), Placement(), file)
+        file = save_model(base.load(base.whole()), self._ctx.folder.staging() / names.FINAL)
+        return Attempt(Finalist("the float model", frozenset(), Placement(), file))
 
-    def blanket(self, result: Finalist | None) -> Finalist | None:
+    def blanket(self, result: Finalist | None, blankets: Mapping[str, State]) -> Finalist | None:
         """The fastest blanket that is near enough to float, or else the fastest.
 
         Args:
             result: What the search found; it is the blanket, too, if both quantize the same.
+            blankets: Choices for the whole model that need no search, by name, fastest first.
 
         Returns:
             None if no blanket was timed, or if there is no time to time one again.
         """
-        if not self._blankets:
+        if not blankets:
             return None
-        fastest = next(iter(self._blankets))
+        fastest = next(iter(blankets))
         method = result.method if result is not None else None
         if method is None:
-            method = self.best_ranges(self._space.placement(self._blankets[fastest]))
-        name = next(filter(lambda each: self._is_near(each, method), self._blankets), fastest)
-        state = self._blankets[name]
+            method = self.best_ranges(self._space.placement(blankets[fastest]))
+        near = (name for name, state in blankets.items() if self._is_near(state, method))
+        name = next(near, fastest)
+        state = blankets[name]
         if result is not None and self._space.placement(state) == result.placement:
             return replace(result, name=name)
         if not self._has_time_to_evaluate:
             return None
-        folder = self._folder.scratch / "blanket"
+        folder = self._ctx.folder.scratch / "blanket"
         folder.mkdir(exist_ok=True)
         return self._written(name, state, method, folder)
 
-    def _is_near(self, name: str, method: RangeMethod) -> bool:
+    def _is_near(self, state: State, method: RangeMethod) -> bool:
         """Whether a blanket is near enough to float; not, if there is no time to find out."""
-        state, inserter = self._blankets[name], self._inserters[method]
+        inserter = self._inserters[method]
         is_known = self._accuracy.knows(SQNR, inserter, self._space.placement(state))
         if not is_known and not self._has_time_to_evaluate:
             return False
@@ -137,7 +142,7 @@ class Finalists:
 
     @property
     def _has_time_to_evaluate(self) -> bool:
-        return self._pace.repair_left_s() >= self._pace.evaluation_s
+        return self._ctx.pace.repair_left_s() >= self._ctx.pace.evaluation_s
 
     def shortfall(self, finalist: Finalist, *, with_metric: bool = True) -> str:
         """Which limit of accuracy a finalist misses; empty if it misses none.
@@ -159,77 +164,69 @@ class Finalists:
             finalist: Of whom.
             most_s: Seconds that it may take.
         """
-        if self._request.evaluate is None:
+        if self._target.request.evaluate is None:
             return None
         method = finalist.method or next(iter(self._inserters))
         inserter = self._inserters[method]
         is_known = self._accuracy.knows(METRIC, inserter, finalist.placement)
-        if not is_known and self._accuracy.seconds.get(METRIC, math.inf) > most_s:
+        if not is_known and self._ctx.pace.accuracy_s.get(METRIC, math.inf) > most_s:
             return None
         return self._accuracy.metric(inserter, finalist.placement)
-
-    def note_metric(self, finalist: Finalist) -> None:
-        """Tell the user's metric of what is to be handed over."""
-        metric = self.metric(finalist)
-        if self._story.metric is not None and metric is not None:
-            self._story.metric["final"] = metric
 
     def limits(self, method: RangeMethod) -> AccuracyLimits:
         """How accurate choices must be, with the ranges of this method."""
         if method not in self._limits:
-            metric = self._story.metric
-            before = None if metric is None else metric["float"]
-            self._limits[method] = AccuracyLimits(
-                self._space, self._inserters[method], self._accuracy, self._request, before
-            )
+            self._limits[method] = self._new_limits(method)
         return self._limits[method]
 
-    def rejected(self) -> tuple[Rejected, ...]:
-        """What was looked at and is not accurate enough."""
+    def _new_limits(self, method: RangeMethod) -> AccuracyLimits:
+        target, inserter = self._target, self._inserters[method]
+        return AccuracyLimits(
+            self._space, inserter, self._accuracy, target.request, target.float_metric
+        )
+
+    def rejected(self, fastest: State, blankets: Mapping[str, State]) -> tuple[Rejected, ...]:
+        """What was looked at and is not accurate enough.
+
+        Args:
+            fastest: The best choice of the search.
+            blankets: Choices for the whole model, by name.
+        """
+        key = self._space.key
+        named = {key(state): name for name, state in blankets.items()}
         return tuple(
-            self._rejected(state, method, shortfall)
+            self._rejected(named.get(key(state)) or _name(state, fastest), state, method, shortfall)
             for method, limits in self._limits.items()
             for state, shortfall in limits.missed.items()
         )
 
-    def _rejected(self, state: State, method: RangeMethod, shortfall: str) -> Rejected:
+    def _rejected(self, name: str, state: State, method: RangeMethod, shortfall: str) -> Rejected:
         inserter, placement = self._inserters[method], self._space.placement(state)
 
         def known(measure: str) -> bool:
             return self._accuracy.knows(measure, inserter, placement)
 
         return Rejected(
-            self._name(state),
+            name,
             len(placement.tensors),
             self._accuracy.sqnr_db(inserter, placement) if known(SQNR) else None,
             self._accuracy.metric(inserter, placement) if known(METRIC) else None,
             shortfall,
         )
 
-    def _name(self, state: State) -> str:
-        key = self._space.key(state)
-        for name, blanket in self._blankets.items():
-            if self._space.key(blanket) == key:
-                return name
-        dropped = len(self._fastest - state)
-        if not dropped:
-            return "the fastest candidate"
-        return f"the fastest candidate with {dropped} of {len(self._fastest)} choices left float"
-
     def _written(self, name: str, state: State, method: RangeMethod, folder: Path) -> Finalist:
-        request, inserter = self._request, self._inserters[method]
-        placement = self._space.placement(state)
+        inserter, placement = self._inserters[method], self._space.placement(state)
         self._accuracy.forget_sqnr_db(inserter, placement)
         sqnr_db = self._accuracy.sqnr_db(inserter, placement)
-        self._story.float_sqnr_db = self._accuracy.float_sqnr_db(inserter)
-        file = write_final(inserter, placement, folder, request.file)
-        return Finalist(name, state, placement, file, method, sqnr_db)
+        of_float = self._accuracy.float_sqnr_db(inserter)
+        file = write_final(inserter, placement, folder, self._target.request.file)
+        return Finalist(name, state, placement, file, method, sqnr_db, of_float)
 
     def best_ranges(self, placement: Placement) -> RangeMethod:
         """The ranges with which the choice is nearest to the float model."""
         if len(self._inserters) == 1:
             return next(iter(self._inserters))
-        progress = self._reporter.progress("accuracy")
+        progress = self._ctx.reporter.progress("accuracy")
         found: dict[RangeMethod, float] = {}
         for way, inserter in self._inserters.items():
             is_known = self._accuracy.knows(SQNR, inserter, placement)
@@ -240,26 +237,31 @@ class Finalists:
             progress("comparing ranges", len(found), len(self._inserters))
         return max(found, key=found.__getitem__)
 
-    def _correct(self, state: State, method: RangeMethod) -> State:
-        """What of the choice may be shipped; what of it may not is told."""
-        space, story, reporter = self._space, self._story, self._reporter
-        limits = self.limits(method)
+    def _correct(self, state: State, method: RangeMethod) -> tuple[State, str]:
+        """What of the choice may be shipped, and what of it may not, in words."""
+        space, reporter, limits = self._space, self._ctx.reporter, self.limits(method)
         shortfall = limits.shortfall(state)
         if state in limits.unchecked:  # leaving parts of it float would not help
-            story.lost_to_accuracy = shortfall
             reporter.tell("accuracy", shortfall)
-            return frozenset()
+            return frozenset(), shortfall
         if shortfall:
             reporter.tell("accuracy", f"{shortfall}; looking for what has to stay float")
         repair = AccuracyRepair(
-            space, limits, self._pace.repair_left_s, reporter.progress("accuracy")
+            space, limits, self._ctx.pace.repair_left_s, reporter.progress("accuracy")
         )
         kept = repair.correct_part(state)
         kept = kept if space.placement(kept) else frozenset()
-        if shortfall:
-            left = f"left float: {name_groups(space, state - kept, state)}"
-            if repair.is_cut_short:
-                left += " (--budget left no time to look for fewer)"
-            story.lost_to_accuracy = f"{shortfall}; {left}"
-            reporter.tell("accuracy", left)
-        return kept
+        if not shortfall:
+            return kept, ""
+        left = f"left float: {name_groups(space, state - kept, state)}"
+        if repair.is_cut_short:
+            left += " (--budget left no time to look for fewer)"
+        reporter.tell("accuracy", left)
+        return kept, f"{shortfall}; {left}"
+
+
+def _name(state: State, fastest: State) -> str:
+    dropped = len(fastest - state)
+    if not dropped:
+        return "the fastest candidate"
+    return f"the fastest candidate with {dropped} of {len(fastest)} choices left float"

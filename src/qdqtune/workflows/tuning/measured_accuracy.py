@@ -6,20 +6,29 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
 
-from qdqtune.calibration.random_inputs import Feeds
 from qdqtune.calibration.range_cache import SampleDigest
-from qdqtune.calibration.user_code import TookTooLong, UserFunction
+from qdqtune.calibration.user_code import TookTooLong
+from qdqtune.engines.float_types import exact_options
+from qdqtune.graph.files import load_model, save_model
 from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.qdq.insert import Inserter
+from qdqtune.records.accuracy import APPROXIMATE_SQNR, METRIC, SQNR, checked_metric
 from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.placement import Placement
-from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator
+from qdqtune.workflows.accuracy_evaluator import (
+    AccuracyEvaluator,
+    Kernels,
+    has_own_kernels,
+    kernels_of,
+)
+from qdqtune.workflows.tuning.context import RunContext
 from qdqtune.workflows.tuning.journal import AccuracyKey, Journal
+from qdqtune.workflows.tuning.setup import TuningTarget
 
-SQNR, APPROXIMATE_SQNR, METRIC = "sqnr_db", "approximate_sqnr_db", "metric"
-"""What is measured of a placement."""
 _FLOAT_SQNR = "float_sqnr_db"
 # No ratio of float64 numbers that differ is larger; equal outputs are infinitely near.
 _MOST_DB = 400.0
@@ -35,42 +44,58 @@ class MeasuredAccuracy:
     """Measures how accurate placements are; what an earlier run has measured costs nothing.
 
     Args:
+        ctx: The run.
+        target: What is tuned.
+        base: The float model.
         journal: What is known, and where results go.
-        accuracy: Compares outputs; made when it is first needed.
-        samples: Makes the inputs that outputs are compared on.
-        judged_by: The engine whose arithmetic counts.
-        evaluate: The user's metric, if there is one.
-        float_metric: What it gives for the float model.
-        has_float_error: Whether the engine computes floats in another type than float32, which is
-            what outputs are compared with.
-
-    Attributes:
-        seconds: The longest that a measurement of each kind took so far.
     """
 
     def __init__(
-        self,
-        journal: Journal,
-        evaluator_of: Callable[[PreparedModel], AccuracyEvaluator],
-        samples: Callable[[], Iterable[Feeds]],
-        arithmetic_of: str,
-        evaluate: UserFunction | None = None,
-        float_metric: float = math.nan,
-        *,
-        has_float_error: bool = False,
+        self, ctx: RunContext, target: TuningTarget, base: PreparedModel, journal: Journal
     ) -> None:
-        self.seconds: dict[str, float] = {}
+        self._ctx = ctx
+        self._target = target
+        self._base = base
         self._journal = journal
-        self._evaluator_of = evaluator_of
-        self._samples = samples
-        self._arithmetic_of = arithmetic_of
-        self._evaluate = evaluate
-        self._float_metric = float_metric
-        self._has_float_error = has_float_error
+        self._made: AccuracyEvaluator | None = None
         self._of_samples = ""
         self._here: dict[AccuracyKey, float | None] = {}
         self._unknown: dict[AccuracyKey, str] = {}
         self._written: set[AccuracyKey] = set()
+
+    @property
+    def evaluator(self) -> AccuracyEvaluator:
+        """Compares outputs; made when it is first needed."""
+        if self._made is None:
+            target = self._target
+            self._made = AccuracyEvaluator(
+                target.source, self._base, self._ctx.engines.runner,
+                target.provider.evaluation_samples, kernels=self._kernels(),
+                reference=self._reference(),
+            )  # fmt: skip
+        return self._made
+
+    def close(self) -> None:
+        """Forget the outputs of the models that were run."""
+        if self._made is not None:
+            self._made.close()
+
+    def _kernels(self) -> Kernels | None:
+        """What ships is judged by the kernels that it is tuned for, wherever they can be run."""
+        engines, info = self._ctx.engines, self._target.info
+        return kernels_of(engines.engine, engines.runner, info) if self._has_own_kernels else None
+
+    def _reference(self) -> Path | None:
+        """The model as given, if it was converted: that is what users compare with."""
+        request = self._target.request
+        if request.converted is None:
+            return None
+        return save_model(load_model(request.model), self._ctx.folder.scratch / "as_given.onnx")
+
+    @cached_property
+    def _has_own_kernels(self) -> bool:
+        request = self._target.request
+        return has_own_kernels(request.engine, request.options.engine_options)
 
     def sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
         """The worst output's distance from the float model; None if it can't be known here."""
@@ -92,14 +117,11 @@ class MeasuredAccuracy:
         Returns:
             Decibels of the worst output; None if it is computed in float32, or can't be compared.
         """
-        if not self._has_float_error:
+        exact = exact_options(self._target.info, self._target.request.options)
+        if exact is None or not self._has_own_kernels:
             return None
-        evaluator_of = self._evaluator_of
         return self._measured(
-            _FLOAT_SQNR,
-            inserter,
-            Placement(),
-            lambda made, _: evaluator_of(made.base).float_sqnr_db(),
+            _FLOAT_SQNR, inserter, Placement(), lambda *_: self.evaluator.float_sqnr_db()
         )
 
     def approximate_sqnr_db(self, inserter: Inserter, placement: Placement) -> float:
@@ -170,8 +192,7 @@ class MeasuredAccuracy:
             _logger.warning("a candidate can't be judged: %s", error.what)
             self._unknown[key] = error.what.splitlines()[0].rstrip(".")
         finally:
-            took_s = time.monotonic() - began
-            self.seconds[measure] = max(took_s, self.seconds.get(measure, 0.0))
+            self._ctx.pace.saw_accuracy(measure, time.monotonic() - began)
         # What failed may be the machine's fault: another run tries again.
         if found is None or (measure == METRIC and not self._of_evaluate()):
             self._here[key] = found
@@ -182,26 +203,27 @@ class MeasuredAccuracy:
 
     def _find_sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
         path = inserter.write(placement, "judged")
-        found = self._evaluator_of(inserter.base).quality(path)
+        found = self.evaluator.quality(path)
         if found.why_unknown:
             raise EngineError(found.why_unknown, "--min_sqnr none hands it over unchecked.")
         return min((found.against_float or found.scores).values())
 
     def _find_approximate_db(self, inserter: Inserter, placement: Placement) -> float:
         path = inserter.write(placement, "judged")
-        return self._evaluator_of(inserter.base).approximate_sqnr_db(path)
+        return self.evaluator.approximate_sqnr_db(path)
 
     def _find_metric(self, inserter: Inserter, placement: Placement) -> float:
-        assert self._evaluate is not None
+        evaluate, float_s = self._target.request.evaluate, self._ctx.pace.accuracy_s.get(METRIC)
+        assert evaluate is not None
         path = str(inserter.write(placement, "evaluated"))
-        limit_s = max(_SHORTEST_LIMIT_S, _TIMES_FLOAT * self.seconds.get(METRIC, 0.0))
+        limit_s = max(_SHORTEST_LIMIT_S, _TIMES_FLOAT * (float_s or 0.0))
         try:
-            return checked_metric(self._evaluate.within(limit_s, path), self._evaluate.label)
+            return checked_metric(evaluate.within(limit_s, path), evaluate.label)
         except TookTooLong:
             raise
         except UsageError as error:
             _logger.warning("%s Calling it once more.", error.what)
-            return checked_metric(self._evaluate.within(limit_s, path), self._evaluate.label)
+            return checked_metric(evaluate.within(limit_s, path), evaluate.label)
 
     def _key(self, measure: str, inserter: Inserter, placement: Placement) -> AccuracyKey:
         of_measure = self._of_evaluate() if measure == METRIC else self._of_outputs()
@@ -213,35 +235,18 @@ class MeasuredAccuracy:
         """What outputs depend on beside the placement and its scales."""
         if not self._of_samples:
             digest = SampleDigest()
-            for feeds in self._samples():
+            for feeds in self._target.provider.evaluation_samples():
                 digest.add(feeds)
             self._of_samples = digest.hexdigest()
-        return f"{self._arithmetic_of} {self._of_samples}"
+        arithmetic_of = self._target.request.engine if self._has_own_kernels else ""
+        return f"{arithmetic_of} {self._of_samples}"
 
     def _of_evaluate(self) -> str:
         """What the metric depends on; empty if another run can't tell that it is the same.
 
         The metric of the float model stands for the data, which only the function knows.
         """
-        function = self._evaluate
+        function = self._target.request.evaluate
         if function is None or not function.fingerprint:
             return ""
-        return f"{function.label} {function.fingerprint} {self._float_metric!r}"
-
-
-def checked_metric(value: object, name: str) -> float:
-    """What a user's function returned, as a number.
-
-    Raises:
-        UsageError: If it is none.
-    """
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise UsageError(
-            f"{name} returned {value!r}, which is not a number, or not a finite one.",
-            "It takes the path of a model and returns a metric: more is better.",
-        )
-    return number
+        return f"{function.label} {function.fingerprint} {self._target.float_metric!r}"

@@ -5,84 +5,83 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from qdqtune.autotune.subgraphs.distinct_subgraphs import Subgraph
 from qdqtune.calibration.tensor_capture import Array, capture_tensors
-from qdqtune.engines.isolated import Worker
+from qdqtune.engines import registry
 from qdqtune.graph.extraction import Dims
 from qdqtune.graph.index import GraphIndex
 from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.records.subgraphs import SubgraphTimes
-from qdqtune.workflows.sample_provider import SampleProvider
-from qdqtune.workflows.tuning.progress_reporter import ProgressReporter
+from qdqtune.records.tuning import BY_BUDGET, FINISHED, INTERRUPTED
+from qdqtune.workflows.tuning.context import RunContext
+from qdqtune.workflows.tuning.setup import TuningTarget
 from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, OPT, Shapes, shape_arguments
-from qdqtune.workflows.tuning.story import BY_BUDGET, INTERRUPTED, Story
 from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
 from qdqtune.workflows.tuning.subgraph_profiler import SubgraphProfiler
-from qdqtune.workflows.tuning.time_budget import TimeBudget
 
 # What the inputs of subgraphs may take of memory at once.
 _BYTES_AT_ONCE = 1 << 28
 _MOST_OPS_SHOWN = 6
 
 
+@dataclass(frozen=True)
+class TensorSizes:
+    """What is known of the shapes of tensors.
+
+    Attributes:
+        index: The model, with the size of every tensor.
+        dims: Shapes as the model has them, open where it is.
+        ranges: Smallest and largest shapes of tensors, if they were given.
+    """
+
+    index: GraphIndex
+    dims: Mapping[str, Dims | None]
+    ranges: Mapping[str, Shapes]
+
+
 class SubgraphProfiling:
     """Times subgraphs until all are known, or somebody has had enough.
 
     Args:
-        profiler: Times one.
+        ctx: The run.
+        target: What is tuned.
+        base: The float model.
+        profiler: Times one subgraph.
         cache: What is known, and where times go.
-        reporter: Who hears of it.
-        story: What has happened, and is told on.
-        base: The model.
-        runner: Of the reference engine, which says what subgraphs read.
-        provider: What the model is run on.
-        index: The model, with the size of every tensor.
-        dims: Shapes as the model has them, open where it is.
-        ranges: Smallest and largest shapes of tensors, if they were given.
-        pace: Whether there is time for another one.
-        is_told_ranges: Whether the engine is told them.
+        sizes: The shapes of tensors.
     """
 
     def __init__(
         self,
+        ctx: RunContext,
+        target: TuningTarget,
+        base: PreparedModel,
         profiler: SubgraphProfiler,
         cache: SubgraphCache,
-        reporter: ProgressReporter,
-        story: Story,
-        base: PreparedModel,
-        runner: Worker,
-        provider: SampleProvider,
-        index: GraphIndex,
-        dims: Mapping[str, Dims | None],
-        ranges: Mapping[str, Shapes],
-        pace: TimeBudget,
-        *,
-        is_told_ranges: bool,
+        sizes: TensorSizes,
     ) -> None:
+        self._ctx = ctx
+        self._target = target
+        self._base = base
         self._profiler = profiler
         self._cache = cache
-        self._reporter = reporter
-        self._story = story
-        self._base = base
-        self._runner = runner
-        self._provider = provider
-        self._index = index
-        self._dims = dims
-        self._ranges = ranges
-        self._pace = pace
-        self._is_told_ranges = is_told_ranges
+        self._sizes = sizes
 
-    def run(self, subgraphs: Sequence[Subgraph], *, measure_float: bool) -> None:
+    def run(self, subgraphs: Sequence[Subgraph], *, measure_float: bool) -> str:
         """Time every subgraph that is not known yet, those with the largest share first.
 
         Args:
             subgraphs: All of them.
             measure_float: Whether float forms are timed alone, too, where their time in the model
                 is known.
+
+        Returns:
+            Why it ended, as the summary has it.
         """
-        cache, story, reporter = self._cache, self._story, self._reporter
+        cache, reporter = self._cache, self._ctx.reporter
         cache.describe({subgraph.key: self._details(subgraph) for subgraph in subgraphs})
         missing = [subgraph for subgraph in subgraphs if not self._is_known(subgraph)]
         missing.sort(key=lambda subgraph: -self._share_ms(subgraph))
@@ -91,9 +90,8 @@ class SubgraphProfiling:
         done, longest_s = 0, 0.0
         try:
             for subgraph, values in self._with_values(missing):
-                if not self._pace.has_time_for(longest_s):
-                    story.stopped = BY_BUDGET
-                    return
+                if not self._ctx.pace.has_time_for(longest_s):
+                    return BY_BUDGET
                 began = time.monotonic()
                 float_ms = self._share_ms(subgraph) / len(subgraph.groups)
                 alone = measure_float or not float_ms
@@ -108,12 +106,9 @@ class SubgraphProfiling:
                     planned=len(subgraphs),
                 )  # fmt: skip
         except KeyboardInterrupt:
-            story.stopped = INTERRUPTED
-            return
-        finally:
-            story.subgraph_benchmarks += self._profiler.benchmarks
-            story.subgraph_failed += self._profiler.failed
+            return INTERRUPTED
         cache.keep_profiled()
+        return FINISHED
 
     def _is_known(self, subgraph: Subgraph) -> bool:
         """Whether an earlier run has timed a subgraph, with a time for each of its borders."""
@@ -138,8 +133,8 @@ class SubgraphProfiling:
                 tensor for subgraph in part for tensor in subgraph.content.inputs
             )
             shapes = {tensor: self._size(tensor) for tensor in wanted}
-            feeds = next(iter(self._provider.evaluation_samples()))
-            values = dict(capture_tensors(self._base, self._runner, feeds, shapes))
+            feeds = next(iter(self._target.provider.evaluation_samples()))
+            values = dict(capture_tensors(self._base, self._ctx.engines.runner, feeds, shapes))
             for subgraph in part:
                 yield subgraph, values
 
@@ -147,7 +142,7 @@ class SubgraphProfiling:
         return sum(4 * math.prod(self._size(tensor)) for tensor in subgraph.content.inputs)
 
     def _size(self, tensor: str) -> tuple[int, ...]:
-        return tuple(1 if dim is None else dim for dim in self._index.shape(tensor) or ())
+        return tuple(1 if dim is None else dim for dim in self._sizes.index.shape(tensor) or ())
 
     def _share_ms(self, subgraph: Subgraph) -> float:
         assert self._cache.groups is not None
@@ -157,7 +152,7 @@ class SubgraphProfiling:
         """What people may want to know of a subgraph."""
         inputs = subgraph.content.inputs
         shapes = self._shapes(inputs)
-        is_open = any(_is_open(self._dims.get(tensor)) for tensor in inputs)
+        is_open = any(_is_open(self._sizes.dims.get(tensor)) for tensor in inputs)
         return {
             "groups": list(subgraph.groups),
             "nodes": list(subgraph.content.nodes),
@@ -168,21 +163,22 @@ class SubgraphProfiling:
 
     def _shapes(self, inputs: Iterable[str]) -> dict[str, Shapes]:
         return {
-            label: {t: self._ranges.get(label, {}).get(t, self._size(t)) for t in inputs}
+            label: {t: self._sizes.ranges.get(label, {}).get(t, self._size(t)) for t in inputs}
             for label in (MIN, OPT, MAX)
         }
 
     def _told_ranges(self, subgraph: Subgraph) -> dict[str, Shapes]:
         """Shapes of the subgraph's open inputs, if there is an engine that is told them."""
-        if not self._is_told_ranges or not self._ranges:
+        is_told = registry.entry(self._target.request.engine).takes_shape_ranges
+        if not is_told or not self._sizes.ranges:
             return {}
-        is_open = (t for t in subgraph.content.inputs if _is_open(self._dims.get(t)))
+        is_open = (t for t in subgraph.content.inputs if _is_open(self._sizes.dims.get(t)))
         return self._shapes(list(is_open))
 
     def _told(self, subgraph: Subgraph, times: SubgraphTimes) -> str:
-        ordered = sorted(subgraph.content.nodes, key=self._index.position.__getitem__)
+        ordered = sorted(subgraph.content.nodes, key=self._sizes.index.position.__getitem__)
         shown = ordered[:_MOST_OPS_SHOWN]
-        ops = " + ".join(self._index.node[name].op_type for name in shown)
+        ops = " + ".join(self._sizes.index.node[name].op_type for name in shown)
         also = " + …" if len(shown) < len(ordered) else ""
         forms = ", ".join(
             f"{form.scheme} {form.total_ms:.3f} ms" if form.error is None else f"no {form.scheme}"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from qdqtune.autotune.search.trial import Effort
 from qdqtune.engines.reopened_comparison import MOST_OPENINGS
 from qdqtune.engines.timing import FEWEST_ROUNDS, BlockShape
-from qdqtune.workflows.tuning.measured_accuracy import METRIC, SQNR
+from qdqtune.records.accuracy import METRIC, SQNR
 from qdqtune.workflows.tuning.settings import Preset
 
 # The runs of each model before a comparison begins.
@@ -40,7 +40,6 @@ class TimeBudget:
         left_s: Seconds that are left of the budget; infinite without one.
         preset: How thorough to be.
         budget_s: The whole budget; None without one.
-        measures: Whether the engine really runs what it times; else timing takes no time.
 
     Attributes:
         start_s: Seconds that the engine took to start.
@@ -51,14 +50,7 @@ class TimeBudget:
         repair_s: Seconds that the accuracy of the best so far takes to be repaired.
     """
 
-    def __init__(
-        self,
-        left_s: Callable[[], float],
-        preset: Preset,
-        budget_s: float | None,
-        *,
-        measures: bool,
-    ) -> None:
+    def __init__(self, left_s: Callable[[], float], preset: Preset, budget_s: float | None) -> None:
         self.left_s = left_s
         self.start_s = 0.0
         self.write_s = 0.0
@@ -68,15 +60,18 @@ class TimeBudget:
         self.repair_s = 0.0
         self._preset = preset
         self._budget_s = budget_s
-        self._measures = measures
         self._build_s = 0.0
         self._latency_s = 0.0
         self._slower = 1.0
 
     def saw_baseline(self, build_s: float, latency_ms: float) -> None:
-        """Take in what the float model takes to be built, and to run."""
+        """Take in what the float model takes to be built, and to run: 0 if it is not really run."""
         self._build_s = max(self._build_s, build_s)
-        self._latency_s = latency_ms / 1000.0 if self._measures else 0.0
+        self._latency_s = latency_ms / 1000.0
+
+    def saw_accuracy(self, measure: str, seconds: float) -> None:
+        """Take in what a measurement of accuracy of some kind took."""
+        self.accuracy_s[measure] = max(seconds, self.accuracy_s.get(measure, 0.0))
 
     def saw_trial(self, candidates: int, effort: Effort, seconds: float) -> None:
         """Take in what a comparison took; what comes is expected to be as slow."""
