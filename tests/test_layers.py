@@ -1,7 +1,8 @@
-"""The search and the workflows don't know one engine from another; a lint rule holds it."""
+"""Search and workflows name no engine, and classes stay small."""
 
 from __future__ import annotations
 
+import ast
 import runpy
 import shutil
 from collections.abc import Callable
@@ -71,3 +72,88 @@ def test_other_rooms_and_names_that_must_exist_are_left_alone(package: Path) -> 
 def test_a_name_that_is_allowed_for_nothing_is_found(package: Path) -> None:
     shutil.rmtree(package / "workflows")
     assert {word.split()[0] for _, _, word in find_names(package)} == set(LINT["ALLOWED"])
+
+
+MOST_ARGUMENTS, MOST_ATTRIBUTES = 8, 12
+# Those that are larger. The first is the guides' own list of settings; the others wait to be split.
+LARGE_CLASSES = {
+    "autotune/config.py:Config",
+    "autotune/session/tuning_session.py:TuningSession",
+    "engines/isolated.py:Worker",
+    "qdq/encoder.py:Encoder",
+    "workflows/tuning/journal.py:Journal",
+}
+
+
+def large_classes(package: Path) -> set[str]:
+    """Classes with many constructor arguments or attributes that are not frozen records."""
+    return {
+        f"{file.relative_to(package)}:{node.name}"
+        for file in package.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and is_large(node)
+    }
+
+
+def is_large(node: ast.ClassDef) -> bool:
+    decorators = [
+        ast.unparse(each) for each in node.decorator_list if "dataclass" in ast.unparse(each)
+    ]
+    if any("frozen=True" in each for each in decorators):
+        return False
+    fields = [
+        each
+        for each in node.body
+        if isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each.annotation)
+    ]
+    methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+    attributes = {
+        each.attr
+        for method in methods
+        for each in ast.walk(method)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and ast.unparse(each.value) == "self"
+    }
+    arguments = [
+        argument
+        for method in methods
+        if method.name == "__init__"
+        for argument in (*method.args.posonlyargs, *method.args.args[1:], *method.args.kwonlyargs)
+    ]
+    if decorators:
+        attributes |= {ast.unparse(each.target) for each in fields}
+        made = [each for each in fields if "init=False" not in ast.unparse(each)]
+        return len(made) > MOST_ARGUMENTS or len(attributes) > MOST_ATTRIBUTES
+    return len(arguments) > MOST_ARGUMENTS or len(attributes) > MOST_ATTRIBUTES
+
+
+def test_only_frozen_records_have_many_attributes() -> None:
+    assert large_classes(ROOT / "src" / "qdqtune") == LARGE_CLASSES
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("class A:\n def __init__(self, {arguments}): pass", True),
+        ("class A:\n def __init__(self, *, {arguments}): pass", True),
+        ("class A:\n def f(self):\n  {attributes}", True),
+        ("@dataclass\nclass A:\n {fields}", True),
+        ("@dataclass(frozen=True)\nclass A:\n {fields}", False),
+        ("class A(Protocol):\n {fields}", False),
+    ],
+)
+def test_a_class_that_grows_is_found(tmp_path: Path, text: str, is_found: bool) -> None:
+    def planted(arguments: int, attributes: int) -> set[str]:
+        names = [f"a{number}" for number in range(max(arguments, attributes))]
+        source = text.format(
+            arguments=", ".join(names[:arguments]),
+            attributes="\n  ".join(f"self.{name} = 0" for name in names[:attributes]),
+            fields="\n ".join(f"{name}: int" for name in names[:arguments]),
+        )
+        (tmp_path / "planted.py").write_text(source)
+        return large_classes(tmp_path)
+
+    assert planted(MOST_ARGUMENTS, MOST_ATTRIBUTES) == set()
+    found = planted(MOST_ARGUMENTS + 1, MOST_ATTRIBUTES + 1)
+    assert found == ({"planted.py:A"} if is_found else set())

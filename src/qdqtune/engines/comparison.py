@@ -127,10 +127,9 @@ def compare_files(
     """
     stored = feeds if isinstance(feeds, StoredFeeds) else worker.store(feeds)
     files = [os.fspath(path) for path in paths]
-    comparing = _Comparing(worker, files, stored, options, timeout_s, listener)
+    layers_of = range(layers_from, len(files)) if take_layers is not None else ()
+    comparing = _Comparing(worker, files, stored, options, timeout_s, listener, layers_of)
     try:
-        if take_layers is not None:
-            comparing.layers_of = range(layers_from, len(files))
         length = _Length(budget_s, runs, rounds, fewest_rounds, min_time_s)
         return comparing.hold(length, progress, take_outputs, take_layers)
     finally:
@@ -151,12 +150,12 @@ class _Comparing:
     options: SessionOptions | None
     timeout_s: float | None
     listener: MeasurementListener | None
-    errors: dict[int, str] = field(default_factory=dict)
-    build_s: dict[int, float] = field(default_factory=dict)
-    timing_s: dict[int, float] = field(default_factory=dict)
-    models: dict[int, OpenModel] = field(default_factory=dict)
-    limit_s: float | None = None
     layers_of: Sequence[int] = ()
+    errors: dict[int, str] = field(default_factory=dict, init=False)
+    build_s: dict[int, float] = field(default_factory=dict, init=False)
+    timing_s: dict[int, float] = field(default_factory=dict, init=False)
+    models: dict[int, OpenModel] = field(default_factory=dict, init=False)
+    limit_s: float | None = field(default=None, init=False)
 
     def hold(
         self,

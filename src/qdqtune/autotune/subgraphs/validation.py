@@ -76,12 +76,20 @@ class SubgraphSearch(Asking):
         self._alike = alike
         self._incremental = incremental
         self._frugal = frugal
-        self._least_gain = _LEAST_CLEAR_GAIN if frugal else _LEAST_GAIN
         self._seen: dict[State, ObservedCosts] = {}
         self._fixed: dict[int, bool] = {}
         self._failures = 0
-        self._most_failures = _MOST_COSTLY_FAILURES if frugal else _MOST_FAILURES
         self._best_seed: tuple[State, float] = (_NOTHING, 0.0)
+
+    @property
+    def _least_gain(self) -> float:
+        """The expected gain that is worth a build."""
+        return _LEAST_CLEAR_GAIN if self._frugal else _LEAST_GAIN
+
+    @property
+    def _most_failures(self) -> int:
+        """How many batches may fail."""
+        return _MOST_COSTLY_FAILURES if self._frugal else _MOST_FAILURES
 
     @property
     def planned(self) -> int:
