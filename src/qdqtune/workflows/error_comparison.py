@@ -20,7 +20,6 @@ from qdqtune.calibration.random_inputs import Feeds, random_inputs
 from qdqtune.calibration.sample_set import open_samples
 from qdqtune.engines import registry
 from qdqtune.engines.custom_ops import advice_on
-from qdqtune.engines.float_types import exact_options
 from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker, WorkerFailure
 from qdqtune.engines.reference_engine import AS_WRITTEN, reference_worker
@@ -34,6 +33,7 @@ from qdqtune.records.errors import EngineError, UsageError
 from qdqtune.records.inputs import InputRequest, ShapesOrRequest, request_of
 from qdqtune.records.ranges import CalibrationSource
 from qdqtune.records.tensor_errors import OutputError
+from qdqtune.workflows.accuracy_evaluator import Kernels, kernels_of
 from qdqtune.workflows.arguments import check_arguments
 from qdqtune.workflows.common_inputs import common_request, signature
 from qdqtune.workflows.comparison import engine_info
@@ -90,13 +90,11 @@ def compare(
         provider = _provider(original, quantized, request, data, samples)
         runner = stack.enter_context(reference_worker())
         room = stack.enter_context(tempfile.TemporaryDirectory(dir=runner.scratch))
-        kernels = _Kernels(registry.REFERENCE, runner, AS_WRITTEN)
+        worker = runner if name is None else stack.enter_context(Worker(name, options))
+        info = engine_info(worker, worker.engine)
+        kernels = Kernels(worker.engine, worker, AS_WRITTEN)
         if name is not None:
-            worker = stack.enter_context(Worker(name, options))
-            kernels = _Kernels(name, worker, options)
-        info = engine_info(kernels.worker, kernels.engine)
-        if name is not None:
-            kernels = replace(kernels, exact_options=exact_options(info, options))
+            kernels = kernels_of(worker, worker, info)
         outputs = _outputs(original, quantized, kernels, provider, Path(room))
         pairing = Pairing(original.model, quantized.model)
         if not outputs and not pairing.ops:
@@ -132,16 +130,6 @@ def _with_kernels(engine: str | None) -> str | None:
             "Leave --engine out, or name another one.",
         )
     return name
-
-
-@dataclass(frozen=True)
-class _Kernels:
-    """An engine at work, and how it is to open models, and the float model if otherwise."""
-
-    engine: str
-    worker: Worker
-    options: SessionOptions
-    exact_options: SessionOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -218,7 +206,7 @@ def _provider(
 
 
 def _outputs(
-    original: _Opened, quantized: _Opened, kernels: _Kernels, provider: _Samples, folder: Path
+    original: _Opened, quantized: _Opened, kernels: Kernels, provider: _Samples, folder: Path
 ) -> tuple[OutputError, ...]:
     """The outputs of both models, each of them run alone."""
     running = original
