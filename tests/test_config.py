@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -261,3 +262,21 @@ def test_a_least_time_makes_as_many_runs_as_it_takes(model: str) -> None:
 
     few_s = kept_s(runs=2)
     assert kept_s(min_time_s=20 * few_s) >= 19 * few_s  # the engine's times are noisy
+
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.mark.parametrize("command", ["tune", "quantize"])
+def test_the_table_of_flags_in_the_docs(command: str) -> None:
+    page = (DOCS / f"{command}.md").read_text().partition("| flag | meaning |")[2]
+    rows = [row.split(" | ")[0] for row in page.partition("\n\n")[0].splitlines()]
+    listed = set(re.findall(r"`(-\w|--\w+)", " ".join(rows)))
+    (commands,) = (each for each in get_parser()._actions if isinstance(each.choices, dict))
+    known = {flag for each in commands.choices[command]._actions for flag in each.option_strings}
+    assert listed <= known
+    config_class: Any = {"tune": TuneConfig, "quantize": QuantizeConfig}[command]
+    for _, one in options_of(config_class):
+        assert not one.flags or listed.intersection(one.flags), f"{one.flags} are not in the docs"
+        off = [flag for flag in one.flags if flag.startswith("--no_")]
+        assert not off or off[0] in listed
