@@ -257,7 +257,7 @@ def test_resume_never_refuses_a_run_and_takes_an_empty_folder(model: Path, tmp_p
     simulated(model, run, resume="never", max_benchmarks=2)
     with pytest.raises(UsageError, match="holds a run already"):
         simulated(model, run, resume="never")
-    with pytest.raises(UsageError, match="no resume='maybe'"):
+    with pytest.raises(UsageError, match="resume must be one of auto, never, not 'maybe'"):
         simulated(model, run, resume="maybe")
 
 
