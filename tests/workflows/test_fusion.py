@@ -176,7 +176,7 @@ def test_groups_of_a_compiled_encoder() -> None:
     ("arguments", "error", "text"),
     [
         ({"engine": "nope"}, UsageError, "Unknown engine"),
-        ({"engine": "simulated", "runs": 0}, UsageError, "runs is 0"),
+        ({"engine": "simulated", "runs": 0}, UsageError, "runs must be"),
         ({"engine": "simulated", "quant_type": "int3"}, UsageError, "int3"),
         ({"graph_json": "missing.json", "quant_type": "int3"}, UsageError, "int3"),
         (

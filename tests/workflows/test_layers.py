@@ -59,7 +59,7 @@ def test_options_reach_the_engine(model: Path) -> None:
     ("arguments", "error", "text"),
     [
         ({"engine": "nope"}, UsageError, "Unknown engine"),
-        ({"runs": 0}, UsageError, "runs is 0"),
+        ({"runs": 0}, UsageError, "runs must be"),
         ({"engine_options": {"depth": "3"}}, UsageError, "unknown option 'depth'"),
         ({"inputs": InputRequest(dims={"M": 2})}, QdqtuneError, "M"),
     ],

@@ -15,6 +15,7 @@ import onnx_ir as ir
 import pytest
 
 import qdqtune
+from qdqtune import zoo
 from qdqtune.cli.main import main
 from qdqtune.graph import files
 from qdqtune.records.errors import ModelError, QdqtuneError, UsageError
@@ -186,6 +187,13 @@ def test_large_weights_go_beside_the_model(
     )
 
 
+def test_a_model_that_protobuf_cannot_copy_whole_is_copied_in_parts() -> None:
+    proto = zoo.build("resnet18", image=32, width=8, blocks=(1,))
+    onnx.helper.set_model_props(proto, {"key": "value"})
+    proto.functions.append(onnx.FunctionProto(name="f", domain="d"))
+    assert files._copied_in_parts(proto, "model") == proto
+
+
 def test_a_model_without_its_weights_is_refused(proto: onnx.ModelProto, tmp_path: Path) -> None:
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)  # `onnx.save` takes the weights out of what it saves
@@ -214,8 +222,8 @@ def test_a_model_without_its_weights_is_refused(proto: onnx.ModelProto, tmp_path
 def test_what_is_no_model_is_named(argument: str, call: Callable[[Any], Any], wrong: Any) -> None:
     with pytest.raises(UsageError) as raised:
         call(wrong)
-    assert raised.value.what.startswith(f"{argument} is ")
-    assert raised.value.hint.startswith("It must be a path")
+    assert raised.value.what.startswith(f"{argument} must be a path")
+    assert type(wrong).__name__ in raised.value.what or repr(wrong) in raised.value.what
 
 
 @pytest.mark.parametrize(
@@ -247,6 +255,18 @@ def test_what_is_wrong_with_an_argument_is_told(
 ) -> None:
     with pytest.raises(UsageError):
         qdqtune.bench([proto], **{"engine": "simulated", name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("threads", 0), ("engine", 3), ("engine_options", "a"), ("inputs", [1]), ("min_sqnr_db", "x")],
+)
+@pytest.mark.parametrize("function", [qdqtune.tune, qdqtune.quantize])
+def test_tune_and_quantize_tell_as_well(
+    function: Callable[..., Any], name: str, wrong: object, proto: onnx.ModelProto
+) -> None:
+    with pytest.raises(UsageError, match=name):
+        function(proto, **{"engine": "simulated", name: wrong})
 
 
 def test_shapes_are_given_by_input(proto: onnx.ModelProto) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import EncodeError, Message
 
 from qdqtune.graph.atomic_files import replacing, sync, writing
 from qdqtune.graph.external_data import check_external_data, external_files, load_attributes
@@ -59,7 +60,10 @@ def model_from_proto(proto: onnx.ModelProto, name: str = "The model") -> ir.Mode
         ModelError: If it is not a valid ONNX model, or its weights are not in it.
     """
     copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
+    try:
+        copy.CopyFrom(proto)
+    except EncodeError:  # it is over 2 GiB, and copied by way of one message
+        copy = _copied_in_parts(proto, name)
     check_not_empty(copy, Path(name))
     if any(each.data_location == onnx.TensorProto.EXTERNAL for each in contents(copy).tensors):
         raise ModelError(
@@ -67,6 +71,38 @@ def model_from_proto(proto: onnx.ModelProto, name: str = "The model") -> ir.Mode
             "Give the path of its file instead.",
         )
     return _checked(copy, Path(name))
+
+
+def _copied_in_parts(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """A copy for which no message is made that holds more than one weight.
+
+    Raises:
+        ModelError: If even that is too large.
+    """
+    copy = onnx.ModelProto()
+    try:
+        _copy_fields(proto, copy, but="graph")
+        _copy_fields(proto.graph, copy.graph, but="initializer")
+        for tensor in proto.graph.initializer:
+            copy.graph.initializer.add().CopyFrom(tensor)
+    except EncodeError:
+        raise ModelError(
+            f"{name} has a part of over 2 GiB, which protobuf can't copy.",
+            "Save it with external data, and give the path of its file instead.",
+        ) from None
+    return copy
+
+
+def _copy_fields(source: Message, target: Message, *, but: str) -> None:
+    for field, value in source.ListFields():
+        if field.name == but:
+            continue
+        if isinstance(value, Message):
+            getattr(target, field.name).CopyFrom(value)
+        elif isinstance(value, str | bytes | int | float):
+            setattr(target, field.name, value)
+        else:
+            getattr(target, field.name).extend(value)
 
 
 def _checked(proto: onnx.ModelProto, file: Path) -> ir.Model:

@@ -40,9 +40,12 @@ _SWITCH = _Kind("True or False", lambda value: isinstance(value, bool))
 _FUNCTION = _Kind("a function", callable)
 _OPTIONS = _Kind("a dict of options by name", _is_options)
 _POSITIVE = _Kind(
-    "a whole number from 1 on",
+    "a whole number from 1 up",
     lambda value: isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1,
 )
+
+
+_SEE = "docs/python.md says what goes in."
 
 _KINDS = {
     "batch_size": _optional(_POSITIVE),
@@ -91,6 +94,6 @@ def wrong_type(name: str, value: object, expected: str) -> UsageError:
         expected: What it must be, in words.
     """
     shown = f"{value!r:.80}"
-    kind = type(value).__name__
-    what = shown if isinstance(value, int | float) or value is None else f"{shown}, a {kind}"
-    return UsageError(f"{name} is {what}.", f"It must be {expected}.")
+    is_plain = value is None or isinstance(value, int | float | str)
+    what = shown if is_plain else f"a {type(value).__name__}: {shown}"
+    return UsageError(f"{name} must be {expected}, not {what}.", _SEE)
