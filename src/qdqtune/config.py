@@ -31,7 +31,7 @@ from qdqtune.options import (
 )
 from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
 from qdqtune.records.inputs import InputRequest, ShapesOrRequest, request_of
-from qdqtune.records.precision import AUTO, CHOICES, FLOAT_TYPES, Precision
+from qdqtune.records.precision import AUTO, CHOICES, FLOAT_TYPES, QUANT_TYPES, Precision
 from qdqtune.records.ranges import RangeMethod
 from qdqtune.records.tuning import (
     DEFAULT_MAX_DROP,
@@ -98,8 +98,9 @@ class QuantizationConfig(Config):
     TITLE: ClassVar[str] = "quantization"
 
     quant_type: str = option(
-        "int8", NAME, "int8, uint8 or fp8, as the engine's dialect offers", "--quant_type"
-    )
+        "int8", one_of(QUANT_TYPES), "what to quantize to, as the engine's dialect offers",
+        "--quant_type",
+    )  # fmt: skip
     optimize: bool = option(
         True, SWITCH, "fold constants and BatchNorms first", "--optimize", "--no_optimize",
         default_text="yes", identity=Identity.IF_SET,
@@ -387,8 +388,9 @@ class QuantizeConfig(
         "--engine",
     )  # fmt: skip
     quant_type: str = option(
-        "int8", NAME, "int8, uint8 or fp8, as the dialect offers", "--quant_type", "--quantize_mode"
-    )
+        "int8", one_of(QUANT_TYPES), "what to quantize to, as the dialect offers",
+        "--quant_type", "--quantize_mode",
+    )  # fmt: skip
     performance_threshold: float | None = option(  # type: ignore[assignment]
         DEFAULT_THRESHOLD, number("none or a ratio of 1 or more, such as 1.02", 1.0, none=True),
         "hand the model back below this speedup; none does not time it",

@@ -124,7 +124,7 @@ SECONDS = Kind(
 PATH = Kind("a path", lambda value: isinstance(value, str | os.PathLike), metavar="FILE")
 NAME = Kind("a name", lambda value: isinstance(value, str), metavar="NAME")
 SWITCH = Kind("True or False", lambda value: isinstance(value, bool))
-WILDCARDS = Kind("a list of wildcards", _words, str, tuple, metavar="A*")
+WILDCARDS = Kind("a list of wildcards", _words, str, tuple, metavar="WILDCARD")
 REGEXES = Kind(
     "a list of regular expressions", lambda value: isinstance(value, str) or _words(value), str,
     tuple, metavar="REGEX",
@@ -134,7 +134,7 @@ KEY_VALUES = Kind(
     dict, metavar="KEY=VALUE",
 )  # fmt: skip
 FUNCTION = Kind("a function", callable)
-ANYTHING = Kind("anything", lambda _: True)
+ANYTHING = Kind("anything", lambda _: True, metavar="SOURCE")
 
 
 class Identity(Enum):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qdqtune.cli.engine_flags import add_engine_flags, chosen_engine
-from qdqtune.cli.flags import add_engine_option, add_inputs
+from qdqtune.cli.flags import add_engine, add_inputs
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 
 RANGE = "--minShapes=x:1x3 --maxShapes=x:8x3"
@@ -18,7 +18,7 @@ RANGE = "--minShapes=x:1x3 --maxShapes=x:8x3"
 def chosen(line: str) -> tuple[argparse.Namespace, dict[str, str]]:
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine")
-    add_engine_option(parser)
+    add_engine(parser)
     add_inputs(parser)
     add_engine_flags(parser)
     options = parser.parse_args(shlex.split(line))

@@ -94,7 +94,11 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         (["bench", "{model}", "--engine", "tensorrrt"], 2, ["Unknown engine", "tensorrt"]),
         (["bench", "{model}", "--engine", "tensorrt"], 1, ["tensorrt"]),
         (["bench", "{model}", "--threads", "0"], 2, ["from 1 up"]),
-        (["bench", "{model}", "--threads", "two"], 2, ["invalid"]),
+        (
+            ["bench", "{model}", "--threads", "two"],
+            2,
+            ["number from 1 up, not two"],
+        ),
         (["bench", "{text}"], 1, ["not an ONNX file"]),
         (["bench", "{model}", "--seed", "-1"], 2, ["from 0 up"]),
         (

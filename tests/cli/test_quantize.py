@@ -85,7 +85,12 @@ def test_as_json(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("--op_types_to_quantize Matmul", 2, "has no op type", "MatMul"),
         ("--calibration_method mse", 2, "looks at data, but none was given", "--calibration_data"),
         ("--calibration_data no.npz", 2, "no.npz", ""),
-        ("--quantize_mode int3", 2, "has no quant type", "int8"),
+        (
+            "--quantize_mode int3",
+            2,
+            "unknown value int3; did you mean int8?",
+            "See qdqtune quantize",
+        ),
         ("--engine tensorrrt", 2, "Unknown engine", "tensorrt"),
         (
             "--engine onnxruntime --engine_option provider=CUDA",

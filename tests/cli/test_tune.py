@@ -135,7 +135,7 @@ def test_a_dry_run_looks_the_metric_up(model: Path, capsys: Capture) -> None:
         (["--performance_threshold", "0.9"], "must be a ratio of 1 or more"),
         (["--max_drop", "-1"], "from 0 up"),
         (["--evaluate", "no_such_module_here:f"], "no_such_module_here"),
-        (["--quant_type", "int3"], "no quant type 'int3'"),
+        (["--quant_type", "int3"], "unknown value int3; did you mean int8?"),
         (["--node_filter", "nothing*"], "matches the node filter"),
         (["--qdq_baseline", "{model}"], "has no Q/DQ to begin with"),
     ],

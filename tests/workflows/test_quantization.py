@@ -414,7 +414,7 @@ def test_a_model_with_a_branch_in_it() -> None:
     [
         ({"engine": "tensorrrt"}, "tensorrrt"),
         ({"dialect": "klingon"}, "klingon"),
-        ({"quantize_mode": "int3"}, "no quant type 'int3'"),
+        ({"quantize_mode": "int3"}, "quant_type must be one of int8, uint8, fp8"),
         ({"calibration_method": "guess"}, "calibration_method must be one of max, entropy"),
         ({"calibration_method": "entropy"}, "looks at data, but none was given"),
         ({"high_precision_dtype": "fp12"}, "precision must be one of fp32, fp16, bf16, not 'fp12'"),

@@ -10,8 +10,8 @@ from qdqtune.autotune.presets import MODE_PRESETS, StoreWithExplicitFlag
 from qdqtune.cli.config_flags import SaidOnce, add_config
 from qdqtune.cli.engine_flags import add_plugins, add_trtexec_arguments
 from qdqtune.cli.flags import add_format, add_limits, natural, positive
-from qdqtune.cli.parser import Parser
-from qdqtune.config import WORKFLOWS, TuneConfig
+from qdqtune.cli.parser import Parser, group_titled
+from qdqtune.config import ENGINE_SPECIFIC, WORKFLOWS, TuneConfig
 from qdqtune.graph.temporary_dir import temporary_place
 
 _DEFAULTS = MODE_PRESETS["default"]
@@ -133,15 +133,6 @@ def _add_quantization(parser: argparse.ArgumentParser) -> None:
 
 def _add_benchmark(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("benchmark")
-    group.add_argument("--use_trtexec", action="store_true", help="the same as --engine trtexec")
-    group.add_argument(
-        "--timing_cache",
-        action=StoreWithExplicitFlag,
-        explicit_attr="_explicit_timing_cache",
-        default=str(temporary_place() / "trtexec_timing.cache"),
-        metavar="FILE",
-        help="TensorRT's timing cache; without it, one of qdqtune's for each GPU and version",
-    )
     for name, what in (
         ("warmup_runs", "no effect: every block of timed runs begins with warmup runs of its own"),
         ("timing_runs", "timed runs per candidate; without it, as many as the mode needs"),
@@ -155,6 +146,16 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=what,
         )
+    group = group_titled(parser, ENGINE_SPECIFIC)
+    group.add_argument("--use_trtexec", action="store_true", help="the same as --engine trtexec")
+    group.add_argument(
+        "--timing_cache",
+        action=StoreWithExplicitFlag,
+        explicit_attr="_explicit_timing_cache",
+        default=str(temporary_place() / "trtexec_timing.cache"),
+        metavar="FILE",
+        help="TensorRT's timing cache; without it, one of qdqtune's for each GPU and version",
+    )
     add_plugins(group)
     add_trtexec_arguments(group)
     parser.set_defaults(

@@ -7,7 +7,7 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_engine_option, add_format, add_inputs, natural, positive
+from qdqtune.cli.flags import add_engine, add_format, add_inputs, natural, positive
 from qdqtune.cli.input_flags import input_request
 
 if TYPE_CHECKING:
@@ -48,10 +48,7 @@ def add_parser(commands: Commands) -> None:
         help="the engine whose kernels compute the outputs (default: each op is run as it is "
         "written)",
     )
-    add_engine_option(parser)
-    parser.add_argument(
-        "--threads", type=positive, metavar="N", help="threads per run (default: the engine's own)"
-    )
+    add_engine(parser)
     parser.add_argument(
         "--top",
         type=natural,

@@ -109,11 +109,11 @@ def _add_flag(
     if kind is SWITCH:
         how = {"action": _Switch}
     elif kind.collect is not None:
-        how |= {"default": [], "type": _typed(kind), **_LISTS[kind]}
+        how |= {"default": [], "type": typed(kind), **_LISTS[kind]}
     else:
         how |= {
             "choices": kind.choices or None,
-            "type": kind.read if kind.choices else _typed(kind),
+            "type": kind.read if kind.choices else typed(kind),
         }
         if kind.bare is not None:
             how |= {"nargs": "?", "const": kind.bare}
@@ -125,14 +125,16 @@ def _add_flag(
     group.add_argument(*flags, dest=known.dest, help=text, **how)
 
 
-def _typed(kind: Kind) -> Callable[[str], Any]:
-    def typed(text: str) -> Any:
+def typed(kind: Kind) -> Callable[[str], Any]:
+    """What makes a value of a kind from an argument; says what it must be if it can't."""
+
+    def convert(text: str) -> Any:
         try:
             return kind.from_text(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    return typed
+    return convert
 
 
 def config_from(options: argparse.Namespace, config_class: Callable[..., C], **known: Any) -> C:

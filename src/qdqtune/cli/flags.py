@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 
-from qdqtune.cli.config_flags import add_config
+from qdqtune.cli.config_flags import add_config, typed
 from qdqtune.config import CalibrationConfig, EngineConfig, InputConfig
+from qdqtune.options import SECONDS, whole
 from qdqtune.records.memory_sizes import parse_size
 
-_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+natural, positive, seconds = typed(whole(0)), typed(whole(1)), typed(SECONDS)
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +20,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         "--verbose",
         action="count",
         default=0,
-        help="say more on stderr; twice for everything",
+        help="log more on stderr; given twice, log everything",
     )
-    group.add_argument("-q", "--quiet", action="store_true", help="only errors on stderr")
+    group.add_argument("-q", "--quiet", action="store_true", help="log only errors on stderr")
     add_limits(parser)
 
 
@@ -33,15 +33,15 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         "--max_memory",
         type=_memory,
         metavar="SIZE",
-        help="memory that each process may take, such as 4GiB (default: what is free, less a "
+        help="memory limit of each process, such as 4GiB (default: the free memory, less a "
         "reserve)",
     )
     group.add_argument(
         "--timeout",
         type=seconds,
         metavar="TIME",
-        help="longest time for one step, such as opening a model or a block of runs: 300, 90s, 30m "
-        "or 2h (default: the engine's)",
+        help="time limit of one step, such as opening a model or a block of runs: 300, 90s, 30m or "
+        "2h (default: the engine's)",
     )
 
 
@@ -67,9 +67,9 @@ def add_output(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
 
-def add_engine_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--engine_option`, which leaves pairs of key and value."""
-    add_config(parser, EngineConfig, without=("engine", "threads"))
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Add `--engine`, `--threads` and `--engine_option`, unless they are there."""
+    add_config(parser, EngineConfig)
 
 
 def add_calibration(parser: argparse.ArgumentParser) -> None:
@@ -82,34 +82,11 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs",
         type=positive,
-        help="timed runs per model (default: what fits into some seconds per model)",
+        metavar="N",
+        help="timed runs per model (default: as many as take a few seconds per model)",
     )
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say what a model is fed with; `input_request` reads them."""
     add_config(parser, InputConfig)
-
-
-def positive(text: str) -> int:
-    """Parse a number from 1 up."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 up")
-    return number
-
-
-def seconds(text: str) -> float:
-    """Parse `300`, `90s`, `30m` or `2h`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if found is None or float(found[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is no time; write 300, 90s, 30m or 2h")
-    return float(found[1]) * _UNITS_S[found[2]]
-
-
-def natural(text: str) -> int:
-    """Parse a number from 0 up."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
-    return number

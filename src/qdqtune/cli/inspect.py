@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from qdqtune.cli.config_flags import add_config
-from qdqtune.cli.flags import add_engine_option, add_format, natural, positive
+from qdqtune.cli.flags import add_engine, add_format, natural, positive
 from qdqtune.cli.input_flags import add_dim, add_shapes, shape_request
 from qdqtune.config import ShapeRangeConfig
 from qdqtune.records.errors import UsageError
@@ -112,11 +112,8 @@ def _add_layers(parser: argparse.ArgumentParser) -> None:
         choices=("execution", "time"),
         help="order of layers and groups; with time, the slowest comes first (default: execution)",
     )
-    layers.add_argument(
-        "--threads", type=positive, metavar="N", help="threads per run (default: the engine's own)"
-    )
     layers.add_argument("--runs", type=positive, metavar="N", help="timed runs (default: 20)")
-    add_engine_option(parser)
+    add_engine(parser)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_engine_option, add_format, add_inputs, add_runs, positive
+from qdqtune.cli.flags import add_engine, add_format, add_inputs, add_runs, positive
 from qdqtune.cli.input_flags import input_request
 
 if TYPE_CHECKING:
@@ -36,10 +36,7 @@ def add_parser(commands: Commands) -> None:
         "--engine",
         help="the engine that runs the models (default: that of the run, else the one usable here)",
     )
-    add_engine_option(parser)
-    parser.add_argument(
-        "--threads", type=positive, metavar="N", help="threads per run (default: the engine's own)"
-    )
+    add_engine(parser)
     add_runs(parser)
     parser.add_argument(
         "--calibration_data",
