@@ -309,11 +309,11 @@ def test_a_run_that_ended_early_has_less_to_show() -> None:
     assert "tried on" not in text
 
 
-SUBGRAPH = TuneEvent("subgraphs", "2 forms of Conv", 3, 19, 1.0, 4.0, 12.0)
+SUBGRAPH_EVENT = TuneEvent("subgraphs", "2 forms of Conv", 3, 19, 1.0, 4.0, 12.0)
 
 
 def test_a_subgraph_is_a_line() -> None:
-    assert event_line(SUBGRAPH) == (
+    assert event_line(SUBGRAPH_EVENT) == (
         "[4.0 s] subgraphs: 2 forms of Conv (subgraph 3 of 19, 12 s left for subgraphs)"
     )
 
@@ -328,6 +328,6 @@ def test_a_subgraph_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     with tune_progress(quiet=False) as watch:
-        watch(SUBGRAPH)
+        watch(SUBGRAPH_EVENT)
     for words in ("subgraphs", "subgraph 3/19", "12 s left for subgraphs"):
         assert words in screen.getvalue()

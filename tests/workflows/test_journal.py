@@ -416,7 +416,7 @@ def test_what_another_folder_measured_is_taken_over_once(tmp_path: Path) -> None
             two.name_of("b")
             two.add("float", "b", "screen", Score(0.3, 0.01), DETAILS)
         assert two.adopt(one.kept_lines) == (2 if session == 0 else 0)
-        assert two.adopt([*one.kept_lines, "{", *(line[:-9] for line in one.carried)]) == 0
+        assert two.adopt([*one.kept_lines, "{", *(line[:-9] for line in one.kept_lines)]) == 0
         two.close()
     three = Journal(tmp_path / "two.jsonl", HEADER)
     a, b = three.known("float", "a", "screen"), three.known("float", "b", "screen")
