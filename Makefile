@@ -23,6 +23,7 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/lint_engine_names.py
+	$(BIN)/python tools/lint_vocabulary.py
 
 test: lint
 	$(BIN)/pytest -n auto --dist worksteal $(ARGS)

@@ -43,18 +43,18 @@ def blame(path: Path, variant: str, nodes: Sequence[str], fed: Fed, worker: Work
     layout = dialect_named(dialect).format_of(quant_type or "int8")
     source = open_source(path, layout.least_opset)
     with tempfile.TemporaryDirectory(prefix="qdqtune-blame-") as folder:
-        judge = _Judge(source, dialect, quant_type or "int8", fed, Path(folder), worker)
-        alone = {node: judge.nodes_db([node]) for node in nodes}
+        blame = _Blame(source, dialect, quant_type or "int8", fed, Path(folder), worker)
+        alone = {node: blame.nodes_db([node]) for node in nodes}
         worst = sorted(nodes, key=lambda node: alone[node])[:_NAMED]
-        lines = [f"{alone[node]:.1f} dB alone: {judge.explain(node)}" for node in worst]
+        lines = [f"{alone[node]:.1f} dB alone: {blame.explain(node)}" for node in worst]
         for count in range(1, len(worst) + 1):
             rest = [node for node in nodes if node not in worst[:count]]
             if rest:
-                lines.append(f"{judge.nodes_db(rest):.1f} dB without the first {count}")
+                lines.append(f"{blame.nodes_db(rest):.1f} dB without the first {count}")
         return lines
 
 
-class _Judge:
+class _Blame:
     """Runs placements of one model beside it."""
 
     def __init__(

@@ -42,7 +42,7 @@ class Fed:
     Attributes:
         request: Shapes, and ranges of random inputs.
         calibration: Calibration data; None is random inputs.
-        held_out: Inputs to judge on that were not calibrated on; None if there are none.
+        held_out: Inputs to evaluate on, apart from the calibration data; None if there are none.
     """
 
     request: InputRequest
@@ -55,7 +55,7 @@ class Fed:
         return CalibrationSource.RANDOM if self.calibration is None else CalibrationSource.DATA
 
     def evaluation_samples(self, source: Source) -> list[Feeds]:
-        """The inputs to judge a quantized model on."""
+        """The inputs that a quantized model is evaluated on."""
         data = self.held_out or self.calibration
         if data is not None:
             return list(_samples(data, source))
@@ -75,7 +75,8 @@ def find_models(folders: Iterable[Path]) -> list[Path]:
 def fed_with(path: Path, source: Source, data: Path | None) -> Fed:
     """What there is for a model: `DATA/<stem>.npz` or `DATA/<stem>/`, or random inputs.
 
-    Beside it, `DATA/<stem>.held_out.npz` may hold inputs to judge on. Files of one name share them.
+    Beside it, `DATA/<stem>.held_out.npz` may hold inputs to evaluate on. Files of one name share
+    them.
     """
     calibration = _first(data, f"{path.stem}.npz", path.stem)
     if calibration is None:

@@ -52,7 +52,9 @@ def main() -> int:
             answers.update(f"{name} {code}" for name, code in record["answers"].items())
             if record["problems"]:
                 failed += 1
-                print(record["seed"], record["story"], *record["problems"], sep="\n  ", flush=True)
+                print(
+                    record["seed"], record["history"], *record["problems"], sep="\n  ", flush=True
+                )
     died = sum(lane.wait() != 0 for lane in lanes)
     print(", ".join(f"{name}: {count}" for name, count in sorted(answers.items())))
     print(f"{tried} mutants, {failed} failures" + (f", {died} lanes died" if died else ""))

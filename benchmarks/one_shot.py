@@ -6,7 +6,7 @@ Speed: what `quantize` hands over with its default settings, and the blanket tha
 engine, turn by turn; a ratio counts by its 90 % interval. Time: opening, placing, calibrating and
 inserting, with all calibration methods (the default) and with `max` alone, which is what
 `quantize_static` does, beside a `quantize_static` of the folded model on the same samples; turn by
-turn, and the ratio is the median over rounds. The whole call is told, too: it judges the result,
+turn, and the ratio is the median over rounds. The whole call is told, too: it evaluates the result,
 guards it and times it, which `quantize_static` does not.
 """
 

@@ -54,7 +54,7 @@ MOST_GROUPS = 10
 ROUNDS = {Effort.SCREEN: 10, Effort.CONFIRM: 24}
 LEAST_RATIO = 1.02
 FINAL_S = 7.4
-MADE_UP = "made-up"
+SYNTHETIC = "synthetic"
 NOISES = {
     "usual": Noise(),
     # A screen of ten rounds then has a standard error of more than 1 %, as on shared cores.
@@ -201,7 +201,7 @@ def synthetic_table(seed: int, model: str = "convs") -> Table:
         for name in group.nodes
     }
     space = Space(chain.planner, chain.groups, weights)
-    return Table(f"{model} made-up", space, latencies_ms)
+    return Table(f"{model} synthetic", space, latencies_ms)
 
 
 class Replay:
@@ -273,7 +273,7 @@ def limits_for(table: Table, preset: str) -> Limits:
 def _row(job: tuple[str, str, str, str, int, int]) -> list[str]:
     model, profile, noise, preset, seeds, many_seeds = job
     tables: Iterable[Table]
-    if profile == MADE_UP:
+    if profile == SYNTHETIC:
         hopeless, tables = False, (synthetic_table(seed, model) for seed in range(seeds))
     else:
         hopeless = table(model, profile).is_hopeless
@@ -300,7 +300,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     """Replay all tables and print one row for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--profiles", default=",".join((*PROFILES, MADE_UP)))
+    parser.add_argument("--profiles", default=",".join((*PROFILES, SYNTHETIC)))
     parser.add_argument("--noise", choices=NOISES, default="usual")
     parser.add_argument("--preset", choices=("quick", "default"), default="default")
     parser.add_argument("--seeds", type=int, default=100)

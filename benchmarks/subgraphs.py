@@ -3,7 +3,7 @@
 - `real`: zoo models on ONNX Runtime and OpenVINO, one thread, preset quick, tuned in both modes;
   then one interleaved run of the float model and both files. At most 12 whole-model builds; seconds
   at most the larger of 60 and a quarter of what the peer's search would take; not slower than what
-  region mode finds by more than 1 %, judged by a 90 % interval.
+  region mode finds by more than 1 %, decided by a 90 % interval.
 - `depth`: an encoder of 24 layers needs at most 2 builds more than one of 6.
 - `exact`: random models on the simulated engine without noise. With costs that add up, always the
   enumerated optimum; with fusion and layouts, within 2 % of it in at least 90 of 100.

@@ -64,7 +64,7 @@ class Verdict:
         return self.report.ok and bool(self.selection.quantized) and not self.float_nodes
 
 
-def judge(name: str, quant_type: str, settings: Mapping[str, Any], worker: Worker) -> Verdict:
+def decide(name: str, quant_type: str, settings: Mapping[str, Any], worker: Worker) -> Verdict:
     """Quantizes every weighted op of a zoo model and builds it.
 
     Args:
@@ -110,7 +110,7 @@ def main() -> int:
     with Worker("onnxruntime") as worker:
         for name in names:
             for quant_type in QUANT_TYPES:
-                decision = judge(name, quant_type, {}, worker)
+                decision = decide(name, quant_type, {}, worker)
                 accepted += decision.accepted
                 version = decision.report.version or version
                 table.add_row(name, quant_type, *_cells(decision))

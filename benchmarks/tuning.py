@@ -3,7 +3,7 @@
 Blankets are what `quantize_static` does by default in QDQ format, per channel: s8/s8, u8/s8 with
 8-bit and with 7-bit weights, u8/u8. The best of them, by latency, is what a tuned model is compared
 with, in one more interleaved run. It gets the folded model, which is what its own preprocessing is
-for: with a BatchNormalization behind every Conv it would be an easy match. Ratios are judged by
+for: with a BatchNormalization behind every Conv it would be an easy match. Ratios are decided by
 the lower end of a 90 % interval. What was tuned for one engine is run on the others that are here,
 too: the last table shows what a model is worth where it wasn't tuned for.
 

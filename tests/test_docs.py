@@ -1,6 +1,6 @@
 """Every command and every block of Python in the README and the docs is run.
 
-There, `trtexec` is a stand-in for NVIDIA's (tests/stand_ins/trtexec.py): its times are made up.
+There, `trtexec` is a stand-in for NVIDIA's (tests/stand_ins/trtexec.py): its times are simulated.
 """
 
 from __future__ import annotations

@@ -308,7 +308,7 @@ REQUESTS: dict[str, tuple[str, int]] = {
     "has no kernels that could compute": ("compare {model} {alien} --engine simulated", 1),
     "takes other inputs": ("bench {model} {other}", 2),
     "leaves no room for any engine": ("bench {model} --max_memory 1MiB", 2),
-    "No values can be made up": ("bench {words}", 1),
+    "No random values can be generated": ("bench {words}", 1),
     "leaves the sizes of its inputs open": ("bench {open}", 2),
     "lies in the output folder": ("tune {run}/baseline.onnx -o {run}", 1),
     "is there already, without": ("tune {model} -o {bare}", 1),

@@ -25,7 +25,7 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_no_room_names_an_engine() -> None:
+def test_no_layer_names_an_engine() -> None:
     assert find_names(ROOT / "src" / "qdqtune") == []
 
 
@@ -63,7 +63,7 @@ def test_a_file_named_after_one_is_found(package: Path) -> None:
     assert find_names(package) == [(planted, 0, "openvino_rules.py")]
 
 
-def test_other_rooms_and_names_that_must_exist_are_left_alone(package: Path) -> None:
+def test_other_layers_and_names_that_must_exist_are_left_alone(package: Path) -> None:
     (package / "engines").mkdir()
     (package / "engines" / "openvino.py").write_text("import openvino\n")
     assert find_names(package) == []

@@ -41,12 +41,12 @@ def clip(wheels: Wheels, part: Part) -> Array:
     )
     loudness = part.rng.uniform(0.3, 1.0, len(sounds))
     silence = np.zeros(_RATE // 8, np.float32)
-    pieces = [
-        piece
+    parts = [
+        part
         for sound, gain in zip(sounds, loudness, strict=True)
-        for piece in (sound * gain, silence)
+        for part in (sound * gain, silence)
     ]
-    joined = np.concatenate(pieces)
+    joined = np.concatenate(parts)
     return np.asarray(joined + part.rng.normal(0, 20, joined.shape), np.float32)
 
 

@@ -35,24 +35,24 @@ def docstrings(part: Part) -> list[str]:
 
 
 class WordPiece:
-    """Splits text into the longest pieces that a vocabulary has, from the left.
+    """Splits text into the longest tokens that a vocabulary has, from the left.
 
     Args:
-        vocabulary: One piece per line; pieces inside a word begin with `##`.
+        vocabulary: One token per line; tokens inside a word begin with `##`.
     """
 
     def __init__(self, vocabulary: str) -> None:
-        self._ids = {piece: number for number, piece in enumerate(vocabulary.splitlines())}
+        self._ids = {token: number for number, token in enumerate(vocabulary.splitlines())}
 
     def encode(self, text: str, length: int) -> list[int]:
         """Ids between [CLS] and [SEP], at most `length`."""
         plain = unicodedata.normalize("NFD", text.lower())
         plain = "".join(one for one in plain if unicodedata.category(one) != "Mn")
         words = re.findall(r"[^\W_]+|[^\w\s]|_", plain)
-        pieces = [piece for word in words for piece in self._pieces(word)]
-        return [self._ids["[CLS]"], *pieces[: length - 2], self._ids["[SEP]"]]
+        tokens = [token for word in words for token in self._tokens(word)]
+        return [self._ids["[CLS]"], *tokens[: length - 2], self._ids["[SEP]"]]
 
-    def _pieces(self, word: str) -> list[int]:
+    def _tokens(self, word: str) -> list[int]:
         found: list[int] = []
         start = 0
         while start < len(word):

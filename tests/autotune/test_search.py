@@ -166,7 +166,7 @@ def test_constant_scores_end_the_search(chain):
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_search_ends_even_if_each_of_two_is_better_than_the_other(chain, seed):
-    """Noise that was measured once is believed for good; it must not lead in circles."""
+    """Noise that was measured once counts for good; it must not lead in circles."""
     search = LocalSearch(chain.space, [chain.space.everything], Limits(benchmarks=400), seed)
     steps = search.steps()
     trial = next(steps)
@@ -246,8 +246,8 @@ def test_many_small_gains_add_up(chain):
 PLAYED = """
 import sys
 sys.path.insert(0, {root!r})
-from tests.autotune.test_search import made_up, noisy, play
-chain = made_up(3)
+from tests.autotune.test_search import noisy, play, synthetic_table
+chain = synthetic_table(3)
 told = play(chain.space, chain.seeds, noisy(chain, 1), seed=2)
 print([(sorted(t.reference), [sorted(c) for c in t.candidates], t.effort) for t in told.trials])
 print(sorted(told.search.incumbent), repr(told.search.gain))

@@ -97,7 +97,7 @@ def test_why_nothing_can_be_quantized_is_said_once(caplog: pytest.LogCaptureFixt
     assert not caplog.records
 
 
-def test_q_dq_that_are_taken_out_are_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_q_dq_that_are_taken_out_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     first = started(QDQAutotuner(two_convs()))
     tune(first, count)
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""Made-up inputs are legal for the model they are made for."""
+"""Random inputs are legal for the model they are made for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_integers_stay_within_what_they_index_and_masks_are_ones() -> None:
     assert (feeds["attention_mask"] == 1).all()
 
 
-def test_indices_are_followed_through_moving_ops() -> None:
+def test_indices_are_followed_through_passthrough_ops() -> None:
     proto = model_from_text(
         """
         g (int32[2,3] ids) => (float[2,3,4] y) {
@@ -88,7 +88,7 @@ def test_open_dims_are_one_and_said_so(caplog: pytest.LogCaptureFixture) -> None
     assert "N (x[0]), H (x[2])" in caplog.text
 
 
-def test_text_can_not_be_made_up() -> None:
+def test_text_has_no_random_values() -> None:
     proto = model_from_text("g (string[2] x) => (string[2] y) { y = Identity(x) }")
     with pytest.raises(ModelError, match="it is text"):
         next(random_inputs(index_of(proto), 1))

@@ -61,7 +61,7 @@ def test_what_is_too_much_at_once_is_taken_in_parts(
     np.testing.assert_array_equal(found["c"], X * X)
 
 
-def test_what_the_reference_does_not_run_is_made_up(worker: Worker, tmp_path: Path) -> None:
+def test_what_the_reference_does_not_run_is_a_placeholder(worker: Worker, tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["": 17, "nobody.knows": 1]>
     g (float[2,3] x) => (float[2,3] y) { a = Relu(x) b = nobody.knows.Op(a) y = Neg(b) }"""
     proto = onnx.parser.parse_model(text)

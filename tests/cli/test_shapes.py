@@ -151,7 +151,7 @@ def recognizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "insert {model} -o {out} --ops Conv",
     ],
 )
-def test_sizes_that_are_open_are_not_made_up(
+def test_sizes_that_are_open_are_not_guessed(
     line: str, recognizer: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     words = [word.format(model=recognizer, out=tmp_path / "out") for word in line.split()]

@@ -162,7 +162,7 @@ def test_the_output_folder_is_not_the_model_s(model: Path, capsys: Capture) -> N
 def test_an_accuracy_that_nothing_reaches(
     model: Path, finished: Finished, tmp_path: Path, capsys: Capture
 ) -> None:
-    """The earlier run is gone on with: nothing is measured again, but the result is another."""
+    """The earlier run is resumed: nothing is measured again, but the result is another."""
     shutil.copytree(finished.folder, tmp_path / "run")
     arguments = ["tune", str(model), *SIMULATED, "-o", str(tmp_path / "run"), "-q"]
     assert main([*arguments, "--format", "json", "--min_sqnr", "200"]) == 0
@@ -203,7 +203,7 @@ def test_signals_leave_the_best_so_far(
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 130, read_so_far + errors
     assert "Traceback" not in errors
-    assert "The search was interrupted; the same command goes on with it." in out
+    assert "The search was interrupted; the same command resumes it." in out
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["stopped"] == "interrupted"
     onnx.checker.check_model(str(tmp_path / "optimized_final.onnx"), full_check=True)

@@ -157,7 +157,7 @@ def test_the_autotuners_command(model: Path, tmp_path: Path, capsys: Capture) ->
         (["--graph_json", "{model}"], "--graph_json requires --workflow subgraph"),
         (["--no-incremental-validation"], "--no_incremental_validation requires --workflow"),
         (["--incremental_validation", "--dry_run"], "leave --incremental_validation out"),
-        (["--workflow", "pieces"], "unknown value pieces"),
+        (["--workflow", "parts"], "unknown value parts"),
         (["--max_shapes", "1x3x32x32"], "max_shapes requires --workflow subgraph"),
         (["--mode", "subgraph", "--min_shapes", "2x3x32x32"], "2x3x32x32"),
         (["--mode", "subgraph", "--min_shapes", "2x3x32x32", "--dry_run"], "2x3x32x32"),
@@ -267,7 +267,7 @@ def test_without_subgraphs_nothing_was_predicted() -> None:
         line.split()[:5] for line in text.splitlines()
     ]
     assert "0 of 19 distinct subgraphs were timed.\n" in text
-    assert "told little" not in text
+    assert "predicted the whole model poorly" not in text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """trtexec passes the kit on a stand-in of it, and TensorRT-RTX what needs no GPU.
 
-The stand-in is tests/stand_ins/trtexec.py: it needs no GPU, and its times are made up.
+The stand-in is tests/stand_ins/trtexec.py: it needs no GPU, and its times are simulated.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def test_a_real_engine_shows_where_it_converts(
         for names in ((), tuple(made.planner.units)):
             whole = made.planner.placement(names)
             places = placement_inside(whole, content, made.planner)
-            model = worker.open(inserter.write(places, "piece"))
+            model = worker.open(inserter.write(places, "subgraph"))
             worker.feed(model, feeds)
             layers = worker.layers(model, 4)
             index = GraphIndex(inserter.model(places))

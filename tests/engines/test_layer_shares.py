@@ -47,7 +47,7 @@ def test_what_runs_inside_a_layer_counts_with_its_weighted_op(index, layers):
     assert shares == pytest.approx({"n0": 0.25, "n2": 0.5, "n4": 0.25})
 
 
-def test_layers_of_which_too_little_is_known_are_not_believed(index):
+def test_layers_of_which_too_little_is_known_are_not_trusted(index):
     layers = [LayerTime("n0", "Conv", 1.0), LayerTime("?", "kernel", 2.0)]
     assert shares_of_latency(index, layers) == estimated_shares(index)
     assert shares_of_latency(index, []) == estimated_shares(index)

@@ -127,7 +127,7 @@ def test_a_process_in_which_the_baseline_fails_is_repeated_once(
     assert (base.error, found.error) == (error, error)
 
 
-def test_one_opening_is_believed_less_the_more_the_baseline_was_seen_to_differ() -> None:
+def test_one_opening_counts_less_the_more_the_baseline_was_seen_to_differ() -> None:
     calm, shaky = combine([NARROW], 1.0), combine([NARROW], 1.03)
     assert calm.ratio == shaky.ratio == pytest.approx(1.1)
     assert 1.03 < calm.low < 1.09

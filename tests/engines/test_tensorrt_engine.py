@@ -1,6 +1,7 @@
 """TensorRT's Python API passes the kit on a stand-in, and does what its options say.
 
-The stand-in is tests/stand_ins/tensorrt_api: there is no GPU behind it, and its times are made up.
+The stand-in is tests/stand_ins/tensorrt_api: there is no GPU behind it, and its times are
+simulated.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def test_a_fault_is_a_failed_measurement(workers: StandInWorkers, version: str, 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_rest_of_a_contest_goes_on(workers: StandInWorkers, version: str) -> None:
+def test_the_rest_of_a_comparison_goes_on(workers: StandInWorkers, version: str) -> None:
     worker = workers.worker(version)
     paths = [model(workers.folder, f"{name} {version}") for name in ("base", "bad", "good")]
     workers.set_fault(f"execute_false@bad {version}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from benchmarks.tensorrt_rtx_accepts import QUANT_TYPES, judge
+from benchmarks.tensorrt_rtx_accepts import QUANT_TYPES, decide
 from onnx import numpy_helper, parser
 
 from qdqtune import zoo
@@ -229,7 +229,7 @@ class TestDialect:
     ],
 )
 def test_accepts_every_architecture(name: str, quant_type: str, calibration_worker: Worker) -> None:
-    verdict = judge(name, quant_type, SMALL[name], calibration_worker)
+    verdict = decide(name, quant_type, SMALL[name], calibration_worker)
     assert verdict.report.error == ""
     assert verdict.report.parsed
     assert verdict.report.ok

@@ -100,7 +100,7 @@ class TestShapeRange:
         assert all(end in (known, new) for end, known, new in ends)
 
 
-class TestShapeWishes:
+class TestShapeRequest:
     @given(range_=RANGES, data=st.data())
     def test_all_said_is_the_range(self, range_: ShapeRange, data: st.DataObject) -> None:
         requested = ShapeRequest({"x": range_.least}, {"x": range_.usual}, {"x": range_.most})

@@ -160,7 +160,7 @@ class TestBuild:
             "--maxShapes=x:8x3,'a:b':8x3",
         ]
 
-    def test_shapes_among_the_users_arguments_are_wishes(self) -> None:
+    def test_shapes_among_the_users_arguments_are_requests(self) -> None:
         asked = usage("11.1.0", args="--optShapes=x:4x3 --maxShapes=x:8x3", opt_shapes="y:2")
         assert asked.given == ()
         assert asked.settings.shapes.usual == {"x": (4, 3), "y": (2,)}

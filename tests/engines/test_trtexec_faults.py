@@ -103,7 +103,7 @@ def test_a_strange_log_spoils_nothing(worker: Worker, folder: Path, fault: str) 
     assert 0.001 < measured.latency_ms < 1.0
 
 
-def test_the_rest_of_a_contest_goes_on(worker: Worker, folder: Path) -> None:
+def test_the_rest_of_a_comparison_goes_on(worker: Worker, folder: Path) -> None:
     faults = ["segfault", "no_summary", "build_fails"]
     paths = [model(folder, name) for name in ("base", *faults, "good")]
     measured, compared = compare_files(worker, paths, FEEDS, rounds=2, budget_s=0.5)

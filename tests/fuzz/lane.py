@@ -65,7 +65,7 @@ def try_mutant(
         problems += _look_around(mutant, answers)
         if problems and keep is not None:
             shutil.copy(mutant.path, keep / f"{seed}.onnx")
-        return {"seed": seed, "story": mutant.story, "answers": answers, "problems": problems}
+        return {"seed": seed, "history": mutant.history, "answers": answers, "problems": problems}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -131,7 +131,7 @@ def _run_forked(
         code = os.waitstatus_to_exitcode(status)
         answers[name] = code
         texts = [file.read_text(errors="replace") for file in (out, err)]
-        problems += [f"{name}: {problem}" for problem in _judge(name, code, *texts)]
+        problems += [f"{name}: {problem}" for problem in _problems(name, code, *texts)]
         problems += [f"{name}: opened {path}" for path in strayed.read_text().splitlines()]
         if mutant.refused and code == 0:
             problems.append(f"{name}: accepted a model that points out of its folder")
@@ -183,7 +183,7 @@ def _reporter(log: int, folder: Path) -> Callable[[str, tuple[object, ...]], Non
     return report
 
 
-def _judge(name: str, code: int, out: str, err: str) -> Iterator[str]:
+def _problems(name: str, code: int, out: str, err: str) -> Iterator[str]:
     if code < 0:
         yield f"ended by {signal.Signals(-code).name}: {err[-300:]}"
     elif code not in (0, 1, 2):

@@ -27,14 +27,14 @@ class Mutant:
     Attributes:
         path: The file, in a folder of its own.
         secret: A file outside that folder that nobody may open.
-        story: The seed and what was done to it.
+        history: The seed and what was done to it.
         ops: Op types to quantize.
         refused: Whether it must not be read at all: it points out of its folder.
     """
 
     path: Path
     secret: Path
-    story: str
+    history: str
     ops: tuple[str, ...]
     refused: bool = False
 
@@ -50,26 +50,26 @@ def make_mutant(seed: int, folder: Path) -> Mutant:
     if rng.random() < 0.15:
         name = "external"
     model = write_seed(name, home)
-    story, refused = [name], False
+    history, refused = [name], False
     if name == "external":
         mutation = rng.choice(EXTERNAL_MUTATIONS)
         refused = mutation.outside
         mutation.apply(rng, model, home, secret)
-        story.append(mutation.apply.__name__)
+        history.append(mutation.apply.__name__)
     elif rng.random() < 0.8:
         for _ in range(rng.choice((1, 1, 1, 1, 2, 3))):
             change = rng.choice(GRAPH_MUTATIONS + TENSOR_MUTATIONS * 2)
             change(rng, model)
-            story.append(change.__name__)
+            history.append(change.__name__)
     ops = tuple(sorted({node.op_type for node in model.graph.node} & set(_WEIGHTED_OPS)))
     data = bytearray(_serialized(model))
-    if len(story) == 1 or (not refused and rng.random() < 0.05):
+    if len(history) == 1 or (not refused and rng.random() < 0.05):
         spoil = rng.choice(BYTE_MUTATIONS)
         spoil(rng, data)
-        story.append(spoil.__name__)
+        history.append(spoil.__name__)
     path = home / "model.onnx"
     path.write_bytes(data)
-    return Mutant(path, secret, " + ".join(story), ops or ("Conv",), refused)
+    return Mutant(path, secret, " + ".join(history), ops or ("Conv",), refused)
 
 
 def _serialized(model: onnx.ModelProto) -> bytes:

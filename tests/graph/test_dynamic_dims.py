@@ -1,4 +1,4 @@
-"""Sizes that a model leaves open are asked for, never made up, where something is measured."""
+"""Sizes that a model leaves open are asked for, never guessed, where something is measured."""
 
 from __future__ import annotations
 

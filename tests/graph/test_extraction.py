@@ -35,7 +35,7 @@ def worker() -> Iterator[Worker]:
 
 def run(base: PreparedModel, feeds: Arrays) -> Arrays:
     """Run a model with ONNX Runtime."""
-    path = base.write(base.whole(), "piece")
+    path = base.write(base.whole(), "subgraph")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(None, feeds), strict=True))
@@ -57,7 +57,7 @@ def test_a_subgraph_computes_what_the_model_does_there(
     assert len(made.contents) > 5
     for content in made.contents:
         subgraph = made.extracted(content)
-        onnx.checker.check_model(str(subgraph.write(subgraph.whole(), "piece")), full_check=True)
+        onnx.checker.check_model(str(subgraph.write(subgraph.whole(), "subgraph")), full_check=True)
         found = run(subgraph, {tensor: values[tensor] for tensor in content.inputs})
         assert found.keys() == set(content.outputs)
         for tensor, array in found.items():
@@ -115,7 +115,7 @@ def test_weights_stay_where_they_are_and_are_shared(tmp_path: Path) -> None:
     before = (tmp_path / "weights.bin").stat().st_size
     for nodes in (("n0", "n1"), ("n2", "n3")):
         subgraph = made.extracted(made.content(*nodes))
-        path = subgraph.write(subgraph.whole(), "piece")
+        path = subgraph.write(subgraph.whole(), "subgraph")
         assert path.stat().st_size < weights.nbytes / 8
         loaded = onnx.load(path)
         (constant,) = loaded.graph.initializer

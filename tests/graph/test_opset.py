@@ -150,7 +150,7 @@ def test_what_a_model_says_about_itself_is_kept(tmp_path: Path) -> None:
         assert {entry.key: entry.value for entry in entries} == expected
 
 
-def test_foreign_ops_are_carried_through() -> None:
+def test_foreign_ops_are_kept() -> None:
     proto = onnx.parser.parse_model(
         """
         <ir_version: 7, opset_import: ["": 11, "com.example": 2]>

@@ -201,7 +201,7 @@ def test_odd_ends(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(after, before, rtol=1e-6)
 
 
-def test_names_are_made_up_where_they_are_missing_or_double(tmp_path: Path) -> None:
+def test_names_are_generated_where_they_are_missing_or_double(tmp_path: Path) -> None:
     proto = model_from_text(
         """
         g (float[2,4] x, bool c) => (float[2,4] y) {
@@ -223,7 +223,7 @@ def test_names_are_made_up_where_they_are_missing_or_double(tmp_path: Path) -> N
     quantized(model, tmp_path, "MatMul")
 
 
-CARRIED = """
+KEPT = """
 <ir_version: 8, opset_import: ["": 17, "com.example": 2, "local": 1]>
 g (float[1,4] x, bool c, int64 n) => (float[1,4] y, float[1,4] z, float[1,4] u) {
     h = MatMul(x, w)
@@ -244,8 +244,8 @@ f (a) => (b) { one = Constant<value_float = 1.0>() k = Identity(a) b = Mul(k, on
 """  # noqa: E501
 
 
-def test_bodies_functions_and_foreign_ops_are_carried_through(tmp_path: Path) -> None:
-    proto = onnx.parser.parse_model(CARRIED)
+def test_bodies_functions_and_foreign_ops_are_kept(tmp_path: Path) -> None:
+    proto = onnx.parser.parse_model(KEPT)
     for name, array in (("w", _SQUARE), ("s", _SQUARE[0])):
         proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     model = load(proto, tmp_path)
@@ -256,14 +256,14 @@ def test_bodies_functions_and_foreign_ops_are_carried_through(tmp_path: Path) ->
     inserter = Inserter(base, dialect_named("onnxruntime"), "int8", ranges)
     after = inserter.proto(select_ops(base.index, inserter.dialect, ["MatMul"]).placement)
 
-    def carried(model: onnx.ModelProto) -> list[bytes]:
+    def kept(model: onnx.ModelProto) -> list[bytes]:
         nodes = [node for node in model.graph.node if node.op_type in ("If", "Strange", "f")]
         for node in nodes:
             del node.input[:]  # what is quantized is read under another name
         return [part.SerializeToString() for part in (*nodes, *model.functions)]
 
-    assert len(carried(after)) == 4
-    assert carried(after) == carried(before)
+    assert len(kept(after)) == 4
+    assert kept(after) == kept(before)
     # The branch reads the weight as it was.
     assert "w" in {tensor.name for tensor in after.graph.initializer}
 

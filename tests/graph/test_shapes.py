@@ -203,7 +203,7 @@ def test_minus_one_is_no_size_to_compute_with() -> None:
     assert str(index.value["x"].shape) == "[-1,3]"
 
 
-def test_stale_shapes_are_not_believed() -> None:
+def test_stale_shapes_are_not_trusted() -> None:
     proto = model_from_text("g (float[1,3] x) => (float[1,3] y) { t = Relu(x) y = Neg(t) }")
     proto.graph.value_info.append(helper.make_tensor_value_info("t", TensorProto.FLOAT, [1, 3]))
     model = ir.from_proto(proto)

@@ -287,7 +287,7 @@ def sequence_of_65_536_tensors() -> onnx.ModelProto:
 
 
 def _loop(trips: int, *body: onnx.NodeProto, shape: list[int] | None = None) -> onnx.ModelProto:
-    """A Loop that carries ``v`` to ``r`` and never ends by its condition."""
+    """A Loop that passes ``v`` to ``r`` and never ends by its condition."""
     inner = helper.make_graph(
         [_node("Identity", ["go"], ["on"]), *body],
         "body",

@@ -393,7 +393,7 @@ def test_the_journal_is_sound(run_folder: Path, journal_bodies: list[dict[str, A
 def test_a_journal_with_sound_checksums(
     run_folder: Path, journal_bodies: list[dict[str, Any]], data: st.DataObject
 ) -> None:
-    """One field of one line is anything at all: what is opened afterwards can be gone on with."""
+    """One field of one line is anything at all: what is opened afterwards can be resumed."""
     from qdqtune.records.claim import Claim
     from qdqtune.workflows.claims import shapes_of_run
     from qdqtune.workflows.tuning.export import list_candidates
@@ -451,7 +451,9 @@ def subgraph_cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     cache.keep_groups([(("n0", "n1"), 0.4), (("n2",), 0.2)], 1)
     cache.keep_build_s(0.05)
     forms = [SchemeTimes(name, 0.4, 0.3, (0.1, 0.0), (0.0, 0.1)) for name in ("none", "full")]
-    cache.keep_subgraph(SubgraphTimes("piece", BY_LAYERS, tuple(forms), "subgraph_0000.none.onnx"))
+    cache.keep_subgraph(
+        SubgraphTimes("subgraph", BY_LAYERS, tuple(forms), "subgraph_0000.none.onnx")
+    )
     cache.keep_batches([Batch("raw", 2, 0, 1.6, 1.5, 0.01, True)])
     cache.keep_seen(
         "key", ObservedCosts(frozenset({0}), {0: 0.3}, 0.1, {"x": 0.1}, {"y": 0.1}), "units"

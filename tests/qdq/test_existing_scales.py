@@ -145,7 +145,7 @@ def fake_quantized(between: str = "") -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("between", ["", "Clip"])
-def test_a_transposed_weight_carries_its_scales(between: str) -> None:
+def test_a_transposed_weight_keeps_its_scales(between: str) -> None:
     proto = fake_quantized(between)
     model = ir.from_proto(proto)
     name_nodes(model)

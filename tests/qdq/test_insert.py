@@ -77,7 +77,7 @@ def test_fp8(residual: onnx.ModelProto, tmp_path: Path) -> None:
     assert tensors["w2_quantized"].data_type == onnx.TensorProto.FLOAT8E4M3FN
 
 
-def test_moving_ops_share_the_scale_of_their_input(tmp_path: Path) -> None:
+def test_passthrough_ops_share_the_scale_of_their_input(tmp_path: Path) -> None:
     proto = model_from_text(
         """
         g (float[1,4,4,4] x) => (float[1,4,2,2] y) {

@@ -88,7 +88,7 @@ def test_ops_without_integer_kernel_are_left_with_a_reason() -> None:
     assert "no integer kernel" in selection.left_float["n0"]
 
 
-def test_moving_ops_follow_what_is_quantized() -> None:
+def test_passthrough_ops_follow_what_is_quantized() -> None:
     model = ir.from_proto(
         model_from_text(
             """

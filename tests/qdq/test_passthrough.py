@@ -101,7 +101,7 @@ def test_values_are_moved_as_integers(
     assert {
         "d",
         "h",
-    } <= planner.candidate_edges.tensors  # a choice without the moving op needs both
+    } <= planner.candidate_edges.tensors  # a choice without the passthrough op needs both
     candidate = Inserter(base, OPENVINO, "int8", ranges).write(placement, "candidate")
     opened = openvino.open(candidate)
     openvino.feed(opened, samples[0])

@@ -243,7 +243,7 @@ FAMILY = {
         17,
         {"mu", "d"},
     ),
-    "in pieces, with a power": (
+    "decomposed, with a power": (
         "mu = ReduceMean<axes=[-1]>(c0) d = Sub(c0, mu) v = Pow(d, two)"
         " k = ReduceMean<axes=[-1]>(v) e = Add(k, eps) s = Pow(e, half) y = Div(d, s)",
         17,

@@ -99,7 +99,7 @@ def test_asked_again_the_rules_say_the_same(dialect: str) -> None:
     assert draft.version == before
 
 
-def test_a_wish_overrules_a_rule() -> None:
+def test_a_constraint_overrules_a_rule() -> None:
     """A Gemm for one row stays float for TensorRT, unless it is asked for."""
     text = "(float[1,64] x) => (float[] y) { h = MatMul(x, w) y = Relu(h) }"
     asked = Constraints(only=frozenset("h"))

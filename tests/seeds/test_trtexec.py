@@ -1,4 +1,4 @@
-"""What the guides do with trtexec, as written, on a stand-in for it: its times are made up."""
+"""What the guides do with trtexec, as written, on a stand-in for it: its times are simulated."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_how_to_test_subgraph_mode_and_deploy(stand_in: Path) -> None:
 def test_open_shapes_on_a_trtexec_without_profiles(
     stand_in: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Profiling flags that it doesn't know are tried once; subgraphs are judged by their totals."""
+    """Unknown profiling flags are tried once; subgraphs are compared by their totals."""
     monkeypatch.setenv("STAND_IN_TRT_WITHOUT", "--exportProfile --profilingVerbosity")
     save(
         "model.onnx",

@@ -228,15 +228,15 @@ class StandIn:
 
     def _inference_shapes(self, engine: Engine) -> dict[str, list[int]]:
         options = self.options
-        wished = options.shapes or options.opt_shapes or options.max_shapes or options.min_shapes
+        requested = options.shapes or options.opt_shapes or options.max_shapes or options.min_shapes
         found = {}
         for value in engine["inputs"]:
             name, dims = value["name"], value["dims"]
             if -1 not in dims:
                 found[name] = dims
                 continue
-            shape = list(wished.get(name, ()))
-            if name not in wished:
+            shape = list(requested.get(name, ()))
+            if name not in requested:
                 shape = [max(dim, 1) for dim in dims]
                 sizes = "x".join(map(str, shape))
                 self.console.warning(

@@ -52,8 +52,8 @@ class Builders:
         """Works out the ranges of all inputs; returns what is wrong."""
         given = self._options
         inputs = declared_inputs(self._net)
-        wished = (given.min_shapes, given.opt_shapes, given.max_shapes, given.shapes)
-        named = {name for shapes in wished for name in shapes}
+        requested = (given.min_shapes, given.opt_shapes, given.max_shapes, given.shapes)
+        named = {name for shapes in requested for name in shapes}
         if named and all(-1 not in dims for dims in inputs.values()):
             return (
                 "Static model does not take explicit shapes since the shape of inference tensors "

@@ -1,4 +1,4 @@
-"""What the stand-in trtexec says about runs: times that are made up, and outputs that aren't."""
+"""What the stand-in trtexec says about runs: simulated times, and real outputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class InferenceError(Exception):
 
 
 class Times:
-    """Made-up times of the runs of an engine.
+    """Simulated times of the runs of an engine.
 
     Args:
         engine: The engine.

@@ -1,4 +1,4 @@
-"""What the stand-in trtexec builds of a network: kernels, each with nodes and a made-up time.
+"""What the stand-in trtexec builds of a network: kernels, each with nodes and a simulated time.
 
 The rules are those of TensorRT's guide to the placement of Q/DQ. A weighted op computes in low
 precision if all that it multiplies is quantized; a Q fuses into the kernel before it, a DQ into

@@ -132,7 +132,7 @@ def test_of_a_program_that_is_started_for_each_request(faulty_bench, monkeypatch
 
 
 def test_the_engine_in_the_docs_passes(shown: Path, pytester: pytest.Pytester) -> None:
-    """All of the kit but most zoo models: the engine is the reference that they are judged by."""
+    """All of the kit but most zoo models: the engine is what they are compared with."""
     os.chdir(shown)
     pattern = "not zoo_models or resnet18 or bert"
     result = pytester.runpytest_inprocess("-k", pattern, *QUIETLY, shown / "test_my_engine.py")

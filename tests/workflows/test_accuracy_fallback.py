@@ -118,4 +118,4 @@ def test_a_long_repair_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     quantized(model_from_text(text, **weights), min_sqnr_db=70.0, callbacks=[events.append])
     told = [(event.stage, event.message.partition(":")[0]) for event in events]
     assert ("calibration", "samples") in told
-    assert ("accuracy", "judging parts of the model") in told
+    assert ("accuracy", "measuring errors of parts of the model") in told

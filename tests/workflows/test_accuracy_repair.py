@@ -27,7 +27,7 @@ CHECK_S, PART_S = 4.0, 1.0
 HARMFUL = frozenset({1, 4})
 
 
-class MadeUp:
+class FixedAccuracy:
     """Two groups spoil the outputs; to find that out takes time, unless it is known."""
 
     def __init__(self) -> None:
@@ -60,18 +60,18 @@ def space() -> Space:
 
 
 @pytest.fixture
-def accuracy(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
-    made = MadeUp()
+def accuracy(monkeypatch: pytest.MonkeyPatch) -> FixedAccuracy:
+    made = FixedAccuracy()
     monkeypatch.setattr(repairing.time, "monotonic", lambda: made.now_s)
     return made
 
 
-def repair(space: Space, accuracy: MadeUp, budget_s: float) -> AccuracyRepair:
+def repair(space: Space, accuracy: FixedAccuracy, budget_s: float) -> AccuracyRepair:
     end_s = accuracy.now_s + budget_s
     return AccuracyRepair(space, accuracy, lambda: end_s - accuracy.now_s)
 
 
-def test_with_time_only_what_harms_is_left_float(space: Space, accuracy: MadeUp) -> None:
+def test_with_time_only_what_harms_is_left_float(space: Space, accuracy: FixedAccuracy) -> None:
     repaired = repair(space, accuracy, 1000.0)
     assert repaired.correct_part(space.everything) == space.everything - HARMFUL
     assert not repaired.is_cut_short
@@ -79,7 +79,7 @@ def test_with_time_only_what_harms_is_left_float(space: Space, accuracy: MadeUp)
 
 @pytest.mark.parametrize("budget_s", [0.0, 3.0, 5.0, 12.0, 16.0, 24.0, 30.0])
 def test_when_time_is_short_more_is_left_float_but_nothing_that_is_wrong(
-    space: Space, accuracy: MadeUp, budget_s: float
+    space: Space, accuracy: FixedAccuracy, budget_s: float
 ) -> None:
     repaired = repair(space, accuracy, budget_s)
     kept = repaired.correct_part(space.everything)
@@ -89,7 +89,7 @@ def test_when_time_is_short_more_is_left_float_but_nothing_that_is_wrong(
     assert repaired.is_cut_short or kept == space.everything - HARMFUL
 
 
-def test_what_is_known_is_used_whatever_the_time(space: Space, accuracy: MadeUp) -> None:
+def test_what_is_known_is_used_whatever_the_time(space: Space, accuracy: FixedAccuracy) -> None:
     for budget_s in (1000.0, 24.0, 16.0):
         accuracy.known.clear()
         found = repair(space, accuracy, budget_s).correct_part(space.everything)
@@ -145,19 +145,19 @@ def test_a_repair_is_not_made_again(
     assert len(rejected) > 1
     assert all(found is not None and found < -2.0 for found in rejected)
     evaluated.clear()
-    judged: list[Path] = []
+    compared: list[Path] = []
     quality = AccuracyEvaluator.quality
     monkeypatch.setattr(
-        AccuracyEvaluator, "approximate_sqnr_db", lambda *_: pytest.fail("judged again")
+        AccuracyEvaluator, "approximate_sqnr_db", lambda *_: pytest.fail("evaluated again")
     )
     monkeypatch.setattr(
         AccuracyEvaluator,
         "quality",
-        lambda accuracy, path: judged.append(path) or quality(accuracy, path),
+        lambda accuracy, path: compared.append(path) or quality(accuracy, path),
     )
     again = tuned(model, tmp_path / "run", **limits)
     assert evaluated == [str(model)]
-    assert 1 <= len(judged) <= 2, "what may be handed over is judged by every run: result, blanket"
+    assert 1 <= len(compared) <= 2, "every run compares what it may hand over: result, blanket"
     assert again.placement == first.placement
     assert again.summary.rejected == first.summary.rejected
     assert again.summary.output_sqnr_db == first.summary.output_sqnr_db
@@ -209,7 +209,7 @@ def test_a_limit_that_nothing_keeps_is_told_as_the_reason(model: Path, tmp_path:
 
 
 def test_what_a_journal_says_of_the_error_ships_nothing(model: Path, tmp_path: Path) -> None:
-    """A journal may have been changed: what is handed over is judged by the run that does so."""
+    """A journal may have been changed: what is handed over is evaluated by the run that does so."""
     first = tuned(model, tmp_path / "run", min_sqnr_db=5.0)
     honest = first.summary.output_sqnr_db
     assert honest is not None

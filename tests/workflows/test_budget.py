@@ -27,7 +27,7 @@ from qdqtune.workflows.tuning.settings import PRESETS
 from qdqtune.workflows.tuning.time_budget import TimeBudget
 from tests.conftest import model_from_text
 
-BUILD_S, JUDGE_S, EVALUATE_S = 4.0, 6.0, 15.0
+BUILD_S, EVALUATION_S, EVALUATE_S = 4.0, 6.0, 15.0
 
 
 class Clock:
@@ -89,7 +89,7 @@ def slow(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
         return opened
 
     monkeypatch.setattr(Worker, "open", open_slowly)
-    monkeypatch.setattr(Reference, "compare", clock.slowly(Reference.compare, JUDGE_S))
+    monkeypatch.setattr(Reference, "compare", clock.slowly(Reference.compare, EVALUATION_S))
     return clock
 
 
@@ -132,7 +132,7 @@ def test_a_budget_for_nothing_hands_back_float_and_says_what_is_needed(
     assert found
     text = tune_text(short)
     assert short.summary.reason in text
-    assert "goes on with it" not in text  # it would not
+    assert "resumes it" not in text  # it would not
     enough = tuned(model, tmp_path / "enough", budget_s=float(found[1]) + 1.0)
     assert enough.summary.benchmarks > 0
     assert "too short" not in enough.summary.reason
@@ -150,8 +150,8 @@ def test_with_everything_known_the_smallest_budget_gives_the_same(
     assert again.speedup == first.speedup
     assert again.summary.benchmarks == 0
     # The baseline is built anew: once to see that it runs, and twice against itself. The earlier
-    # result is believed only after its outputs were compared.
-    assert slow.slept_s - before_s <= 4 * BUILD_S + JUDGE_S
+    # result is trusted only after its outputs were compared.
+    assert slow.slept_s - before_s <= 4 * BUILD_S + EVALUATION_S
     assert "final" not in {event.stage for event in events}
 
 
@@ -191,7 +191,9 @@ def test_long_steps_are_told_before_they_begin(model: Path, tmp_path: Path, slow
     assert max(silent_s)[0] < 8 * BUILD_S
     told = [event.message for event in events]
     assert any(re.match(r"building and timing \d candidates, about \d+ s", each) for each in told)
-    repaired = [e for e in events if "judging parts of the fastest model: " in e.message]
+    repaired = [
+        e for e in events if "measuring errors of parts of the fastest model: " in e.message
+    ]
     assert repaired
     assert any(event.eta_s is not None for event in repaired)
 

@@ -36,7 +36,7 @@ def without_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     ("engine", "own"),
     [("onnxruntime", True), ("openvino", True), ("simulated", False), ("tensorrt", False)],
 )
-def test_who_can_judge_what_ships(engine: str, own: bool) -> None:
+def test_who_can_evaluate_what_ships(engine: str, own: bool) -> None:
     assert has_own_kernels(engine) is own
 
 

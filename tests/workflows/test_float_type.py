@@ -115,7 +115,7 @@ def test_what_is_half_or_quantized_stays_as_it_is(
 
 @pytest.fixture(scope="module")
 def run_in_half(tmp_path_factory: pytest.TempPathFactory) -> tuple[TuneResult, dict[str, Any]]:
-    """A run, and what it takes to go on with it."""
+    """A run, and what it takes to resume it."""
     folder = tmp_path_factory.mktemp("half")
     onnx.save(conv_net(), folder / "model.onnx")
     call = {
@@ -148,7 +148,7 @@ def test_a_model_is_tuned_in_half_precision(
     assert scales == {TensorProto.FLOAT16}
 
 
-def test_it_is_gone_on_with_in_half_precision_only(
+def test_it_is_resumed_in_half_precision_only(
     run_in_half: tuple[TuneResult, dict[str, Any]], tmp_path: Path
 ) -> None:
     result, call = run_in_half
@@ -187,7 +187,7 @@ def test_what_overflows_is_tuned_as_given(tmp_path: Path, caplog: pytest.LogCapt
     assert written["precision_reason"] == summary.precision_reason
 
 
-def test_what_ships_is_judged_against_the_model_as_given(
+def test_what_ships_is_compared_with_the_model_as_given(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A conversion that spoils the model counts, however near to it the quantized form is."""

@@ -92,7 +92,7 @@ def test_a_cut_at_any_byte_of_the_last_records_costs_those_records_only(tmp_path
 
 @settings(max_examples=40)
 @given(st.data())
-def test_a_flipped_bit_is_never_believed(
+def test_a_flipped_bit_is_never_trusted(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("flip")
@@ -306,7 +306,7 @@ def test_a_line_that_can_not_be_is_set_aside_with_its_number(
     assert [line["line"] for line in damaged] == [len(lines) + 1]
 
 
-def test_rounds_of_a_race_that_was_cut_off_are_known(tmp_path: Path) -> None:
+def test_rounds_of_a_comparison_that_was_cut_off_are_known(tmp_path: Path) -> None:
     path = tmp_path / "measurements.jsonl"
     journal = Journal(path, HEADER)
     played = [Round(2.0, (1.0, 4.0), (0.7, -0.7)), Round(2.1, (1.1, 4.1), (0.6, -0.6))]
@@ -333,7 +333,7 @@ def test_the_id_of_a_candidate_whose_line_is_damaged_means_no_other(tmp_path: Pa
     assert again.rounds("float", ["another"], "screen-10") == []
 
 
-def test_a_crash_is_believed_when_two_runs_have_seen_it(tmp_path: Path) -> None:
+def test_a_crash_counts_when_two_runs_have_seen_it(tmp_path: Path) -> None:
     path = tmp_path / "measurements.jsonl"
     for run in range(3):
         journal = Journal(path, HEADER)

@@ -1,4 +1,4 @@
-"""Tuning for another engine than the one that calibrates: what ships is judged by its kernels."""
+"""Tuning for another engine than the one that calibrates: its kernels measure the error."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TEXT = """g (float[64,512] x) => (float[48,512] y) <int64[1] low = {0}, int64[1]
 }"""
 OPTIONS = {"execution_mode": "PERFORMANCE"}
 
-Judged = list[tuple[str, SessionOptions | None]]
+Evaluations = list[tuple[str, SessionOptions | None]]
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +64,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def judged() -> Iterator[Judged]:
+def evaluations() -> Iterator[Evaluations]:
     """Filled with whose worker runs what candidates are compared with, and how it opens it."""
-    seen: Judged = []
+    seen: Evaluations = []
 
     class Watched(Reference):
         def __init__(self, worker: Worker, *rest: Any, options: SessionOptions | None) -> None:
@@ -93,7 +93,7 @@ def brief() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def tuned(model: Path, brief: str, judged: Judged) -> tuple[TuneResult, Judged]:
+def tuned(model: Path, brief: str, evaluations: Evaluations) -> tuple[TuneResult, Evaluations]:
     result = tune(
         model,
         engine="openvino",
@@ -104,20 +104,22 @@ def tuned(model: Path, brief: str, judged: Judged) -> tuple[TuneResult, Judged]:
         timing_runs=16,
         output_dir=model.parent / "run",
     )
-    return result, list(judged)
+    return result, list(evaluations)
 
 
-def test_what_ships_is_judged_by_its_own_kernels(tuned: tuple[TuneResult, Judged]) -> None:
-    result, judged = tuned
+def test_what_ships_is_evaluated_with_its_own_kernels(
+    tuned: tuple[TuneResult, Evaluations],
+) -> None:
+    result, evaluations = tuned
     assert not result.summary.kept_float
     assert result.placement.tensors == {"v", "x", "r", "w"}
-    assert judged == [("openvino", in_float32(SessionOptions(1, OPTIONS)))]
+    assert evaluations == [("openvino", in_float32(SessionOptions(1, OPTIONS)))]
     assert result.summary.output_sqnr_db is not None
     assert 20 < result.summary.output_sqnr_db < 60
 
 
 def test_the_summary_says_what_was_in_effect_and_it_is_verified_so(
-    tuned: tuple[TuneResult, Judged],
+    tuned: tuple[TuneResult, Evaluations],
 ) -> None:
     result, _ = tuned
     engine = json.loads((result.output_dir / "summary.json").read_text())["engine"]
@@ -134,8 +136,8 @@ def test_the_summary_says_what_was_in_effect_and_it_is_verified_so(
     assert not report.edges.missing
 
 
-def test_the_run_of_one_engine_is_not_gone_on_with_by_another(
-    model: Path, tuned: tuple[TuneResult, Judged]
+def test_the_run_of_one_engine_is_not_resumed_by_another(
+    model: Path, tuned: tuple[TuneResult, Evaluations]
 ) -> None:
     result, _ = tuned
     with pytest.raises(QdqtuneError, match="another engine: openvino, not onnxruntime"):
@@ -143,7 +145,7 @@ def test_the_run_of_one_engine_is_not_gone_on_with_by_another(
 
 
 @pytest.mark.parametrize(
-    ("asked", "judges"),
+    ("asked", "expected"),
     [
         ({"engine": "openvino"}, None),
         ({"engine": "onnxruntime"}, ("onnxruntime", SessionOptions())),
@@ -151,21 +153,21 @@ def test_the_run_of_one_engine_is_not_gone_on_with_by_another(
         ({"engine": "tensorrt"}, ("onnxruntime", AS_WRITTEN)),
     ],
 )
-def test_inserted_by_hand_it_is_judged_so_as_well(
-    model: Path, tmp_path: Path, judged: Judged, asked: dict[str, str], judges: object
+def test_inserted_by_hand_it_is_evaluated_so_as_well(
+    model: Path, tmp_path: Path, evaluations: Evaluations, asked: dict[str, str], expected: object
 ) -> None:
-    judged.clear()
+    evaluations.clear()
     if asked == {"engine": "openvino"}:
-        judges = ("openvino", in_float32(SessionOptions()))
+        expected = ("openvino", in_float32(SessionOptions()))
     report = insert_qdq(model, Choice(ops=("MatMul",)), tmp_path / "q.onnx", **asked)  # type: ignore[arg-type]
-    assert judged == [judges]
+    assert evaluations == [expected]
     assert report.sqnr_db["y"] > 20
 
 
 def test_ranking_is_left_to_the_engine_that_calibrates(
-    model: Path, tuned: tuple[TuneResult, Judged], tmp_path: Path, judged: Judged
+    model: Path, tuned: tuple[TuneResult, Evaluations], tmp_path: Path, evaluations: Evaluations
 ) -> None:
-    judged.clear()
+    evaluations.clear()
     source = open_source(model)
     provider = sample_provider(source, InputRequest(), None, None)
     base = PreparedModel(source.model, tmp_path)
@@ -177,9 +179,9 @@ def test_ranking_is_left_to_the_engine_that_calibrates(
             source, base, runner, provider.evaluation_samples, kernels=kernels
         )
         assert accuracy.approximate_sqnr_db(candidate) > 20
-        assert judged == [("onnxruntime", AS_WRITTEN)]
+        assert evaluations == [("onnxruntime", AS_WRITTEN)]
         assert accuracy.quality(candidate).against_float["y"] > 20
-        assert judged[1:] == [("openvino", own)]
+        assert evaluations[1:] == [("openvino", own)]
         (tmp_path / "junk.onnx").write_bytes(b"junk")
         with pytest.raises(EngineError, match="OpenVINO does not run the quantized model"):
             accuracy.quality(tmp_path / "junk.onnx")
@@ -250,7 +252,9 @@ def test_outputs_are_compared_with_float32_whatever_the_engine_computes_in(
     assert "is computed in bfloat16" in engine_line(low_floats)
 
 
-def test_in_float32_nothing_is_said_of_the_float_model(tuned: tuple[TuneResult, Judged]) -> None:
+def test_in_float32_nothing_is_said_of_the_float_model(
+    tuned: tuple[TuneResult, Evaluations],
+) -> None:
     summary = tuned[0].summary
     assert (summary.float_sqnr_db is None) == (summary.engine.float_type == "float32")
     said = tune_text(tuned[0])

@@ -72,7 +72,7 @@ def test_weights_beside_the_model_stay_beside_it(residual: onnx.ModelProto, tmp_
     assert sorted(os.listdir(tmp_path)) == ["given.onnx", "out.onnx", "out.onnx.data"]
 
 
-def test_custom_domains_are_carried_through(tmp_path: Path) -> None:
+def test_custom_domains_are_kept(tmp_path: Path) -> None:
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17, "com.example": 2, "local": 1]>
         g (float[4] x, bool c) => (float[4] y) {

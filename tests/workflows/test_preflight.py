@@ -37,7 +37,7 @@ from qdqtune.workflows.tuning.preflight import (
 from tests.conftest import model_from_text
 
 ENGINES = Path(__file__).parents[1] / "engines"
-Scout = Callable[[Worker, Path, StoredFeeds], object]
+PreflightStep = Callable[[Worker, Path, StoredFeeds], object]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def released(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("at", "scout"),
+    ("at", "preflight_step"),
     [
         ("time", check_runs),
         ("feed", check_runs),
@@ -73,16 +73,16 @@ def released(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
 )
 def test_what_fails_is_closed(
-    at: str, scout: Scout, worker: Worker, released: list[str], tmp_path: Path
+    at: str, preflight_step: PreflightStep, worker: Worker, released: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "model.onnx"
     path.write_text(json.dumps({"at": at, "fault": "raise"}))
     feeds = worker.store({"x": np.zeros(1, np.float32)})
-    if scout is check_runs:
+    if preflight_step is check_runs:
         with pytest.raises(EngineError, match="does not run the model as it is"):
-            scout(worker, path, feeds)
+            preflight_step(worker, path, feeds)
     else:
-        scout(worker, path, feeds)
+        preflight_step(worker, path, feeds)
     assert released == [str(path)]
 
 

@@ -162,9 +162,9 @@ BODY = {"body/conv", "body/add"}
 )
 def test_expressions_of_names(expressions: list[str], names: set[str], index: GraphIndex) -> None:
     assert constraints_of(NameFilters(nodes_to_exclude=expressions), index).never == names
-    wishes = constraints_of(NameFilters(nodes_to_quantize=expressions), index)
-    assert wishes.only == names
-    assert wishes.never == frozenset()
+    constraints = constraints_of(NameFilters(nodes_to_quantize=expressions), index)
+    assert constraints.only == names
+    assert constraints.never == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_expressions_of_op_types(
 def test_a_whole_name_is_that_name_only() -> None:
     model = model_from_text("g (float[4] x) => (float[4] y) { h = Relu(x) y = Relu(h) }")
     model.graph.node[1].name = "n01"
-    wishes = constraints_of(NameFilters(nodes_to_exclude=["n0"]), GraphIndex(ir.from_proto(model)))
-    assert wishes.never == {"n0"}
+    constraints = constraints_of(NameFilters(nodes_to_exclude=["n0"]), GraphIndex(ir.from_proto(model)))
+    assert constraints.never == {"n0"}
 
 
 @pytest.mark.parametrize(

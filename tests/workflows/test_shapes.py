@@ -289,7 +289,7 @@ def test_a_model_too_large_for_one_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert ort.InferenceSession(out).get_inputs()[0].shape == [2, 3, 32, 32]
 
 
-def test_made_up_values_are_not_held_against_the_shapes(
+def test_random_values_are_not_held_against_the_shapes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     proto = model_from_text(

@@ -119,7 +119,7 @@ def builds(calls: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_subgraph_mode_writes_the_layers_and_goes_on_with_them(
+def test_subgraph_mode_writes_the_layers_and_continues_with_them(
     model: Path, tmp_path: Path, calls: Path, brief: str
 ) -> None:
     run = tmp_path / "run"
@@ -184,7 +184,7 @@ def test_region_mode_on_a_strongly_typed_version(
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_what_does_not_run_in_bfloat16_is_judged_by_the_reference_engine(
+def test_what_does_not_run_in_bfloat16_is_evaluated_by_the_reference_engine(
     tmp_path: Path,
 ) -> None:
     """The model as given runs, but the stand-in computes nothing in the converted one's type."""
@@ -199,13 +199,13 @@ def test_what_does_not_run_in_bfloat16_is_judged_by_the_reference_engine(
     with reference_worker() as runner, Worker("trtexec") as worker:
         base = PreparedModel(source.model, folder)
         kernels = Kernels("trtexec", worker, worker.options)
-        judge = AccuracyEvaluator(
+        evaluator = AccuracyEvaluator(
             source, base, runner, lambda: [feeds], kernels=kernels, reference=given
         )
         candidate = base.write(base.whole(), "candidate")
-        assert judge.quality(candidate).against_float["y"] > 30
-        assert judge.kernels is None
-        judge.close()
+        assert evaluator.quality(candidate).against_float["y"] > 30
+        assert evaluator.kernels is None
+        evaluator.close()
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -347,7 +347,7 @@ def test_a_measurement_that_allows_almost_any_claim_confirms_none(
     assert "too uncertain to confirm it" in verify_text(report)
 
 
-def test_other_conditions_are_named_and_not_judged(
+def test_other_conditions_are_named_and_not_evaluated(
     claim: Claim, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["verify", str(claim(1.5)), "--threads", "2"]) == 1

@@ -33,7 +33,7 @@ class Config:
 
     Attributes:
         verbose: Whether to log what is done at each step.
-        performance_threshold: Speedup that a final model must have to be worth shipping; for
+        performance_threshold: Speedup that a final model must have to be worth deploying; for
             workflows, since the search itself takes every gain.
         default_q_scale: Scale of activations of which nothing better is known.
         default_q_zero_point: Their zero point.

@@ -54,7 +54,7 @@ def random_inputs(
 
     Raises:
         UsageError: If the request does not fit the model.
-        ModelError: If an input is of a type that can't be made up, or a run would never end.
+        ModelError: If an input is of a type without random values, or a run would never end.
     """
     check_ends(index.model)
     shapes = resolve_shapes(index.model, request)
@@ -83,13 +83,14 @@ class _Maker:
         if value.dtype is None or value.dtype == ir.DataType.STRING:
             kind = "text" if value.dtype == ir.DataType.STRING else "no tensor of a known type"
             raise ModelError(
-                f"No values can be made up for the input {self.name!r}: it is {kind}.",
+                f"No random values can be generated for the input {self.name!r}: it is {kind}.",
                 "Give calibration data.",
             )
         limit = current_limits().memory_bytes
         if limit is not None and math.prod(shape) * value.dtype.itemsize > limit:
             raise ModelError(
-                f"No values can be made up for the input {self.name!r}: its shape is {shape}, more "
+                f"No random values can be generated for the input {self.name!r}: "
+                f"its shape is {shape}, more "
                 "than memory could hold.",
                 "Check the model's input shapes: `qdqtune shapes MODEL`.",
             )

@@ -45,7 +45,7 @@ class Calibrated:
     Attributes:
         ways: Ranges by method.
         samples: How many samples were run.
-        strange: See `qdqtune.calibration.tensor_statistics.Seen`.
+        strange: See `qdqtune.calibration.tensor_statistics.TensorStatistics`.
     """
 
     ways: RangesByWay

@@ -31,7 +31,7 @@ _BYTES_AT_ONCE = 1 << 28
 def capture_tensors(
     base: PreparedModel, worker: Worker, feeds: Feeds, shapes: Mapping[str, Shape]
 ) -> Iterator[tuple[str, Array]]:
-    """Values of tensors as they are in a run; made up where the model doesn't run that way.
+    """Values of tensors as they are in a run; placeholders where the model doesn't run that way.
 
     Args:
         base: The model.
@@ -46,7 +46,9 @@ def capture_tensors(
         try:
             found = _run(base, worker, feeds, part)
         except WorkerFailure as failure:
-            _logger.info("values inside the model are made up, it does not run: %s", failure)
+            _logger.info(
+                "values inside the model are placeholders, since it does not run: %s", failure
+            )
             found = {}
         for name in part:
             dtype = base.index.dtype(name) or ir.DataType.FLOAT

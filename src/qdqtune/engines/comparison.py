@@ -29,7 +29,7 @@ TakeLayers = Callable[[int, "list[LayerTime]"], None]
 
 
 class MeasurementListener(Protocol):
-    """Who hears at once what a contest shows, before it is over."""
+    """Hears every measurement of a comparison at once, before it is over."""
 
     def saw_round(self, models: tuple[int, ...], round_: Round) -> None:
         """One more round among the baseline and these candidates."""
@@ -57,7 +57,7 @@ _TIMES_BASELINE = 20.0
 
 
 class _ModelFailed(Exception):
-    """Model number ``index`` spoiled the contest."""
+    """Model number ``index`` failed during the comparison."""
 
     def __init__(self, index: int, error: str, kind: FailureKind = FailureKind.ERROR) -> None:
         super().__init__(error)
@@ -68,7 +68,7 @@ class _ModelFailed(Exception):
 
 @dataclass(frozen=True)
 class _Length:
-    """How long a contest is: a time, or a number of runs, or of rounds."""
+    """How long a comparison is: a time, or a number of runs, or of rounds."""
 
     budget_s: float
     runs: int | None = None
@@ -164,7 +164,7 @@ class _Comparing:
         take_outputs: TakeOutputs | None,
         take_layers: TakeLayers | None,
     ) -> tuple[list[Measurement], list[Comparison | None]]:
-        """Repeats the contest without the models that failed until nobody fails."""
+        """Repeats the comparison without the models that failed until none fails."""
         blocks: dict[int, Blocks] = {}
         comparisons: dict[int, Comparison] = {}
         while present := [i for i in range(len(self.paths)) if i not in self.errors]:

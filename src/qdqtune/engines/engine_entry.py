@@ -22,7 +22,7 @@ class DialectChoice:
     before_version: int | None = None
 
     def fits(self, saturating: bool, version: int | None) -> bool:
-        """Whether it is spoken on such a CPU in that major version; None is the newest."""
+        """Whether it applies to such a CPU in that major version; None is the newest."""
         if self.saturating is not None and self.saturating != saturating:
             return False
         return self.before_version is None or (
@@ -53,7 +53,7 @@ class EngineEntry:
         float32_options: Options with which it computes float32 in float32, if it may choose another
             type by itself; the first is the one to tell users.
         runs_bfloat16: Whether it runs models in bfloat16, at least in some versions; where it
-            turns out that it doesn't, models are judged by the reference engine.
+            turns out that it doesn't, the reference engine computes their outputs.
         takes_plugins: Whether it loads libraries with custom ops: those in its option `plugins`.
         has_timing_cache: Whether it keeps what it learned about kernels in a file: the one in its
             option `timing_cache`.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["FailureKind", "OpenModel", "StoredFeeds", "Worker", "WorkerFailure"]
 
 _CHILD_ENVIRONMENT = {
-    # One allocation arena: hundreds of sessions opened and closed must not spread the heap out.
+    # Hundreds of sessions opened and closed must not spread over many heaps.
     "MALLOC_ARENA_MAX": "1",
 }
 

@@ -26,7 +26,7 @@ _TOGETHER = " + "
 def nodes_named(index: GraphIndex, layer: LayerTime) -> Iterator[tuple[str, int]]:
     """The nodes that a layer is said to come from, each with how sure that is.
 
-    The layer's own name counts only if the engine tells nothing else: it may have been made up, and
+    The layer's own name counts only if the engine tells nothing else: it may be generated, and
     be that of another node by chance.
     """
     told = bool(layer.origins or layer.outputs)

@@ -47,7 +47,7 @@ _PROFILE_WARMUP_RUNS = 2
 _RESULT = "/sink_port_0"
 # How a line begins that says through which file of OpenVINO an error came.
 _PASSED_ON = "Exception from src/"
-# How much of a run may happen on other threads if the clock of the calling one is to be believed.
+# How much of a run may happen on other threads if the clock of the calling one is to be trusted.
 _ELSEWHERE = 0.05
 
 

@@ -12,7 +12,7 @@ from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 from qdqtune.records.errors import EngineError
 
-# Runs every op as it is written: a foreign dialect must not be judged by this CPU's kernels.
+# Runs every op as it is written: a foreign dialect must not be evaluated with this CPU's kernels.
 # Memory patterns would keep everything that a run needs a second time, and save no time here.
 AS_WRITTEN = SessionOptions(
     engine_options={"graph_optimization_level": "disable_all", "enable_mem_pattern": "0"}

@@ -1,4 +1,4 @@
-"""Timing as statistics: models take turns in short blocks, each block is judged by its neighbours.
+"""Timing as statistics: models take turns in short blocks, each is compared with its neighbours.
 
 Other work on the machine slows everything by the same factor for a while, from milliseconds to
 minutes, so only what ran side by side can be compared. A block starts with runs that are dropped:

@@ -117,7 +117,7 @@ class Server:
         return {
             "samples_ms": [float(sample) for sample in samples],
             "seconds": seconds,
-            # What happens on this machine does not touch samples that are made up.
+            # What happens on this machine does not touch simulated samples.
             "contended_s": 0.0 if isinstance(self._engine, VirtualTime) else self._contended_s(),
         }
 

@@ -1,4 +1,4 @@
-"""Bodies of control flow and local functions: carried through a change of the graph as they are."""
+"""Bodies of control flow and local functions: kept as they are while the graph changes."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def measured_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """The shapes to measure a model at; a leading dim that stays open is 1.
 
-    A latency, an error or a range found at a made-up size says nothing about the sizes in use:
+    A latency, an error or a range found at an arbitrary size says nothing about the sizes in use:
     every other dim must have its size from the model or from the user.
 
     Args:

@@ -51,7 +51,7 @@ _ELSEWHERE = "qdqtune.aside"
 def fold(model: ir.Model, *, keep_qdq: bool = False) -> bool:
     """Fold constants, BatchNorms and biases of Convs in place; Q/DQ nodes and what they guard stay.
 
-    Bodies of control flow and functions are carried through; only an If whose condition turns out
+    Bodies of control flow and functions are kept; only an If whose condition turns out
     to be constant is replaced by the branch that it takes.
 
     Args:

@@ -1,4 +1,4 @@
-"""ONNX's own checker and shape inference, as judges of a model.
+"""A model checked with ONNX's own checker and shape inference.
 
 They get the model without its weights, so that their size doesn't matter, and never open a file.
 """
@@ -13,9 +13,9 @@ import onnx_ir as ir
 from qdqtune.graph.crash_guard import call_guarded
 from qdqtune.graph.proto_walk import Contents, contents
 
-# The values of tensors up to this size may be shapes and axes, which the judges want to see.
+# The values of tensors up to this size may be shapes and axes, which the checks want to see.
 _SMALL_BYTES = 1024
-_PLACEHOLDER = "qdqtune: this shape is made up"
+_PLACEHOLDER = "qdqtune: this shape is a placeholder"
 
 
 def invalidity(proto: onnx.ModelProto, found: Contents) -> str:

@@ -67,13 +67,13 @@ class Retyping:
 
     def _constant_type(self, value: ir.Value) -> ir.DataType:
         """The type of a constant itself; readers in another one get a copy."""
-        wishes = {self._plan.wanted(user, position) for user, position in value.uses()}
+        wanted = {self._plan.wanted(user, position) for user, position in value.uses()}
         if value.is_graph_output():
-            wishes.add(self._plan.wanted_outside(value))
+            wanted.add(self._plan.wanted_outside(value))
         old = dtype_of(value)
         assert old is not None
         target = self._plan.change.target
-        return target if wishes - {None} == {target} else old
+        return target if wanted - {None} == {target} else old
 
     def _uses_in_other_types(
         self,

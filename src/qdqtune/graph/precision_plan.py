@@ -87,7 +87,7 @@ class Plan:
         return self._slots.get(node.name or "", Slots(whole=True))
 
     def _given(self) -> Iterator[tuple[ir.Value, ir.DataType]]:
-        """Readers' wishes decide for nodes that choose; for the others, whether they stay."""
+        """Readers decide for nodes that choose; for the others, whether they stay."""
         target = self.change.target
         for value in self._graph.inputs:
             if self.change.concerns(value):
@@ -110,10 +110,10 @@ class Plan:
         return old if self._keep_io else self.change.target
 
     def _wanted_types(self, value: ir.Value) -> set[ir.DataType | None]:
-        wishes = {self.wanted(user, position) for user, position in value.uses()}
+        wanted = {self.wanted(user, position) for user, position in value.uses()}
         if value.is_graph_output():
-            wishes.add(self.wanted_outside(value))
-        return wishes - {None}
+            wanted.add(self.wanted_outside(value))
+        return wanted - {None}
 
     def _in_between(self) -> set[str]:
         """Nodes that only move or compare values among those that stay: they need no Cast.

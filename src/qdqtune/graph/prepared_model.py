@@ -25,7 +25,7 @@ class PreparedModel:
         model: The base; it must not change while this object is in use. Its weights move into the
             folder: the model keeps only references to them.
         folder: Where variants and weights go.
-        is_kept: Whether the folder is that of a run which may be gone on with.
+        is_kept: Whether the folder is that of a run which may be resumed.
         store: The weights of other models in that folder, to be shared with them.
 
     Attributes:

@@ -68,7 +68,7 @@ def set_input_dims(
         model: The model.
         dims: New dims by input name; inputs not named stay.
         stale: Whether a fixed dim was changed, so that shapes written in the model are no longer
-            to be believed.
+            to be trusted.
     """
     sizes = _sizes_of_symbols(model, dims)
     for value in model_inputs(model):

@@ -73,7 +73,7 @@ class WeightStore:
     """Appends tensors to a file and hands out references to them.
 
     What an earlier run wrote is found again: an index beside the file tells where to look, and what
-    is there is compared before it is believed. Nothing in the file is ever changed, so that models
+    is there is compared before it is trusted. Nothing in the file is ever changed, so that models
     written by that run stay what they are.
 
     Args:

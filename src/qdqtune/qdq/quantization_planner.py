@@ -102,7 +102,7 @@ class QuantizationPlanner:
     def quantized(self, placement: Placement) -> frozenset[str]:
         """Names of the ops that are integer kernels in a placement.
 
-        Where pairs stand before moving ops only, what reads their results counts as well.
+        Where pairs stand before passthrough ops only, what reads their results counts as well.
         """
         edges = self.index.effective(placement)
         if self.dialect.propagates_dq:
@@ -145,7 +145,7 @@ class QuantizationPlanner:
         return self._shared.propagated(edges)
 
     def _propagate_dq(self, wanted: frozenset[str], edges: set[Edge], outputs: set[str]) -> None:
-        """Let pairs stand before the ops that move values, and not behind them."""
+        """Put pairs before passthrough ops, not behind them."""
         quantized = {edge.tensor for edge in edges} | outputs
         for name, places in reversed(self.passthrough.items()):
             if name in wanted and not quantized.isdisjoint(places.outputs):

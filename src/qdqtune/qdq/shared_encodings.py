@@ -1,4 +1,4 @@
-"""Which tensors must share an encoding, because ops move values from one to the other."""
+"""Tensors that must share an encoding because an op passes values through unchanged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SharedEncodings:
         return frozenset(found)
 
     def among(self, wanted: frozenset[Edge]) -> Siblings:
-        """Who is whose kin if these edges are quantized: only so are values moved as they are."""
+        """Which tensors share an encoding if these edges are quantized."""
         return Siblings(self, wanted)
 
     def source(self, tensor: str, wanted: frozenset[Edge]) -> str:
@@ -80,7 +80,7 @@ class Siblings:
     """Which tensors share an encoding in one placement.
 
     Args:
-        kinship: The graph's.
+        shared: The graph's.
         wanted: The edges that see quantized values.
     """
 

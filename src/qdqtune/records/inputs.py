@@ -26,7 +26,7 @@ _ITEMS = {"shape": _SHAPE_ITEM, "dim": _DIM_ITEM, "range": _RANGE_ITEM}
 
 @dataclass(frozen=True)
 class InputRequest:
-    """Shapes and values for inputs that the model leaves open; what is not said is made up.
+    """Shapes and values for inputs that the model leaves open; the rest is random.
 
     The name "" stands for the only input of a model that has one.
 

@@ -24,7 +24,7 @@ class Measurement:
 
     A sample that cannot be a latency (NaN, zero, negative, less than a nanosecond, more than eleven
     days) turns the whole measurement into a failed one, because an engine that returns it cannot be
-    believed about the others.
+    concluded about the others.
 
     Attributes:
         blocks_ms: Samples in milliseconds, one tuple per block of runs made back to back.

@@ -9,7 +9,7 @@ from qdqtune.records.ranges import CalibrationSource
 from qdqtune.report.tables import printable
 
 RANDOM_WARNING = (
-    "Calibrated on random inputs: good for timing, not for shipping; "
+    "Calibrated on random inputs: good for timing, not for deployment; "
     "accuracy on real data is unknown."
 )
 

@@ -16,9 +16,9 @@ from qdqtune.report.subgraphs import AS_GIVEN, MODE, batches_lines, plan_lines, 
 from qdqtune.report.tables import Table, printable, text_table
 
 _STOPPED = {
-    "budget": "The time was up before the search was over; the same command goes on with it.",
+    "budget": "The time was up before the search was over; the same command resumes it.",
     "max_benchmarks": "No more benchmarks were allowed; with a larger number the search goes on.",
-    "interrupted": "The search was interrupted; the same command goes on with it.",
+    "interrupted": "The search was interrupted; the same command resumes it.",
 }
 _COLUMNS = ("model", "median ms", "speedup", "interval", "output SQNR", "metric")
 _NUMBERS = (1, 2, 4, 5)

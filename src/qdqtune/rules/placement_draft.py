@@ -212,7 +212,7 @@ class Draft:
         return canonical(self.index, placement | Placement.of(edges))
 
     def decisions(self, placement: Placement) -> tuple[Decision, ...]:
-        """The story of every op, in the graph's order, if this placement is what came of it."""
+        """What was decided for every op, in the graph's order, if this placement is the result."""
         quantized = self.planner.quantized(placement)
         found = []
         for node in self.index.nodes:

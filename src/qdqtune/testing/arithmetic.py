@@ -20,7 +20,7 @@ _HINT = (
 
 
 class ComputesQuantized:
-    """Single quantized ops, judged by ONNX's reference op by op."""
+    """Single quantized ops, compared with ONNX's reference op by op."""
 
     @pytest.mark.parametrize("op", OPS)
     def test_quantized_ops_are_exact(self, bench: Bench, op: str) -> None:

@@ -23,7 +23,7 @@ _RUNS = 3
 
 
 class RunsModels:
-    """Opening, running and timing, judged by ONNX's reference implementation."""
+    """Opening, running and timing, compared with ONNX's reference implementation."""
 
     @pytest.mark.parametrize("architecture", zoo.ARCHITECTURES)
     def test_zoo_models_run(self, bench: Bench, architecture: str) -> None:

@@ -57,7 +57,7 @@ class Quality:
 
     @property
     def decisive(self) -> dict[str, float]:
-        """Of every output, what it is judged by: its scores, if it has some."""
+        """What every output is compared by: its scores, if it has some."""
         return {**self.against_float, **self.scores}
 
     @property

@@ -174,7 +174,7 @@ class EngineBenchmark(Benchmark):
             The samples, or why the engine gave none.
 
         Raises:
-            QdqtuneError: If the file is no model, or no inputs can be made up for it.
+            QdqtuneError: If the file is no model, or no random inputs can be generated for it.
         """
         if self._worker is None:
             self._worker = Worker(self.engine, SessionOptions(self.threads, self.engine_options))

@@ -62,7 +62,7 @@ class SampleProvider:
         shapes: Concrete input shapes.
         first: Makes the first calibration sample.
         samples: Makes all of them.
-        judged: Makes the samples that the result is judged on.
+        evaluation_samples: Makes the samples that the result is evaluated on.
         source: Data, or random inputs.
         describe: Says what the samples are; how many is known when they were read.
     """
@@ -76,7 +76,7 @@ class SampleProvider:
 
     @property
     def evaluation_sample_count(self) -> int:
-        """How many samples the result is judged on, at most."""
+        """How many samples the result is evaluated on, at most."""
         return _EVALUATION_SAMPLES if self.is_data else _RANDOM_EVALUATION_SAMPLES
 
     @property
@@ -85,7 +85,7 @@ class SampleProvider:
         return self.source is CalibrationSource.DATA
 
     def evaluation_digest(self) -> str:
-        """A hash of the samples that the result is judged on."""
+        """A hash of the samples that the result is evaluated on."""
         digest = SampleDigest()
         for feeds in self.evaluation_samples():
             digest.add(feeds)

@@ -99,7 +99,7 @@ def _run(worker: Worker, path: Path, feeds: Feeds) -> None:
 
 
 def _is_to_blame(worker: Worker, files: tuple[Path, Path], old: ir.Model, *, changed: bool) -> bool:
-    """Whether it is the shapes that a new model fails on, not the engine or made-up values."""
+    """Whether it is the shapes that a new model fails on, not the engine or random values."""
     source, staged = files
     if not _opens(worker, source):
         return False

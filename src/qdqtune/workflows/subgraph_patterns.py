@@ -118,7 +118,7 @@ def extract_subgraph(
         known = {name: base.index.shape(name) for name in (*input_names, *output_names)}
         dims: dict[str, Dims] = {name: dim for name, dim in known.items() if dim is not None}
         subgraph = extract(base, nodes, input_names, output_names, {**dims, **(shapes or {})})
-        return onnx.load(save_model(subgraph, folder / "piece.onnx"))
+        return onnx.load(save_model(subgraph, folder / "subgraph.onnx"))
 
 
 def _between(index: GraphIndex, inputs: Sequence[str], outputs: Sequence[str]) -> set[str]:

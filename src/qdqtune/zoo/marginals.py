@@ -1,7 +1,7 @@
 """What is known about a value without running the model: its distribution, channel by channel.
 
 BatchNorm statistics must fit what flows in, and no engine runs at build time. So every value
-carries an estimate: a few equally likely values per channel. Random weights make channels and
+has an estimate: a few equally likely values per channel. Random weights make channels and
 neighbouring positions nearly uncorrelated, so what is summed is taken as independent.
 """
 

@@ -67,7 +67,7 @@ class Played:
 
 
 def play(
-    believed: Costs,
+    predicted: Costs,
     truth: Oracle,
     seeds: Mapping[str, State] | None = None,
     *,
@@ -82,7 +82,7 @@ def play(
     """Answer everything that a search asks.
 
     Args:
-        believed: What the subgraphs told.
+        predicted: What the subgraphs told.
         truth: What is true.
         seeds: By default the cheapest assembly, and everything.
         benchmarks: How many candidates it may ask about.
@@ -94,12 +94,12 @@ def play(
         refused: What the engine does not take.
     """
     space, choices = chain()
-    given = {"raw": assemble(believed), "everything": space.everything} if seeds is None else seeds
+    given = {"raw": assemble(predicted), "everything": space.everything} if seeds is None else seeds
     parts = alike or [frozenset({number}) for number in range(len(space.groups))]
     limits = Limits(benchmarks=benchmarks)
     played = Played(
         SubgraphSearch(
-            space, choices, believed, given, parts, limits, incremental=incremental, frugal=frugal
+            space, choices, predicted, given, parts, limits, incremental=incremental, frugal=frugal
         )
     )
 
@@ -177,9 +177,9 @@ def test_where_the_subgraphs_lie_everything_may_still_win() -> None:
     def truth(state: State) -> float:
         return 100.0 if 4 not in state and state else 80.0 - 8.0 * len(state)
 
-    believed = costs([2.0, 2.0, 2.0, 2.0, 30.0, 2.0, 2.0, 2.0])
-    assert 4 not in assemble(believed)
-    played = play(believed, truth)
+    predicted = costs([2.0, 2.0, 2.0, 2.0, 30.0, 2.0, 2.0, 2.0])
+    assert 4 not in assemble(predicted)
+    played = play(predicted, truth)
     assert played.search.incumbent == frozenset(range(UNITS))
     raw, everything = played.search.batches[:2]
     assert (raw.stage, raw.accepted) == ("raw", False)
@@ -193,12 +193,12 @@ def test_where_the_subgraphs_lie_everything_may_still_win() -> None:
 @pytest.mark.parametrize("tells", [True, False], ids=["layers", "no layers"])
 def test_one_harmful_group_in_a_batch_is_found(harmful: int, tells: bool) -> None:
     """With layers it is seen, without them the batch is halved until it is alone."""
-    believed = costs([5.0] * UNITS)
+    predicted = costs([5.0] * UNITS)
     quantized = [5.0] * UNITS
     quantized[harmful] = 100.0
     truth = costs(quantized)
     played = play(
-        believed, truth.total_ms, {"one": frozenset({0})}, benchmarks=30,
+        predicted, truth.total_ms, {"one": frozenset({0})}, benchmarks=30,
         layers=layers_of(truth) if tells else None,
     )  # fmt: skip
     assert played.search.incumbent == frozenset(range(UNITS)) - {harmful}
@@ -218,8 +218,8 @@ def test_seeds_that_are_slower_than_float_are_taken_apart() -> None:
 @pytest.mark.parametrize("most", range(13))
 @pytest.mark.parametrize("seed", range(3))
 def test_the_limit_is_kept(most: int, seed: int) -> None:
-    truth, believed = random_costs(seed), random_costs(seed + 100)
-    played = play(believed, truth.total_ms, benchmarks=most, noise=random.Random(seed))
+    truth, predicted = random_costs(seed), random_costs(seed + 100)
+    played = play(predicted, truth.total_ms, benchmarks=most, noise=random.Random(seed))
     assert played.asked == played.search.asked <= most
     assert played.search.planned >= played.search.asked
 
@@ -227,11 +227,11 @@ def test_the_limit_is_kept(most: int, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("tells", [True, False], ids=["layers", "no layers"])
 def test_what_is_found_is_never_worse_than_a_seed(seed: int, tells: bool) -> None:
-    truth, believed = random_costs(seed), random_costs(seed + 100)
-    seeds = {"raw": assemble(believed), "everything": frozenset(range(UNITS)),
+    truth, predicted = random_costs(seed), random_costs(seed + 100)
+    seeds = {"raw": assemble(predicted), "everything": frozenset(range(UNITS)),
              "some": frozenset({seed % UNITS, 2})}  # fmt: skip
     layers = layers_of(truth) if tells else None
-    played = play(believed, truth.total_ms, seeds, layers=layers)
+    played = play(predicted, truth.total_ms, seeds, layers=layers)
     found = truth.total_ms(played.search.incumbent)
     assert found <= min(map(truth.total_ms, (NOTHING, *seeds.values()))) + 1e-9
     assert played.search.gain == pytest.approx(math.log(truth.total_ms(NOTHING) / found), abs=0.01)
@@ -241,11 +241,11 @@ def test_layers_of_wrong_subgraphs_lead_near_to_the_optimum() -> None:
     """The costs are put right by what is seen; that is worth more than asking."""
     shortfall = {True: 0.0, False: 0.0}
     for seed in range(20):
-        truth, believed = random_costs(seed), random_costs(seed + 100)
+        truth, predicted = random_costs(seed), random_costs(seed + 100)
         best = truth.total_ms(best_of(truth))
         for tells in shortfall:
             layers = layers_of(truth) if tells else None
-            played = play(believed, truth.total_ms, layers=layers)
+            played = play(predicted, truth.total_ms, layers=layers)
             shortfall[tells] += math.log(truth.total_ms(played.search.incumbent) / best) / 20
     assert shortfall[True] < 0.01
     assert shortfall[True] < shortfall[False]
@@ -253,8 +253,8 @@ def test_layers_of_wrong_subgraphs_lead_near_to_the_optimum() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_asked_twice_nor_compared_with_itself(seed: int) -> None:
-    truth, believed = random_costs(seed), random_costs(seed + 100)
-    played = play(believed, truth.total_ms, benchmarks=30, noise=random.Random(seed))
+    truth, predicted = random_costs(seed), random_costs(seed + 100)
+    played = play(predicted, truth.total_ms, benchmarks=30, noise=random.Random(seed))
     asked = [(t.reference, state, t.effort) for t in played.trials for state in t.candidates]
     assert len(asked) == len(set(asked))
     assert all(reference != state for reference, state, _ in asked)
@@ -277,23 +277,23 @@ def test_what_fails_is_never_kept_and_the_rest_is_still_found(bad: int) -> None:
 
 
 def test_without_validation_only_the_seeds_are_asked_about() -> None:
-    truth, believed = random_costs(1), random_costs(101)
-    raw = assemble(believed)
-    played = play(believed, truth.total_ms, {"raw": raw}, incremental=False)
+    truth, predicted = random_costs(1), random_costs(101)
+    raw = assemble(predicted)
+    played = play(predicted, truth.total_ms, {"raw": raw}, incremental=False)
     assert [(t.stage, t.candidates) for t in played.trials] == [(SEEDS, (raw,))]
     assert played.search.incumbent in (raw, NOTHING)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_where_builds_take_long_only_clear_gains_are_worth_one(seed: int) -> None:
-    truth, believed = random_costs(seed), random_costs(seed + 100)
+    truth, predicted = random_costs(seed), random_costs(seed + 100)
     usual, frugal = (
-        play(believed, truth.total_ms, layers=layers_of(truth), frugal=each)
+        play(predicted, truth.total_ms, layers=layers_of(truth), frugal=each)
         for each in (False, True)
     )
     assert frugal.asked <= usual.asked
     assert set(frugal.stages) <= {SEEDS, "batches"}
-    seeds = (NOTHING, assemble(believed), frozenset(range(UNITS)))
+    seeds = (NOTHING, assemble(predicted), frozenset(range(UNITS)))
     assert truth.total_ms(frugal.search.incumbent) <= min(map(truth.total_ms, seeds)) + 1e-9
 
 
@@ -323,9 +323,9 @@ def test_no_candidate_is_spent_on_what_hardly_matters() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_answers_make_the_same_search(seed: int) -> None:
-    truth, believed = random_costs(seed), random_costs(seed + 100)
+    truth, predicted = random_costs(seed), random_costs(seed + 100)
     one, two = (
-        play(believed, truth.total_ms, noise=random.Random(seed), layers=layers_of(truth))
+        play(predicted, truth.total_ms, noise=random.Random(seed), layers=layers_of(truth))
         for _ in range(2)
     )
     assert one.trials == two.trials
@@ -333,8 +333,8 @@ def test_the_same_answers_make_the_same_search(seed: int) -> None:
 
 
 def test_batches_tell_what_was_expected_and_what_came() -> None:
-    truth, believed = random_costs(2), random_costs(102)
-    played = play(believed, truth.total_ms, layers=layers_of(truth))
+    truth, predicted = random_costs(2), random_costs(102)
+    played = play(predicted, truth.total_ms, layers=layers_of(truth))
     batches = played.search.batches
     assert len(batches) >= 3
     taken = [batch for batch in batches if batch.accepted]
@@ -344,10 +344,10 @@ def test_batches_tell_what_was_expected_and_what_came() -> None:
         assert batch.predicted > 0.0
         assert replace(batch) == type(batch).from_dict(batch.to_dict())
     raw = batches[0]
-    raw_state = assemble(believed)
+    raw_state = assemble(predicted)
     assert raw.quantized == len(raw_state)
     assert raw.measured == pytest.approx(truth.total_ms(NOTHING) / truth.total_ms(raw_state))
-    expected = believed.total_ms(NOTHING) / believed.total_ms(raw_state)
+    expected = predicted.total_ms(NOTHING) / predicted.total_ms(raw_state)
     assert raw.predicted == pytest.approx(expected)
 
 

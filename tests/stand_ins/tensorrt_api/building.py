@@ -182,7 +182,7 @@ class Builder:
         wrong = _wrong(network, config)
         if wrong:
             return self._fail(wrong)
-        builders = Builders(_Wishes(network, config), VERSION, self._info, self._info)
+        builders = Builders(_Requested(network, config), VERSION, self._info, self._info)
         builders.parse(parsed.path)
         wrong = builders.set_shapes()
         if wrong:
@@ -206,7 +206,7 @@ class Builder:
         self._log.log(Severity.INFO, text)
 
 
-class _Wishes:
+class _Requested:
     """What the builder is told, in the words of trtexec's options."""
 
     def __init__(self, network: NetworkDefinition, config: BuilderConfig) -> None:

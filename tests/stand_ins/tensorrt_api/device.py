@@ -1,7 +1,7 @@
 """The GPU that isn't there: the host's memory, and streams with a clock of their own.
 
-Work on a stream moves its clock on at once, by made-up milliseconds, and is computed when somebody
-looks at memory. Who waits for a stream waits as long as the clock says.
+Work on a stream moves its clock on at once, by simulated milliseconds, and is computed when
+somebody looks at memory. Who waits for a stream waits as long as the clock says.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Searching among few choices: to where the most is to be expected.
+"""Bayesian search among few choices: the candidates with the largest expected gain first.
 
-Whole-model seeds are raced first; the best is the incumbent. Then comes trial after trial: what is
-believed about all choices (`belief`) proposes candidates (`proposals`), the few that promise the
-largest gain on average are timed against the incumbent, and all that was ever measured says which
+Whole-model seeds are compared first; the best is the incumbent. Then comes trial after trial: a
+model of all choices (`bayesian_linear_model`) proposes candidates (`proposals`), the few with the
+largest expected gain are timed against the incumbent, and all that was ever measured says which
 choice is the best now. Candidates that were screened and still promise something are timed again,
 with more effort. It ends when nothing promises a gain worth a benchmark. Then the closest rivals
 are timed once more, and pairs that don't pay are dropped.
@@ -31,7 +31,7 @@ _IDLE_PER_SWEEP = 3
 _MOST_RIVALS = 2
 # Candidates that the last two steps may need.
 _RESERVED = _MOST_RIVALS + 1
-# What is believed to be equal up to this is equal.
+# Expected differences up to this count as none.
 _DIGITS = 9
 
 
@@ -127,7 +127,7 @@ class BayesianSearch(Strategy):
             )
 
     def _drop_what_does_not_pay(self) -> Steps:
-        """Take out groups whose absence is not believed to cost anything."""
+        """Take out groups whose absence is not expected to cost anything."""
         numbers = sorted(self.incumbent)
         without = [self.incumbent - {number} for number in numbers]
         saved, _ = self._regression.difference(without, self.incumbent)

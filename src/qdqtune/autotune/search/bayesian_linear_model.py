@@ -1,4 +1,4 @@
-"""What all measurements together tell about every choice, measured or not.
+"""A Bayesian linear model of what every choice saves, measured or not.
 
 What a choice saves, as a part of the float model's latency, is thought of as a sum: what each group
 saves when it is quantized, less what each boundary between a quantized and a float neighbour costs,
@@ -124,7 +124,7 @@ class BayesianLinearModel:
         self._solved = None
 
     def imagining(self, reference: State, state: State) -> BayesianLinearModel:
-        """What would be believed after a measurement that comes out as expected."""
+        """The posterior after a measurement that comes out as expected."""
         (saved,), _ = self.difference([state], reference)
         found = self._solve()
         other = copy.copy(self)

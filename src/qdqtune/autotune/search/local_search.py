@@ -1,6 +1,6 @@
-"""Searching among many choices: from the best seed, by steps, the large ones first.
+"""Local search among many choices: from the best seed, by steps, the large ones first.
 
-Whole-model seeds are raced; the best is the incumbent. Then it is cut: networks often gain where
+Whole-model seeds are compared; the best is the incumbent. Then it is cut: networks often gain where
 many channels meet few pixels and lose before that, so that only what comes after some depth is
 quantized, or only what comes before. Then sets of groups are flipped: all ops of one type, whole
 patterns, all like ops, single groups that are worth it, and connected ones together; those with the

@@ -1,8 +1,8 @@
 """The search: from the best whole-model seed to the fastest placement that can be found.
 
 Few choices and many ask for different ways. Among few, everything that was measured can be weighed
-to choose the next benchmark well, and pairs of choices matter: `by_belief`. Among many, each alone
-is too small to be seen; those that are alike are tried together first: `by_sweeps`.
+to choose the next benchmark well, and pairs of choices matter: `bayesian`. Among many, each alone
+is too small to be seen; those that are alike are tried together first: `local_search`.
 
 No step has a threshold: many gains are small, and asking for 2 % each would throw them away. What a
 lucky measurement decided is put right by those that follow, and by the workflow, which compares the

@@ -1,4 +1,4 @@
-"""Choices that could be better than the incumbent, out of what is believed."""
+"""Candidates that could be better than the incumbent, by the Bayesian model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qdqtune.autotune.search.bayesian_linear_model import BayesianLinearModel, F
 from qdqtune.autotune.search.space import Space, State
 
 _WORLDS = 8
-# What is believed is simpler than machines are, and therefore too sure of itself.
+# The model is simpler than machines are, and therefore too sure of itself.
 _OPTIMISM = 2.0
 # Worlds are guesses: a choice far away from all that was measured is right about too few of them.
 _MOST_STEPS = 8

@@ -21,7 +21,7 @@ class Limits:
         sweeps: Patience: among many groups, batches in a row that may bring nothing before the next
             kind of step is tried; among few, a measure of the candidates in a row that may.
         benchmarks: Candidates built and timed, at most.
-        together: Candidates raced in one trial.
+        together: Candidates compared in one trial.
         least_gain: Expected relative gain below which a candidate is not worth a benchmark.
     """
 

@@ -1,4 +1,4 @@
-"""The autotuner: a tuning session whose outcome can be exported, saved and gone on with."""
+"""The autotuner: a tuning session whose outcome can be exported, saved and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorRT-RTX as a judge: it builds engines without a GPU, and says what each kernel reads.
+"""What TensorRT-RTX accepts: it builds engines without a GPU, and says what each kernel reads.
 
 It never runs one here, so nothing in this module measures anything. Whether a model parses, builds
 and gets low-precision kernels is known all the same; that needs no GPU.

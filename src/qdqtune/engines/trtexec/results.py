@@ -15,7 +15,7 @@ from qdqtune.records.untrusted_files import parse_json
 if TYPE_CHECKING:
     from qdqtune.engines.interface import Outputs
 
-# How far single times may be from the summary before they are not believed.
+# How far single times may be from the summary before they are not trusted.
 _NEAR = 0.02
 _OUTPUT = re.compile(
     r'\{\s*"name"\s*:\s*"(?P<name>[^\n]*?)"\s*,\s*"dimensions"\s*:\s*"(?P<dims>[^"]*)"'

@@ -92,7 +92,7 @@ class TrtexecSession:
     def time_runs(self, runs: int) -> list[float]:
         """Times runs on the kept feeds, in one process; what the GPU computes, no transfers.
 
-        The times of single runs are believed if they agree with trtexec's own summary. Else every
+        The times of single runs are trusted if they agree with trtexec's own summary. Else every
         sample is the median that the summary tells.
         """
         plan, inputs = self._ready()

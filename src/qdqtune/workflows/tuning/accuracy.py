@@ -9,7 +9,8 @@ from typing import Protocol
 
 from qdqtune.autotune.search.space import Space, State
 
-# With more groups than this, whole patterns are judged instead: every judgement is some runs.
+# With more groups than this, whole patterns are evaluated instead: every evaluation takes some
+# runs.
 _MOST_EVALUATED = 60
 _MOST_NAMED = 3
 
@@ -39,8 +40,8 @@ class AccuracyRepair:
 
     Each part of the choice is quantized alone; those that cost the most accuracy per share of the
     latency are dropped first, the fewest that it takes. If time is short, parts that were not
-    judged count as the worst, and more of them are dropped at once; what is known from an earlier
-    run is used whatever the time.
+    evaluated count as the worst, and more of them are dropped at once; what is known from an
+    earlier run is used whatever the time.
 
     Args:
         space: What states mean.
@@ -95,13 +96,13 @@ class AccuracyRepair:
         return without(many)
 
     def _ranked(self, parts: Sequence[State]) -> list[State]:
-        """The parts, the most harmful first; what there was no time to judge before all others."""
+        """The parts, the most harmful first; those that were not evaluated before all others."""
         harm: dict[State, float] = {}
         for done, part in enumerate(sorted(parts, key=lambda part: -self._share(part)), 1):
             has_time = self._left_s() > self._check_s * math.ceil(math.log2(len(parts) + 1))
             if has_time or self._accuracy.knows_approximate_sqnr_db(part):
                 harm[part] = self._harm(part)
-                self._progress("judging parts of the fastest model", done, len(parts))
+                self._progress("measuring errors of parts of the fastest model", done, len(parts))
         self.is_cut_short = len(harm) < len(parts)
         return sorted(parts, key=lambda part: (-harm.get(part, math.inf), sorted(part)))
 
@@ -134,7 +135,7 @@ class AccuracyRepair:
 
 
 def parts_of(space: Space, state: State) -> list[State]:
-    """What of a choice is judged alone: each of its groups, or of very many each pattern."""
+    """What of a choice is evaluated alone: each of its groups, or of very many each pattern."""
     if len(state) <= _MOST_EVALUATED:
         return [frozenset({number}) for number in sorted(state)]
     parts = (frozenset(numbers) & state for numbers in space.patterns.values())

@@ -16,7 +16,7 @@ class AccuracyLimits:
 
     Args:
         space: What choices mean.
-        inserter: Writes them, with the ranges that they are judged with.
+        inserter: Writes them, with the ranges that they are evaluated with.
         accuracy: How accurate placements are.
         request: What was asked for.
         float_metric: The user's metric of the float model; None without a metric.

@@ -113,7 +113,7 @@ def why_not_shipped(comparison: Comparison, threshold: float) -> str:
     if comparison.verdict is not Verdict.FASTER:
         is_slower = comparison.verdict is Verdict.SLOWER
         return (
-            f"the best that was found is {'slower' if is_slower else 'not faster for certain'}: "
+            f"the best that was found is {'slower' if is_slower else 'not significantly faster'}: "
             f"{comparison.ratio:.3f}x, "
             f"between {comparison.low:.3f}x and {comparison.high:.3f}x"
         )

@@ -119,13 +119,13 @@ def convert_to(
 ) -> FloatForm:
     """Convert a model and write it, if that is accurate enough, and not slower.
 
-    The same model is converted to the same file again, so that a run can be gone on with.
+    The same model is converted to the same file again, so that a run can be resumed.
 
     Args:
         precision: To what.
         source: The model.
         target: Where to write it.
-        samples: Makes the inputs that it is judged on.
+        samples: Makes the inputs that it is evaluated on.
         engine: What is to run it.
         feeds: What it is run on.
         least_db: How near every output must be to the model as given; None is not asked. What is

@@ -81,7 +81,7 @@ READ_AGAIN = {
 
 AUTO, NEVER = "auto", "never"
 RESUME = (AUTO, NEVER)
-"""Whether an earlier run in the folder is gone on with."""
+"""Whether an earlier run in the folder is resumed."""
 
 
 class RunFolder:
@@ -93,12 +93,12 @@ class RunFolder:
         others: Other files that are read.
         force: Whether what is there may be replaced, an earlier run included.
         restart: Whether an earlier run in it is set aside, to begin anew.
-        resume: ``auto`` to go on with an earlier run, ``never`` to refuse one.
+        resume: ``auto`` to resume an earlier run, ``never`` to refuse one.
         folders: What folders it has beside those of every run.
 
     Raises:
         OutputError: If it can't be written to, or holds files that are not of a run.
-        UsageError: If another run is using it, or there is one that may not be gone on with.
+        UsageError: If another run is using it, or there is one that may not be resumed.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class RunFolder:
         if (self.path / JOURNAL).exists() and resume == NEVER:
             raise UsageError(
                 f"{self.path} holds a run already.",
-                "Leave --resume never out to go on with it, pass --restart to set it aside, or "
+                "Leave --resume never out to resume it, pass --restart to set it aside, or "
                 "choose another --output_dir.",
             )
         self._remove_leftovers()
@@ -307,7 +307,7 @@ class RunFolder:
 
     @property
     def begins_anew(self) -> bool:
-        """Whether nothing is gone on with."""
+        """Whether nothing is resumed."""
         return self._is_restart or self._is_forced
 
     @property

@@ -52,7 +52,7 @@ def hand_over(folder: Path, staged: Path) -> None:
 
 
 def finish_handover(folder: Path) -> None:
-    """Put into place what was committed before a kill; what is damaged is not believed.
+    """Put into place what was committed before a kill; what is damaged is not trusted.
 
     Args:
         folder: The run's folder, in whatever state.

@@ -1,7 +1,7 @@
 """Measurements, written down before anything uses them: `measurements.jsonl`.
 
 A run with the same header finds in it what was measured already; it makes the same decisions again
-at no cost. A race that a kill cut off is gone on with at the round that was lost.
+at no cost. A comparison that a kill cut off is resumed at the round that was lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ QUARANTINE = "measurements.damaged.jsonl"
 _Comparison = tuple[str, str, str]
 _TrialRun = tuple[str, str, tuple[str, ...]]
 
-# A crash or a hang may be the machine's fault: it is believed when two runs have seen it.
+# A crash or a hang may be the machine's fault: it counts when two runs have seen it.
 _ASSUMED = 2
 # What a header means that lacks such an entry; it is looked at before what follows from it.
 _UNSAID = {"precision": AS_GIVEN}
@@ -72,7 +72,7 @@ class Journal:
         earlier_s: Seconds that earlier runs took, as far as it was written down.
         earlier_benchmarks: Candidates that they timed.
         names: Ids of candidates by their keys.
-        propagated: The lines that a state file carries, so that a run in another folder can go on:
+        kept_lines: The lines that a state file holds, so that a run in another folder can go on:
             all but single rounds, and what is about this folder alone.
 
     Raises:
@@ -142,12 +142,12 @@ class Journal:
         return score
 
     def rounds(self, reference: str, candidates: Sequence[str], effort: str) -> list[Round]:
-        """The rounds of a race that were played before it was cut off.
+        """The rounds of a comparison that were timed before it was cut off.
 
         Args:
             reference: Key of what was compared with.
             candidates: Keys of what was compared. If they ran together with others, whose outcome
-                was written down before the end, it is the same race.
+                was written down before the end, it is the same comparison.
             effort: How thoroughly.
         """
         wanted = [self.names.get(candidate, "") for candidate in candidates]
@@ -188,7 +188,7 @@ class Journal:
     def add_round(
         self, reference: str, candidates: Sequence[str], effort: str, played: Round
     ) -> None:
-        """Write a round of a race down, so that a kill can't lose more than one.
+        """Write a round of a comparison down, so that a kill can't lose more than one.
 
         It is not forced to the disk: that would disturb what is being timed, and only a crash of
         the whole machine could lose it.
@@ -313,7 +313,7 @@ class Journal:
             ) from None
 
     def _take_in(self, wanted: Mapping[str, Any]) -> bool:
-        """Take in an earlier run's lines, those that can be believed; the others are set aside.
+        """Take in an earlier run's lines, those that are sound; the others are set aside.
 
         Returns:
             Whether the header is there.

@@ -1,4 +1,4 @@
-"""A state file that the user names: whether it may be gone on with, and what it carries."""
+"""A state file that the user names: whether it may be resumed, and what it holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qdqtune.workflows.tuning.header import difference_text, differences
 
 
 def check_state_file(path: Path, model: str, quant_type: str, precision: str | None = None) -> None:
-    """Make sure that a state file that the user names may be gone on with, and written to.
+    """Make sure that a state file that the user names may be resumed, and written to.
 
     Args:
         path: The file; there may be none.
@@ -44,7 +44,7 @@ def check_state_file(path: Path, model: str, quant_type: str, precision: str | N
 
 
 def measurements_in(path: Path, header: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a state file that the user names carries of a run's measurements.
+    """What a state file that the user names holds of a run's measurements.
 
     Args:
         path: The file; there may be none.

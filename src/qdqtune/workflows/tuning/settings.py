@@ -25,7 +25,7 @@ class Preset:
     Attributes:
         rounds: Blocks of each candidate, by effort.
         seconds: Most seconds of timed runs per candidate, by effort: slow models get fewer blocks.
-        sweeps: How patient the search is.
+        sweeps: How many fruitless steps the search takes before it stops.
         benchmarks: Candidates, at most: a number, and as many more per group.
         final_s: Seconds for the last comparison.
         assemblies: Candidates in subgraph mode, at most.
@@ -43,7 +43,7 @@ class Preset:
     ) -> Limits:
         """The limits for a search.
 
-        Whoever asks for more schemes than the preset has wants a more patient search, too: without
+        Whoever asks for more schemes than the preset has wants a longer search, too: without
         that, it would end where the preset's does.
 
         Args:

@@ -45,8 +45,8 @@ class TimeBudget:
         start_s: Seconds that the engine took to start.
         write_s: Seconds that it took to write a candidate, and what comes with it.
         accuracy_s: The longest that a measurement of accuracy of each kind took so far.
-        ranges: In how many ways ranges were found: the result is judged with each.
-        judged: Samples that it is judged on.
+        ranges: In how many ways ranges were found: the result is evaluated with each.
+        evaluated: Samples that it is evaluated on.
         repair_s: Seconds that the accuracy of the best so far takes to be repaired.
     """
 
@@ -128,7 +128,7 @@ class TimeBudget:
         return _PART_FOR_CALIBRATION * (self.left_s() - self.least_s)
 
     def end_s(self, *, least: bool = False) -> float:
-        """What judging, writing and timing the result will take.
+        """What evaluating, writing and timing the result will take.
 
         Args:
             least: The least that it can do with: no repair, and the shortest last comparison.
