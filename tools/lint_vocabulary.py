@@ -19,7 +19,7 @@ from pathlib import Path
 WORDS = {
     "arena|arenas": "candidate evaluator",
     "belief|beliefs|believe|believes|believed": "Bayesian linear model; estimate, assume",
-    "carried|carries": "propagated, kept",
+    "carried": "propagated, kept",
     "contest|contests|contestant|contestants": "comparison, entry",
     "house|houses|rooms": "architecture, layers",
     "judge|judges|judged|judging|judgement|judgements": "accuracy evaluator; evaluate, compare",
@@ -92,7 +92,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         '"judge"': "a key of the seconds that quantize tells",
         "judged_with": "a key of quantize's JSON, and the attribute of the same name",
     },
-    "carried|carries": {"{name}_carried": "a tensor's name, which older placements refer to"},
+    "carried": {"{name}_carried": "a tensor's name, which older placements refer to"},
     "spoken": {"spoken letters and digits": "speech, as data"},
     "arena|arenas": {"MALLOC_ARENA_MAX": "a variable of the C library"},
     "house|houses|rooms": {"house_lo": "a file of another package"},

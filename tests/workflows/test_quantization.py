@@ -181,7 +181,9 @@ def test_expressions_of_op_types(
 def test_a_whole_name_is_that_name_only() -> None:
     model = model_from_text("g (float[4] x) => (float[4] y) { h = Relu(x) y = Relu(h) }")
     model.graph.node[1].name = "n01"
-    constraints = constraints_of(NameFilters(nodes_to_exclude=["n0"]), GraphIndex(ir.from_proto(model)))
+    constraints = constraints_of(
+        NameFilters(nodes_to_exclude=["n0"]), GraphIndex(ir.from_proto(model))
+    )
     assert constraints.never == {"n0"}
 
 

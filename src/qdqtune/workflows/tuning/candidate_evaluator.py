@@ -255,7 +255,7 @@ class _TrialRun:
             self._files,
             evaluator.target.feeds,
             rounds=rest + self._skip,
-            # Simulated times must not depend on how fast this machine is.
+            # Times of a cost model must not depend on how fast this machine is.
             budget_s=math.inf if evaluator.is_simulated else self._budget_s * rest / wanted,
             options=self._options(),
             take_layers=self._take_layers if evaluator.problem.wants_layers else None,
@@ -320,7 +320,7 @@ class _TrialRun:
             )
 
     def _options(self) -> SessionOptions | None:
-        """Simulated noise follows from what is compared, not from what ran before."""
+        """The noise of a cost model follows from what is compared, not from what ran before."""
         if not self._evaluator.is_simulated:
             return None
         options = self._evaluator.worker.options
