@@ -104,7 +104,7 @@ TEMPORARY = {
     "story|stories": ("src/qdqtune/workflows/", "tests/workflows/"),
     "AskedAndTold": ("src/qdqtune/workflows/tuning/",),
     "Asking": ("src/qdqtune/autotune/subgraphs/",),
-    "PlacementSearch": ("src/qdqtune/", "tests/", "benchmarks/", "docs/search.md"),
+    "PlacementSearch": ("src/qdqtune/", "tests/", "benchmarks/", "docs/"),
     "Searching": ("src/qdqtune/workflows/tuning/",),
     "all_sizes": ("src/qdqtune/workflows/tuning/",),
     "shapes_inside": ("src/qdqtune/workflows/tuning/", "tests/"),
