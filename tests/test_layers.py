@@ -158,6 +158,8 @@ def test_a_class_that_grows_is_found(tmp_path: Path, text: str, is_found: bool) 
     assert planted(MOST_ARGUMENTS, MOST_ATTRIBUTES) == set()
     found = planted(MOST_ARGUMENTS + 1, MOST_ATTRIBUTES + 1)
     assert found == ({"planted.py:A"} if is_found else set())
+
+
 def test_every_path_in_the_guide_to_the_code_exists() -> None:
     guide = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where is it done?")[2]
     rows = [line for line in guide.partition("\n## ")[0].splitlines() if line.startswith("| ")][1:]

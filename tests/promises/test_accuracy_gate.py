@@ -60,7 +60,7 @@ def tuned(model: Path, output: Path, **options: Any) -> TuneResult:
 def worker_dies(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], list[str]]:
     """Kills the process that compares outputs, so many times, when it is to run a candidate."""
 
-    def arrange(times: int, name: str = "evaluated") -> list[str]:
+    def arrange(times: int, name: str = "compared") -> list[str]:
         killed: list[str] = []
         run = Worker.run
 
@@ -238,7 +238,7 @@ def outputs_of_the_reference(
 
 
 def _changed(change: Callable[[str, Any], Any], name: str, found: dict[str, Any]) -> dict[str, Any]:
-    return change(name, found) if name in ("evaluated", "reference") else found  # no calibration
+    return change(name, found) if name in ("compared", "reference") else found  # no calibration
 
 
 def _nan(outputs: dict[str, Any]) -> dict[str, Any]:
@@ -249,8 +249,8 @@ def _nan(outputs: dict[str, Any]) -> dict[str, Any]:
     ("change", "reason"),
     [
         (lambda name, found: {}, "no output of floats"),
-        (lambda name, found: {} if name == "evaluated" else found, "does not tell the output 'y'"),
-        (lambda name, found: _nan(found) if name == "evaluated" else found, "SQNR -inf dB"),
+        (lambda name, found: {} if name == "compared" else found, "does not tell the output 'y'"),
+        (lambda name, found: _nan(found) if name == "compared" else found, "SQNR -inf dB"),
         (lambda name, found: _nan(found), "output 'y' is NaN on every sample"),
         (
             lambda name, found: _nan(found) if name == "reference" else found,

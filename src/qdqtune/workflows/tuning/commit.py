@@ -69,7 +69,7 @@ def _write_result(ctx: RunContext, run: RunResult) -> Summary:
     write_text(staged / names.PLACEMENT, placement, force=True)
     if run.final.ranges is not None:
         write_text(staged / names.RANGES, run.final.ranges.to_json(), force=True)
-    is_judged = shipped is not None and shipped.sqnr_db is not None
+    is_measured = shipped is not None and shipped.sqnr_db is not None
     provider = run.target.provider
     written = WrittenFiles(
         {
@@ -81,7 +81,7 @@ def _write_result(ctx: RunContext, run: RunResult) -> Summary:
         final_sha256,
         sha256_with_weights(folder / names.BASELINE),
         model_bytes(staged / names.FINAL if shipped is not None else request.file),
-        provider.evaluation_inputs(request.config.input_request.ranges) if is_judged else {},
+        provider.evaluation_inputs(request.config.input_request.ranges) if is_measured else {},
     )
     summary = summarize(run, written, ctx.reporter.seconds())
     _write_summary(staged / names.SUMMARY, summary)

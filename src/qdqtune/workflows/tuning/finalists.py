@@ -54,7 +54,7 @@ class Finalists:
         self._is_foreseen = False
 
     def foresee_repair(self, state: State) -> None:
-        """Judge a choice once, while the search goes on, and reserve time if it needs a repair.
+        """Evaluate a choice once, while the search goes on, and reserve time if it needs a repair.
 
         Args:
             state: The best choice so far.

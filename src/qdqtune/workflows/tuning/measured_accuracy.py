@@ -81,7 +81,7 @@ class MeasuredAccuracy:
             self._made.close()
 
     def _kernels(self) -> Kernels | None:
-        """What ships is judged by the kernels that it is tuned for, wherever they can be run."""
+        """The error is measured with the kernels that it is tuned for, wherever they can be run."""
         engines, info = self._ctx.engines, self._target.info
         return kernels_of(engines.engine, engines.runner, info) if self._has_own_kernels else None
 
@@ -156,7 +156,7 @@ class MeasuredAccuracy:
     def forget_sqnr_db(self, inserter: Inserter, placement: Placement) -> bool:
         """Let `sqnr_db` measure anew what an earlier run has written down.
 
-        What is handed over is judged by the run that does so: a journal may have been changed.
+        What is handed over is evaluated by the run that does so: a journal may have been changed.
 
         Args:
             inserter: With which ranges.
@@ -189,7 +189,7 @@ class MeasuredAccuracy:
         try:
             found = find(inserter, placement)
         except (EngineError, UsageError) as error:
-            _logger.warning("a candidate can't be judged: %s", error.what)
+            _logger.warning("a candidate can't be evaluated: %s", error.what)
             self._unknown[key] = error.what.splitlines()[0].rstrip(".")
         finally:
             self._ctx.pace.saw_accuracy(measure, time.monotonic() - began)
@@ -202,14 +202,14 @@ class MeasuredAccuracy:
         return found
 
     def _find_sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
-        path = inserter.write(placement, "judged")
+        path = inserter.write(placement, "compared")
         found = self.evaluator.quality(path)
         if found.why_unknown:
             raise EngineError(found.why_unknown, "--min_sqnr none hands it over unchecked.")
         return min((found.against_float or found.scores).values())
 
     def _find_approximate_db(self, inserter: Inserter, placement: Placement) -> float:
-        path = inserter.write(placement, "judged")
+        path = inserter.write(placement, "compared")
         return self.evaluator.approximate_sqnr_db(path)
 
     def _find_metric(self, inserter: Inserter, placement: Placement) -> float:

@@ -62,7 +62,7 @@ class RunRecords:
 
 @contextlib.contextmanager
 def open_records(ctx: RunContext, target: TuningTarget) -> Iterator[RunRecords]:
-    """Go on with what lies in the folder, or begin.
+    """Resume what lies in the folder, or begin.
 
     Raises:
         UsageError: If what lies there, or in a state file, was measured under other conditions.
