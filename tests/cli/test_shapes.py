@@ -64,7 +64,7 @@ def test_a_fixed_model_and_its_json(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["shapes", "{open}", "--batch_size", "2"], 2, ["no file to write", "-o OUT"]),
+        (["shapes", "{open}", "--batch_size", "2"], 2, ["No output file was given", "-o OUT"]),
         (["shapes", "{open}", "-o", "{out}"], 2, ["No sizes", "--batch_size"]),
         (["shapes", "{open}", "--batch_size", "0", "-o", "{out}"], 2, ["from 1 up"]),
         (["shapes", "{open}", "--set", "image:2x3", "-o", "{out}"], 2, ["4 dims"]),
