@@ -10,9 +10,10 @@ import pytest
 from qdqtune.autotune.__main__ import get_parser as autotune_parser
 from qdqtune.cli.lists import AssignmentsAction, InputItemsAction, ListAction, split_commas
 from qdqtune.cli.main import get_parser
-from qdqtune.cli.parser import ENGINE_SPECIFIC, DashedValueAction, Parser, group_titled
+from qdqtune.cli.parser import DashedValueAction, Parser, group_titled
 from qdqtune.cli.region_inspect import get_parser as region_inspect_parser
 from qdqtune.cli.zoo import get_parser as zoo_parser
+from qdqtune.config import ENGINE_SPECIFIC
 from qdqtune.records.precision import QUANT_TYPES
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    from collections.abc import Callable
+
+    from qdqtune.cli.parser import Parser
+
+    AddParser = Callable[..., Parser]
 
 __all__: list[str] = []

@@ -12,14 +12,12 @@ from qdqtune.cli.flags import add_format
 from qdqtune.config import BenchConfig
 
 if TYPE_CHECKING:
-    from qdqtune.cli import Commands
+    from qdqtune.cli import AddParser
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(add: AddParser) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "bench",
-        help="time models against each other",
+    parser = add(
         description="Time models in alternating blocks of runs; the first model is the baseline. "
         "All of them get the same random inputs.",
         examples=(

@@ -11,14 +11,12 @@ from qdqtune.cli.flags import add_engine, add_format, add_inputs, natural, posit
 from qdqtune.cli.input_flags import input_request
 
 if TYPE_CHECKING:
-    from qdqtune.cli import Commands
+    from qdqtune.cli import AddParser
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(add: AddParser) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "compare",
-        help="show how far a quantized model is from float, and where",
+    parser = add(
         description="Run a quantized model and its float model on the same inputs, and show how "
         "far the outputs and every quantized layer are off, the worst layers first. The quantized "
         "model can come from any tool that writes Q/DQ.",

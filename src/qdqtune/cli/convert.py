@@ -12,14 +12,12 @@ from qdqtune.cli.lists import ListAction
 from qdqtune.records.precision import Precision
 
 if TYPE_CHECKING:
-    from qdqtune.cli import Commands
+    from qdqtune.cli import AddParser
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(add: AddParser) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "convert",
-        help="write a model in float16, bfloat16 or float32",
+    parser = add(
         description="Convert a model, with or without Q/DQ, to another float precision. Ops that "
         "need float32 keep it: they are listed with the reason, and the error of the result is "
         "measured.",

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 from qdqtune.cli.flags import add_format
 
 if TYPE_CHECKING:
-    from qdqtune.cli import Commands
+    from qdqtune.cli import AddParser
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(add: AddParser) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "doctor",
-        help="show which engines can be used here",
+    parser = add(
         description="Show which engines can be used here, with version, device, instruction set "
         "and dialect, and why the others can't.",
         examples=("qdqtune doctor", "qdqtune doctor --format json"),

@@ -14,18 +14,16 @@ from qdqtune.report.exclusion_list import TOOLS, exclusion_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qdqtune.cli import Commands
+    from qdqtune.cli import AddParser
     from qdqtune.records.candidates import Candidate
 
 _SHOWN = 20
 _INDENT = " " * len("error: ")
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(add: AddParser) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "export",
-        help="write a candidate of a tuning run, or what stays float for another tool",
+    parser = add(
         description="Write any candidate of a tuning run as a model of its own, or list them. "
         "With --exclusion_list: write which nodes stay float, for another quantization tool.",
         examples=(

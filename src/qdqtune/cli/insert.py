@@ -14,15 +14,13 @@ from qdqtune.records.precision import QUANT_TYPES, Precision
 from qdqtune.records.ranges import CalibrationSource, RangeMethod
 
 if TYPE_CHECKING:
-    from qdqtune.cli import Commands
+    from qdqtune.cli import AddParser
     from qdqtune.records.insertion import InsertReport
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(add: AddParser) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "insert",
-        help="write a model with Q/DQ on chosen ops",
+    parser = add(
         description="Quantize chosen ops of a model in an engine's dialect, with calibrated "
         "scales. If the model has Q/DQ already, they are removed first and their scales are kept; "
         "if nothing is chosen, the same tensors are quantized again.",

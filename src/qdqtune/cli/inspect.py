@@ -15,7 +15,7 @@ from qdqtune.records.inputs import InputRequest
 from qdqtune.records.precision import QUANT_TYPES
 
 if TYPE_CHECKING:
-    from qdqtune.cli import Commands
+    from qdqtune.cli import AddParser
     from qdqtune.records.fusion import GroupsRecord
     from qdqtune.records.layers import LayersRecord
 
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 _OF_RUNS = ("sort", "threads", "runs", "engine_option", "min_shapes", "max_shapes")
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(add: AddParser) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "inspect",
-        help="show a model's regions, what can be quantized in it, or how an engine runs it",
+    parser = add(
         description="Show a model as tuning sees it: which ops can be quantized and why the others "
         "can't, the tree of regions, and their patterns; nothing is run or written. With --layers, "
         "run the model and show the engine's layers: their times, types, and the nodes that each "

@@ -6,49 +6,31 @@ Exit codes: 0 ok, 1 failed, 2 usage, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from qdqtune._version import __version__
-from qdqtune.cli import (
-    bench,
-    compare,
-    convert,
-    doctor,
-    export,
-    insert,
-    inspect,
-    optimize,
-    quantize,
-    shapes,
-    strip,
-    tune,
-    verify,
-)
-from qdqtune.cli.flags import add_common
 from qdqtune.cli.parser import Parser
 from qdqtune.cli.running import USAGE, run_safely, set_up_logging
 
-if TYPE_CHECKING:
-    from qdqtune.cli import Commands
-
-_COMMANDS = (
-    tune,
-    quantize,
-    verify,
-    export,
-    bench,
-    compare,
-    inspect,
-    insert,
-    strip,
-    optimize,
-    convert,
-    shapes,
-    doctor,
-)
+_COMMANDS = {
+    "tune": "find where quantization pays in a model, by measuring",
+    "quantize": "quantize a model in one go, by rules",
+    "verify": "check a tuned model against what its run claims",
+    "export": "write a candidate of a tuning run, or what stays float for another tool",
+    "bench": "time models against each other",
+    "compare": "show how far a quantized model is from float, and where",
+    "inspect": "show a model's regions, what can be quantized in it, or how an engine runs it",
+    "insert": "write a model with Q/DQ on chosen ops",
+    "strip": "remove Q/DQ from a model",
+    "optimize": "fold and clean up a model; Q/DQ nodes stay as they are",
+    "convert": "write a model in float16, bfloat16 or float32",
+    "shapes": "show a model's shapes, or write it with fixed ones",
+    "doctor": "show which engines can be used here",
+}
 
 
 def entry_point() -> None:
@@ -66,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         The exit code.
     """
     try:
-        options = get_parser().parse_args(arguments)
+        options = get_parser(*arguments[:1]).parse_args(arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else USAGE
     options.command_line = shlex.join(["qdqtune", *arguments])
@@ -74,8 +56,13 @@ def main(arguments: Sequence[str]) -> int:
     return run_safely(lambda: int(options.run(options)), options)
 
 
-def get_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def get_parser(first: str | None = None) -> argparse.ArgumentParser:
+    """The command line.
+
+    Args:
+        first: The first argument; of commands that it does not name, only the name is known, which
+            spares their imports. None knows all commands.
+    """
     parser = Parser(
         prog="qdqtune",
         description="Find where quantization pays in an ONNX model, by measuring.",
@@ -91,13 +78,18 @@ def get_parser() -> argparse.ArgumentParser:
         nargs=0,
         help="print the versions of qdqtune and of the engines",
     )
-    commands: Commands = parser.add_subparsers(
+    commands = parser.add_subparsers(
         title="commands", required=True, metavar="COMMAND", parser_class=Parser
     )
-    for command in _COMMANDS:
-        command.add_parser(commands)
-    for each in commands.choices.values():
-        add_common(each)
+    for name, summary in _COMMANDS.items():
+        add = functools.partial(commands.add_parser, name, help=summary)
+        if first in (None, name):
+            from qdqtune.cli.flags import add_common
+
+            importlib.import_module(f"qdqtune.cli.{name}").add_parser(add)
+            add_common(commands.choices[name])
+        else:
+            add()
     return parser
 
 

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 from qdqtune.cli.flags import add_format, add_output
 
 if TYPE_CHECKING:
-    from qdqtune.cli import Commands
+    from qdqtune.cli import AddParser
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(add: AddParser) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "optimize",
-        help="fold and clean up a model; Q/DQ nodes stay as they are",
+    parser = add(
         description="Fold constants and BatchNorms, and remove nodes that do nothing, are "
         "duplicates, or are never used. Q/DQ nodes are never folded, merged or removed.",
         examples=(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from qdqtune.cli.lists import InputItemsAction, ListAction
-from qdqtune.config import ENGINE_SPECIFIC
 from qdqtune.records.inputs import is_item
 from qdqtune.report.tables import message as printable_lines
 
@@ -64,8 +63,10 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """The help: one line of usage, flags of some engines last, then examples."""
         if self._subparsers is None:
+            from qdqtune.config import ENGINE_SPECIFIC
+
             self.usage = self._short_usage().replace("%", "%%")
-        self._action_groups.sort(key=lambda group: group.title == ENGINE_SPECIFIC)
+            self._action_groups.sort(key=lambda group: group.title == ENGINE_SPECIFIC)
         lines = "".join(f"  {example}\n" for example in self.examples)
         return super().format_help() + (f"\nexamples:\n{lines}" if lines else "")
 

@@ -13,15 +13,13 @@ from qdqtune.config import QuantizeConfig
 from qdqtune.records.ranges import CalibrationSource
 
 if TYPE_CHECKING:
-    from qdqtune.cli import Commands
+    from qdqtune.cli import AddParser
     from qdqtune.records.quantization import QuantizeResult
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(add: AddParser) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "quantize",
-        help="quantize a model in one go, by rules",
+    parser = add(
         description="Calibrate a model, place Q/DQ by the rules of the engine that will run it, "
         "check the errors, and write it. Where the engine runs here, the model is timed, and "
         "handed back as it was if it would not be faster.",

@@ -13,14 +13,12 @@ from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
 
 if TYPE_CHECKING:
-    from qdqtune.cli import Commands
+    from qdqtune.cli import AddParser
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(add: AddParser) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "shapes",
-        help="show a model's shapes, or write it with fixed ones",
+    parser = add(
         description="Show the inputs and outputs of a model. With -o, write the model with the "
         "given sizes: all other shapes are inferred from them, and the result is run once.",
         examples=(

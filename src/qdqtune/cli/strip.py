@@ -10,14 +10,12 @@ from qdqtune.cli.flags import add_format, add_inputs, add_output
 from qdqtune.cli.input_flags import input_request
 
 if TYPE_CHECKING:
-    from qdqtune.cli import Commands
+    from qdqtune.cli import AddParser
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(add: AddParser) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "strip",
-        help="remove Q/DQ from a model",
+    parser = add(
         description="Remove every Q/DQ pair from a model. Weights that were stored quantized are "
         "dequantized, or replaced by the original ones with --weights_from.",
         examples=(

@@ -13,17 +13,15 @@ from qdqtune.cli.flags import add_format
 from qdqtune.config import TuneConfig
 
 if TYPE_CHECKING:
-    from qdqtune.cli import Commands
+    from qdqtune.cli import AddParser
     from qdqtune.records.tuning import TuneResult
 
 _OK, _INTERRUPTED = 0, 130
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(add: AddParser) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "tune",
-        help="find where quantization pays in a model, by measuring",
+    parser = add(
         description="Try Q/DQ placements, measure each on the engine that will run the model, and "
         "write the fastest correct model found, with calibrated scales. A model that is not faster "
         "than the one given is never written. Ctrl-C keeps the best found so far.",

@@ -10,14 +10,12 @@ from qdqtune.cli.flags import add_engine, add_format, add_inputs, add_runs, posi
 from qdqtune.cli.input_flags import input_request
 
 if TYPE_CHECKING:
-    from qdqtune.cli import Commands
+    from qdqtune.cli import AddParser
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(add: AddParser) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "verify",
-        help="check a tuned model against what its run claims",
+    parser = add(
         description="Check a model against the files that a tuning run wrote beside it: its "
         "SHA-256 and that of the baseline, the Q/DQ edges in placement.json, and error and "
         "speedup, which are measured again. The exit code is 0 if everything holds, and 1 if "
