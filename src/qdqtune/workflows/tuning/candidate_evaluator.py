@@ -243,7 +243,7 @@ class _TrialRun:
         )
         self._rounds[everyone] = known
         if len(known) >= wanted and not evaluator.problem.wants_layers:
-            self._accuracy(everyone, {})
+            self._score(everyone, {})
             return self._scores
         # An engine that makes its times up plays from the start: it costs nothing, and only then
         # goes on as if nothing had happened.
@@ -268,7 +268,7 @@ class _TrialRun:
                 "Is the machine out of memory or disk? Run the same command again to go on.",
             )
         results = dict(zip(self._states, measured[1:], strict=True))
-        self._accuracy(tuple(state for state, each in results.items() if each.ok), results)
+        self._score(tuple(state for state, each in results.items() if each.ok), results)
         return self._scores
 
     def _take_layers(self, model: int, layers: list[LayerTime]) -> None:
@@ -297,7 +297,7 @@ class _TrialRun:
             self._reference, state, self._effort, self._scores[state], unsure=not refused
         )
 
-    def _accuracy(self, states: Sequence[State], measured: Mapping[State, Measurement]) -> None:
+    def _score(self, states: Sequence[State], measured: Mapping[State, Measurement]) -> None:
         """Give scores from all rounds that were played among these."""
         rounds = self._rounds.get(tuple(states), [])
         reference_ms = statistics.median(each.baseline_ms for each in rounds) if rounds else None
