@@ -273,7 +273,7 @@ def test_an_engine_that_chooses_types_is_told_which() -> None:
 
 
 def test_there_are_no_other_types(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no precision 'half'"):
+    with pytest.raises(UsageError, match="precision must be one of"):
         tuned(model, tmp_path / "run", precision="half")
     assert not (tmp_path / "run").exists()
 
