@@ -130,7 +130,10 @@ def find_words(root: Path) -> list[Finding]:
     for path in _files(root):
         text = path.read_text(encoding="utf-8")
         inside = path.relative_to(root)
+        lower = f"{inside.as_posix()}\n{text}".lower()
         for old, new in {**WORDS, **NAMES, **PHRASES}.items():
+            if not any(form.split()[0].lower() in lower for form in old.split("|")):
+                continue  # far faster than the pattern
             if inside.as_posix().startswith(TEMPORARY.get(old, ("-",))):
                 continue
             if _pattern(old).search(inside.as_posix().removesuffix(".py")):
