@@ -1,7 +1,7 @@
 """qdqtune: quantized ONNX models that are actually faster.
 
-Importing this package is cheap: what it offers is imported when it is asked for, and engines when
-they are used, in a process of their own.
+Importing this package is cheap: its names are imported on first use, and engines are loaded only
+when they are used, in separate processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are asked for, so that importing them is cheap."""
+"""Lazy package exports: names are imported on first access, so the package import is cheap."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 def lazy_names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package that offers names of its modules.
+    """Return the `__getattr__` and `__dir__` of a package that re-exports names of its modules.
 
     Args:
         package: The package's name.
-        homes: The module of each name.
+        homes: The module that defines each name.
     """
 
     def __getattr__(name: str) -> Any:  # noqa: N807 - what it will be

@@ -1,4 +1,4 @@
-"""What is quantized in a Q/DQ model."""
+"""Read which tensors a Q/DQ model quantizes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["get_quantized_tensors"]
 
 
 def get_quantized_tensors(model: onnx.ModelProto | str | os.PathLike[str]) -> set[str]:
-    """Names of the tensors that are quantized, as the float model inside has them.
+    """Return the names of the quantized tensors, as they are in the float model inside.
 
-    They are what `QDQAutotuner.import_insertion_points` takes: the tensors before their Q, and
-    weights by the names that they have without quantization.
+    `QDQAutotuner.import_insertion_points` takes these names: activations by the tensor before the
+    Q, weights by their names in the unquantized model.
 
     Args:
-        model: A Q/DQ model, or the path of one.
+        model: A Q/DQ model, or the path to one.
 
     Raises:
-        ModelError: If it can't be read.
+        ModelError: If the model can't be read.
     """
     loaded = model_from_proto(model) if isinstance(model, onnx.ModelProto) else load_model(model)
     return set(read(loaded).placement.tensors)

@@ -1,4 +1,4 @@
-"""The command line: one file per subcommand; it prints, it never decides."""
+"""The command line: one file per subcommand, which parses and prints and decides nothing."""
 
 from __future__ import annotations
 

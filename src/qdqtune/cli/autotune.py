@@ -1,4 +1,4 @@
-"""`python -m qdqtune.autotune`: tuning, asked for in the words of the autotuning guides."""
+"""`python -m qdqtune.autotune`: tuning with the flags used in the autotuning guides."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: The command line without the program's name; None is the process's own.
+        arguments: The command line without the program name; None uses `sys.argv`.
 
     Returns:
-        0 if all is well, 1 if it failed, 2 if the command line can't be read, 130 after Ctrl-C.
+        0 on success, 1 on failure, 2 if the command line is invalid, 130 after Ctrl-C.
     """
     try:
         options = get_parser().parse_args(arguments)
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_autotune() -> int:
-    """Run the command of this process.
+    """Run the command with this process's arguments.
 
     Returns:
         The exit code.
@@ -65,12 +65,12 @@ def run_autotune() -> int:
 
 
 def log_benchmark_config(args: argparse.Namespace) -> None:
-    """Log what measures, and how often.
+    """Log the engine that measures and the number of runs.
 
     Args:
-        args: What was parsed.
+        args: The parsed arguments.
     """
-    threads = f", threads: {args.threads}" if args.threads else ""  # not all engines take some
+    threads = f", threads: {args.threads}" if args.threads else ""  # not every engine takes it
     _logger.info("engine: %s%s", _engine(args), threads)
     _logger.info(
         "mode %s: %s schemes per region, %s timed runs",
@@ -81,7 +81,7 @@ def log_benchmark_config(args: argparse.Namespace) -> None:
 
 
 def _without_traceback(options: argparse.Namespace) -> int:
-    """Run it; a mistake of ours is told like any other error, with a traceback in the log."""
+    """Run the command; report internal errors like any other, with the traceback in the log."""
     try:
         return _run(options)
     except (QdqtuneError, OSError, MemoryError):
@@ -123,7 +123,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _workflow(options: argparse.Namespace) -> str:
-    """The workflow; from here on the mode is only how thorough it is."""
+    """Return the workflow; from here on the mode only sets how thorough the search is."""
     workflow = getattr(options, "workflow", REGION)
     _warn_of_no_effect(options, workflow)
     if options.mode in WORKFLOWS:
@@ -133,7 +133,7 @@ def _workflow(options: argparse.Namespace) -> str:
 
 
 def _warn_of_no_effect(options: argparse.Namespace, workflow: str) -> None:
-    """Say which flags were given that change nothing here, and why."""
+    """Warn of flags that have no effect here, and say why."""
     for is_given, flag, why in (
         (options._explicit_warmup_runs, "warmup_runs", _OWN_WARMUP),
         (options._explicit_default_dq_dtype, "default_dq_dtype", _TYPES_ARE_KNOWN),
@@ -148,7 +148,7 @@ def _engine(options: argparse.Namespace) -> str:
 
 
 def _drop_what_is_not_used(options: argparse.Namespace, engine: str, workflow: str) -> None:
-    """Warn of flags that only subgraph mode has a use for, and forget them."""
+    """Warn of flags that only subgraph mode uses, and drop them."""
     from qdqtune.engines import registry
 
     if workflow == SUBGRAPH:
@@ -163,7 +163,7 @@ def _drop_what_is_not_used(options: argparse.Namespace, engine: str, workflow: s
 
 
 def _checked_engine(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
-    """The engine and its options, after a look at what was said for some engines only."""
+    """Return the engine and its options after checking the engine-specific flags."""
     from qdqtune.engines import registry
 
     program = registry.GUIDES_PROGRAM

@@ -1,4 +1,4 @@
-"""The flags of `python -m qdqtune.autotune`, in every spelling that is known for them."""
+"""The flags of `python -m qdqtune.autotune`, with all their known spellings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULTS = MODE_PRESETS["default"]
 
 
 class _Mode(SaidOnce):
-    """Keeps a preset, a workflow, or one of each; a second one of a kind must say the same."""
+    """Stores a preset, a workflow, or one of each; a second value must match the first."""
 
     def __call__(
         self,
@@ -27,14 +27,14 @@ class _Mode(SaidOnce):
         values: Any,
         option_string: str | None = None,  # noqa: ARG002
     ) -> None:
-        """Store the value where its kind goes."""
+        """Store the value under its kind."""
         kind = "workflow" if values in WORKFLOWS else "_preset"
         self.keep(namespace, kind, values)
         namespace.mode = getattr(namespace, "_preset", None) or values
 
 
 def get_parser() -> argparse.ArgumentParser:
-    """The whole command line; dashes in long flags may be underscores."""
+    """Build the parser; long flags accept dashes for underscores."""
     parser = Parser(
         prog="python -m qdqtune.autotune",
         description="Find where Q/DQ pays in an ONNX model, by measuring, and write the fastest "
@@ -52,7 +52,7 @@ def get_parser() -> argparse.ArgumentParser:
     _add_strategy(parser)
     _add_quantization(parser)
     _add_benchmark(parser)
-    add_config(parser, TuneConfig, without=("preset",))  # which is called mode here
+    add_config(parser, TuneConfig, without=("preset",))  # called mode here
     add_limits(parser)
     add_format(parser)
     parser.set_defaults(command_line="python -m qdqtune.autotune")

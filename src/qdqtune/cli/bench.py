@@ -1,4 +1,4 @@
-"""`qdqtune bench`: model files against each other."""
+"""`qdqtune bench`: compare the latency of model files."""
 
 from __future__ import annotations
 

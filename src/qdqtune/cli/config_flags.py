@@ -1,4 +1,4 @@
-"""Flags from configs, and configs from what was parsed."""
+"""Build flags from configs, and configs from parsed arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from qdqtune.records.inputs import InputRequest
 
 C = TypeVar("C")
 
-# How flags are parsed that may be repeated.
+# How repeatable flags are parsed.
 _LISTS: dict[Kind, dict[str, Any]] = {
     KEY_VALUES: {"action": AssignmentsAction},
     REGEXES: {"action": ListAction, "nargs": "+"},
@@ -37,7 +37,7 @@ _LISTS: dict[Kind, dict[str, Any]] = {
 
 
 class SaidOnce(argparse.Action):
-    """Keeps a value that may be repeated, under any name of the flag, but not contradicted."""
+    """Stores a value that may be repeated, under any spelling of the flag, but not contradicted."""
 
     def __call__(
         self,
@@ -50,7 +50,7 @@ class SaidOnce(argparse.Action):
         self.keep(namespace, self.dest, values)
 
     def keep(self, namespace: argparse.Namespace, name: str, value: Any) -> None:
-        """Store a value under a name, unless it contradicts the one that is there."""
+        """Store a value under a name, unless it contradicts the stored one."""
         before = getattr(namespace, name, None)
         if before not in (None, value):
             raise argparse.ArgumentError(self, f"{before} and {value} contradict each other")
@@ -58,7 +58,7 @@ class SaidOnce(argparse.Action):
 
 
 class _Switch(SaidOnce):
-    """Keeps True, or False if the flag begins with `--no_`."""
+    """Stores True, or False if the flag begins with `--no_`."""
 
     def __init__(self, option_strings: list[str], dest: str, **others: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **others)
@@ -70,19 +70,19 @@ class _Switch(SaidOnce):
         values: Any,  # noqa: ARG002
         option_string: str | None = None,
     ) -> None:
-        """Store what the flag says."""
+        """Store the value of the flag."""
         self.keep(namespace, self.dest, not str(option_string).startswith("--no_"))
 
 
 def add_config(
     parser: argparse.ArgumentParser, config_class: type, *, without: Collection[str] = ()
 ) -> None:
-    """Add a flag for each field of a config that has one, unless it is there; see `config_from`.
+    """Add a flag for each field of a config that has one, if it isn't there yet; see `config_from`.
 
     Args:
-        parser: Where they go, in a group for each part of the config.
+        parser: The parser to add them to, in one group per part of the config.
         config_class: The config.
-        without: Fields that are left out.
+        without: Fields to leave out.
     """
     exclusive: dict[str, argparse._ActionsContainer] = {}
     for title, options in parts_of(config_class):
@@ -120,13 +120,13 @@ def _add_flag(
         if sum(flag.startswith("--") for flag in known.flags) > 1:
             how["action"] = SaidOnce
     if known.mode or ("action" in how and issubclass(how["action"], SaidOnce)):
-        how["default"] = argparse.SUPPRESS  # so that it can be told whether it was given
+        how["default"] = argparse.SUPPRESS  # to tell whether the flag was given
     text = help_text(each, known).replace("%", "%%")
     group.add_argument(*flags, dest=known.dest, help=text, **how)
 
 
 def typed(kind: Kind) -> Callable[[str], Any]:
-    """What makes a value of a kind from an argument; says what it must be if it can't."""
+    """Return a converter of arguments to a type; its error says what the value must be."""
 
     def convert(text: str) -> Any:
         try:
@@ -138,15 +138,15 @@ def typed(kind: Kind) -> Callable[[str], Any]:
 
 
 def config_from(options: argparse.Namespace, config_class: Callable[..., C], **known: Any) -> C:
-    """The config that a command line asks for.
+    """Build a config from parsed arguments.
 
     Args:
-        options: What was parsed.
+        options: The parsed arguments.
         config_class: The config.
-        known: Fields whose values are known otherwise.
+        known: Values of fields that don't come from flags.
 
     Raises:
-        UsageError: If a value can't be read, or does not go with the others.
+        UsageError: If a value can't be parsed, or conflicts with the others.
     """
     said: dict[str, Any] = {}
     for each, one in options_of(config_class):

@@ -1,4 +1,4 @@
-"""`qdqtune convert`: a model in another float precision."""
+"""`qdqtune convert`: convert a model to another float precision."""
 
 from __future__ import annotations
 

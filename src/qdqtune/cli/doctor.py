@@ -1,4 +1,4 @@
-"""`qdqtune doctor`: which engines can be used here, and why others can't."""
+"""`qdqtune doctor`: which engines are usable here, and why the others are not."""
 
 from __future__ import annotations
 

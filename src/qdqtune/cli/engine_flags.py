@@ -1,4 +1,4 @@
-"""Flags about what only some engines have: a timing cache, plugins, a program of their own."""
+"""Flags for features that only some engines have: a timing cache, plugins, an external program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags; `take_engine_flags` reads them."""
+    """Add the engine-specific flags; `take_engine_flags` reads them."""
     group = group_titled(parser, ENGINE_SPECIFIC)
     group.add_argument(
         "--timing_cache",
@@ -60,15 +60,15 @@ def add_trtexec_arguments(group: argparse._ActionsContainer) -> None:
 
 
 def take_engine_flags(options: argparse.Namespace, timing_cache: str | None) -> EngineFlags:
-    """What was said for some engines; shapes among it go to our own flags for them.
+    """Return the engine-specific settings; shapes among them are moved to the general shape flags.
 
     Args:
-        options: What was parsed; its shapes are filled in, and `built_for`, the shapes that
-            kernels are chosen for if others are run.
-        timing_cache: The file, if one was asked for.
+        options: The parsed arguments; this fills in the shapes, and `built_for`: the shapes that
+            kernels are chosen for if the model runs at others.
+        timing_cache: The timing cache file, if requested.
 
     Raises:
-        UsageError: If it can't be read.
+        UsageError: If a value can't be parsed.
     """
     from qdqtune.engines.flags import EngineFlags
     from qdqtune.engines.shape_arguments import ShapeArguments
@@ -85,10 +85,10 @@ def take_engine_flags(options: argparse.Namespace, timing_cache: str | None) -> 
 
 
 def chosen_engine(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
-    """The engine that is meant, and all of its options.
+    """Return the requested engine and all of its options.
 
     Raises:
-        QdqtuneError: If it can't measure here, or has no use for what was said.
+        QdqtuneError: If the engine can't measure here, or doesn't support a given setting.
     """
     from qdqtune.engines import registry
 
@@ -100,16 +100,17 @@ def chosen_engine(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
 def options_for_engine(
     options: argparse.Namespace, engine: str, words: EngineFlags, *, is_strict: bool = False
 ) -> dict[str, str]:
-    """All options of an engine; warns of arguments that its program is not told as they are.
+    """Return all options of an engine; warn of arguments that its program does not get unchanged.
 
     Args:
-        options: What was parsed, and filled in by `take_engine_flags`.
+        options: The parsed arguments, filled in by `take_engine_flags`.
         engine: The engine.
-        words: What was said for some engines.
-        is_strict: Whether words that the engine has no use for are refused, not warned of.
+        words: The engine-specific settings.
+        is_strict: Whether settings that the engine doesn't support raise an error instead of a
+            warning.
 
     Raises:
-        UsageError: If a word is refused.
+        UsageError: If a setting is refused.
     """
     from qdqtune.engines import registry
     from qdqtune.engines.trtexec.settings import notes_on
@@ -118,7 +119,7 @@ def options_for_engine(
     if options.built_for and registry.entry(engine).takes_shape_ranges:
         found = {"opt_shapes": options.built_for, **found}
     if engine == registry.GUIDES_PROGRAM:
-        with contextlib.suppress(ValueError):  # the engine itself says what is wrong
+        with contextlib.suppress(ValueError):  # the engine's own error says what is wrong
             for note in notes_on(found):
                 _logger.warning("%s", note)
     return found
@@ -134,7 +135,7 @@ def _words(text: str) -> list[str]:
 
 
 def _command_line(text: str) -> str:
-    """Check that a string can be taken apart into arguments."""
+    """Check that a string can be split into arguments."""
     try:
         shlex.split(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`qdqtune export`: a candidate of a tuning run as a model, or what stays float as a list."""
+"""`qdqtune export`: write a candidate of a tuning run as a model, or list its float nodes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_parser(add: AddParser) -> None:
         help="write the nodes that stay float, in the form in which this tool takes nodes to "
         "exclude",
     )
-    parser.add_argument(  # its name before
+    parser.add_argument(  # its former name
         "--lists", dest="exclusion_list", choices=TOOLS, help=argparse.SUPPRESS
     )
     parser.add_argument(

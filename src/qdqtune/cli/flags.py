@@ -27,7 +27,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add `--max_memory` and `--timeout`, which `run_safely` obeys."""
+    """Add `--max_memory` and `--timeout`, which `run_safely` enforces."""
     group = parser.add_argument_group("limits (see docs/reliability.md)")
     group.add_argument(
         "--max_memory",
@@ -68,12 +68,12 @@ def add_output(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    """Add `--engine`, `--threads` and `--engine_option`, unless they are there."""
+    """Add `--engine`, `--threads` and `--engine_option`, if they aren't there yet."""
     add_config(parser, EngineConfig)
 
 
 def add_calibration(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say where ranges come from."""
+    """Add the flags that set where ranges come from."""
     add_config(parser, CalibrationConfig)
 
 
@@ -88,5 +88,5 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say what a model is fed with; `input_request` reads them."""
+    """Add the flags that set a model's inputs; `input_request` reads them."""
     add_config(parser, InputConfig)

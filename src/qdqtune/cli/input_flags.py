@@ -1,4 +1,4 @@
-"""Flags about the inputs of a model: shapes, dims and ranges of values."""
+"""Flags for a model's inputs: shapes, dims and value ranges."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qdqtune.records.inputs import InputRequest
 
 
 def add_input_items(group: argparse._ActionsContainer) -> None:
-    """Add the flags that `input_request` reads, but for the seed."""
+    """Add the flags that `input_request` reads, except the seed."""
     add_shapes(group, "shapes of inputs; ? is a dim as the model has it")
     add_dim(group)
     group.add_argument(
@@ -24,11 +24,11 @@ def add_input_items(group: argparse._ActionsContainer) -> None:
 
 
 def add_shapes(group: argparse._ActionsContainer, what: str) -> None:
-    """Add `--shapes` and its other name.
+    """Add `--shapes` and its alias.
 
     Args:
-        group: Where it goes.
-        what: Its help.
+        group: The argument group to add it to.
+        what: The help text.
     """
     group.add_argument(
         "--shapes",
@@ -42,10 +42,10 @@ def add_shapes(group: argparse._ActionsContainer, what: str) -> None:
 
 
 def shape_request(texts: Sequence[str] | None) -> InputRequest | None:
-    """What `--min_shapes` or `--max_shapes` says; None if it wasn't given.
+    """Parse the value of `--min_shapes` or `--max_shapes`; None if the flag wasn't given.
 
     Raises:
-        UsageError: If it can't be read.
+        UsageError: If it can't be parsed.
     """
     return InputRequest.from_text(texts) if texts else None
 
@@ -63,9 +63,9 @@ def add_dim(group: argparse._ActionsContainer) -> None:
 
 
 def input_request(options: argparse.Namespace) -> InputRequest:
-    """What the flags of `add_inputs` say.
+    """Build the input request from the flags of `add_inputs`.
 
     Raises:
-        UsageError: If one of them can't be read.
+        UsageError: If one of them can't be parsed.
     """
     return InputRequest.from_text(options.shapes, options.dim, options.input_range, options.seed)

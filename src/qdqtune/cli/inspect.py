@@ -1,4 +1,4 @@
-"""`qdqtune inspect`: a model as the search sees it, or as an engine runs and fuses it."""
+"""`qdqtune inspect`: show a model as the search sees it, or as an engine runs and fuses it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qdqtune.records.fusion import GroupsRecord
     from qdqtune.records.layers import LayersRecord
 
-# Flags that mean nothing where no engine runs the model.
+# Flags that only apply when an engine runs the model.
 _OF_RUNS = ("sort", "threads", "runs", "engine_option", "min_shapes", "max_shapes")
 
 
@@ -122,7 +122,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace, record: GroupsRecord | LayersRecord, text: str) -> int:
-    """Print a record in the form that was asked for."""
+    """Print a record in the requested format."""
     print(json.dumps(record.to_dict(), indent=1) if options.format == "json" else text)
     return 0
 
@@ -181,7 +181,7 @@ def _run_layers(options: argparse.Namespace) -> int:
 
 
 def _refuse(options: argparse.Namespace, why: str, *flags: str) -> None:
-    """Refuse a flag that would be ignored.
+    """Refuse flags that would have no effect.
 
     Raises:
         UsageError: If one of them was given.

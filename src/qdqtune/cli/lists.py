@@ -1,4 +1,4 @@
-"""Flags that take several values: separated by commas, the flag repeated, or both."""
+"""Flags that take several values: comma-separated, the flag repeated, or both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ASSIGNMENT = re.compile(r"\s*[A-Za-z_][\w.]*=")
 
 
 class ListAction(argparse.Action):
-    """Collects values into a list; `type`, if given, converts each of them."""
+    """Collects values into a list; `type`, if given, converts each one."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class ListAction(argparse.Action):
         self._convert = type or str
 
     def split(self, text: str) -> list[str]:
-        """The values in one argument."""
+        """Split one argument into its values."""
         return split_commas(text)
 
     def __call__(
@@ -35,7 +35,7 @@ class ListAction(argparse.Action):
         values: Any,
         option_string: str | None = None,  # noqa: ARG002
     ) -> None:
-        """Add the values of one argument, or of several, to those that are there."""
+        """Append the values of one or more arguments to the list."""
         texts = values if isinstance(values, list) else [values]
         new = [self._converted(value) for text in texts for value in self.split(text)]
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or ()), *new])
@@ -53,7 +53,7 @@ class AssignmentsAction(ListAction):
     """Collects `KEY=VALUE` pairs; a comma inside a value separates only if `KEY=` follows it."""
 
     def split(self, text: str) -> list[str]:
-        """The assignments in one argument."""
+        """Split one argument into its assignments."""
         pairs: list[str] = []
         for part in split_commas(text) or [text]:
             if pairs and not _ASSIGNMENT.match(part):
@@ -64,7 +64,7 @@ class AssignmentsAction(ListAction):
 
 
 class InputItemsAction(ListAction):
-    """Collects shapes, dims or ranges as they were typed: `InputRequest.from_text` splits them.
+    """Collects shapes, dims or ranges as typed; `InputRequest.from_text` splits them.
 
     Attributes:
         item: ``shape``, ``dim`` or ``range``; further items may follow without the flag.
@@ -75,15 +75,15 @@ class InputItemsAction(ListAction):
         self.item = item
 
     def split(self, text: str) -> list[str]:
-        """The whole argument: only the names in it tell where an item ends."""
+        """Return the whole argument: where an item ends depends on the names in it."""
         return [text]
 
 
 def split_commas(text: str) -> list[str]:
-    r"""Split `a,b,c`; blanks around values and empty values are dropped.
+    r"""Split `a,b,c`; strip spaces around values and drop empty ones.
 
-    A comma within brackets, as in the regular expression `x{1,2}`, belongs to its value, and so
-    does one behind a backslash.
+    A comma inside brackets, as in the regular expression `x{1,2}`, is part of the value, and so is
+    one after a backslash.
     """
     values, closing = [""], [""]
     for part in re.findall(r"\\.|.", text, re.DOTALL):
@@ -95,6 +95,6 @@ def split_commas(text: str) -> list[str]:
         elif part in _CLOSING and closing[-1] != "]":
             closing.append(_CLOSING[part])
         values[-1] += part
-    if closing[-1]:  # some bracket is only a part of a name
+    if closing[-1]:  # an unbalanced bracket is just part of a name
         values = re.split(r"(?<!\\),", text)
     return [value.strip().replace("\\,", ",") for value in values if value.strip()]

@@ -34,7 +34,7 @@ _COMMANDS = {
 
 
 def entry_point() -> None:
-    """What the installed script calls."""
+    """Entry point of the installed script."""
     sys.exit(main(sys.argv[1:]))
 
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command.
 
     Args:
-        arguments: The command line without the program's name.
+        arguments: The command line without the program name.
 
     Returns:
         The exit code.
@@ -57,11 +57,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def get_parser(first: str | None = None) -> argparse.ArgumentParser:
-    """The command line.
+    """Build the parser.
 
     Args:
-        first: The first argument; of commands that it does not name, only the name is known, which
-            spares their imports. None knows all commands.
+        first: The first argument. Commands that it does not name are declared by name only, which
+            saves their imports. None declares all commands in full.
     """
     parser = Parser(
         prog="qdqtune",
@@ -94,7 +94,7 @@ def get_parser(first: str | None = None) -> argparse.ArgumentParser:
 
 
 class _PrintVersions(argparse.Action):
-    """Prints our version and the engines'."""
+    """Prints the versions of qdqtune and of the engines."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
         from qdqtune.engines import registry

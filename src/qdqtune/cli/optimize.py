@@ -1,4 +1,4 @@
-"""`qdqtune optimize`: a model cleaned up, its quantization untouched."""
+"""`qdqtune optimize`: clean up a model and leave its quantization untouched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parser of every command: spellings of flags, short errors, and how help is laid out."""
+"""The argument parser of every command: flag spellings, short errors, and the help layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _USAGE = 2
 
 
 class DashedValueAction(argparse.Action):
-    """Stores a value that may begin with dashes, such as a command line of its own."""
+    """Stores a value that may begin with dashes, such as a nested command line."""
 
     def __call__(
         self,
@@ -30,11 +30,11 @@ class DashedValueAction(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that takes dashes for underscores in flags, and points to what was meant.
+    """A parser that accepts dashes for underscores in flags, and suggests corrections.
 
     Args:
-        examples: Command lines that end the help.
-        others: What every parser takes.
+        examples: Command lines shown at the end of the help.
+        others: Keyword arguments of `ArgumentParser`.
     """
 
     def __init__(self, *, examples: Sequence[str] = (), **others: Any) -> None:
@@ -44,10 +44,10 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse; what is unknown is an error, since nobody else would know it."""
+        """Parse the arguments; unknown ones are an error, since no other parser takes them."""
         given = sys.argv[1:] if args is None else list(args)
         own = len(given)
-        if self._subparsers is not None:  # what follows the command is for the command's parser
+        if self._subparsers is not None:  # the command's own parser handles the rest
             own = next((n for n, word in enumerate(given) if not word.startswith("-")), own)
         given = self._normalized(given[:own]) + given[own:]
         found, unknown = super().parse_known_args(given, namespace)
@@ -56,12 +56,12 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong with the command line, and end."""
+        """Print what is wrong with the command line, and exit."""
         text = f"error: {message}\n       See {self.prog} --help."
         self.exit(_USAGE, printable_lines(text) + "\n")
 
     def format_help(self) -> str:
-        """The help: one line of usage, flags of some engines last, then examples."""
+        """Format the help: one line of usage, flags (engine-specific ones last), examples."""
         if self._subparsers is None:
             from qdqtune.config import ENGINE_SPECIFIC
 
@@ -82,10 +82,10 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, what + _did_you_mean(near) + listed)
 
     def _normalized(self, arguments: Sequence[str]) -> list[str]:
-        """Let flags be spelled as they are declared: `--quant-type` is `--quant_type`.
+        """Normalize flags to the declared spelling: `--quant-type` becomes `--quant_type`.
 
-        A value that may begin with dashes is tied to its flag, and so are further items behind one
-        for inputs: `--shapes a:1x2 b:1x3`.
+        A value that may begin with dashes is joined to its flag, and so are further input items
+        that follow one: `--shapes a:1x2 b:1x3`.
         """
         normal: list[str] = []
         unknown: list[str] = []
@@ -117,7 +117,7 @@ class Parser(argparse.ArgumentParser):
         return normal
 
     def _meant_by(self, flag: str) -> list[argparse.Action]:
-        """The actions that a flag, or the beginning of one, can stand for."""
+        """Return the actions that a flag or its prefix can stand for."""
         known = self._option_string_actions
         if flag in known:
             return [known[flag]]
@@ -125,7 +125,7 @@ class Parser(argparse.ArgumentParser):
         return list(actions.values())
 
     def _refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Say which arguments are unknown, and what may have been meant."""
+        """Report unknown arguments, with suggestions."""
         flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
         if not flags:
             self.error(f"unexpected argument: {' '.join(unknown)}")
@@ -144,7 +144,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unknown flags {', '.join(guesses)}")
 
     def _short_usage(self) -> str:
-        """The usage without what may be left out."""
+        """Format the usage without optional arguments."""
         formatter = self._get_formatter()
         words = [self.prog]
         for action in self._actions:
@@ -158,7 +158,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Shows lists as they are typed, aliases in one line, and the names an option can take."""
+    """Shows lists as they are typed, aliases on one line, and the names that an option accepts."""
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         if isinstance(action, ListAction):
@@ -184,13 +184,13 @@ def _engine_names() -> Iterable[str]:
 
 
 def _dialect_names() -> Iterable[str]:
-    from qdqtune.engines import registry  # the dialects themselves take long to import
+    from qdqtune.engines import registry  # importing the dialects themselves takes long
 
     entries = registry.engines().values()
     return sorted({choice.name for entry in entries for choice in entry.dialects})
 
 
-# Those of flags that are looked up only when help is shown, by where their values are kept.
+# Choices that are looked up only when help is shown, by the flag's dest.
 _NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "engine": _engine_names,
     "dialect": _dialect_names,
@@ -198,7 +198,7 @@ _NAMES: dict[str, Callable[[], Iterable[str]]] = {
 
 
 def group_titled(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
-    """The group of flags with a title, a new one if there is none."""
+    """Return the group of flags with a title, creating it if needed."""
     found = (group for group in parser._action_groups if group.title == title)
     return next(found, None) or parser.add_argument_group(title)
 

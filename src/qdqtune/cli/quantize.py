@@ -1,4 +1,4 @@
-"""`qdqtune quantize`: a quantized model in one go, by rules."""
+"""`qdqtune quantize`: quantize a model in one step, by placement rules."""
 
 from __future__ import annotations
 

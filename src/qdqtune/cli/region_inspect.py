@@ -1,4 +1,4 @@
-"""`python -m qdqtune.autotune.region_inspect`: the tree of a model's regions."""
+"""`python -m qdqtune.autotune.region_inspect`: print the region tree of a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEFAULT_SEQUENCE_SIZE = 10
 
 
 def get_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Build the parser."""
     parser = Parser(
         prog="python -m qdqtune.autotune.region_inspect",
         description="Show how a model is divided into regions. `qdqtune inspect` shows more: "
@@ -56,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: The command line without the program's name; None is the process's own.
+        arguments: The command line without the program name; None uses `sys.argv`.
 
     Returns:
-        0 if all is well, 1 if the model can't be read, 2 for a usage error.
+        0 on success, 1 if the model can't be read, 2 for a usage error.
     """
     try:
         options = get_parser().parse_args(arguments)
@@ -84,18 +84,18 @@ def inspect_region_search(
     max_sequence_size: int = _DEFAULT_SEQUENCE_SIZE,
     include_all_regions: bool = False,
 ) -> list[Region]:
-    """Print the tree of a model's regions, and return them.
+    """Print the region tree of a model and return the regions.
 
     Args:
         onnx_path: The model.
-        max_sequence_size: Nodes of the longest sequence inside a composite region.
+        max_sequence_size: Maximum number of nodes in a sequence inside a composite region.
         include_all_regions: Whether regions without quantizable operations are shown and returned.
 
     Returns:
         The outermost regions, with their children.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     return _show(onnx_path, max_sequence_size, include_all_regions, verbose=False)
 
@@ -115,7 +115,7 @@ def _show(
 
 
 def _without_others(regions: list[Region], kept: set[int]) -> list[Region]:
-    """The regions of some numbers; others are taken out of the tree."""
+    """Keep the regions with the given numbers; remove the others from the tree."""
     left = [region for region in regions if region.id in kept]
     waiting = list(left)
     while waiting:

@@ -1,4 +1,4 @@
-"""What every command has in common while it runs: logs on stderr, errors without a traceback."""
+"""Run a command: logs on stderr, limits, and errors without a traceback."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def run_safely(
     """Run a command within its limits; errors that the user can act on take a line or two.
 
     Args:
-        command: Does it, and returns the exit code.
-        options: What was parsed, with what `add_limits` adds.
-        usage: The exit code for a request that makes no sense.
+        command: Runs the command and returns the exit code.
+        options: The parsed arguments, including those of `add_limits`.
+        usage: The exit code for a usage error.
 
     Returns:
         The exit code.
@@ -43,11 +43,11 @@ def run_safely(
         _complain(error)
         return usage if isinstance(error, UsageError) else FAILED
     except BrokenPipeError:
-        # The reader of our output is gone; keep the interpreter from complaining at its end.
+        # The reader of our output closed the pipe; keep the interpreter from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
-        # A full disk, a file that vanished: nothing that a traceback would explain better.
+        # A full disk or a missing file: a traceback would not explain it better.
         return _failed(error)
     except MemoryError:
         print("error: There is not enough memory.", file=sys.stderr)
@@ -62,15 +62,15 @@ def run_safely(
 
 
 def _failed(error: OSError) -> int:
-    """Say what the system could not do; an error without a file name is about our output."""
+    """Report a failed system call; an error without a file name is about our output."""
     full = full_disk(error, Path(error.filename or os.curdir))
     if full is not None and error.filename:
         _complain(full)
         return FAILED
     if full is not None:
         _complain(OutputError(f"The output could not be written: {error.strerror}.", _ELSEWHERE))
-        with contextlib.suppress(OSError):  # it may be no file
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # not again at the end
+        with contextlib.suppress(OSError):  # stdout may not be a file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no retry at exit
         return FAILED
     where = f": {error.filename}" if error.filename else ""
     print(message(f"error: {error.strerror or error}{where}"), file=sys.stderr)
@@ -78,7 +78,7 @@ def _failed(error: OSError) -> int:
 
 
 def set_up_logging(verbose: int, quiet: bool) -> None:
-    """Send logs to stderr, as many of them as requested.
+    """Send logs to stderr at the requested level.
 
     Args:
         verbose: How often `-v` was given.
@@ -99,7 +99,7 @@ _INDENT = " " * 7
 
 
 class _PrintableFormatter(logging.Formatter):
-    """Names of a stranger's model end up in log lines, too."""
+    """Escapes log lines, because they can contain names from an untrusted model."""
 
     def format(self, record: logging.LogRecord) -> str:
         return _indented(super().format(record))
@@ -112,6 +112,6 @@ def _complain(error: QdqtuneError) -> None:
 
 
 def _indented(text: str) -> str:
-    """Later lines are set in, so that no name with a newline in it begins a line."""
+    """Indent continuation lines, so that a name with a newline in it can't start a line."""
     first, *later = message(text).split("\n")
     return "\n".join([first, *(f"{_INDENT}{line.removeprefix(_INDENT)}" for line in later)])

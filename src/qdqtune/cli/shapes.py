@@ -1,4 +1,4 @@
-"""`qdqtune shapes`: what a model takes and gives, and the same model at fixed sizes."""
+"""`qdqtune shapes`: show a model's inputs and outputs, or fix its dynamic dims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qdqtune strip`: the float model inside a Q/DQ model."""
+"""`qdqtune strip`: recover the float model inside a Q/DQ model."""
 
 from __future__ import annotations
 

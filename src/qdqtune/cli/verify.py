@@ -1,4 +1,4 @@
-"""`qdqtune verify`: measure a model anew, beside what was said of it."""
+"""`qdqtune verify`: measure a model again and compare with what was claimed for it."""
 
 from __future__ import annotations
 

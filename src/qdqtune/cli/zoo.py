@@ -1,4 +1,4 @@
-"""`python -m qdqtune.zoo resnet18 -o resnet18.onnx`: writes a model to a file."""
+"""`python -m qdqtune.zoo resnet18 -o resnet18.onnx`: write a zoo model to a file."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        argv: The command line without the program's name; None is the process's own.
+        argv: The command line without the program name; None uses `sys.argv`.
 
     Returns:
-        0 if all is well, 1 if the file can't be written, 2 if the command line makes no sense.
+        0 on success, 1 if the file can't be written, 2 if the command line is invalid.
     """
     try:
         arguments = get_parser().parse_args(argv)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def get_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Build the parser."""
     parser = Parser(
         prog="python -m qdqtune.zoo",
         description="Write an ONNX model with seeded weights.",

@@ -1,4 +1,4 @@
-"""What people look at, made from records and nothing else."""
+"""Human-readable reports, built from records only."""
 
 from __future__ import annotations
 

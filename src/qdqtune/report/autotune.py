@@ -1,4 +1,4 @@
-"""What `python -m qdqtune.autotune` shows when it is over."""
+"""The final output of `python -m qdqtune.autotune`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from qdqtune.report.tuning import tune_text
 
 
 def autotune_text(result: TuneResult) -> str:
-    """The two lines that scripts look for, and what `tune` shows."""
+    """Return the two lines that scripts look for, followed by the output of `tune`."""
     return f"{speedup_text(result.summary)}\n\n{tune_text(result)}"
 
 
 def speedup_text(summary: Summary) -> str:
-    """Latency before and after."""
+    """Format the latency before and after."""
     return (
         f"Baseline: {_milliseconds(summary.baseline_ms)} ms\n"
         f"Final: {_milliseconds(summary.final_ms)} ms ({summary.speedup:.3f}x speedup)"
@@ -20,5 +20,5 @@ def speedup_text(summary: Summary) -> str:
 
 
 def _milliseconds(latency_ms: float) -> str:
-    """Two digits, or as many as a small model needs."""
+    """Format with two decimals, or as many as a small model needs."""
     return f"{latency_ms:.2f}" if latency_ms >= 1.0 else f"{latency_ms:.3g}"

@@ -1,4 +1,4 @@
-"""What `bench` shows."""
+"""The output of `bench`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SQNR = "output SQNR"
 
 
 def bench_text(record: BenchRecord) -> str:
-    """A table of every model against the first."""
+    """Format a table of every model against the first."""
     table = bench_table(record)
     failed = [
         f"{printable(one.path)} failed: {_lines(one.measurement.error or '')}"
@@ -35,7 +35,7 @@ def bench_text(record: BenchRecord) -> str:
 
 
 def bench_table(record: BenchRecord) -> Table:
-    """Every model against the first."""
+    """Build the table of every model against the first."""
     header = ["model", "median ms", "speedup", "interval", "verdict", _SQNR]
     rows = [_row(entry) for entry in record.entries]
     if record.entries[0].measurement.ok:
@@ -46,7 +46,7 @@ def bench_table(record: BenchRecord) -> Table:
 
 
 def busy_lines(share: float) -> list[str]:
-    """What it means for a comparison that the engine waited for a core, and what helps."""
+    """Explain what waiting for a core means for the comparison, and how to avoid it."""
     waited = f"the engine waited for a core {100 * share:.0f} % of the time"
     if share >= 1.0:
         waited = "all in all, the engine's threads waited longer for cores than the runs took"
@@ -59,7 +59,7 @@ def busy_lines(share: float) -> list[str]:
 
 
 def engine_lines(engine: EngineInfo) -> list[str]:
-    """Which engine measured, and a warning if it makes its times up."""
+    """Return which engine measured, with a warning if its times are simulated."""
     if engine.name != "simulated":
         return [engine_line(engine)]
     warning = "These times are simulated: they say nothing about a real machine."
@@ -67,10 +67,10 @@ def engine_lines(engine: EngineInfo) -> list[str]:
 
 
 def inputs_lines(inputs: Mapping[str, str]) -> list[str]:
-    """What models were measured at.
+    """Return the shapes that the models were measured at.
 
     Args:
-        inputs: Shape of each input, as text; without any there is no line.
+        inputs: Shape of each input, as text; empty gives no line.
     """
     shown = [f"{name} {shape}" for name, shape in inputs.items()]
     more = len(shown) - _MOST_INPUTS
@@ -80,7 +80,7 @@ def inputs_lines(inputs: Mapping[str, str]) -> list[str]:
 
 
 def engine_line(engine: EngineInfo) -> str:
-    """Which engine measured, on what."""
+    """Return which engine measured, and on which hardware."""
     threads = "its default threads" if engine.threads is None else f"{engine.threads} thread(s)"
     shown = f", {threads}," if engine.takes_threads else ""
     isa = f" ({engine.isa})" if engine.isa else ""

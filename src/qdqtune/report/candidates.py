@@ -1,4 +1,4 @@
-"""What a run tried, as a table."""
+"""The candidates of a tuning run, as a table."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _LONGEST_FAILURE = 60
 
 
 def candidates_text(candidates: Sequence[Candidate], most: int | None = None) -> str:
-    """A table, the fastest first.
+    """Format a table of candidates, fastest first.
 
     Args:
-        candidates: What to show.
-        most: Show at most so many.
+        candidates: The candidates to show.
+        most: The maximum number to show.
     """
     if not candidates:
         return "Nothing was tried in this run."
@@ -30,7 +30,7 @@ def candidates_text(candidates: Sequence[Candidate], most: int | None = None) ->
 
 
 def candidates_record(candidates: Sequence[Candidate]) -> dict[str, Any]:
-    """The JSON form, in the order in which they were tried."""
+    """Build the JSON form, in the order in which they were tried."""
     listed = [one.to_dict() for one in candidates]
     return {"kind": "candidates", "schema": SCHEMA, "candidates": listed}
 

@@ -1,4 +1,4 @@
-"""Times as people say them."""
+"""Human-readable durations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _TENTHS, _MINUTE, _HOUR = 9.95, 60, 3600
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `42 s`, `3 min 05 s` or `2 h 10 min`."""
+    """Format a duration: `0.4 s`, `42 s`, `3 min 05 s` or `2 h 10 min`."""
     whole = round(seconds)
     if seconds < _TENTHS:
         return f"{seconds:.1f} s"

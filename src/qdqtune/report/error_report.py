@@ -1,4 +1,4 @@
-"""What `compare` shows."""
+"""The output of `compare`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OUTPUTS = ("output", "SQNR dB", "cosine", "max error", "max value", "equal")
 _LAYERS = (
     "own dB", "", "accumulated dB", "cosine", "max error", "max value", "op", "node", "inputs",
 )  # fmt: skip
-# A bar is full at 0 dB, where noise is as strong as the signal, and empty here.
+# A bar is full at 0 dB, where noise is as strong as the signal, and empty at this level.
 _QUIET_DB = 60.0
 _BAR_WIDTH = 12
 _STEPS = "▁▂▃▄▅▆▇█"
@@ -25,11 +25,11 @@ RANDOM_WARNING = "Run on random inputs: what is lost on real data is unknown."
 
 
 def error_text(report: ErrorReport, top: int) -> str:
-    """The outputs, then the layers, worst first.
+    """Format the errors of the outputs, then of the layers, worst first.
 
     Args:
         report: The errors.
-        top: Show at most so many layers; 0 is all.
+        top: The maximum number of layers to show; 0 shows all.
     """
     how = ", every op as it is written"
     if not report.as_written:
@@ -50,18 +50,18 @@ def error_text(report: ErrorReport, top: int) -> str:
 
 
 def outputs_table(report: ErrorReport) -> Table:
-    """The outputs that both models have."""
+    """Build the table of the outputs that both models have."""
     rows = [_output_row(output) for output in report.outputs]
     width = len(_OUTPUTS) - all(output.error is not None for output in report.outputs)
     return Table(_OUTPUTS[:width], [row[:width] for row in rows], right=(1, 2, 3, 4, 5))
 
 
 def layers_table(report: ErrorReport, top: int) -> Table:
-    """The layers, worst first.
+    """Build the table of the layers, worst first.
 
     Args:
         report: The errors.
-        top: At most so many; 0 is all.
+        top: The maximum number to show; 0 shows all.
     """
     rows = [_layer_row(each) for each in report.worst_first[: top or None]]
     return Table(_LAYERS, rows, right=(0, 2, 3, 4, 5))
@@ -120,7 +120,7 @@ def _layer_row(layer: LayerError) -> list[str]:
 
 
 def _courses(layers: Sequence[LayerError]) -> list[str]:
-    """How noisy the layers are from the first to the last, one line each."""
+    """Plot the noise of the layers from first to last, one line each."""
     own = [_noise(layer.own.sqnr_db) for layer in layers]
     lines = [f"own, first layer to last:         {_course(own)}"]
     accumulated = [_noise(each.accumulated.sqnr_db) for each in layers if each.accumulated]
@@ -130,7 +130,7 @@ def _courses(layers: Sequence[LayerError]) -> list[str]:
 
 
 def _course(levels: Sequence[float]) -> str:
-    """A line of steps; each is the highest of the levels that it stands for."""
+    """Plot levels as a line of steps; each step is the highest of the levels that it covers."""
     width = min(len(levels), _LINE_WIDTH)
     bounds = [position * len(levels) // width for position in range(width + 1)]
     peaks = [max(levels[low:high]) for low, high in itertools.pairwise(bounds)]
@@ -142,7 +142,7 @@ def _bar(db: float) -> str:
 
 
 def _noise(db: float) -> float:
-    """From 0, quiet, to 1, where there is as much noise as signal."""
+    """Return the noise from 0 (none) to 1 (as strong as the signal)."""
     return min(1.0, max(0.0, 1.0 - db / _QUIET_DB))
 
 

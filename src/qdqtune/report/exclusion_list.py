@@ -1,4 +1,4 @@
-"""Names of nodes that stay float, as other quantization tools want to be told."""
+"""Names of nodes that stay float, in the formats of other quantization tools."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOOLS = tuple(_FORMS)
 
 
 def exclusion_list(tool: str, names: Sequence[str]) -> ListForm:
-    """What a tool takes for a list of nodes not to quantize.
+    """Return a list of nodes not to quantize, in the format that a tool takes.
 
     Args:
         tool: One of `TOOLS`.
@@ -44,5 +44,5 @@ def exclusion_list(tool: str, names: Sequence[str]) -> ListForm:
 
 
 def exclusion_text(tool: str, names: Sequence[str]) -> str:
-    """The same as a JSON file."""
+    """Format the same list as a JSON file."""
     return json.dumps(exclusion_list(tool, names), indent=1)

@@ -1,4 +1,4 @@
-"""What `inspect --groups` shows."""
+"""The output of `inspect --groups`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _TIMES = (3, 4)
 
 
 def groups_text(record: GroupsRecord, *, by_time: bool, max_items: int) -> str:
-    """A table of the groups, and what they come to.
+    """Format a table of the groups, and their totals.
 
     Args:
         record: The groups.
-        by_time: Whether the longest comes first; else they are in the graph's order.
-        max_items: Show at most so many; 0 is all.
+        by_time: Whether the slowest group comes first; otherwise they are in graph order.
+        max_items: The maximum number to show; 0 shows all.
     """
     ordered = list(record.groups)
     if by_time:
@@ -63,7 +63,7 @@ def _row(group: GroupRecord) -> list[str]:
 
 
 def _ops(op_types: Sequence[str]) -> str:
-    """The ops that compute something; the others only if there is nothing else."""
+    """Return the compute ops, or the others if there are none."""
     computing = [op_type for op_type in op_types if op_type not in _ASIDE] or list(op_types)
     shown = " + ".join(_name(op_type) for op_type in computing[:_MOST_OPS])
     more = len(computing) - _MOST_OPS
@@ -90,7 +90,7 @@ def _summary(record: GroupsRecord) -> list[str]:
 
 
 def _count(count: int, what: str) -> str:
-    """A number and what it counts."""
+    """Format a number and its noun."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 

@@ -1,4 +1,4 @@
-"""What `doctor` shows."""
+"""The output of `doctor`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from qdqtune.report.tables import printable, text_table
 
 
 def health_record(health: Health) -> dict[str, Any]:
-    """The JSON form."""
+    """Build the JSON form."""
     return asdict(health)
 
 
 def health_text(health: Health) -> str:
-    """The text form."""
+    """Format as text."""
     rows = [
         [
             engine.name,
@@ -65,7 +65,7 @@ def _usable(engine: EngineHealth) -> str:
 
 
 def _where(engine: EngineHealth) -> str:
-    """What it runs on, or why it doesn't."""
+    """Return what the engine runs on, or why it doesn't run."""
     told = engine.device if engine.usable else engine.reason
     return f"{told}; {engine.program}" if engine.program else told
 

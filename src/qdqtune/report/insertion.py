@@ -1,4 +1,4 @@
-"""What `insert` shows."""
+"""The output of `insert`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANDOM_WARNING = (
 
 
 def insertion_text(report: InsertReport) -> str:
-    """The text form; the last line says if the scales can't be trusted."""
+    """Format as text; the last line warns if the scales can't be trusted."""
     lines = [
         f"{report.output}: {report.quant_type} in the {report.dialect} dialect, "
         f"{len(report.quantized)} ops, {report.pairs} tensors"

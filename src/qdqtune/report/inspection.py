@@ -1,4 +1,4 @@
-"""What `inspect` shows."""
+"""The output of `inspect`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _DEEPEST_INDENT = 12
 
 
 def inspection_text(record: Inspection, *, all_regions: bool, max_items: int) -> str:
-    """The model in text: what can be quantized, region sizes, patterns, the tree.
+    """Format a model as text: what can be quantized, region sizes, patterns, and the tree.
 
     Args:
         record: The model.
-        all_regions: Whether regions in which nothing can be quantized are in the tree.
-        max_items: Show at most so many patterns and so many regions; 0 is all.
+        all_regions: Whether the tree shows regions in which nothing can be quantized.
+        max_items: The maximum number of patterns, and of regions, to show; 0 shows all.
     """
     parts = [_head(record), _quantizable(record)]
     if record.why is not None:
@@ -43,7 +43,7 @@ def inspection_text(record: Inspection, *, all_regions: bool, max_items: int) ->
 
 
 def in_float32_line(half_type: str, dialect: str) -> str:
-    """What becomes of a model in half floats before it is quantized."""
+    """Say that a half-precision model is converted to float32 before it is quantized."""
     return (
         f"The model is {half_type}, for which {dialect} has no integer kernels: tune and quantize "
         "convert it to float32 between its inputs and outputs, and so it is shown here."
@@ -51,7 +51,7 @@ def in_float32_line(half_type: str, dialect: str) -> str:
 
 
 def answer_text(answer: TensorAnswer, record: Inspection) -> str:
-    """Why a tensor can be quantized, or can't, place by place."""
+    """Explain why a tensor can or can't be quantized, for each of its consumers."""
     kind = "constant" if answer.constant else "tensor"
     typed = f"{answer.dtype or 'of unknown type'} {shape_text(answer.dims)}"
     lines = [printable(f"{kind} {_name(answer.tensor)}: {typed}"), ""]
@@ -64,7 +64,7 @@ def answer_text(answer: TensorAnswer, record: Inspection) -> str:
 
 
 def histogram(sizes: Sequence[int]) -> str:
-    """How many regions there are of each size, as bars."""
+    """Plot how many regions there are of each size, as bars."""
     counts: Counter[int] = Counter((size - 1).bit_length() for size in sizes if size)
     if not counts:
         return ""
@@ -150,7 +150,7 @@ def _tree(record: Inspection, all_regions: bool, max_items: int) -> str:
 
 
 def _last_siblings(regions: Sequence[RegionRecord]) -> set[int]:
-    """Of the regions that are shown: the last one below each parent."""
+    """Of the shown regions, return the last one below each parent."""
     return set({region.parent: region.id for region in regions}.values())
 
 

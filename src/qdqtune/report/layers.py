@@ -1,4 +1,4 @@
-"""What `inspect --layers` shows."""
+"""The output of `inspect --layers`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NOT_TIMED = "The model was built, not run: there are no times."
 
 
 def layers_text(record: LayersRecord, *, by_time: bool, max_items: int) -> str:
-    """A table of the layers, and what they come to.
+    """Format a table of the layers, and their totals.
 
     Args:
         record: The layers.
-        by_time: Whether the longest comes first; else they are in order of execution.
-        max_items: Show at most so many of the layers that take time; 0 is all layers.
+        by_time: Whether the slowest layer comes first; otherwise they are in execution order.
+        max_items: The maximum number of layers that take time to show; 0 shows all layers.
     """
     if not record.is_timed:
         return _without_times(record, max_items)
@@ -82,7 +82,7 @@ def _row(layer: MappedLayer, record: LayersRecord) -> list[str]:
 
 
 def _nodes(layer: MappedLayer) -> str:
-    """The nodes, those that compute something first."""
+    """List the nodes, compute ops first."""
     pairs = list(zip(layer.nodes, layer.node_types, strict=True))
     computing = [name for name, op_type in pairs if op_type not in _ASIDE]
     aside = [name for name, op_type in pairs if op_type in _ASIDE]
@@ -126,7 +126,7 @@ def _folded(record: LayersRecord) -> list[str]:
 
 
 def _count(count: int, what: str) -> str:
-    """A number and what it counts."""
+    """Format a number and its noun."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 

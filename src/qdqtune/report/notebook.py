@@ -1,4 +1,4 @@
-"""Results as notebooks show them: a caption and a small table.
+"""HTML for notebooks: a caption and a small table per result.
 
 `qdqtune.records.result` loads this module by name.
 """
@@ -28,7 +28,7 @@ _MOST_ROWS = 20
 
 
 def html_of(result: Result) -> str:
-    """The table of a result, with its essentials as the caption; names in it are escaped."""
+    """Format a result as an HTML table, captioned with its main figures; names are escaped."""
     table = table_of(result)
     head = "".join(f"<th>{_escaped(title)}</th>" for title in table.header)
     rows = [
@@ -55,7 +55,7 @@ def _escaped(text: str) -> str:
 
 @functools.singledispatch
 def table_of(result: Result) -> Table:
-    """The table of a result: by default, every number and text of its JSON form."""
+    """Build the table of a result; by default, every number and text of its JSON form."""
     return Table(("", "value"), list(_facts(result.to_dict())))
 
 

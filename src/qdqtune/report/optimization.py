@@ -1,4 +1,4 @@
-"""What `optimize` shows."""
+"""The output of `optimize`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MEGABYTE = 1 << 20
 
 
 def optimization_text(report: OptimizeReport) -> str:
-    """The text form: a table of what changed, and how."""
+    """Format as text: a table of what changed, and how."""
     counts = report.counts
     before, after = sum(counts.before.values()), sum(counts.after.values())
     lines = [printable(f"{report.output}: {before} nodes before, {after} now")]
@@ -34,6 +34,6 @@ def optimization_text(report: OptimizeReport) -> str:
 
 
 def changes_table(counts: OptimizeCounts) -> Table:
-    """The op types of which there are not as many as before."""
+    """Build the table of op types whose count changed."""
     rows = [(op_type, str(old), str(new)) for op_type, (old, new) in counts.changed.items()]
     return Table(("op", "before", "now"), rows, right=(1, 2))

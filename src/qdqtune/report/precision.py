@@ -1,16 +1,16 @@
-"""What `convert` shows."""
+"""The output of `convert`."""
 
 from __future__ import annotations
 
 from qdqtune.records.precision import ConvertReport, PrecisionReport
 from qdqtune.report.tables import printable
 
-# How many names a line shows before it only counts.
+# The number of names that a line lists; beyond it, the line gives only a count.
 _SHOWN_NAMES = 3
 
 
 def conversion_text(report: ConvertReport) -> str:
-    """The text form; the last line warns if outputs are no longer finite."""
+    """Format as text; the last line warns if outputs are no longer finite."""
     conversion = report.conversion
     name = conversion.precision.value
     lines = [

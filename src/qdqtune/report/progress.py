@@ -1,4 +1,4 @@
-"""Progress on a terminal, and nothing elsewhere."""
+"""Progress bars, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def _ignore(_done: int, _total: int | None) -> None:
 
 @contextmanager
 def progress_bar(title: str, *, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on stderr with the time left.
+    """Show a bar on stderr with the time left.
 
     Args:
-        title: What is going on.
-        quiet: Show nothing.
+        title: The current task.
+        quiet: Whether to show nothing.
 
     Yields:
-        A function that takes what is done and what there is to do, if that is known.
+        A function that takes the amount done and the total, if the total is known.
     """
     if quiet or not sys.stderr.isatty():
         yield _ignore

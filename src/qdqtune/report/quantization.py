@@ -1,4 +1,4 @@
-"""What `quantize` shows."""
+"""The output of `quantize`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOST_REASONS = 3
 
 
 def quantize_text(report: QuantizeReport, *, every_node: bool = False) -> str:
-    """The text form; the last line says if the scales can't be trusted.
+    """Format as text; the last line warns if the scales can't be trusted.
 
     Args:
-        report: What came of it.
-        every_node: Also list every op, with its own error.
+        report: The result of the quantization.
+        every_node: Whether to list every op with its own error, too.
     """
     lines = [text_table(*op_table(report.decisions)), ""]
     if every_node:
@@ -32,7 +32,7 @@ def quantize_text(report: QuantizeReport, *, every_node: bool = False) -> str:
 
 
 def op_table(decisions: Sequence[Decision]) -> Table:
-    """How many ops of each type are quantized, and why the others are not."""
+    """Build the table of how many ops of each type are quantized, and why the others are not."""
     quantized = Counter(each.op_type for each in decisions if each.quantized)
     left: dict[str, Counter[str]] = defaultdict(Counter)
     for each in decisions:

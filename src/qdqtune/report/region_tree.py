@@ -1,4 +1,4 @@
-"""What `python -m qdqtune.autotune.region_inspect` shows."""
+"""The output of `python -m qdqtune.autotune.region_inspect`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _DEEPEST_INDENT = 24
 def region_tree_text(
     regions: Sequence[RegionRecord], *, all_regions: bool, verbose: bool = False
 ) -> str:
-    """The regions of a model: how they were found, their sizes, and the tree.
+    """Format the regions of a model: how they were found, their sizes, and the tree.
 
     Args:
-        regions: Every region, each before its children.
-        all_regions: Whether those in which nothing can be quantized are in the tree.
-        verbose: Whether nodes and tensors are named.
+        regions: All regions, each before its children.
+        all_regions: Whether the tree shows regions in which nothing can be quantized.
+        verbose: Whether to name nodes and tensors.
     """
     shown = [region for region in regions if all_regions or region.quantizable]
     left_out = len(regions) - len(shown)

@@ -1,4 +1,4 @@
-"""What `shapes` shows."""
+"""The output of `shapes`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_NAMES = 3
 
 
 def shapes_text(report: ShapesReport) -> str:
-    """A table of inputs and outputs, the symbols, and what was written."""
+    """Format a table of inputs and outputs, the symbols, and the file written."""
     rows = [
         [kind, tensor.name, tensor.dtype or "-", shape_text(tensor.dims)]
         for kind, tensors in (("input", report.inputs), ("output", report.outputs))

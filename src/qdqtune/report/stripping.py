@@ -1,4 +1,4 @@
-"""What `strip` shows."""
+"""The output of `strip`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from qdqtune.report.tables import printable
 
 
 def stripping_text(report: StripReport) -> str:
-    """The text form."""
+    """Format as text."""
     tensors = len(report.placement.tensors)
     lines = [f"{report.output}: took {report.pairs} DequantizeLinear off {tensors} tensors"]
     if report.left:

@@ -1,4 +1,4 @@
-"""What subgraph mode has to show: the subgraphs, and what became of them in the whole model."""
+"""Reports of subgraph mode: the subgraphs, and how their choices did in the whole model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from qdqtune.report.tables import text_table
 
 MODE = "subgraph"
 STAGE = "subgraphs"
-"""The stage whose steps are subgraphs, not whole models."""
+"""The stage whose steps are subgraphs instead of whole models."""
 AS_GIVEN = "as given"
-"""The seed that a quantized model is for its own tuning."""
+"""The name of the seed that holds the placement of a model that was already quantized."""
 
 _HEADER = [
     "tried on the whole model",
@@ -30,12 +30,12 @@ _RAW = "raw"
 # As a difference of logarithms.
 _FAR = 0.1
 _FAR_OFF = "Subgraph timings predicted the whole model poorly: region mode may find more."
-# What the search calls a step from the best so far; everything else began from the float model.
+# The search's prefix for a step from the best so far; all other steps start from the float model.
 _STEPS = frozenset({"batches", "doubts", "schemes"})
 
 
 def batches_lines(summary: Summary) -> list[str]:
-    """What was tried on the whole model, and how to read it; empty if nothing was."""
+    """Report what was tried on the whole model and how to read it; empty if nothing was."""
     if not summary.batches:
         return []
     notes = [_note(summary), *_same_seeds(summary)]
@@ -45,11 +45,11 @@ def batches_lines(summary: Summary) -> list[str]:
 
 
 def batches_table(batches: Sequence[Batch], *, has_costs: bool = True) -> str:
-    """What was tried on the whole model beside what the subgraphs had promised.
+    """Build the table of whole-model trials and the predictions from subgraphs.
 
     Args:
-        batches: What was tried.
-        has_costs: Whether any subgraph was timed, so that there were promises.
+        batches: The trials.
+        has_costs: Whether any subgraph was timed, so that there are predictions.
     """
     rows = [_row(batch, has_costs=has_costs) for batch in batches]
     return text_table(_HEADER, rows, right=_NUMBERS)
@@ -78,7 +78,7 @@ def _note(summary: Summary) -> str:
 
 
 def _same_seeds(summary: Summary) -> list[str]:
-    """Whole-model choices that have no row of their own, as they turned out to be another one."""
+    """List whole-model choices without a row because they turned out to equal another one."""
     tried = {batch.stage for batch in summary.batches}
     first = {speedup: name for name, speedup in reversed([*summary.seeds.items()]) if name in tried}
     return [
@@ -89,7 +89,7 @@ def _same_seeds(summary: Summary) -> list[str]:
 
 
 def _is_far_off(batches: Sequence[Batch]) -> bool:
-    """Whether most promises were far from what came of them."""
+    """Whether most predictions were far from the measurements."""
     errors = [
         abs(math.log(batch.measured / batch.predicted))
         for batch in batches
@@ -107,13 +107,13 @@ def _all_subgraphs(summary: Summary) -> int:
 
 
 def subgraph_lines(summary: Summary) -> list[str]:
-    """How many subgraphs there were to choose from, and how many were timed; empty if unknown."""
+    """Report how many subgraphs there were, and how many were timed; empty if unknown."""
     found, benchmarks = summary.subgraphs, summary.subgraph_benchmarks
-    if not found:  # it ended before there were any to choose from
+    if not found:  # the run ended before it found any
         return [f"{benchmarks} benchmarks of subgraphs."] if benchmarks else []
     timed, subgraphs = _timed(summary), _all_subgraphs(summary)
     groups = f"{found['groups']} fusion groups ({found['structural']} by structure alone)"
-    if timed < subgraphs:  # what could be quantized is known of those that were timed
+    if timed < subgraphs:  # what can be quantized is known only for the timed ones
         why = ": the time was up" if summary.stopped == "budget" else ""
         told = f" {benchmarks} benchmarks of them." if benchmarks else ""
         return [f"{groups}. {timed} of {subgraphs} distinct subgraphs were timed{why}.{told}"]
@@ -124,7 +124,7 @@ def subgraph_lines(summary: Summary) -> list[str]:
 
 
 def plan_lines(plan: TunePlan) -> list[str]:
-    """What a run would do about the subgraphs."""
+    """Report what a run would do with the subgraphs."""
     return [
         f"what {plan.engine} fuses is found out in a run, and each distinct subgraph is timed "
         "alone, as float and quantized",

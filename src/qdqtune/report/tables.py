@@ -1,4 +1,4 @@
-"""Plain tables for terminals and pipes alike."""
+"""Plain-text tables for terminals and pipes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Control and formatting characters (among them those that turn text around), halves of characters,
-# and separators of lines and paragraphs.
+# Control and formatting characters (including bidirectional overrides), surrogates, and line and
+# paragraph separators.
 _ACTED_UPON = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-# A name in a model can be as long as its author likes.
+# Names in a model can be arbitrarily long.
 _LONGEST_LINE = 2000
 
 
 class Table(NamedTuple):
-    """What a table consists of, however it is shown: `text_table(*table)`, or in a notebook.
+    """The content of a table, for any output: `text_table(*table)`, or a notebook.
 
     Attributes:
         header: Column titles.
         rows: Cells.
-        right: Positions of the columns that are aligned to the right.
+        right: Indices of the right-aligned columns.
     """
 
     header: Sequence[str]
@@ -30,13 +30,13 @@ class Table(NamedTuple):
 def text_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
 ) -> str:
-    """Line up cells in columns.
+    """Align cells in columns.
 
     Args:
         header: Column titles.
-        rows: Cells; control characters in them are made visible, so that a file's name can't
-            write to the terminal.
-        right: Positions of the columns that are aligned to the right.
+        rows: Cells; control characters in them are escaped, so that a name can't control the
+            terminal.
+        right: Indices of the right-aligned columns.
     """
     cells = [[printable(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
@@ -52,7 +52,7 @@ def text_table(
 
 
 def printable(text: str) -> str:
-    """Replace what a terminal would act upon, or could not show."""
+    """Replace characters that a terminal would act on or can't show."""
     return "".join(
         "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in _ACTED_UPON else character
         for character in text
@@ -60,7 +60,7 @@ def printable(text: str) -> str:
 
 
 def message(text: str) -> str:
-    """Several lines for a terminal, printable, and none of them endless."""
+    """Make a multi-line message printable, and truncate long lines."""
     return "\n".join(_cut(printable(line)) for line in text.split("\n"))
 
 

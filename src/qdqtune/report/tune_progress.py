@@ -1,4 +1,4 @@
-"""A tuning run while it goes on: a live line on a terminal, one line per step elsewhere."""
+"""Progress of a tuning run: a live line on a terminal, one line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qdqtune.report.tables import message, printable
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-# Seldom: to draw the bar takes time on a machine that is measuring.
+# Seldom, because redrawing the bar takes time on the machine that is measuring.
 _REFRESHES_PER_S = 2
 _WIDEST = 48
 
@@ -25,10 +25,10 @@ Watch = Callable[[TuneEvent], None]
 
 @contextmanager
 def tune_progress(*, quiet: bool) -> Iterator[Watch]:
-    """Something on stderr that shows how far a run is.
+    """Show the progress of a run on stderr.
 
     Args:
-        quiet: Show nothing.
+        quiet: Whether to show nothing.
 
     Yields:
         A callback for the run.
@@ -44,10 +44,10 @@ def tune_progress(*, quiet: bool) -> Iterator[Watch]:
 
 @contextmanager
 def step_progress(*, quiet: bool) -> Iterator[Watch]:
-    """Something on stderr that shows which step is taken: for what has no best so far.
+    """Show the current step on stderr, for work that has no best result so far.
 
     Args:
-        quiet: Show nothing.
+        quiet: Whether to show nothing.
 
     Yields:
         A callback for the steps.
@@ -58,7 +58,7 @@ def step_progress(*, quiet: bool) -> Iterator[Watch]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    # Without markup: a message may hold names out of the model.
+    # No markup: a message can contain names from the model.
     columns = (
         SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     )  # fmt: skip
@@ -74,7 +74,7 @@ def step_progress(*, quiet: bool) -> Iterator[Watch]:
 
 
 def event_line(event: TuneEvent) -> str:
-    """One step as a line of a log."""
+    """Format one step as a log line."""
     facts = [_benchmarks(event)] if event.benchmarks or event.planned else []
     if event.known:
         facts.append(f"{event.known} known from before")
@@ -88,7 +88,7 @@ def event_line(event: TuneEvent) -> str:
 
 @contextmanager
 def _logs_above() -> Iterator[None]:
-    """Let log lines go through the `sys.stderr` of the moment, which prints them above the bar."""
+    """Send log lines through the current `sys.stderr`, which prints them above the bar."""
     handlers = [one for one in logging.getLogger().handlers if type(one) is logging.StreamHandler]
     before = [handler.setStream(sys.stderr) for handler in handlers]
     try:
@@ -113,7 +113,7 @@ def _benchmarks(event: TuneEvent) -> str:
 
 
 def _left(stage: str, eta_s: float) -> str:
-    """The time left; while subgraphs are timed it is not known how long whole models will take."""
+    """Format the time left; while subgraphs are timed, the duration of whole models is unknown."""
     return f"{duration(eta_s)} left{' for subgraphs' if stage == SUBGRAPHS else ''}"
 
 
@@ -131,7 +131,7 @@ def _bar() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    # Only fields of ours are shown, without markup: a message may hold names out of the model.
+    # Show only our own fields, and no markup: a message can contain names from the model.
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
@@ -146,7 +146,7 @@ def _bar() -> Progress:
 
 
 class _Live:
-    """The bar, told what happens."""
+    """The bar, updated on each event."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
@@ -154,9 +154,9 @@ class _Live:
         self._task = bar.add_task("starting", total=None, count="", best=self._best, left="")
 
     def show(self, event: TuneEvent) -> None:
-        if event.planned is not None:  # only the search knows how good its best is
+        if event.planned is not None:  # only the search knows the quality of its best result
             self._best = event.speedup
-        # What the search is at is in the other columns.
+        # The other columns show the search's state.
         is_search = event.planned is not None
         shown = event.stage if is_search else f"{event.stage}: {event.message}"
         self._bar.update(

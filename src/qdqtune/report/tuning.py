@@ -1,4 +1,4 @@
-"""What `tune` shows when it is over, and what a dry run shows."""
+"""The final output of `tune`, and that of a dry run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _STOPPED = {
 }
 _COLUMNS = ("model", "median ms", "speedup", "interval", "output SQNR", "metric")
 _NUMBERS = (1, 2, 4, 5)
-# With fewer processes, how much they differ can't be told.
+# With fewer processes, the spread between them can't be estimated.
 _FEWEST_OPENINGS = 3
-_ALWAYS = 4  # the columns that are there even if nothing is known for them
+_ALWAYS = 4  # columns that are shown even without values
 
 
 def tune_text(result: TuneResult) -> str:
-    """The text form; the last line says if the scales can't be trusted."""
+    """Format as text; the last line warns if the scales can't be trusted."""
     summary = result.summary
     shapes = {name: shape_text(shape) for name, shape in summary.shapes.items()}
     lines = [
@@ -52,12 +52,12 @@ def tune_text(result: TuneResult) -> str:
 
 
 def is_calibrated_on_random(summary: Summary) -> bool:
-    """Whether there are scales in the model, and random inputs behind them."""
+    """Whether the model has scales, and they come from random inputs."""
     return summary.calibration == CalibrationSource.RANDOM.value and not summary.kept_float
 
 
 def summary_table(summary: Summary) -> Table:
-    """The model as given, the best blanket and the result, beside each other."""
+    """Build the table of the original model, the best blanket placement and the result."""
     metric = summary.metric or {}
     baseline = AS_GIVEN if AS_GIVEN in summary.seeds else _float_name(summary)
     rows = [_row(baseline, summary.baseline_ms, metric=metric.get("float"))]
@@ -125,7 +125,7 @@ def _verdict(summary: Summary) -> list[str]:
 
 
 def _scale(summary: Summary) -> list[str]:
-    """What speedups are over, and what is to be known about the blanket beside the result."""
+    """Say what speedups are relative to, and what to know about the blanket placement."""
     blanket = summary.blanket
     if summary.kept_float and blanket is None:
         return []
@@ -164,7 +164,7 @@ def _compared_with(summary: Summary) -> str:
 
 
 def _converted(summary: Summary) -> list[str]:
-    """What was done to the model before it was tuned."""
+    """Say how the model was converted before tuning."""
     if summary.converted_from:
         return [
             f"The model is {summary.converted_from}, for which {summary.dialect} has no integer "
@@ -247,7 +247,7 @@ def _effort(summary: Summary) -> list[str]:
 
 
 def _is_begun(summary: Summary) -> bool:
-    """Whether there was time for anything but the float model."""
+    """Whether there was time for more than the float model."""
     return summary.stopped != "budget" or summary.total_benchmarks + summary.memo_hits > 0
 
 
@@ -262,7 +262,7 @@ def _files(result: TuneResult) -> list[str]:
 
 
 def plan_text(plan: TunePlan) -> str:
-    """What a run would do."""
+    """Describe what a run would do."""
     lines = [
         f"{plan.model}: {plan.nodes} ops, {plan.quantizable} can be {plan.quant_type} in the "
         f"{plan.dialect} dialect",
