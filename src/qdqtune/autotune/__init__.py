@@ -1,6 +1,6 @@
 """The search: regions, patterns, insertion points, schemes, and the autotuner that tries them.
 
-What is offered here is imported when it is asked for.
+Names are imported on first access.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where everything is that this package offers, and under which other names it is known.
+"""The module and the aliases of every name that this package exports.
 
-Scripts for other autotuners import from modules such as `autotune.common`. Those are no files here:
-each is made of this table, and what it offers is imported when it is asked for.
+Scripts for other autotuners import from modules such as `autotune.common`. These modules have no
+files here: they are built from this table, and their names are imported on first access.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ MODULES = {
 
 
 class _Alias(ModuleType):
-    """A module that consists of names; their values are imported when they are asked for."""
+    """A module that consists of names, whose values are imported on first access."""
 
     def __init__(self, name: str, names: tuple[str, ...]) -> None:
         super().__init__(name, f"Another place for names of `{_PACKAGE}`.")
@@ -118,13 +118,13 @@ class _Alias(ModuleType):
 
 
 def found(name: str) -> Any:
-    """What has one of the names."""
+    """Return the object with one of the names."""
     name = SECOND_NAMES.get(name, name)
     return getattr(importlib.import_module(f".{HOMES[name]}", _PACKAGE), name)
 
 
 def install() -> None:
-    """Make the modules of the table importable."""
+    """Make the modules in the table importable."""
     package = sys.modules[_PACKAGE]
     for name, names in MODULES.items():
         module = _Alias(f"{_PACKAGE}.{name}", names)

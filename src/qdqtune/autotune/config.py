@@ -1,4 +1,4 @@
-"""How an autotuner works: sizes of regions, how schemes are varied, what is written."""
+"""Settings of an autotuner: region sizes, how schemes are mutated, and what is written."""
 
 from __future__ import annotations
 
@@ -29,30 +29,31 @@ _AT_LEAST = {
 
 @dataclass
 class Config:
-    """Settings of an autotuner; what makes no sense is refused.
+    """Settings of an autotuner; invalid values are refused.
 
     Attributes:
-        verbose: Whether to log what is done at each step.
-        performance_threshold: Speedup that a final model must have to be worth deploying; for
-            workflows, since the search itself takes every gain.
-        default_q_scale: Scale of activations of which nothing better is known.
+        verbose: Whether to log each step.
+        performance_threshold: Speedup that a final model must reach to be worth deploying. Only
+            workflows use it; the search itself takes every gain.
+        default_q_scale: Scale of activations without a known range.
         default_q_zero_point: Their zero point.
         default_quant_type: `int8`, `uint8` or `fp8`.
-        default_dq_dtype: Float type of scales where the model doesn't tell. Tensors of unknown
-            type are no insertion points, so that every scale has its tensor's own type.
-        maximum_sequence_region_size: Nodes of the longest sequence inside a composite region.
-        minimum_topdown_search_size: Regions with fewer nodes stay whole.
-        top_percent_to_mutate: Share of the measured schemes, the fastest, that new ones are
-            made from.
-        minimum_schemes_to_mutate: How many those are at least; the fastest always is one.
-        maximum_mutations: Points by which a new scheme differs, at most; 0 is for none but those
-            from the cache, imported ones, and that with all points.
-        maximum_generation_attempts: How often to try for a scheme that is new.
-        pattern_cache_minimum_distance: Points by which schemes in the cache differ, at least.
-        pattern_cache_max_entries_per_pattern: Schemes that the cache keeps of a pattern.
+        default_dq_dtype: Float type of scales where the model doesn't determine it. Tensors of
+            unknown type are not insertion points, so every scale has the type of its tensor.
+        maximum_sequence_region_size: Maximum number of nodes in a sequence inside a composite
+            region.
+        minimum_topdown_search_size: Regions with fewer nodes are not divided.
+        top_percent_to_mutate: Share of the measured schemes, fastest first, that new ones are
+            derived from.
+        minimum_schemes_to_mutate: Minimum number of those schemes; the fastest is always included.
+        maximum_mutations: Maximum number of points in which a new scheme differs; 0 allows only
+            schemes from the cache, imported ones, and the one with all points.
+        maximum_generation_attempts: Number of attempts to generate a new scheme.
+        pattern_cache_minimum_distance: Minimum number of points in which cached schemes differ.
+        pattern_cache_max_entries_per_pattern: Maximum number of cached schemes per pattern.
 
     Raises:
-        AutotunerError: If a setting makes no sense.
+        AutotunerError: If a setting is invalid.
     """
 
     verbose: bool = False
@@ -74,10 +75,10 @@ class Config:
         self.check()
 
     def check(self) -> None:
-        """Make sure that every setting makes sense; settings may have changed since the start.
+        """Check that every setting is valid; settings may have changed since construction.
 
         Raises:
-            AutotunerError: If one does not.
+            AutotunerError: If one is not.
         """
         _check_choice("default_quant_type", self.default_quant_type, tuple(ZERO_POINTS))
         _check_choice("default_dq_dtype", self.default_dq_dtype, DQ_DTYPES)
@@ -92,15 +93,15 @@ class Config:
             raise AutotunerError(f"verbose is {self.verbose!r}.", "It is True or False.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Every setting by name."""
+        """Return every setting by name."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> Config:
-        """The settings that a mapping names; all others have their defaults.
+        """Build a config from a mapping; missing settings have their defaults.
 
         Raises:
-            AutotunerError: If it names what is no setting, or one makes no sense.
+            AutotunerError: If the mapping has an unknown key, or a setting is invalid.
         """
         known = [each.name for each in fields(cls)]
         if not isinstance(body, Mapping):

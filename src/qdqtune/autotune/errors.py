@@ -1,4 +1,4 @@
-"""What can go wrong in the search, with what to do about it."""
+"""Errors of the search, each with a hint on what to do."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from qdqtune.records.errors import NewerSchemaError, QdqtuneError
 
 
 class AutotunerError(QdqtuneError):
-    """The base of the search's own errors.
+    """Base class of the search's errors.
 
     Args:
-        what: What happened and where, one sentence.
+        what: What happened and where, in one sentence.
         hint: What to do about it.
     """
 
@@ -22,7 +22,7 @@ class NewerVersionError(AutotunerError, NewerSchemaError):
 
 
 class AutotunerNotInitializedError(AutotunerError):
-    """A method was called that needs `initialize` first."""
+    """A method that requires `initialize` was called before it."""
 
 
 class InvalidSchemeError(AutotunerError, ValueError):

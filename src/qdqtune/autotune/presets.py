@@ -1,4 +1,4 @@
-"""What the command line of an autotuner needs, and nothing that is heavy to import."""
+"""Mode presets and helpers for an autotuner's command line, without heavy imports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODE_PRESETS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     }
 )
 
-# Where the flags of a command line keep what a preset sets.
+# The attributes of parsed arguments that a preset sets.
 _DESTINATIONS = {
     "schemes_per_region": "num_schemes",
     "warmup_runs": "warmup_runs",
@@ -35,13 +35,13 @@ _DESTINATIONS = {
 
 
 class StoreWithExplicitFlag(argparse.Action):
-    """Stores a value and notes that the user gave it, even if it is what the default is.
+    """Stores a value and records that the user gave it, even if it equals the default.
 
     Args:
         option_strings: The flag's spellings.
-        dest: Where the value goes.
-        explicit_attr: Where it is noted that the flag was given.
-        kwargs: Whatever else an action takes.
+        dest: The attribute for the value.
+        explicit_attr: The attribute that records that the flag was given.
+        kwargs: Further arguments of `argparse.Action`.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class StoreWithExplicitFlag(argparse.Action):
 
 
 def apply_mode_presets(args: argparse.Namespace) -> None:
-    """Let the mode decide what no flag did.
+    """Apply the mode's values to everything that no flag set.
 
     Args:
-        args: What was parsed: `mode`, `num_schemes`, `warmup_runs`, `timing_runs`, and for those
-            that the user gave, `_explicit_<name>`.
+        args: The parsed arguments: `mode`, `num_schemes`, `warmup_runs`, `timing_runs`, and
+            `_explicit_<name>` for those that the user gave.
 
     Raises:
         UsageError: If there is no such mode.
@@ -84,7 +84,7 @@ def apply_mode_presets(args: argparse.Namespace) -> None:
 
 
 def preset_for_schemes(schemes: int) -> str:
-    """The most thorough preset with no more schemes per region; the quick one at least.
+    """Return the most thorough preset with at most this many schemes per region; at least quick.
 
     Args:
         schemes: Schemes per region.
@@ -96,11 +96,11 @@ def preset_for_schemes(schemes: int) -> str:
 
 
 def validate_file_path(path: str | os.PathLike[str] | None, description: str) -> Path | None:
-    """The path, if it is one of a file; otherwise the program ends with exit code 1.
+    """Return the path if it is a file; otherwise exit with code 1.
 
     Args:
-        path: What was given; None if nothing was.
-        description: What the file is, to name it in the message.
+        path: The path; None if not given.
+        description: What the file is, for the message.
     """
     if path is None:
         return None
@@ -112,7 +112,7 @@ def validate_file_path(path: str | os.PathLike[str] | None, description: str) ->
 
 
 def get_node_filter_list(path: str | os.PathLike[str] | None) -> list[str] | None:
-    """Wildcard patterns for node names, one per line; blank lines and `#` comments don't count.
+    """Read wildcard patterns for node names, one per line; skip blank lines and `#` comments.
 
     Args:
         path: The file; None if there is none.
@@ -121,7 +121,7 @@ def get_node_filter_list(path: str | os.PathLike[str] | None) -> list[str] | Non
         The patterns; None without a file.
 
     Raises:
-        UsageError: If the file can't be read, or holds no pattern.
+        UsageError: If the file can't be read, or contains no pattern.
     """
     if path is None:
         return None

@@ -1,4 +1,4 @@
-"""`python -m qdqtune.autotune.region_inspect`: how a model is divided into regions."""
+"""`python -m qdqtune.autotune.region_inspect`: show how a model is divided into regions."""
 
 from __future__ import annotations
 

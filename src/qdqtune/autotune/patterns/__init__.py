@@ -1,4 +1,4 @@
-"""Patterns: what regions have in common, places in them, and what is known of them."""
+"""Patterns: the common structure of regions, their insertion points, and measured schemes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which inputs and outputs can be worth a Q/DQ pair on any engine, and why not."""
+"""Which inputs and outputs can benefit from a Q/DQ pair on any engine, and why others can't."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def _kernel_inputs() -> dict[str, frozenset[int] | None]:
 
 _KERNEL_INPUTS = _kernel_inputs()
 
-# Ops that read a table of weights, which may be worth storing small.
+# Ops that read a table of weights, which may be worth storing quantized.
 _TABLE_OPS = ("Gather",)
 
 
 def activation_input(index: GraphIndex, node: ir.Node) -> int:
-    """Of a weighted op: the input that a point stands on; the other operand comes along."""
+    """Return the input of a weighted op that carries the point; the other operand is included."""
     first = node.inputs[0] if node.inputs else None
     return 1 if first is not None and index.is_constant(first.name or "") else 0
 
 
 def why_not(index: GraphIndex, node_position: int, input_position: int) -> str:
-    """Why an input of a node is not an insertion point; empty if it is one.
+    """Return why a node's input is not an insertion point; empty if it is one.
 
     Args:
         index: The graph.
         node_position: Position of the node in the index.
-        input_position: Position of the input, as the model has it.
+        input_position: Position of the input, as in the model.
     """
     if not 0 <= node_position < len(index.nodes):
         return f"there is no node {node_position}"
@@ -69,7 +69,7 @@ def why_not(index: GraphIndex, node_position: int, input_position: int) -> str:
 
 
 def why_not_output(index: GraphIndex, node_position: int, output_position: int) -> str:
-    """Why an output of a node is not an insertion point; empty if it is one."""
+    """Return why a node's output is not an insertion point; empty if it is one."""
     if not 0 <= node_position < len(index.nodes):
         return f"there is no node {node_position}"
     node = index.nodes[node_position]
@@ -91,7 +91,7 @@ def why_not_output(index: GraphIndex, node_position: int, output_position: int) 
 
 
 def _reason(index: GraphIndex, node: str, position: int) -> str:
-    """Like `why_not`, but the other operand of a weighted op counts, since it is read as well."""
+    """Like `why_not`, but accepts the other operand of a weighted op, which is read as well."""
     if is_op(index.node[node], *WEIGHTED_OPS) and position < 2:
         return ""
     return why_not(index, index.position[node], position)

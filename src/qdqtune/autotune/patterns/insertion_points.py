@@ -1,6 +1,6 @@
-"""Places for Q/DQ pairs, relative to a pattern and in one model.
+"""Insertion points for Q/DQ pairs, relative to a pattern and in one model.
 
-A point's numbers are places in the pattern's canonical form, so they mean the same role in every
+A point's indices are positions in the pattern's canonical form, so they mean the same role in every
 region of the pattern. Points are engine-neutral; the dialect completes them later.
 """
 
@@ -25,30 +25,30 @@ Point = TypeVar("Point", bound="InsertionPoint")
 
 
 class InsertionPoint(ABC):
-    """A place for a Q/DQ pair, relative to a pattern."""
+    """An insertion point for a Q/DQ pair, relative to a pattern."""
 
     def resolve(self, region: Region, graph: GraphIndex) -> set[ResolvedInsertionPoint]:
-        """The places in one model that it stands for; none if it can't pay in this region.
+        """Return its insertion points in one model; none if it can't pay off in this region.
 
         Raises:
-            InvalidSchemeError: If the region's pattern has no such place.
+            InvalidSchemeError: If the region's pattern has no such point.
         """
         return self.resolve_in(canonical_region(region, graph), graph)
 
     @abstractmethod
     def resolve_in(self, form: CanonicalRegion, index: GraphIndex) -> set[ResolvedInsertionPoint]:
-        """Like `resolve`, for a region whose canonical form is known already."""
+        """Like `resolve`, for a region whose canonical form is already known."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The file form."""
+        """Return the serialized form."""
         return dict(vars(self))
 
     @classmethod
     def from_dict(cls: type[Point], body: Mapping[str, Any]) -> Point:
-        """Read the file form.
+        """Parse the serialized form.
 
         Raises:
-            InvalidSchemeError: If it is not one.
+            InvalidSchemeError: If it is invalid.
         """
         names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
         known = isinstance(body, Mapping) and all(name in names for name in body)
@@ -81,19 +81,19 @@ class NodeInputInsertionPoint(InsertionPoint):
     input_index: int
 
     def resolve_in(self, form: CanonicalRegion, index: GraphIndex) -> set[ResolvedInsertionPoint]:
-        """The input, and the other operand of a weighted op."""
+        """Return the input, and the other operand of a weighted op."""
         node = _at(form.nodes, self.node_index, "node", self)
         position = _at(form.input_positions(self.node_index), self.input_index, "input", self)
         return edge_with_operand(index, node, position)
 
     @staticmethod
     def collect_from_region(region: Region, graph: GraphIndex) -> list[NodeInputInsertionPoint]:
-        """Every such point that can pay, in canonical order."""
+        """Collect all such points that can pay off, in canonical order."""
         return NodeInputInsertionPoint.collect_in(canonical_region(region, graph), graph)
 
     @staticmethod
     def collect_in(form: CanonicalRegion, index: GraphIndex) -> list[NodeInputInsertionPoint]:
-        """Like `collect_from_region`, for a region whose canonical form is known already."""
+        """Like `collect_from_region`, for a region whose canonical form is already known."""
         return [
             NodeInputInsertionPoint(node_index, input_index)
             for node_index in form.own_nodes
@@ -104,7 +104,7 @@ class NodeInputInsertionPoint(InsertionPoint):
 
 @dataclass(frozen=True)
 class ChildRegionInputInsertionPoint(InsertionPoint):
-    """An input of a child: every place in the child that reads the tensor and can pay.
+    """An input of a child: every edge in the child that reads the tensor and can pay off.
 
     Attributes:
         region_index: The child, in canonical order.
@@ -115,7 +115,7 @@ class ChildRegionInputInsertionPoint(InsertionPoint):
     input_index: int
 
     def resolve_in(self, form: CanonicalRegion, index: GraphIndex) -> set[ResolvedInsertionPoint]:
-        """The edges into the child, with the other operands of weighted ops."""
+        """Return the edges into the child, with the other operands of weighted ops."""
         child = _child(form, self.region_index, self)
         tensor = _at(child.inputs, self.input_index, "input", self)
         edges = form.edges_into_child(self.region_index, tensor)
@@ -125,14 +125,14 @@ class ChildRegionInputInsertionPoint(InsertionPoint):
     def collect_from_region(
         region: Region, graph: GraphIndex
     ) -> list[ChildRegionInputInsertionPoint]:
-        """Every such point that can pay, in canonical order; a LEAF has none."""
+        """Collect all such points that can pay off, in canonical order; a LEAF has none."""
         return ChildRegionInputInsertionPoint.collect_in(canonical_region(region, graph), graph)
 
     @staticmethod
     def collect_in(
         form: CanonicalRegion, index: GraphIndex
     ) -> list[ChildRegionInputInsertionPoint]:
-        """Like `collect_from_region`, for a region whose canonical form is known already."""
+        """Like `collect_from_region`, for a region whose canonical form is already known."""
         points = (
             ChildRegionInputInsertionPoint(region_index, input_index)
             for region_index, child in enumerate(form.children)
@@ -143,11 +143,11 @@ class ChildRegionInputInsertionPoint(InsertionPoint):
 
 @dataclass(frozen=True)
 class RegionOutputInsertionPoint(InsertionPoint):
-    """Behind a tensor that leaves the region, for all its readers.
+    """A tensor that leaves the region, for all its consumers.
 
     Attributes:
-        region_index: The child that hands it out, in canonical order, if one does.
-        node_index: Else the node that makes it, in canonical order.
+        region_index: The child that produces it, in canonical order, if a child does.
+        node_index: Otherwise the node that produces it, in canonical order.
         output_index: Which output of the child, or of the node.
     """
 
@@ -156,7 +156,7 @@ class RegionOutputInsertionPoint(InsertionPoint):
     output_index: int
 
     def resolve_in(self, form: CanonicalRegion, index: GraphIndex) -> set[ResolvedInsertionPoint]:
-        """The tensor as a whole."""
+        """Return the tensor as a whole."""
         tensor = self._tensor(form, index)
         producer = index.value[tensor].producer()
         if tensor not in form.seen_outside or producer is None:
@@ -182,12 +182,12 @@ class RegionOutputInsertionPoint(InsertionPoint):
 
     @staticmethod
     def collect_from_region(region: Region, graph: GraphIndex) -> list[RegionOutputInsertionPoint]:
-        """Every such point that can pay: outputs of children, then of the region's own nodes."""
+        """Collect all such points that can pay off: child outputs, then own nodes' outputs."""
         return RegionOutputInsertionPoint.collect_in(canonical_region(region, graph), graph)
 
     @staticmethod
     def collect_in(form: CanonicalRegion, index: GraphIndex) -> list[RegionOutputInsertionPoint]:
-        """Like `collect_from_region`, for a region whose canonical form is known already."""
+        """Like `collect_from_region`, for a region whose canonical form is already known."""
         points = [
             RegionOutputInsertionPoint(region_index, None, output_index)
             for region_index, child in enumerate(form.children)
@@ -202,7 +202,7 @@ class RegionOutputInsertionPoint(InsertionPoint):
 
 
 def has_quantizable_operations(region: Region, graph: GraphIndex) -> bool:
-    """Whether any input of a node in the region, or below it, is a point."""
+    """Whether any node input in the region or its descendants is an insertion point."""
     return any(
         not why_not(graph, node, position)
         for node in region.get_region_nodes_and_descendants()
@@ -213,7 +213,7 @@ def has_quantizable_operations(region: Region, graph: GraphIndex) -> bool:
 def edge_with_operand(
     index: GraphIndex, node_position: int, position: int
 ) -> set[ResolvedInsertionPoint]:
-    """One edge, with the other operand of a weighted op; nothing if it can't pay."""
+    """Return one edge, with the other operand of a weighted op; nothing if it can't pay off."""
     if why_not(index, node_position, position):
         return set()
     node = index.nodes[node_position]

@@ -1,4 +1,4 @@
-"""The best schemes of many patterns, kept across runs and models."""
+"""A cache of the best schemes of many patterns, kept across runs and models."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _MAKE_AGAIN = "Leave it out: a tuning run writes a new one."
 class PatternCache:
     """The fastest schemes of each pattern that differ enough from each other.
 
-    A pattern may be there twice: with types and shapes, and as the structure alone, which is what
-    other models may have in common with it. Where patterns and schemes are counted, both are one.
+    A pattern can be stored twice: with types and shapes, and as the structure alone, which other
+    models may share. Counts of patterns and schemes treat both as one.
 
     Args:
-        pattern_schemes: What to begin with.
-        minimum_distance: Points by which two schemes of a pattern differ, at least.
-        max_entries_per_pattern: Schemes that are kept of a pattern, at most.
+        pattern_schemes: The initial content.
+        minimum_distance: Minimum number of points in which two schemes of a pattern differ.
+        max_entries_per_pattern: Maximum number of schemes kept per pattern.
 
     Raises:
-        AutotunerError: If a limit is not a whole number from 0, or from 1 on.
+        AutotunerError: If a limit is not a whole number of at least 0 or 1, respectively.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class PatternCache:
 
     @property
     def pattern_schemes(self) -> KeyedList[PatternSchemes]:
-        """What is known of each pattern, as a list, in the order in which patterns came.
+        """The schemes of each pattern, as a list, in the order in which patterns were added.
 
-        What is put in stays as it is, however slow or alike its schemes are, unless the pattern
-        is there already: then the best of both stay.
+        Assigned schemes are kept unchanged, however slow or similar they are, unless the pattern is
+        there already: then the best of both are kept.
         """
         return KeyedList(self._by_signature, self._hold)
 
@@ -70,20 +70,20 @@ class PatternCache:
 
     @property
     def num_patterns(self) -> int:
-        """How many patterns there are, whatever their shapes."""
+        """Number of patterns, ignoring shapes."""
         return len(self._by_structure())
 
     @property
     def total_schemes(self) -> int:
-        """How many schemes there are in all; a pattern's are counted once, whatever its shapes."""
+        """Total number of schemes; those of a pattern are counted once, ignoring shapes."""
         return sum(map(len, self._by_structure().values()))
 
     def has_pattern(self, pattern_signature: str) -> bool:
-        """Whether anything is known of a pattern."""
+        """Whether the cache has schemes of a pattern."""
         return pattern_signature in self._by_signature
 
     def occurring(self, patterns: Iterable[RegionPattern]) -> int:
-        """How many of the patterns that are known here are among these, whatever their shapes."""
+        """Count the cached patterns that are among these, ignoring shapes."""
         return len(
             {
                 each.structure.signature
@@ -93,13 +93,13 @@ class PatternCache:
         )
 
     def get_pattern_schemes(self, pattern_signature: str) -> PatternSchemes | None:
-        """What is known of a pattern; None if nothing."""
+        """Return the schemes of a pattern; None if there are none."""
         return self._by_signature.get(pattern_signature)
 
     def add_pattern_schemes(self, pattern_schemes: PatternSchemes) -> None:
-        """Take schemes of a pattern in, as far as they are sound and differ from faster ones.
+        """Add schemes of a pattern that are valid and differ enough from faster ones.
 
-        The given schemes are copied: what becomes of them later is not seen here.
+        The schemes are copied: later changes to them do not affect the cache.
         """
         if pattern_schemes.pattern is None:
             return
@@ -114,7 +114,7 @@ class PatternCache:
     def add_pattern_from_region(
         self, region: Region, graph: GraphIndex, quantized_tensors: Collection[str]
     ) -> None:
-        """Take in, not measured, the scheme that quantizes these tensors in a region.
+        """Add the scheme that quantizes these tensors in a region, as not measured.
 
         Args:
             region: The region.
@@ -129,19 +129,19 @@ class PatternCache:
             self.add_pattern_schemes(PatternSchemes(pattern, [scheme]))
 
     def merge(self, other: PatternCache, prefer_existing: bool = True) -> None:
-        """Take in what another cache knows.
+        """Add the content of another cache.
 
         Args:
             other: The other cache.
-            prefer_existing: Whether, of a pattern that both know, only this cache's schemes stay;
-                otherwise the best of both do.
+            prefer_existing: Whether a pattern in both caches keeps only the schemes of this one;
+                otherwise the best of both are kept.
         """
         for each in other.pattern_schemes:
             if not (prefer_existing and self.has_pattern(each.pattern_signature)):
                 self.add_pattern_schemes(each)
 
     def to_dict(self) -> dict[str, Any]:
-        """The file form."""
+        """Return the serialized form."""
         return {
             "kind": KIND,
             "schema": SCHEMA,
@@ -152,10 +152,10 @@ class PatternCache:
 
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> PatternCache:
-        """Read the file form.
+        """Parse the serialized form.
 
         Raises:
-            AutotunerError: If it is not one, or an entry is damaged.
+            AutotunerError: If it is invalid, or an entry is damaged.
         """
         cache = cls._empty(body)
         for entry in _entries({"pattern_schemes": [], **body}):
@@ -163,7 +163,7 @@ class PatternCache:
         return cache
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the cache, whole or not at all.
+        """Write the cache atomically.
 
         Raises:
             OutputError: If it can't be written.
@@ -172,11 +172,11 @@ class PatternCache:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> PatternCache:
-        """Read a cache; single damaged entries are left out, with a warning.
+        """Read a cache; single damaged entries are skipped with a warning.
 
         Raises:
             FileNotFoundError: If there is no such file.
-            AutotunerError: If it is not a pattern cache, or one of a newer version.
+            AutotunerError: If it is not a pattern cache, or was written by a newer version.
         """
         file = read_yaml(path, "a pattern cache", _MAKE_AGAIN)
         file.check_kind(KIND, _MAKE_AGAIN)
@@ -195,7 +195,7 @@ class PatternCache:
         return cls(**{name: body[name] for name in limits if name in body})
 
     def _hold(self, pattern_schemes: Iterable[PatternSchemes]) -> None:
-        """Hold these and no others."""
+        """Replace the content."""
         wanted = list(pattern_schemes)
         self._by_signature.clear()
         for each in wanted:
@@ -205,7 +205,7 @@ class PatternCache:
                 self._by_signature[each.pattern_signature] = each
 
     def _by_structure(self) -> dict[str, set[str]]:
-        """Hashes of all schemes, by signature without shapes."""
+        """Return the hashes of all schemes, by signature without shapes."""
         found: dict[str, set[str]] = {}
         for each in self._by_signature.values():
             structure = each.pattern.structure.signature if each.pattern is not None else ""
@@ -213,7 +213,7 @@ class PatternCache:
         return found
 
     def _take(self, file: YamlFile, number: int, entry: object) -> None:
-        """Take in what is sound of one pattern in a file."""
+        """Add the valid entries of one pattern in a file."""
         where = file.where("pattern_schemes", number)
         try:
             whole = isinstance(entry, Mapping) and isinstance(entry.get("schemes", []), list)
@@ -232,7 +232,7 @@ class PatternCache:
         self.add_pattern_schemes(pattern)
 
     def _kept(self, schemes: Iterable[InsertionScheme]) -> list[InsertionScheme]:
-        """The fastest schemes, as many as are wanted, that differ enough."""
+        """Return the fastest schemes that differ enough, up to the limit."""
         fastest: dict[str, InsertionScheme] = {}
         for scheme in schemes:
             known = fastest.setdefault(scheme.hash, scheme)

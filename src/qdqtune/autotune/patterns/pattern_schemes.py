@@ -26,17 +26,17 @@ class PatternSchemes:
 
     @property
     def pattern_signature(self) -> str:
-        """The pattern's signature; empty without one."""
+        """The pattern's signature; empty if there is no pattern."""
         return self.pattern.signature if self.pattern is not None else ""
 
     @property
     def pattern_size(self) -> int:
-        """How many nodes the pattern has."""
+        """Number of nodes in the pattern."""
         return self.pattern.size if self.pattern is not None else 0
 
     @property
     def num_schemes(self) -> int:
-        """How many schemes there are."""
+        """Number of schemes."""
         return len(self.schemes)
 
     @property
@@ -50,7 +50,7 @@ class PatternSchemes:
         return min(measured, key=lambda scheme: scheme.latency_ms, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The file form."""
+        """Return the serialized form."""
         return {
             "pattern_signature": self.pattern_signature,
             "pattern_size": self.pattern_size,
@@ -61,15 +61,15 @@ class PatternSchemes:
     def from_dict(
         cls, body: Mapping[str, Any], pattern: RegionPattern | None = None
     ) -> PatternSchemes:
-        """Read the file form.
+        """Parse the serialized form.
 
         Args:
-            body: The file form.
-            pattern: The pattern that they are for, if it is known already; what the file form
-                says about it doesn't count then.
+            body: The serialized form.
+            pattern: The pattern that they are for, if already known; it overrides the one in the
+                serialized form.
 
         Raises:
-            InvalidSchemeError: If it is not the file form.
+            InvalidSchemeError: If it is invalid.
         """
         signature = body.get("pattern_signature", "") if isinstance(body, Mapping) else None
         size = body.get("pattern_size", 0) if isinstance(body, Mapping) else None

@@ -24,16 +24,16 @@ _Point = NodeInputInsertionPoint | ChildRegionInputInsertionPoint | RegionOutput
 
 @dataclass(frozen=True)
 class PatternView:
-    """A pattern in one model.
+    """A pattern as it occurs in one model.
 
     Attributes:
-        pattern: With types and shapes.
-        structure: Without.
-        first: The first region that has it.
-        regions: How many do.
-        nodes: Names of the nodes of all of them.
-        edges: What each point of it comes to in the first of them.
-        weighted: Names of ops with weights that read such a place: quantized whole or not at all.
+        pattern: The pattern with types and shapes.
+        structure: The pattern without them.
+        first: The first region of the pattern.
+        regions: Number of regions of the pattern.
+        nodes: Names of the nodes in all those regions.
+        edges: The edges of each point in the first region.
+        weighted: Names of weighted ops that read such an edge: quantized whole or not at all.
     """
 
     pattern: RegionPattern
@@ -45,14 +45,14 @@ class PatternView:
     weighted: frozenset[str]
 
     def scheme_in(self, quantized: Collection[Edge], kernels: Collection[str]) -> InsertionScheme:
-        """The scheme that a placement comes to in the pattern.
+        """Return the scheme that a placement amounts to in the pattern.
 
-        A point stands for a whole kernel: an op that reads a quantized tensor in passing, because
-        another one needs it quantized, has none.
+        A point stands for a whole kernel: an op has no point if it reads a quantized tensor only
+        because another op needs it quantized.
 
         Args:
             quantized: Every edge that the placement quantizes.
-            kernels: Names of the ops that it makes integer kernels.
+            kernels: Names of the ops that it turns into integer kernels.
         """
         chosen, whole = set(quantized), set(kernels)
         scheme = InsertionScheme()
@@ -71,11 +71,11 @@ class PatternView:
 
 
 def view_pattern(first: Region, forms: Sequence[CanonicalRegion], index: GraphIndex) -> PatternView:
-    """Look at a pattern through one of its regions.
+    """View a pattern through one of its regions.
 
     Args:
         first: The region.
-        forms: Canonical forms of all regions that have the pattern, its own first.
+        forms: Canonical forms of all regions of the pattern, that of `first` first.
         index: The model, with shapes.
     """
     form = forms[0]

@@ -1,4 +1,4 @@
-"""Questions about single tensors: may a pair stand there, and for whom."""
+"""Whether single tensors are insertion points, and for which consumers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def get_autotuner_skip_ops() -> set[str]:
 def skip_invalid_insertion_points(
     graph: GraphIndex, tensor_name: str, region_or_node: Region | ir.Node
 ) -> bool:
-    """Whether a tensor is no insertion point for a node, or for any node of a region.
+    """Whether a tensor is not an insertion point for a node, or for any node of a region.
 
     Args:
         graph: The graph.
         tensor_name: The tensor.
-        region_or_node: Who reads it.
+        region_or_node: The consumer.
     """
     return not _uses(graph, tensor_name, _positions(graph, region_or_node))
 
@@ -43,10 +43,11 @@ def skip_invalid_insertion_points(
 def resolve_region_io_insertion_points(
     region: Region | None, graph: GraphIndex, tensor_name: str
 ) -> set[ResolvedInsertionPoint]:
-    """The places at which a tensor that enters or leaves a region can pay.
+    """Return the edges where quantizing a tensor that enters or leaves a region can pay off.
 
     Args:
-        region: Only its nodes count, unless it makes the tensor itself; None for the whole graph.
+        region: Only its nodes are considered, unless it produces the tensor; None for the whole
+            graph.
         graph: The graph.
         tensor_name: The tensor.
 
@@ -74,7 +75,7 @@ def _positions(graph: GraphIndex, region_or_node: Region | ir.Node) -> Iterable[
 
 
 def _uses(graph: GraphIndex, tensor: str, positions: Iterable[int]) -> list[tuple[int, int]]:
-    """Where these nodes read the tensor and it can pay: positions of nodes and inputs."""
+    """Return where these nodes read the tensor and it can pay off: node and input positions."""
     if tensor not in graph.value:
         return []
     wanted = positions if isinstance(positions, range | set) else set(positions)

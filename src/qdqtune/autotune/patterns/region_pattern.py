@@ -1,4 +1,4 @@
-"""Patterns: what a region is, apart from where it stands and what it is called."""
+"""Patterns: the structure of a region, independent of names and location."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RegionPattern:
 
     Args:
         signature: The text.
-        size: How many nodes a region of it has.
+        size: Number of nodes in a region of the pattern.
     """
 
     def __init__(self, signature: str, size: int) -> None:
@@ -37,19 +37,19 @@ class RegionPattern:
     def from_region(
         cls, region: Region, graph: GraphIndex, *, shapes: bool = False
     ) -> RegionPattern:
-        """The pattern of a region.
+        """Compute the pattern of a region.
 
         Args:
             region: The region.
             graph: The graph.
-            shapes: Whether types and shapes of all tensors are part of it.
+            shapes: Whether to include the types and shapes of all tensors.
         """
         form = canonical_region(region, graph)
         return cls(form.signature(shapes=shapes), len(form.nodes))
 
     @property
     def structure(self) -> RegionPattern:
-        """The pattern without types and shapes; itself if it has none."""
+        """The pattern without types and shapes; the pattern itself if it has none."""
         return RegionPattern(without_shapes(self.signature), self.size)
 
     @property
@@ -68,11 +68,11 @@ class RegionPattern:
         return not self.is_composite
 
     def get_hash(self) -> str:
-        """A hash of the signature, 32 hex digits."""
+        """Return a hash of the signature, 32 hex digits."""
         return hashlib.sha256(self.signature.encode()).hexdigest()[:_HASH_DIGITS]
 
     def get_short_signature(self, max_length: int = 80) -> str:
-        """The signature, cut off where it gets too long."""
+        """Return the signature, truncated if too long."""
         if len(self.signature) <= max_length:
             return self.signature
         return self.signature[: max(max_length - 3, 0)] + "..."
@@ -102,14 +102,14 @@ class RegionPattern:
             scheme: A scheme of this pattern.
 
         Returns:
-            For a pattern, whether it is the same. For a region, its nodes in canonical order, or
-            None if it has another pattern. With a scheme, what that stands for in the region;
-            nothing if it has another pattern.
+            For a pattern, whether it is equal. For a region, its nodes in canonical order, or None
+            if its pattern differs. With a scheme, its insertion points in the region; empty if its
+            pattern differs.
 
         Raises:
-            InvalidSchemeError: If the graph is missing, a scheme comes with a pattern, or has
+            InvalidSchemeError: If the graph is missing, or a scheme is given with a pattern or has
                 points that this pattern doesn't have.
-            TypeError: If it is neither a pattern nor a region.
+            TypeError: If `other` is neither a pattern nor a region.
         """
         if isinstance(other, RegionPattern):
             if scheme is not None:
@@ -132,7 +132,7 @@ class RegionPattern:
         return set().union(*(point.resolve_in(form, graph) for point in scheme.points()))
 
     def get_full_insertion_scheme(self, region: Region, graph: GraphIndex) -> InsertionScheme:
-        """The scheme with every point that can pay in a region of this pattern.
+        """Return the scheme with every point that can pay off in a region of this pattern.
 
         Raises:
             InvalidSchemeError: If the region has another pattern.
@@ -150,7 +150,7 @@ class RegionPattern:
         )
 
     def format_tree(self, region: Region, graph: GraphIndex, indent: int = 0) -> str:
-        """A region and those below it, one line each."""
+        """Format a region and its descendants, one line each."""
         lines = []
         waiting = [(region, indent)]
         while waiting:

@@ -1,4 +1,4 @@
-"""Places for Q/DQ pairs in one model, and the placement that they add up to."""
+"""Insertion points in one model, and the placement that they add up to."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FOREIGN = "Was it resolved in another model?"
 
 @dataclass(frozen=True)
 class ResolvedInsertionPoint:
-    """A place in one model.
+    """An insertion point in one model.
 
     Attributes:
         tensor_name: The tensor.
         node_index: Position in the index of the node that reads it; None for all readers.
-        input_index: Which input of that node.
+        input_index: The input of that node.
     """
 
     tensor_name: str
@@ -28,10 +28,10 @@ class ResolvedInsertionPoint:
 
 
 def to_placement(index: GraphIndex, resolved: Iterable[ResolvedInsertionPoint]) -> Placement:
-    """The placement that quantizes these places and nothing else.
+    """Return the placement that quantizes exactly these points.
 
     Raises:
-        InvalidSchemeError: If the model has no such place.
+        InvalidSchemeError: If the model has no such point.
     """
     edges: set[Edge] = set()
     outputs: set[str] = set()
@@ -40,7 +40,7 @@ def to_placement(index: GraphIndex, resolved: Iterable[ResolvedInsertionPoint]) 
             edges.add(_edge(index, point))
         elif point.tensor_name not in index.value:
             raise InvalidSchemeError(f"{point}: the model has no such tensor.", _FOREIGN)
-        elif index.is_constant(point.tensor_name):  # nobody makes it, so its readers are meant
+        elif index.is_constant(point.tensor_name):  # no node produces it, so its readers are meant
             edges.update(edge for edge in index.readers(point.tensor_name) if edge.node)
         else:
             outputs.add(point.tensor_name)
@@ -50,10 +50,10 @@ def to_placement(index: GraphIndex, resolved: Iterable[ResolvedInsertionPoint]) 
 def merge_resolved_insertion_points(
     graph: GraphIndex, resolved: Iterable[ResolvedInsertionPoint]
 ) -> set[ResolvedInsertionPoint]:
-    """One point for a tensor instead of one for each reader, where every single edge has one.
+    """Replace the points of all edges of a tensor with one point for the tensor.
 
     Raises:
-        InvalidSchemeError: If the model has no such place.
+        InvalidSchemeError: If the model has no such point.
     """
     points = set(resolved)
     whole = {point.tensor_name for point in points if point.node_index is None}

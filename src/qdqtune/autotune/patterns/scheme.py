@@ -1,4 +1,4 @@
-"""Schemes: sets of insertion points for one pattern, with what was measured of them."""
+"""Schemes: sets of insertion points for one pattern, with their measurements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qdqtune.autotune.patterns.insertion_points import (
 )
 
 LARGEST_MS = 1e300
-"""No latency in a file is larger, but for infinite ones."""
+"""The largest finite latency that a file may contain."""
 
 _HASH_DIGITS = 32
 
@@ -31,7 +31,7 @@ class InsertionScheme:
         node_inputs: Inputs of the region's own nodes.
         child_region_inputs: Inputs of children.
         region_outputs: Tensors that leave the region.
-        latency_ms: What was measured; infinite if nothing was.
+        latency_ms: The measured latency; infinite if not measured.
         error: Whether it failed.
         profile_timestamp: When it was measured, in ISO 8601.
     """
@@ -45,7 +45,7 @@ class InsertionScheme:
 
     @classmethod
     def of(cls, points: Iterable[InsertionPoint]) -> InsertionScheme:
-        """The scheme with these points, not measured yet."""
+        """Build a scheme with these points, not measured yet."""
         scheme = cls()
         for point in points:
             if isinstance(point, NodeInputInsertionPoint):
@@ -60,7 +60,7 @@ class InsertionScheme:
 
     @property
     def hash(self) -> str:
-        """The same for schemes with the same points, in whatever order."""
+        """A hash that is equal for schemes with the same points in any order."""
         keys = [sorted(_keys(points)) for points in self._lists()]
         return hashlib.sha256(repr(keys).encode()).hexdigest()[:_HASH_DIGITS]
 
@@ -75,18 +75,18 @@ class InsertionScheme:
         return self.error or math.isfinite(self.latency_ms)
 
     def points(self) -> list[InsertionPoint]:
-        """All its points."""
+        """Return all its points."""
         return [*self.node_inputs, *self.child_region_inputs, *self.region_outputs]
 
     def distance(self, other: InsertionScheme) -> int:
-        """How many points only one of the two has."""
+        """Return the number of points that only one of the two has."""
         return sum(
             len(set(mine) ^ set(theirs))
             for mine, theirs in zip(self._lists(), other._lists(), strict=True)
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The file form."""
+        """Return the serialized form."""
         return {
             "latency_ms": float(self.latency_ms),
             "error": self.error,
@@ -99,10 +99,10 @@ class InsertionScheme:
 
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> InsertionScheme:
-        """Read the file form.
+        """Parse the serialized form.
 
         Raises:
-            InvalidSchemeError: If it is not one.
+            InvalidSchemeError: If it is invalid.
         """
         if not isinstance(body, Mapping):
             raise InvalidSchemeError(f"{body!r} is not a scheme.", "A scheme is a mapping.")
@@ -131,7 +131,7 @@ class InsertionScheme:
 
 
 def _keys(points: Iterable[InsertionPoint]) -> set[tuple[int, ...]]:
-    """Points as numbers that can be sorted."""
+    """Return points as sortable numbers."""
     return {
         tuple(-1 if value is None else value for value in point.to_dict().values())
         for point in points

@@ -1,4 +1,4 @@
-"""What an autotuner has measured so far, as a readable file: `autotuner_state.yaml`."""
+"""The measurements of an autotuner as a readable file: `autotuner_state.yaml`."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _CURRENT = "current_profile_pattern_schemes_signature"
 
 @dataclass(frozen=True)
 class SavedState:
-    """What a state file holds.
+    """The content of a state file.
 
     Attributes:
         baseline_latency_ms: Latency of the float model, if it was measured.
         config: The settings that it was written with.
-        patterns: What was tried, pattern by pattern.
+        patterns: The schemes that were tried, by pattern.
         current_signature: The pattern that was being profiled, if any.
         header: What the measurements depend on: the model's fingerprint, the quant type, the
-            engine. Empty in files of other tools.
-        measurements: Lines of a run's journal, from which another run can go on; none if no run
-            wrote it.
+            engine. Empty in files written by other tools.
+        measurements: Lines of a run's journal, from which another run can resume; empty if no run
+            wrote them.
     """
 
     baseline_latency_ms: float | None
@@ -57,15 +57,15 @@ def write_state(
     header: Mapping[str, Any] | None = None,
     measurements: Iterable[str] = (),
 ) -> None:
-    """Write a state file, whole or not at all.
+    """Write a state file atomically.
 
     Args:
-        path: Where to write; what is there is replaced.
+        path: The file; an existing one is replaced.
         baseline_latency_ms: Latency of the float model, if it was measured.
         config: The settings.
-        patterns: What was tried.
+        patterns: The schemes that were tried.
         current_signature: The pattern that is being profiled, if any.
-        header: What the measurements depend on, as plain texts and numbers.
+        header: What the measurements depend on, as strings and numbers.
         measurements: Lines of a run's journal.
 
     Raises:
@@ -86,11 +86,11 @@ def write_state(
 
 
 def read_state(path: str | os.PathLike[str]) -> SavedState:
-    """Read a state file, ours or one of a tool that writes the same keys.
+    """Read a state file, from qdqtune or from a tool that writes the same keys.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        AutotunerError: If it is not a state file, damaged, or of a newer version.
+        AutotunerError: If it is not a state file, is damaged, or was written by a newer version.
     """
     file = read_yaml(path, "an autotuner state", _MAKE_AGAIN)
     file.check_kind(KIND, _MAKE_AGAIN)
@@ -117,7 +117,7 @@ def read_state(path: str | os.PathLike[str]) -> SavedState:
 
 
 def pattern_cache_path(state_path: str | os.PathLike[str]) -> Path:
-    """Where the pattern cache of a state file lies: `<base>_pattern_cache<ext>`."""
+    """Return the path of a state file's pattern cache: `<base>_pattern_cache<ext>`."""
     path = Path(state_path)
     return path.with_name(f"{path.stem}_pattern_cache{path.suffix}")
 

@@ -1,4 +1,4 @@
-"""From names of quantized tensors, as another tool's model has them, to schemes."""
+"""Convert names of quantized tensors, as in another tool's model, to schemes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from qdqtune.autotune.regions.canonical import CanonicalRegion, canonical_region
 from qdqtune.autotune.regions.region import Region
 from qdqtune.graph.index import GraphIndex
 
-# What tools append to a tensor's name for the two sides of its pair.
+# Suffixes that tools append to a tensor's name for the two sides of its pair.
 _SIDES = re.compile(
     r"(?:_qdq|_n\d+_i\d+)?_(?:quantized|dequantized)$|_(?:Quantize|Dequantize)Linear_Output(?:_\d+)?$"
-    r"|_(?:relu|clip)$"  # of an activation that a Q stood for, as reading puts it back
+    r"|_(?:relu|clip)$"  # for an activation that a Q replaced; reading restores it
 )
 
 
 def known_tensors(index: GraphIndex, names: Iterable[str]) -> set[str]:
-    """The tensors of a model that are meant by these names.
+    """Find the tensors of a model that these names refer to.
 
-    A name that the model doesn't have may be that of a Q's or DQ's result: then the tensor in
-    front of the pair is meant, if the rest of the name says which.
+    A name that the model doesn't have may be that of a Q or DQ output. It then refers to the tensor
+    before the pair, if the rest of the name identifies it.
     """
     found: set[str] = set()
     for name in names:
@@ -40,14 +40,14 @@ def known_tensors(index: GraphIndex, names: Iterable[str]) -> set[str]:
 def scheme_from_tensors(
     region: Region, index: GraphIndex, names: Collection[str]
 ) -> InsertionScheme:
-    """The scheme that quantizes these tensors in a region, as far as they are points there.
+    """Return the scheme that quantizes these tensors in a region, where they are points.
 
-    A point of an op with two activations counts only if both are named; weights come along.
+    A point of an op with two activations counts only if both are named; weights are included.
 
     Args:
         region: The region.
         index: The graph.
-        names: Names of tensors, or of the results of their Q or DQ.
+        names: Names of tensors, or of the outputs of their Q or DQ.
     """
     return scheme_in(canonical_region(region, index), index, known_tensors(index, names))
 

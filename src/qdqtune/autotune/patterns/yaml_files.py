@@ -1,4 +1,4 @@
-"""YAML files of ours, and those of strangers: safe, with line numbers, written whole."""
+"""Read and write YAML files: safe for untrusted input, with line numbers, atomic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qdqtune.records.untrusted_files import read_text
 try:
     from yaml import CSafeDumper as _Dumper
     from yaml import CSafeLoader as _Loader
-except ImportError:  # PyYAML was built without libyaml: the same, only slower
+except ImportError:  # PyYAML built without libyaml: the same, only slower
     from yaml import SafeDumper as _Dumper  # type: ignore[assignment]
     from yaml import SafeLoader as _Loader  # type: ignore[assignment]
 
@@ -31,12 +31,12 @@ _LINE_WIDTH = 1 << 20  # a signature stays on one line
 
 @dataclass(frozen=True)
 class YamlFile:
-    """A mapping that was read from a file.
+    """A mapping read from a file.
 
     Attributes:
         path: The file.
         body: The mapping.
-        root: Its syntax tree, which knows lines.
+        root: Its syntax tree, which has line numbers.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class YamlFile:
     root: yaml.Node
 
     def where(self, *keys: str | int) -> str:
-        """The file, and the line of what lies below these keys, as far as there is such a thing."""
+        """Return the file and the line of the value at these keys, as far as they exist."""
         node: Any = self.root
         for key in keys:
             below = _below(node, key)
@@ -54,10 +54,10 @@ class YamlFile:
         return f"{self.path}, line {node.start_mark.line + 1}"
 
     def check_kind(self, kind: str, make_again: str) -> None:
-        """Make sure that it is what it should be; files without a kind come from other tools.
+        """Check the kind of the file; files without a kind come from other tools.
 
         Raises:
-            AutotunerError: If it is something else, or newer than this version.
+            AutotunerError: If it is of another kind, or newer than this version.
         """
         found = self.body.get("kind", kind)
         if found != kind:
@@ -76,11 +76,11 @@ class YamlFile:
 
 
 def read_yaml(path: str | os.PathLike[str], what: str, hint: str) -> YamlFile:
-    """Read a file that holds a mapping.
+    """Read a file that contains a mapping.
 
     Args:
         path: The file.
-        what: What it should be, with an article.
+        what: What the file should be, with an article.
         hint: What to do if it isn't.
 
     Raises:
@@ -108,11 +108,11 @@ def read_yaml(path: str | os.PathLike[str], what: str, hint: str) -> YamlFile:
 
 
 class Lines(str):
-    """A text of several lines, which a file shows as such."""
+    """A multi-line text, written as such to the file."""
 
 
 class _LinesDumper(_Dumper):
-    """Writes `Lines` one below the other."""
+    """Writes `Lines` as a block, line by line."""
 
 
 _LinesDumper.add_representer(
@@ -122,7 +122,7 @@ _LinesDumper.add_representer(
 
 
 def write_yaml(path: str | os.PathLike[str], body: Mapping[str, Any]) -> None:
-    """Write a mapping, whole or not at all; a file that is there is replaced.
+    """Write a mapping atomically; an existing file is replaced.
 
     Raises:
         OutputError: If it can't be written.
@@ -146,10 +146,10 @@ def _below(node: Any, key: str | int) -> yaml.Node | None:
 
 
 def _check_events(text: str) -> None:
-    """Refuse what takes more than its share of memory, stack or time to make values from.
+    """Refuse input that would take excessive memory, stack or time to construct.
 
-    The parser keeps to itself how deep it is; what makes values of its events calls itself.
-    A few lines of aliases can stand for more items than there is memory.
+    The parser does not expose its depth, and the constructor is recursive. A few lines of aliases
+    can expand to more items than fit in memory.
     """
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
@@ -170,7 +170,7 @@ def _check_events(text: str) -> None:
 
 
 def _is_long_number(value: str) -> bool:
-    """Whether the time to read a scalar may grow with its square: `1:1:1` is of base 60."""
+    """Whether parsing a scalar may take quadratic time: `1:1:1` is base 60."""
     return len(value) > _LONGEST_NUMBER and not value.strip("+-.:_0123456789")
 
 

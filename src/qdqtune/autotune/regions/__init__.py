@@ -1,4 +1,4 @@
-"""Regions: what they are, and how a graph is divided into them."""
+"""Regions, and how a graph is divided into them."""
 
 from __future__ import annotations
 

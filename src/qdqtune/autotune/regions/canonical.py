@@ -1,7 +1,7 @@
-"""The canonical form of a region: what its nodes, operands and borders are called in its pattern.
+"""The canonical form of a region: how its pattern numbers nodes, operands and borders.
 
-A position in this form means the same role in every region of the pattern, whatever the order of
-the node list, of the operands of an Add, or the names.
+A position in this form means the same role in every region of the pattern, regardless of node
+order, of the operand order of an Add, and of names.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ChildForm:
 
 @dataclass(eq=False)
 class Form:
-    """What all regions of one structure share."""
+    """The form shared by all regions of one structure."""
 
     structure: Structure
     layout: Layout
@@ -70,27 +70,27 @@ class CanonicalRegion:
         self._child_edges: dict[int, dict[str, list[tuple[int, int]]]] = {}
 
     def signature(self, *, shapes: bool = False) -> str:
-        """The region's structure as text, with types and shapes if asked for."""
+        """Return the region's structure as text, optionally with types and shapes."""
         return self.form.signature(shapes=shapes)
 
     @cached_property
     def nodes(self) -> tuple[int, ...]:
-        """Positions in the index of all its nodes, children's included, in canonical order."""
+        """Index positions of all nodes, including children's, in canonical order."""
         return tuple(self._binding.positions[number] for number in self.form.layout.order)
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """Tensors that come from outside, constants left out, by first use."""
+        """Tensors from outside, without constants, by first use."""
         return self._names(self._top.inputs)
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
-        """Tensors that others see, by who makes them."""
+        """Tensors that are used outside, by producer."""
         return self._names(self._top.outputs)
 
     @cached_property
     def seen_outside(self) -> frozenset[str]:
-        """The outputs, to look one up."""
+        """The outputs, as a set for lookup."""
         return frozenset(self.outputs)
 
     @cached_property
@@ -108,7 +108,7 @@ class CanonicalRegion:
 
     @cached_property
     def own_nodes(self) -> tuple[int, ...]:
-        """Of the nodes in canonical order: which belong to the region itself, not to a child."""
+        """The nodes, in canonical order, that belong to the region itself and not to a child."""
         structure = self.form.structure
         order = self.form.layout.order
         return tuple(
@@ -117,7 +117,7 @@ class CanonicalRegion:
 
     @cached_property
     def own_outputs(self) -> tuple[tuple[int, int], ...]:
-        """Outputs that its own nodes make: place in canonical order, and which output."""
+        """Outputs that its own nodes produce: position in canonical order, and output index."""
         place = {number: place for place, number in enumerate(self.form.layout.order)}
         made_by = self._top.made_by
         return tuple(
@@ -127,7 +127,7 @@ class CanonicalRegion:
         )
 
     def edges_into_child(self, child: int, tensor: str) -> list[tuple[int, int]]:
-        """Where a child reads a tensor: positions of nodes in the index, and of their inputs."""
+        """Return where a child reads a tensor: positions of nodes and of their inputs."""
         if child not in self._child_edges:
             edges: dict[str, list[tuple[int, int]]] = {}
             for node in sorted(self.children[child].region.get_region_nodes_and_descendants()):
@@ -137,7 +137,7 @@ class CanonicalRegion:
         return self._child_edges[child].get(tensor, [])
 
     def input_positions(self, node_index: int) -> tuple[int, ...]:
-        """Of a node in canonical order: which of its inputs come first, second, and so on."""
+        """Return the inputs of a node in canonical order."""
         return self.form.layout.operands[self.form.layout.order[node_index]]
 
     @property
@@ -158,7 +158,7 @@ _FORMS: WeakKeyDictionary[GraphIndex, dict[Structure, Form]] = WeakKeyDictionary
 
 
 def canonical_region(region: Region, index: GraphIndex) -> CanonicalRegion:
-    """Put a region in canonical form; regions listed alike are worked out once.
+    """Put a region in canonical form; equal structures are computed once.
 
     Raises:
         AutotunerError: If the region doesn't fit the graph.

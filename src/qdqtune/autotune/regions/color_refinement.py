@@ -1,8 +1,7 @@
-"""Telling the nodes of a structure apart by what they are and how they are wired.
+"""Distinguish the nodes of a structure by their ops and wiring (colour refinement).
 
-Colours are hashes of tuples of whole numbers, which Python computes the same way in every
-process. Equal colours for different things cost a tie-break, never a wrong answer: a signature
-spells out the whole structure.
+Colours are hashes of tuples of integers, which Python computes the same way in every process. A
+hash collision costs a tie-break, never a wrong answer: a signature spells out the whole structure.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from collections.abc import Sequence
 
 from qdqtune.autotune.regions.structure import EXTERNAL, FIXED, INSIDE, Structure
 
-# How many colours may be worked out to break ties. Only structures with very many equal branches
-# need more; their order then depends on the node list, which costs a pattern of its own at worst.
+# Maximum number of colours computed to break ties. Only structures with very many equal branches
+# need more; their order then depends on the node list, which at worst results in a separate
+# pattern.
 _TIE_STEPS = 200_000
 
 _MARK = 0x51
@@ -27,7 +27,7 @@ class ColorRefinement:
     Args:
         structure: The structure.
         hashes: Hash by label.
-        shapes: Whether types and shapes tell vertices apart.
+        shapes: Whether types and shapes distinguish vertices.
     """
 
     def __init__(self, structure: Structure, hashes: Sequence[int], *, shapes: bool) -> None:
@@ -58,7 +58,7 @@ class ColorRefinement:
             self._slots.append(slots)
 
     def refine(self, colours: list[int]) -> list[int]:
-        """Colours that neighbours can't tell apart any further."""
+        """Refine colours until neighbours no longer distinguish any vertices."""
         count = len(set(colours))
         while count < self.size:
             colours = self._swept(colours)
@@ -68,7 +68,7 @@ class ColorRefinement:
         return colours
 
     def _swept(self, colours: list[int]) -> list[int]:
-        """One sweep down the graph and one up: a chain of any length settles in a few."""
+        """Sweep down the graph and up once: a chain of any length converges in a few sweeps."""
         colours = colours[:]
         for number, (node, slots) in enumerate(
             zip(self._structure.nodes, self._slots, strict=True)
@@ -91,7 +91,7 @@ class ColorRefinement:
         return colours
 
     def _mix_groups(self, colours: list[int]) -> None:
-        """Tell nodes by the region that they lie in, and regions by what lies in them."""
+        """Distinguish nodes by their region, and regions by their nodes."""
         parents = self._structure.parents
         members: list[list[int]] = [[] for _ in parents]
         for node, colour in zip(self._structure.nodes, colours, strict=False):
@@ -108,11 +108,11 @@ class ColorRefinement:
 
 
 def distinct_colours(structure: Structure, hashes: Sequence[int]) -> list[int]:
-    """A colour of its own for every node and external, the same in every order of the nodes.
+    """Give every node and external a unique colour, independent of node order.
 
-    Vertices that structure can't tell apart are told apart by types and shapes, then at will:
-    one of them is marked and everything refined again. The structural signature is the same
-    whatever the shapes are, since they decide only between equals.
+    Vertices that the structure can't distinguish are distinguished by types and shapes, then
+    arbitrarily: one is marked and everything is refined again. The structural signature doesn't
+    depend on shapes, since they only decide between equals.
     """
     plain = ColorRefinement(structure, hashes, shapes=False)
     colours = plain.refine(plain.initial)
@@ -144,7 +144,7 @@ def _marked(colours: list[int], vertex: int) -> list[int]:
 
 
 def _smallest_cell(colours: list[int]) -> list[int]:
-    """The vertices of one colour that several have: the fewest, then the lowest colour."""
+    """Return the smallest set of vertices that share a colour; the lowest colour breaks ties."""
     counts = Counter(colours)
     shared = [(count, colour) for colour, count in counts.items() if count > 1]
     if not shared:

@@ -1,4 +1,4 @@
-"""Regions that somebody else made: by name, or checked and completed where something is missing."""
+"""User-supplied regions: built from node names, or validated and completed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from qdqtune.graph.index import GraphIndex
 
 
 def region_of(graph: GraphIndex, names: Iterable[str], region_id: int = 0) -> Region:
-    """The region of some nodes.
+    """Build a region from node names.
 
     Args:
         graph: An autotuner's `graph`.
-        names: Names of nodes; those without one in the file are named after their op and place.
-        region_id: A number of its own.
+        names: Names of nodes; unnamed nodes are named after their op and position.
+        region_id: A unique number.
 
     Raises:
         AutotunerError: If no names are given, or the graph has no such node.
@@ -41,15 +41,14 @@ def region_of(graph: GraphIndex, names: Iterable[str], region_id: int = 0) -> Re
 
 
 def adopt_regions(regions: Iterable[Region], index: GraphIndex) -> list[Region]:
-    """Make sure that regions can be tuned; those without borders get them.
+    """Check that regions can be tuned; compute missing borders.
 
     Args:
-        regions: The regions, in the order in which they are to be tuned; one that is listed twice
-            counts once.
-        index: The graph whose node positions they hold.
+        regions: The regions, in the order in which to tune them; duplicates count once.
+        index: The graph that their node positions refer to.
 
     Raises:
-        TypeError: If one is no region.
+        TypeError: If an item is not a region.
         AutotunerError: If two have the same number, or one doesn't fit the graph.
     """
     listed = list(dict.fromkeys(regions))

@@ -1,4 +1,4 @@
-"""Where the paths out of a node meet again: immediate post-dominators of a DAG."""
+"""Immediate post-dominators of a DAG: where the paths from a node meet again."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 
 def post_dominators(successors: Sequence[Sequence[int]]) -> list[int]:
-    """For every node the first one that all paths from it to the exit pass.
+    """For every node, find the first node that all paths from it to the exit pass through.
 
     Nodes are in topological order. A virtual exit, number `len(successors)`, follows the nodes
-    that nobody reads. Jump pointers keep each meeting point at O(log n) however long a skip is.
+    without readers. Jump pointers find each meeting point in O(log n), however long a skip is.
 
     Args:
-        successors: By node, who reads it.
+        successors: By node, its readers.
     """
     exit_ = len(successors)
     parent = [exit_] * (exit_ + 1)
@@ -27,7 +27,8 @@ def post_dominators(successors: Sequence[Sequence[int]]) -> list[int]:
         above = meeting if meeting >= 0 else exit_
         parent[node] = above
         depth[node] = depth[above] + 1
-        # Two jumps of equal length above make one of double length, else it is a single step.
+        # Two jumps of equal length above combine into one of double length; otherwise it is a
+        # single step.
         far = jump[above]
         same = depth[above] - depth[far] == depth[far] - depth[jump[far]]
         jump[node] = jump[far] if same else above
@@ -35,7 +36,7 @@ def post_dominators(successors: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _meet(a: int, b: int, parent: list[int], depth: list[int], jump: list[int]) -> int:
-    """The deepest node above both, or one of them."""
+    """Return the deepest common ancestor, which may be one of the two."""
     if depth[a] < depth[b]:
         a, b = b, a
     while depth[a] > depth[b]:

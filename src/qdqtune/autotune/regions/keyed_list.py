@@ -1,4 +1,4 @@
-"""What is kept by key, as the list that callers expect."""
+"""A mutable list view of a mapping's values."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Item = TypeVar("Item")
 
 
 class KeyedList(MutableSequence[Item], Generic[Item]):
-    """The values of a mapping as a list; whatever changes it is handed to the mapping's owner.
+    """A list view of a mapping's values; every change is passed to the mapping's owner.
 
-    A loop over it goes over what was there when it began.
+    Iteration goes over a snapshot taken at its start.
 
     Args:
-        held: The mapping, as it is from now on.
-        assign: Makes the owner hold these items and no others.
+        held: The mapping.
+        assign: Replaces the owner's items with the given ones.
     """
 
     def __init__(self, held: Mapping[Any, Item], assign: Callable[[Iterable[Item]], None]) -> None:
@@ -42,13 +42,13 @@ class KeyedList(MutableSequence[Item], Generic[Item]):
         self._assign(items)
 
     def insert(self, index: int, value: Item) -> None:
-        """Put an item in front of another one."""
+        """Insert an item before another one."""
         items = list(self)
         items.insert(index, value)
         self._assign(items)
 
     def sort(self, *, key: Callable[[Item], Any], reverse: bool = False) -> None:
-        """Put the items in another order."""
+        """Reorder the items."""
         self._assign(sorted(self, key=key, reverse=reverse))
 
     def __iter__(self) -> Iterator[Item]:

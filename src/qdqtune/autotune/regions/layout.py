@@ -1,4 +1,4 @@
-"""The canonical order of a structure: of nodes, of operands, and of the tensors at each border."""
+"""The canonical order of a structure's nodes, operands and border tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensor = tuple[int, int]
 
 @dataclass(frozen=True)
 class Layout:
-    """A structure put in order. Equal structures, however listed, have equal layouts.
+    """A structure in canonical order. Equal structures, however listed, have equal layouts.
 
     Attributes:
         order: Nodes in canonical order: producers first, branches contiguous where possible.
@@ -34,10 +34,10 @@ class Group:
 
     Attributes:
         nodes: Its own nodes, in canonical order.
-        children: Groups that lie in it, by their first node.
-        inputs: Tensors that it reads and doesn't make, by first use.
-        outputs: Tensors that others see, by who makes them.
-        made_by: For tensors that children hand out: the child.
+        children: Its child groups, by their first node.
+        inputs: Tensors that it reads and doesn't produce, by first use.
+        outputs: Tensors that are used outside, by producer.
+        made_by: The child that produces each tensor that a child outputs.
     """
 
     nodes: list[int]
@@ -61,7 +61,7 @@ def lay_out(structure: Structure, hashes: Sequence[int]) -> Layout:
 
 
 def tensor_of(structure: Structure, number: int, position: int) -> Tensor | None:
-    """The tensor at an input of a node; None if it is a constant or left out."""
+    """Return the tensor at an input of a node; None if it is a constant or omitted."""
     slot = structure.nodes[number].slots[position]
     if slot.kind == INSIDE:
         return slot.source, slot.output
@@ -69,7 +69,7 @@ def tensor_of(structure: Structure, number: int, position: int) -> Tensor | None
 
 
 def _order(structure: Structure, colours: list[int]) -> tuple[int, ...]:
-    """Producers first; of the nodes that are ready, the one that goes on where we just were."""
+    """Order producers first; among the ready nodes, continue the current branch."""
     size = len(structure.nodes)
     readers: list[list[int]] = [[] for _ in range(size)]
     missing = [0] * size
@@ -126,7 +126,7 @@ def _add_borders(
     operands: Sequence[tuple[int, ...]],
     groups: list[Group],
 ) -> None:
-    """Work out inputs and outputs of every group; the cost is the size of the answer."""
+    """Compute inputs and outputs of every group; the cost is linear in the size of the result."""
     nodes, parents = structure.nodes, structure.parents
     depths = _depths(parents)
     readers: dict[Tensor, set[int]] = {}
@@ -163,7 +163,7 @@ def _depths(parents: Sequence[int]) -> list[int]:
 
 
 def _common(a: int, b: int, parents: Sequence[int], depths: Sequence[int]) -> int:
-    """The innermost group that holds both; -1 stands for the outside."""
+    """Return the innermost group that contains both; -1 stands for the outside."""
     if b < 0:
         return -1
     while a != b:

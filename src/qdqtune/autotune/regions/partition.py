@@ -1,4 +1,4 @@
-"""Cutting a set of nodes into convergences and sequences, one visit per node."""
+"""Partition a set of nodes into convergences and sequences, visiting each node once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEAVY_OPS = (
 
 
 class Limits(NamedTuple):
-    """How large a part may become; None for any size.
+    """Maximum sizes of a part; None for no limit.
 
     Attributes:
         sequence_nodes: Nodes of a sequence, and of the tail of a convergence.
@@ -33,11 +33,11 @@ class Limits(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of the cut.
+    """A part of the partition.
 
     Attributes:
         nodes: Positions, in the order in which they were found.
-        converges: Whether it is the inside of a convergence, not a sequence.
+        converges: Whether it is a convergence (otherwise a sequence).
     """
 
     nodes: list[int]
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 class Partitioner:
-    """Cuts sets of nodes of one graph.
+    """Partitions sets of nodes of one graph.
 
     Args:
         index: The graph.
@@ -59,17 +59,17 @@ class Partitioner:
         size = len(index.nodes)
         self._free = bytearray(size)  # in the set and in no part yet
         self._inside = bytearray(size)  # in the set
-        self._enclosed = bytearray(size)  # between the ends of a convergence that was taken
-        self._waiting = [0] * size  # how many nodes that it reads are still free
+        self._enclosed = bytearray(size)  # between the ends of an accepted convergence
+        self._waiting = [0] * size  # number of its producers that are still free
 
     def cut(self, nodes: Sequence[int], limits: Limits) -> list[Part]:
-        """Cut a set of nodes into disjoint parts that cover it.
+        """Partition a set of nodes into disjoint parts that cover it.
 
-        What lies outside the set counts as done.
+        Nodes outside the set count as already assigned.
 
         Args:
             nodes: Positions, ascending.
-            limits: How large a part may become.
+            limits: Maximum sizes of a part.
         """
         for node in nodes:
             self._inside[node] = self._free[node] = 1
@@ -97,14 +97,14 @@ class Partitioner:
             self._waiting[reader] -= 1
 
     def _next(self, node: int) -> int | None:
-        """The only reader of a node, if everything else that it reads is done."""
+        """Return the only reader of a node, if all its other producers are already assigned."""
         successors = self._wiring.successors[node]
         if len(successors) != 1 or not self._free[successors[0]] or self._waiting[successors[0]]:
             return None
         return successors[0]
 
     def _sequence(self, start: int, limits: Limits) -> list[int]:
-        """A node and those that follow it one by one, up to and with the next divergent one."""
+        """Follow a chain of nodes from this one up to and including the next divergent node."""
         sequence: list[int] = []
         heavy = 0
         node: int | None = start
@@ -121,10 +121,10 @@ class Partitioner:
         return sequence
 
     def _converged(self, start: int, limits: Limits) -> list[int]:
-        """What is still free of the paths out of a divergent node, the meeting point and its tail.
+        """Return the free nodes on the paths from a divergent node, the meeting point and its tail.
 
-        The tail ends with the next divergent node, or before the next heavy op: that one begins
-        something new, and the same block is then the same region wherever it stands.
+        The tail ends with the next divergent node, or before the next heavy op, which starts a new
+        part: this way the same block becomes the same region wherever it occurs.
         """
         most, tail_nodes = limits.convergence_nodes, limits.sequence_nodes
         end = self._meeting[start]
@@ -153,7 +153,7 @@ class Partitioner:
         return free
 
     def _interior(self, start: int, end: int) -> set[int]:
-        """Every node between two; empty if there are too many, or some outside the set."""
+        """Return all nodes between two; empty if too many, or if some are outside the set."""
         found: set[int] = set()
         waiting = [start]
         while waiting:

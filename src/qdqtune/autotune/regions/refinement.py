@@ -1,4 +1,4 @@
-"""From large parts down to small ones: a tree of what lies inside what."""
+"""Divide large parts into smaller ones, as a tree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SEQUENCE_HEAVY_OPS = 3
 
 @dataclass
 class RegionOutline:
-    """A region to be: either nodes or other outlines.
+    """A planned region: either nodes or other outlines.
 
     Attributes:
         nodes: Positions; none if there are children.
@@ -26,13 +26,13 @@ class RegionOutline:
 def refine_part(
     part: Part, partitioner: Partitioner, *, sequence_nodes: int, least_nodes: int
 ) -> RegionOutline:
-    """Cut a part into convergences and short sequences, and large convergences again.
+    """Divide a part into convergences and short sequences, and large convergences again.
 
     Args:
         part: The part.
-        partitioner: What cuts.
-        sequence_nodes: The longest sequence.
-        least_nodes: Parts with fewer nodes stay whole.
+        partitioner: The partitioner of the graph.
+        sequence_nodes: Maximum number of nodes in a sequence.
+        least_nodes: Parts with fewer nodes are not divided.
     """
     top = RegionOutline(part.nodes)
     waiting = [top]
@@ -40,7 +40,7 @@ def refine_part(
         outline = waiting.pop()
         if len(outline.nodes) < least_nodes:
             continue
-        # Each child is smaller than what it was cut out of, so this comes to an end.
+        # Each child is smaller than its parent, so this terminates.
         limits = Limits(sequence_nodes, SEQUENCE_HEAVY_OPS, len(outline.nodes) - 1)
         parts = partitioner.cut(sorted(outline.nodes), limits)
         if len(parts) == 1:

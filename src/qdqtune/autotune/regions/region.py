@@ -21,18 +21,18 @@ class RegionType(Enum):
 
 
 class Region:
-    """A subgraph; every walk over a tree of regions is a loop, so any depth will do.
+    """A subgraph in a tree of regions; all tree walks are iterative, so any depth works.
 
-    `nodes` are positions in the nodes of the autotuner's own graph, which is folded: a node of the
-    file may stand elsewhere there, or be gone. So take positions from that graph, or let
-    `region_of` find them by name::
+    `nodes` are positions in the autotuner's own graph, which is folded: a node of the file may have
+    another position there, or be missing. Take positions from that graph, or use `region_of` to
+    look them up by name::
 
         graph = QDQAutotunerBase(model).graph
         region = region_of(graph, ["conv1", "relu1"])
         region.nodes.add(graph.position["conv2"])
 
     Args:
-        region_id: A number of its own.
+        region_id: A unique number.
         level: Depth in the tree; regions without a parent are at 0.
         region_type: What it consists of.
 
@@ -40,11 +40,11 @@ class Region:
         id: The number.
         level: The depth.
         type: What it consists of.
-        parent: The region that this one is a child of.
+        parent: The parent region, if any.
         nodes: Positions, in `graph.nodes`, of the nodes that belong to it directly.
-        inputs: Tensors that it reads and doesn't make, constants left out, in structural order.
-        outputs: Tensors that others see, in structural order.
-        metadata: Anything a caller wants to remember.
+        inputs: Tensors that it reads and doesn't produce, without constants, in structural order.
+        outputs: Tensors that are used outside, in structural order.
+        metadata: Arbitrary data of the caller.
     """
 
     def __init__(self, region_id: int, level: int, region_type: RegionType) -> None:
@@ -60,7 +60,7 @@ class Region:
 
     @property
     def children(self) -> KeyedList[Region]:
-        """The children as a list; one that is put in is taken as `add_child` takes it."""
+        """The children as a list; an inserted child is added as by `add_child`."""
         return KeyedList(self._children, self._take_children)
 
     @children.setter
@@ -68,7 +68,7 @@ class Region:
         self._take_children(children)
 
     def get_children(self, *, sort: bool = False) -> list[Region]:
-        """The children; sorted, the deepest first, and small before large."""
+        """Return the children; if sorted, deepest first, then smallest first."""
         children = list(self._children.values())
         if sort:
             children.sort(
@@ -77,10 +77,10 @@ class Region:
         return children
 
     def add_child(self, child: Region) -> None:
-        """Take a region as a child, away from its parent if it has one.
+        """Add a region as a child, and remove it from its previous parent.
 
-        A child of the same id is there already: nothing happens. The region itself, or one that
-        it lies in, is refused with a warning.
+        If a child has the same id, nothing happens. The region itself and its ancestors are refused
+        with a warning.
         """
         if child.id == self.id or (child._children and self.is_descendant_of(child)):
             _log.warning("Region %d can't lie in region %d, which lies in it.", child.id, self.id)
@@ -93,7 +93,7 @@ class Region:
         self._children[child.id] = child
 
     def remove_child(self, child: Region) -> bool:
-        """Let a child go.
+        """Remove a child.
 
         Returns:
             Whether it was a child.
@@ -105,7 +105,7 @@ class Region:
         return True
 
     def _take_children(self, children: Iterable[Region]) -> None:
-        """Have these children and no others."""
+        """Replace the children."""
         wanted = list(children)
         for child in self._children.values():
             child.parent = None
@@ -114,7 +114,7 @@ class Region:
             self.add_child(child)
 
     def is_descendant_of(self, ancestor: Region) -> bool:
-        """Whether this region lies in another one, at any depth."""
+        """Whether this region is inside another one, at any depth."""
         above = self.parent
         while above is not None:
             if above.id == ancestor.id:
@@ -123,11 +123,11 @@ class Region:
         return False
 
     def get_nodes(self, *, sort: bool = False) -> list[int]:
-        """Positions of its own nodes."""
+        """Return the positions of its own nodes."""
         return sorted(self.nodes) if sort else list(self.nodes)
 
     def get_region_nodes_and_descendants(self) -> set[int]:
-        """Positions of its own nodes and of those in all regions below."""
+        """Return the positions of its own nodes and those of all descendants."""
         if not self._children:
             return set(self.nodes)
         return set().union(*(region.nodes for region in walk([self])))
@@ -137,15 +137,15 @@ class Region:
         return position in self.nodes
 
     def contains_node_within_region_and_descendants(self, position: int) -> bool:
-        """Whether a node belongs to it or to a region below."""
+        """Whether a node belongs to it or to a descendant."""
         return any(position in region.nodes for region in walk([self]))
 
     def get_size_of_region_and_descendants(self) -> int:
-        """How many nodes it has, regions below included."""
+        """Return its number of nodes, including descendants."""
         return sum(len(region.nodes) for region in walk([self]))
 
     def merge(self, other: Region) -> None:
-        """Take over the nodes and the children of another region."""
+        """Move the nodes and the children of another region into this one."""
         if other is self:
             return
         self.nodes |= other.nodes
@@ -161,7 +161,7 @@ class Region:
 
 
 def walk(regions: Iterable[Region]) -> Iterator[Region]:
-    """Every region of the trees, each before its children."""
+    """Yield every region of the trees, parents before children."""
     waiting = list(regions)[::-1]
     while waiting:
         region = waiting.pop()
@@ -171,5 +171,5 @@ def walk(regions: Iterable[Region]) -> Iterator[Region]:
 
 
 def leaves(regions: Iterable[Region]) -> list[Region]:
-    """The regions of the trees that have no children."""
+    """Yield the regions of the trees that have no children."""
     return [region for region in walk(regions) if not region._children]

@@ -1,4 +1,4 @@
-"""Finding the regions of a graph."""
+"""Find the regions of a graph."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from qdqtune.records.errors import UsageError
 
 
 class CombinedRegionSearch(RegionSearchBase):
-    """Bottom-up into convergences and sequences, then top-down into small regions.
+    """Finds convergences and sequences bottom-up, then divides them top-down.
 
     Args:
         graph: The graph.
-        maximum_sequence_region_size: Nodes of the longest sequence inside a composite.
-        minimum_topdown_search_size: Regions with fewer nodes stay whole.
+        maximum_sequence_region_size: Maximum number of nodes in a sequence inside a composite.
+        minimum_topdown_search_size: Regions with fewer nodes are not divided.
 
     Raises:
         UsageError: If a size is not at least 1.
@@ -63,7 +63,7 @@ class RegionPartitioner(RegionSearchBase):
     """
 
     def partition_graph(self) -> list[Region]:
-        """Cut the graph into disjoint leaves that cover it."""
+        """Partition the graph into disjoint leaves that cover it."""
         with _collector_paused():
             parts = _parts(self.graph, _partitioner(self.graph))
             self.regions = _regions([RegionOutline(part.nodes) for part in parts], self.graph)
@@ -71,14 +71,14 @@ class RegionPartitioner(RegionSearchBase):
 
 
 class TopDownRegionBuilder(RegionSearchBase):
-    """The second half of the search: one region, top-down into small regions.
+    """The second half of the search: divides one region top-down into small regions.
 
     Args:
         graph: The graph.
-        root: The region; it stays as it is.
+        root: The region; it is not changed.
         next_region_id: The number of the first new region.
-        maximum_sequence_region_size: Nodes of the longest sequence inside a composite.
-        minimum_topdown_search_size: Regions with fewer nodes stay whole.
+        maximum_sequence_region_size: Maximum number of nodes in a sequence inside a composite.
+        minimum_topdown_search_size: Regions with fewer nodes are not divided.
 
     Raises:
         UsageError: If a size is not at least 1.
@@ -100,7 +100,7 @@ class TopDownRegionBuilder(RegionSearchBase):
         self._least_nodes = minimum_topdown_search_size
 
     def build_composite_region(self) -> Region:
-        """A region with the same nodes, cut into smaller ones if it is large enough for that."""
+        """Build a region with the same nodes, divided into smaller ones if it is large enough."""
         nodes = sorted(self._root.get_region_nodes_and_descendants())
         outline = refine_part(
             Part(nodes, converges=True),
@@ -131,7 +131,7 @@ def _parts(graph: GraphIndex, partitioner: Partitioner) -> list[Part]:
 def _regions(
     outlines: list[RegionOutline], graph: GraphIndex, number: int = 0, depth: int = 0
 ) -> list[Region]:
-    """Regions for outlines, numbered level by level."""
+    """Build regions from outlines, numbered level by level."""
     top: list[Region] = []
     level: list[tuple[RegionOutline, Region | None]] = [(outline, None) for outline in outlines]
     while level:
@@ -154,9 +154,9 @@ def _regions(
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Keep Python from walking the whole model again and again while many tuples are made.
+    """Pause garbage collection while many tuples are created.
 
-    They don't refer to each other in circles, so there is nothing to collect; it halves the time.
+    They have no reference cycles, so there is nothing to collect; this halves the time.
     """
     enabled = gc.isenabled()
     gc.disable()

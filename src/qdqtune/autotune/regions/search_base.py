@@ -1,4 +1,4 @@
-"""What every search for regions offers besides the search: borders, and a tree to look at."""
+"""Base class of region searches: computes borders and prints the region tree."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from qdqtune.graph.index import GraphIndex
 
 
 class RegionSearchBase:
-    """A graph, and the regions of it that were found.
+    """A graph and the regions found in it.
 
     Args:
         graph: The graph.
-        root: A region to begin with.
+        root: An initial region.
 
     Attributes:
         graph: The graph.
-        regions: The outermost regions that were found last.
+        regions: The outermost regions of the last search.
     """
 
     def __init__(self, graph: GraphIndex, root: Region | None = None) -> None:
@@ -30,7 +30,7 @@ class RegionSearchBase:
 
         Args:
             region: The region.
-            include_constant: Whether the constants that it reads follow its inputs.
+            include_constant: Whether to append the constants that it reads to its inputs.
         """
         compute_region_boundaries(region, self.graph)
         if include_constant:
@@ -52,10 +52,10 @@ class RegionSearchBase:
         """Print regions with their nodes and borders, each indented below its parent.
 
         Args:
-            region: The region; None is every one that was found.
-            indent: How deep to begin.
-            max_items: How many nodes or tensors of a region are named.
-            file: Where to print; None is the standard output.
+            region: The region; None prints all that were found.
+            indent: The initial depth.
+            max_items: Maximum number of nodes or tensors named per region.
+            file: The output stream; None is stdout.
         """
         waiting = [(each, indent) for each in ([region] if region is not None else self.regions)]
         waiting.reverse()

@@ -1,4 +1,4 @@
-"""A structure in canonical order as text that says everything about it."""
+"""Signatures: a structure in canonical order as text that describes it completely."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qdqtune.autotune.regions.structure import EXTERNAL, FIXED, Structure
 EMPTY = "EMPTY"
 COMPOSITE_PREFIX = "COMPOSITE("
 
-# Quoted text of attributes is stepped over, since it may hold anything.
+# Skip quoted attribute text, since it can contain anything.
 _LABEL = r"(?:\w+|\?)\[[\dx?*]*\]"
 _QUOTED_OR_SHAPES = re.compile(
     rf"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
@@ -23,19 +23,20 @@ _QUOTED_OR_SHAPES = re.compile(
 def write_signature(
     structure: Structure, layout: Layout, texts: Sequence[str], *, shapes: bool
 ) -> str:
-    """Write a structure down.
+    """Write the signature of a structure.
 
-    A leaf reads `Conv[kernel_shape=3x3](e0,c,c)->Relu(%0)=>%1`: e0 is the first tensor from
-    outside, c a constant, - an input left out, %0 the first node's result (%0.1 its second one),
-    and what follows => is seen outside. A composite reads `COMPOSITE(leaf+leaf){e0;#0.0}=>#1.0`:
-    in braces, for each child, where its inputs come from; #0.0 is the first output of the first
-    child. Types and shapes follow a colon, a node's own ones an equals sign.
+    A leaf is written `Conv[kernel_shape=3x3](e0,c,c)->Relu(%0)=>%1`: e0 is the first external
+    tensor, c a constant, - an omitted input, %0 the first node's output (%0.1 its second one), and
+    the outputs used outside follow =>. A composite is written
+    `COMPOSITE(leaf+leaf){e0;#0.0}=>#1.0`: the braces list, for each child, the sources of its
+    inputs; #0.0 is the first output of the first child. Types and shapes follow a colon; those of a
+    node's outputs follow an equals sign.
 
     Args:
         structure: The structure.
         layout: Its canonical order.
         texts: Text by label.
-        shapes: Whether types and shapes are part of it.
+        shapes: Whether to include types and shapes.
     """
     if not structure.nodes:
         return EMPTY
@@ -43,7 +44,7 @@ def write_signature(
 
 
 def without_shapes(signature: str) -> str:
-    """The signature of the structure alone; one that has no types and shapes stays as it is."""
+    """Remove types and shapes from a signature; one without them is returned unchanged."""
     return _QUOTED_OR_SHAPES.sub(lambda found: found.group(1) or "", signature)
 
 
@@ -63,7 +64,7 @@ class _Writer:
         }
 
     def parts(self) -> list[str]:
-        """The text in parts; a loop, since trees may be deep."""
+        """Yield the text in parts; iterative, since trees may be deep."""
         parts: list[str] = []
         waiting: list[str | int] = [0]
         while waiting:
@@ -90,7 +91,7 @@ class _Writer:
         )
 
     def _ref(self, group: int, tensor: Tensor) -> str:
-        """How a group speaks of a tensor."""
+        """Return how a group refers to a tensor."""
         border = self._layout.groups[group]
         if tensor in border.inputs:
             return f"e{border.inputs[tensor]}"

@@ -1,4 +1,4 @@
-"""A region without names: what there is to compare, in the order of the node list."""
+"""The structure of a region, without names, in the order of the node list."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Output(NamedTuple):
 
     Attributes:
         label: Number of the text for type and shape.
-        leaves: Whether anybody outside the region sees it.
+        leaves: Whether it is used outside the region.
     """
 
     label: int
@@ -42,12 +42,12 @@ class Output(NamedTuple):
 
 
 class StructureNode(NamedTuple):
-    """A node by what it is.
+    """A node without names.
 
     Attributes:
-        group: Which region of the tree it belongs to directly.
+        group: The region of the tree that it belongs to directly.
         token: Number of the text for op and attributes.
-        commutative: Whether its inputs may change places.
+        commutative: Whether its inputs can be swapped.
         slots: Its inputs.
         outputs: Its outputs.
     """
@@ -60,12 +60,12 @@ class StructureNode(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """A region by what it is. Two regions with the same one differ in names only.
+    """A region without names. Regions with equal structures differ only in names.
 
     Attributes:
         nodes: The nodes, numbered in the order of the node list.
-        parents: By region of the tree, the region that it lies in; the first is the region itself.
-        externals: How many tensors come from outside.
+        parents: By region of the tree, its parent; the first is the region itself.
+        externals: Number of tensors from outside.
     """
 
     nodes: tuple[StructureNode, ...]
@@ -75,7 +75,7 @@ class Structure(NamedTuple):
 
 @dataclass(frozen=True)
 class Binding:
-    """What the numbers of a structure stand for in one model.
+    """What the numbers of a structure refer to in one model.
 
     Attributes:
         positions: Position in the index, by node.
@@ -89,10 +89,10 @@ class Binding:
 
 
 def read_structure(region: Region, index: GraphIndex, wiring: Wiring) -> tuple[Structure, Binding]:
-    """Read a region.
+    """Read the structure of a region.
 
     Raises:
-        AutotunerError: If it has nodes that the graph doesn't have, or a node in two places.
+        AutotunerError: If it has nodes that the graph doesn't have, or a node twice.
     """
     regions, parents = _tree(region)
     group_of = {node: group for group, each in enumerate(regions) for node in each.nodes}
@@ -146,7 +146,7 @@ def read_structure(region: Region, index: GraphIndex, wiring: Wiring) -> tuple[S
 
 
 def _tree(region: Region) -> tuple[tuple[Region, ...], tuple[int, ...]]:
-    """The regions of a tree, each after its parent, children by their first node."""
+    """List the regions of a tree, parents before children, children by their first node."""
     if not region.children:
         return (region,), (-1,)
     unsorted = list(walk([region]))

@@ -1,4 +1,4 @@
-"""Ops, attributes and tensors as short text that depends on no name in the model."""
+"""Ops, attributes and tensors as short text, independent of names in the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BODY_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def op_token(node: ir.Node) -> str:
-    """An op with its domain and attributes, such as `Conv[kernel_shape=3x3,pads=1x1x1x1]`."""
+    """Format an op with domain and attributes, such as `Conv[kernel_shape=3x3,pads=1x1x1x1]`."""
     name = _word(node.op_type)
     if not is_standard(node):
         name = f"{_word(node.domain)}::{name}"
@@ -32,7 +32,7 @@ def op_token(node: ir.Node) -> str:
 
 
 def tensor_label(index: GraphIndex, tensor: str) -> str:
-    """Type and shape of a tensor, such as `float16[1x64x?x?]`."""
+    """Format the type and shape of a tensor, such as `float16[1x64x?x?]`."""
     dtype, shape = index.dtype(tensor), index.shape(tensor)
     kind = dtype.name.lower() if dtype is not None else "?"
     if shape is None:
@@ -41,7 +41,7 @@ def tensor_label(index: GraphIndex, tensor: str) -> str:
 
 
 def _word(text: str) -> str:
-    """Text that can't be taken for anything around it."""
+    """Quote text so that it can't be confused with its surroundings."""
     return text if _PLAIN_WORD.fullmatch(text) else repr(text)
 
 
@@ -83,7 +83,7 @@ def _digest(lines: Iterable[str]) -> str:
 
 
 def _body_lines(graphs: Iterable[ir.Graph]) -> Iterable[str]:
-    """Bodies line by line, their values numbered in the order in which they turn up."""
+    """Format bodies line by line, with values numbered in order of appearance."""
     numbers: dict[int, int] = {}
 
     def number(value: ir.Value | None) -> str:

@@ -1,4 +1,4 @@
-"""Who reads whom, by node position: one pass over the index, kept as long as the index lives."""
+"""Data flow by node position: computed in one pass over the index, and cached with it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ABSENT, CONSTANT, OUTSIDE = -1, -2, -3
 
 
 class InputSource(NamedTuple):
-    """What stands behind one input of a node.
+    """The source of one input of a node.
 
     Attributes:
-        producer: Position of the node that makes it; else ABSENT for an input left out, CONSTANT,
-            or OUTSIDE for an input of the graph.
-        output: Which output of that node.
+        producer: Position of the producing node; else ABSENT for an omitted input, CONSTANT, or
+            OUTSIDE for an input of the graph.
+        output: The output of that node.
         tensor: Its name.
     """
 
@@ -45,9 +45,9 @@ class OutputUse(NamedTuple):
     """One output of a node.
 
     Attributes:
-        tensor: Its name; empty for an output left out.
-        readers: Positions of the nodes that read it, once for every time they do.
-        leaves: Whether it is an output of the graph, or read by nobody.
+        tensor: Its name; empty for an omitted output.
+        readers: Positions of the nodes that read it, once per read.
+        leaves: Whether it is an output of the graph, or unused.
     """
 
     tensor: str
@@ -56,15 +56,15 @@ class OutputUse(NamedTuple):
 
 
 class Wiring:
-    """The data flow of a graph. What a body reads is read by the node that the body belongs to.
+    """The data flow of a graph. The node that owns a body reads whatever the body reads.
 
     Attributes:
-        reads: By node: what it reads, first its inputs, then what its bodies capture.
+        reads: By node: its inputs, then what its bodies capture.
         makes: By node: its outputs.
         successors: By node: the nodes that read it, each once, ascending.
         predecessors: By node: the nodes that it reads, each once, ascending.
         tokens: By node: number of its token in `labels`.
-        commutative: By node: whether its inputs may change places.
+        commutative: By node: whether its inputs can be swapped.
         labels: Texts, numbered.
     """
 
@@ -110,14 +110,14 @@ class Wiring:
         self._tensor_labels: dict[str, int] = {}
 
     def tensor_label(self, index: GraphIndex, tensor: str) -> int:
-        """Number of the text that says type and shape of a tensor."""
+        """Return the label number of a tensor's type and shape."""
         if tensor not in self._tensor_labels:
             self._tensor_labels[tensor] = self.labels.number(tensor_label(index, tensor))
         return self._tensor_labels[tensor]
 
 
 class Labels:
-    """Texts with a number each, and a hash that is the same in every process.
+    """Numbered texts, with a hash that is the same in every process.
 
     Attributes:
         texts: Text by number.
@@ -130,7 +130,7 @@ class Labels:
         self._numbers: dict[str, int] = {}
 
     def number(self, text: str) -> int:
-        """The number of a text."""
+        """Return the number of a text."""
         number = self._numbers.setdefault(text, len(self.texts))
         if number == len(self.texts):
             self.texts.append(text)
@@ -143,7 +143,7 @@ _WIRINGS: WeakKeyDictionary[GraphIndex, Wiring] = WeakKeyDictionary()
 
 
 def wiring_of(index: GraphIndex) -> Wiring:
-    """The wiring of an index, worked out once."""
+    """Return the wiring of an index, computed once."""
     wiring = _WIRINGS.get(index)
     if wiring is None:
         wiring = _WIRINGS[index] = Wiring(index)
@@ -162,7 +162,7 @@ def _read(made: dict[int, tuple[int, int]], value: ir.Value | None) -> InputSour
 
 
 def _captured(index: GraphIndex, node: ir.Node) -> Iterator[ir.Value]:
-    """What the bodies of a node read from the main graph, each value once."""
+    """Return what the bodies of a node read from the main graph, each value once."""
     seen: set[int] = set()
     waiting = [node]
     while waiting:
