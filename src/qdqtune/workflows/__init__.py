@@ -1,4 +1,4 @@
-"""What a user asks for, whole."""
+"""The user-facing operations, each from start to finish."""
 
 from __future__ import annotations
 

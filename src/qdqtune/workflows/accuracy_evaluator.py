@@ -1,4 +1,4 @@
-"""How far the outputs of a quantized model are from those of the models it comes from."""
+"""Measure how far a quantized model's outputs are from those of the models it comes from."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True)
 class Quality:
-    """Decibels per output; empty where they can't be known here.
+    """SQNR in decibels per output; empty where it can't be measured here.
 
     Attributes:
         against_float: Against the float model.
-        against_given: Against the Q/DQ file that was given.
-        scores: Against the float model, of what goes into the Softmax or ArgMax that an output
-            comes out of.
-        of_float: The same of the float model itself, as the engine computes it; None if that is in
-            float32, as what is compared with.
-        why_unknown: Why no output, or not every output, could be compared; empty if all were.
+        against_given: Against the original Q/DQ file.
+        scores: Against the float model, for the input of the Softmax or ArgMax that produces an
+            output.
+        of_float: The same for the float model itself, as the engine computes it; None if the engine
+            computes it in float32, like the reference.
+        why_unknown: Why some or all outputs could not be compared; empty if all were.
     """
 
     against_float: dict[str, float] = field(default_factory=dict)
@@ -57,12 +57,12 @@ class Quality:
 
     @property
     def decisive(self) -> dict[str, float]:
-        """What every output is compared by: its scores, if it has some."""
+        """What each output is evaluated by: its scores, if it has any."""
         return {**self.against_float, **self.scores}
 
     @property
     def worst_db(self) -> float:
-        """Of the output that is farthest from the float model; minus infinity if unknown."""
+        """SQNR of the output farthest from the float model; minus infinity if unknown."""
         if self.why_unknown:
             return -math.inf
         return min(self.decisive.values(), default=-math.inf)
@@ -74,11 +74,11 @@ class Kernels:
 
     Attributes:
         engine: Its name.
-        worker: Its worker; that of the reference engine if it is the same.
-        options: How it is to open them.
-        exact_options: How it opens the float model to compute it in float32; None if it does so
-            anyway, or can't be told to.
-        float_type: What it computes float32 in otherwise; empty if unknown.
+        worker: Its worker; the reference engine's worker if it is the same engine.
+        options: Options for opening candidates.
+        exact_options: Options for computing the float model in float32; None if the engine does so
+            anyway, or has no such option.
+        float_type: The type in which it computes float32 otherwise; empty if unknown.
     """
 
     engine: str
@@ -89,19 +89,19 @@ class Kernels:
 
 
 def has_own_kernels(engine: str, options: Mapping[str, str] | None = None) -> bool:
-    """Whether an engine can tell here what its kernels compute; one that makes up times can't."""
+    """Whether an engine can return what its kernels compute here; one that makes up times can't."""
     return registry.entry(engine).measures and registry.available(engine, options).usable
 
 
 def engine_of_dialect(
     dialect: Dialect, engine: str, options: Mapping[str, str] | None = None
 ) -> str | None:
-    """The engine whose dialect this is, if it runs models here; the one that was named first.
+    """Return the engine of a dialect, if it runs models here; prefer the one that was named.
 
     Args:
-        dialect: What models are written in.
-        engine: Whom they are for, as far as that was said.
-        options: Its own options, as far as they decide on its dialect.
+        dialect: The dialect of the models.
+        engine: The engine they are for, if given.
+        options: Its options that determine the dialect, if given.
     """
     asked = [] if engine == registry.AUTO else [engine]
     for name in (*asked, registry.REFERENCE):
@@ -113,12 +113,12 @@ def engine_of_dialect(
 
 
 def kernels_of(worker: Worker, runner: Worker, info: EngineInfo) -> Kernels:
-    """The kernels of an engine that answers.
+    """Return the kernels of a running engine.
 
     Args:
         worker: The engine.
-        runner: Of the reference engine, which runs models for itself.
-        info: What the engine says of itself.
+        runner: The reference engine's worker, which runs models for itself.
+        info: The engine's description of itself.
     """
     own = runner if worker.engine == registry.REFERENCE else worker
     options = worker.options
@@ -129,7 +129,7 @@ def kernels_of(worker: Worker, runner: Worker, info: EngineInfo) -> Kernels:
 def open_kernels(
     engine: str | None, runner: Worker, options: SessionOptions | None = None
 ) -> Iterator[Kernels | None]:
-    """The engine at work, in a process of its own unless it is the one that calibrates.
+    """Start the engine, in a separate process unless it is the one that calibrates.
 
     Raises:
         EngineError: If it does not start.
@@ -148,21 +148,21 @@ def open_kernels(
 
 
 class AccuracyEvaluator:
-    """Runs candidates beside the models they come from, which are run once.
+    """Compares candidates with the models they come from, which are run only once.
 
     Args:
         source: What the candidates are made from.
         base: Its float model.
         runner: A worker of the reference engine.
         samples: Makes the inputs.
-        kernels: Whose arithmetic counts: that of the engine whose dialect the candidates are in.
-            None if it can't run here; then they are run as they are written.
-        roughly: How many of the samples are enough for `approximate_sqnr_db`; None is all of them.
-        reference: The model that `base` was converted from, to be compared with instead; in a
-            folder where files may be written beside it.
+        kernels: The engine whose arithmetic counts: the one whose dialect the candidates are in.
+            None if it can't run here; candidates are then run as written.
+        roughly: Number of samples to use for `approximate_sqnr_db`; None is all of them.
+        reference: The model that `base` was converted from, to compare with instead; in a folder
+            where files may be written beside it.
 
     Attributes:
-        kernels: As given; None once it turned out that they don't tell outputs.
+        kernels: As given; None once it turns out that they can't return outputs.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class AccuracyEvaluator:
         self._hung: WorkerFailure | None = None
 
     def quality(self, candidate: Path) -> Quality:
-        """How far a candidate is from the float model, and from the file as it was given.
+        """Compare a candidate with the float model, and with the original file.
 
         Args:
             candidate: A file in the base's folder.
@@ -225,7 +225,7 @@ class AccuracyEvaluator:
         return replace(found, against_given=against_given, of_float=self._exact.of_float())
 
     def float_sqnr_db(self) -> float | None:
-        """How near to float32 the float model itself is, as the engine computes it.
+        """Measure how close the float model, as the engine computes it, is to float32.
 
         Returns:
             Decibels of the worst output; None if it is computed in float32, or can't be compared.
@@ -247,10 +247,10 @@ class AccuracyEvaluator:
         return min(of_float.against_float.values(), default=None) if of_float else None
 
     def _check_kernels(self) -> None:
-        """Do without the engine's own kernels if it can't tell what the float model computes.
+        """Drop the engine's own kernels if it can't return the float model's outputs.
 
         Raises:
-            WorkerFailure: If it dies of the question, or does not answer: that is no answer.
+            WorkerFailure: If the engine crashes or hangs, which leaves the question open.
         """
         if self._is_checked or self.kernels is None or self._exact is self._written:
             return
@@ -266,9 +266,9 @@ class AccuracyEvaluator:
         self._is_checked = True
 
     def approximate_sqnr_db(self, candidate: Path) -> float:
-        """The worst output's distance from the float model, without the engine's own kernels.
+        """Return the worst output's SQNR against the float model, without the engine's kernels.
 
-        A session that optimizes nothing opens fast; to rank many candidates, it is near enough.
+        A session without optimizations opens fast, and is accurate enough to rank many candidates.
         """
         try:
             found = self._in_worker(lambda: self._rough.against_float(candidate, AS_WRITTEN))
@@ -277,10 +277,10 @@ class AccuracyEvaluator:
             return -math.inf
 
     def _in_worker(self, action: Callable[[], _Found]) -> _Found:
-        """Run models, and once more in a fresh process if the first one died or hung.
+        """Run models, retrying once in a fresh process if the first one died or hung.
 
-        The machine may be to blame for that. What hung twice is not asked again: each time costs
-        the whole limit.
+        The machine may be the cause of the failure. A model that hung twice is not retried again,
+        since each attempt costs the whole time limit.
 
         Raises:
             WorkerFailure: If there is no result.
@@ -301,7 +301,7 @@ class AccuracyEvaluator:
             raise
 
     def close(self) -> None:
-        """Forget the outputs of the models that were run."""
+        """Discard the outputs of the models that were run."""
         for bench in (self._written, self._rough, self._exact):
             bench.close()
 
@@ -312,12 +312,12 @@ class _Bench:
     Args:
         source: What the candidates are made from.
         base: Its float model.
-        worker: Where they run.
+        worker: The worker that runs them.
         samples: Makes the inputs.
-        options: How models are opened.
+        options: Options for opening models.
         twins: Whether models in bfloat16 run as their float32 twins.
-        reference: The float32 model that `base` was converted from; None if it wasn't.
-        exact_options: How the float model is opened, if not like the others.
+        reference: The float32 model that `base` was converted from; None if it wasn't converted.
+        exact_options: Options for opening the float model, if different.
     """
 
     def __init__(
@@ -346,11 +346,11 @@ class _Bench:
         self._given: Reference | None = None
 
     def against_float(self, candidate: Path, options: SessionOptions | None = None) -> Quality:
-        """How far a candidate's outputs are from the float model's, and the scores behind them.
+        """Compare a candidate's outputs, and the scores behind them, with the float model's.
 
         Args:
             candidate: A file in the base's folder.
-            options: How to open it, if not like the float model.
+            options: Options for opening it, if different from the float model's.
         """
         reference = self._reference()
         shown, decided = add_scores(self._runnable(candidate, self._needs_twin))
@@ -363,13 +363,13 @@ class _Bench:
         )
 
     def of_float(self) -> Quality | None:
-        """How far the float model is from itself in float32; None if it is computed in that."""
+        """Compare the float model with itself in float32; None if it is computed in float32."""
         if self._exact_options is not None and self._of_float is None:
             self._of_float = self.against_float(self._float_model())
         return self._of_float
 
     def run_float_models(self) -> None:
-        """Run the float model as given, and converted.
+        """Run the float model, both original and converted.
 
         Raises:
             WorkerFailure: If that can't be done.
@@ -379,7 +379,7 @@ class _Bench:
             self.against_float(self._float_model())
 
     def _reference(self) -> Reference:
-        """What the float model computes."""
+        """Return the outputs of the float model."""
         if self._float is None:
             path = self._original or self._runnable(self._float_model(), self._needs_twin)
             shown, _ = add_scores(path)
@@ -390,14 +390,14 @@ class _Bench:
         return self._base.write(self._base.whole(), "reference")
 
     def against_given(self, candidate: Path) -> dict[str, float]:
-        """Decibels of a candidate beside the file that was given."""
+        """Return the SQNR of a candidate against the original file."""
         if self._given is None:
             given = self._runnable(self._source.path, self._given_needs_twin)
             self._given = self._run(given, self._options)
         return self._given.sqnr_db(self._runnable(candidate, self._needs_twin))
 
     def close(self) -> None:
-        """Forget the outputs."""
+        """Discard the outputs."""
         for reference in (self._float, self._given):
             if reference is not None:
                 reference.close()
@@ -417,7 +417,7 @@ class _Bench:
 def _why_unknown(
     compared: SignalToNoise, found: Mapping[str, float], decided: Mapping[str, str]
 ) -> str:
-    """Why not every output could be compared; empty if every one was."""
+    """Explain why not all outputs could be compared; empty if all were."""
     missing = sorted(compared.missing - decided.keys())
     if missing:
         return f"the engine does not tell the output {missing[0]!r} of the quantized model"
@@ -428,7 +428,7 @@ def _why_unknown(
 
 
 def _options(kernels: Kernels | None, runner: Worker, base: PreparedModel) -> SessionOptions | None:
-    """How the reference engine opens models: as they are written, unless they are for itself."""
+    """Return the reference engine's options: run as written, unless models are for that engine."""
     if kernels is None or kernels.worker is not runner:
         return AS_WRITTEN
     return opening_options(len(base.nodes)) or kernels.options

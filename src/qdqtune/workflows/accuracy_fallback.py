@@ -1,9 +1,9 @@
-"""Leaving float what costs too much accuracy.
+"""Keep ops in float that cost too much accuracy.
 
-An op's own error tells where quantization fails outright. What it does to the outputs it doesn't
-tell: clipping the keys of a MiniLM leaves 30 dB of their own, and 9 dB of the output. So where an
-output is not near enough, groups of like ops are quantized alone, with every kind of range, and the
-model's outputs tell what each of them costs.
+An op's own error shows where quantization fails outright, but not how it affects the outputs:
+clipping the keys of a MiniLM leaves 30 dB of their own, and 9 dB of the output. So if an output is
+not accurate enough, groups of like ops are quantized alone, with every kind of range, and the
+model's outputs show what each group costs.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator, Quality
 _logger = logging.getLogger(__name__)
 
 RULE = "accuracy"
-"""Who leaves ops float here."""
+"""The reason recorded for ops that are kept in float here."""
 
 _SAMPLES = 4
-# How much farther from float scores may be than other outputs: only the largest counts. Seen with a
-# text recognizer that reads 190 of 200 lines: 191 to 194 with scores at 10 to 12 dB, 172 at 8 dB.
+# How much less accurate scores may be than other outputs, because only the largest counts. Seen
+# with a text recognizer that reads 190 of 200 lines: 191 to 194 with scores at 10 to 12 dB, 172 at
+# 8 dB.
 _SCORES_DB = 3.0
-# The same of outputs that scores decide on.
+# The same for outputs that are evaluated by scores.
 _DECIDED_DB = 10.0
-# With more parts than this they are joined, neighbours first: each is opened and run.
+# If there are more parts than this, neighbours are joined: each part is opened and run.
 _MOST_PARTS = 32
-# Below this, ranges are chosen part by part even if the outputs are near enough.
+# Below this, ranges are chosen part by part even if the outputs are accurate enough.
 _COMFORTABLE_DB = 20.0
 
 Part = frozenset[str]
-"""Names of ops that are kept or left float together."""
+"""Names of ops that are quantized or kept in float together."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Scaled:
     """A draft with its ranges.
 
     Attributes:
-        label: Where the ranges come from: a method, or `mixed`.
-        inserter: Writes candidates with them.
+        label: The source of the ranges: a method, or `mixed`.
+        inserter: Writes candidates with the ranges.
         quality: Of the whole draft.
     """
 
@@ -66,11 +67,11 @@ class FallbackResult:
     """A placement that is accurate enough, or none.
 
     Attributes:
-        draft: What the rules made of it.
-        placement: What it comes to.
-        scaled: With which ranges.
-        quality: How near it is to the float model.
-        own: The error that each op's own quantization adds, by name.
+        draft: The draft from the placement rules.
+        placement: The resulting placement.
+        scaled: The ranges.
+        quality: How close it is to the float model.
+        own: The error added by each op's own quantization, by name.
     """
 
     draft: Draft
@@ -81,17 +82,17 @@ class FallbackResult:
 
 
 class AccuracyFallback:
-    """Chooses ranges part by part where that helps, and takes out ops until a draft is accurate.
+    """Chooses ranges part by part where that helps, and drops ops until a draft is accurate.
 
     Args:
-        draft: What the rules decided.
-        redraft: Asks the rules again, when some ops are to stay float for these reasons.
+        draft: The draft from the placement rules.
+        redraft: Runs the rules again with some ops kept in float for the given reasons.
         parts: Its ops, in groups of like ones.
         accuracy: Compares outputs.
         worker: Of the reference engine.
         samples: Makes the inputs.
-        least_db: How near every op and every output must be; None asks for nothing.
-        progress: Told what is done, and how many of how many.
+        least_db: The minimum SQNR of every op and every output; None for no minimum.
+        progress: Called with the current step, its index and the total.
     """
 
     def __init__(
@@ -115,16 +116,16 @@ class AccuracyFallback:
         self._progress = progress
 
     def guard(self, ways: Mapping[RangeMethod, Scaled]) -> FallbackResult:
-        """What is left of the draft when it is accurate enough.
+        """Reduce the draft until it is accurate enough.
 
         Args:
-            ways: The whole draft with the ranges of every method that may be used.
+            ways: The whole draft with the ranges of every allowed method.
         """
         best = max(ways.values(), key=lambda scaled: scaled.quality.worst_db)
         own = self._own_errors(best.inserter, self._draft.placement())
         if self._least_db is None:
             return FallbackResult(self._draft, self._draft.placement(), best, best.quality, own)
-        if best.quality.why_unknown:  # no part of it could be compared, either
+        if best.quality.why_unknown:  # none of its parts could be compared, either
             return FallbackResult(self._draft, Placement(), best, best.quality, own)
         least = self._least_db
         dropped = self._failing(best, own, least)
@@ -136,10 +137,10 @@ class AccuracyFallback:
     def _failing(
         self, best: Scaled, own: Mapping[str, OpError], least: float
     ) -> dict[str, RuleDecision]:
-        """Ops that fail on their own.
+        """Return the ops that fail on their own.
 
-        One that moves values can be what spoils the others: its operands share a scale with its
-        result. So these go first, and the rest is looked at again.
+        A passthrough op can degrade others, because its operands share a scale with its result. So
+        these ops are dropped first, and the rest is checked again.
         """
         dropped: dict[str, RuleDecision] = {}
         found, draft = own, self._draft
@@ -158,7 +159,7 @@ class AccuracyFallback:
         return dropped
 
     def _without(self, dropped: Mapping[str, RuleDecision], scaled: Scaled) -> FallbackResult:
-        """What the rules make of it if these ops stay float."""
+        """Run the rules again with these ops kept in float."""
         if not dropped:
             return FallbackResult(self._draft, self._draft.placement(), scaled, scaled.quality)
         draft = self._redraft(dropped)
@@ -173,13 +174,13 @@ class AccuracyFallback:
         dropped: Mapping[str, RuleDecision],
         least: float,
     ) -> FallbackResult:
-        """Choose ranges part by part, and drop the fewest parts that it takes.
+        """Choose ranges part by part, and drop as few parts as necessary.
 
         Args:
             ways: The whole draft with every kind of range.
-            best: The best of them, without what fails outright.
-            dropped: What does.
-            least: How near outputs must be.
+            best: The best of them, without the ops that fail outright.
+            dropped: The ops that fail outright.
+            least: The minimum SQNR of the outputs.
         """
         _logger.info("looking at what %d parts of the model do to its outputs", len(self._parts))
         parts = [part - dropped.keys() for part in self._parts]
@@ -214,7 +215,7 @@ class AccuracyFallback:
         parts: Sequence[Part],
         noise: Mapping[RangeMethod, Sequence[float]],
     ) -> Scaled:
-        """The draft with that range of every tensor which harms the outputs least."""
+        """Return the draft with the range of every tensor that harms the outputs least."""
         if len(noise) == 1:
             return ways[next(iter(noise))]
         harm: dict[str, dict[RangeMethod, float]] = {}
@@ -241,7 +242,7 @@ class AccuracyFallback:
         dropped: Mapping[str, RuleDecision],
         least: float,
     ) -> FallbackResult:
-        """Drop the fewest parts, worst first, at least one, that bring the outputs near enough."""
+        """Drop the fewest parts, worst first and at least one, to be accurate enough."""
 
         def without(count: int) -> FallbackResult:
             verdicts = dict(dropped)
@@ -264,7 +265,7 @@ class AccuracyFallback:
         return found or without(len(ranked))
 
     def _noise(self, inserter: Inserter, part: Part) -> float:
-        """The noise that a part brings to the worst output, over its signal."""
+        """Return the noise that a part adds to the worst output, relative to its signal."""
         placement = self._draft.only(part)
         if not placement:
             return 0.0
@@ -272,9 +273,9 @@ class AccuracyFallback:
         return math.inf if decibels == -math.inf else 10.0 ** (-decibels / 10.0)
 
     def _worth(self, part: Part) -> float:
-        """What quantizing a part may gain."""
+        """Return what quantizing a part may gain."""
         share = sum(self._draft.shares.get(name, 0.0) for name in part)
-        # Ops with a small share of their own may still carry what others gain.
+        # Ops with a small share may still carry what others gain.
         return share + 1.0 / (1 + len(self._parts))
 
     def _own_errors(self, inserter: Inserter, placement: Placement) -> dict[str, OpError]:
@@ -293,10 +294,11 @@ class AccuracyFallback:
 
 
 def is_enough(quality: Quality, least_db: float) -> bool:
-    """Whether every output is near enough; not, if one of them could not be compared.
+    """Whether every output is accurate enough; False if one could not be compared.
 
-    Scores may be a bit farther than other outputs; then it is they who count, unless what comes out
-    of them has nothing left of what it was. The engine's own float type is not to blame on a draft.
+    Scores may be somewhat less accurate than other outputs; they then decide, unless the output
+    behind them has lost all resemblance. Error from the engine's own float type is not counted
+    against a draft.
     """
     if quality.why_unknown:
         return False
@@ -319,13 +321,13 @@ def is_enough(quality: Quality, least_db: float) -> bool:
 
 
 def joined(parts: Sequence[Part], most: int) -> list[Part]:
-    """The parts, neighbours joined until there are no more than so many."""
+    """Join neighbouring parts until at most this many are left."""
     size = math.ceil(len(parts) / most) if parts else 1
     return [frozenset().union(*parts[at : at + size]) for at in range(0, len(parts), size)]
 
 
 def _worth_trying(ways: Mapping[RangeMethod, Scaled]) -> dict[RangeMethod, Scaled]:
-    """The whole ranges, which clip nothing, and the best of the others."""
+    """Return the full ranges, which clip nothing, and the best of the others."""
     best = max(ways, key=lambda way: ways[way].quality.worst_db)
     return {way: ways[way] for way in ways if way in (RangeMethod.MAX, best)}
 

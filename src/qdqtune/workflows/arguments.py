@@ -1,6 +1,6 @@
-"""Arguments of the functions that users call: what is wrong with one is told before anything runs.
+"""Validate the arguments of public functions before anything runs.
 
-An argument of one name means the same in all of them, so its type is declared here, once.
+An argument name means the same in all functions, so its type is declared here once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qdqtune.records.errors import UsageError
 
 
 class _Kind(NamedTuple):
-    """What an argument must be, in words and as a test."""
+    """The expected type of an argument, in words and as a check."""
 
     words: str
     fits: Callable[[object], bool]
@@ -75,10 +75,10 @@ _KINDS = {
 
 
 def check_arguments(**arguments: object) -> None:
-    """Make sure that arguments are of the type that their names stand for.
+    """Check that arguments have the types that their names imply.
 
     Raises:
-        UsageError: If one is not; it names the argument, what it is, and what it must be.
+        UsageError: If one has not; it names the argument, its value and the expected type.
     """
     for name, value in arguments.items():
         if not _KINDS[name].fits(value):
@@ -86,12 +86,12 @@ def check_arguments(**arguments: object) -> None:
 
 
 def wrong_type(name: str, value: object, expected: str) -> UsageError:
-    """The error about an argument.
+    """Build the error about an argument.
 
     Args:
         name: Its name.
-        value: What it is.
-        expected: What it must be, in words.
+        value: Its value.
+        expected: The expected type, in words.
     """
     shown = f"{value!r:.80}"
     is_plain = value is None or isinstance(value, int | float | str)

@@ -1,4 +1,4 @@
-"""Quantization whose placement is searched for, not ruled: `quantize --autotune`."""
+"""`quantize --autotune`: quantization with a searched placement instead of a rule-based one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AutotunedQuantization:
     """Quantizes one model file as `tune` does.
 
     Args:
-        request: What was asked for.
+        request: The request.
         path: The model.
         preset: How thorough to be.
         folder: The run's folder.
@@ -44,10 +44,10 @@ class AutotunedQuantization:
         self._folder = folder
 
     def run(self) -> QuantizeOutcome:
-        """Search, and hand on what was measured, unchanged.
+        """Run the search and return its measurements unchanged.
 
         Raises:
-            QdqtuneError: Whatever the user can act on.
+            QdqtuneError: For any error that the user can act on.
         """
         request = self._request
         for is_asked, what in (

@@ -1,6 +1,6 @@
-"""One benchmark for a whole script, as the autotuning guides use it.
+"""A process-wide benchmark, as the autotuning guides use it.
 
-Everything here stands on the objects of `qdqtune.workflows.benchmarks`; code of ours uses those.
+It is built on the objects of `qdqtune.workflows.benchmarks`; qdqtune's own code uses those.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class _Current:
     """The benchmark of this process.
 
     Attributes:
-        benchmark: None before there is one, or if it could not be made.
-        failure: Why it could not be made.
+        benchmark: The benchmark; None if there is none yet, or it could not be created.
+        failure: Why it could not be created.
     """
 
     benchmark: EngineBenchmark | None = None
     failure: str = ""
 
     def replace(self, benchmark: EngineBenchmark | None, failure: str = "") -> None:
-        """Take another benchmark; the one before gives back what it holds."""
+        """Set another benchmark and close the previous one."""
         if self.benchmark is not None:
             self.benchmark.close()
         self.benchmark, self.failure = benchmark, failure
@@ -64,29 +64,29 @@ def init_benchmark_instance(
     threads: int | None = None,
     inputs: ShapesOrRequest = _NOTHING_SAID,
 ) -> Benchmark | None:
-    """Say how `benchmark_onnx_model` and the autotuning workflow measure in this process.
+    """Set how `benchmark_onnx_model` and the autotuning workflow measure in this process.
 
     Args:
-        use_trtexec: Measure with that program instead of `engine`.
-        plugin_libraries: Libraries with custom ops, for engines that take such.
+        use_trtexec: Whether to measure with that program instead of `engine`.
+        plugin_libraries: Libraries with custom ops, for engines that support them.
         timing_cache_file: The engine's timing cache, if it has one.
-        warmup_runs: Runs before those that count.
-        timing_runs: Runs that count.
-        trtexec_args: More arguments for the program.
-        engine: What measures; ``auto`` is the first that can measure here.
+        warmup_runs: Untimed runs.
+        timing_runs: Timed runs.
+        trtexec_args: Further arguments for the program.
+        engine: The engine that measures; ``auto`` is the first that can measure here.
         threads: Threads per run; None is the engine's default.
-        inputs: Shapes, ranges and seed of the inputs; a model with open dims is measured only at
-            sizes that are given. Shapes in `trtexec_args` go first.
+        inputs: Shapes, ranges and seed of the inputs; a model with dynamic dims is measured only at
+            given sizes. Shapes in `trtexec_args` take precedence.
 
     Returns:
-        The benchmark; None if it can't be made, and then the reason is in the log.
+        The benchmark; None if it can't be created, with the reason in the log.
     """
     try:
         benchmark = _make(
             use_trtexec, plugin_libraries, timing_cache_file, warmup_runs, timing_runs,
             trtexec_args, engine, threads, inputs,
         )  # fmt: skip
-    except Exception as error:  # whatever it is, callers look at what is returned
+    except Exception as error:  # whatever the error, callers check the return value
         _logger.error("there is no benchmark: %s", error)
         _CURRENT.replace(None, str(error))
         return None
@@ -100,17 +100,16 @@ def benchmark_onnx_model(
     flush_timing_cache: bool = False,
     export_profile_path: str | os.PathLike[str] | None = None,
 ) -> float:
-    """Time a model with the benchmark of this process; if there is none yet, one is made.
+    """Time a model with the benchmark of this process; create one if there is none yet.
 
     Args:
-        model_path: The file, or what would be in it.
-        log_file: Where to add what happened.
-        flush_timing_cache: Engines write their timing cache after every build: nothing is left to
-            be flushed.
-        export_profile_path: Where to write the time of each layer, if the engine can tell.
+        model_path: The file, or its content.
+        log_file: The log to append to.
+        flush_timing_cache: No effect: engines write their timing cache after every build.
+        export_profile_path: Where to write the time of each layer, if the engine reports it.
 
     Returns:
-        The median in milliseconds; infinite if it can't be measured. Nothing is raised.
+        The median in milliseconds; infinite if the model can't be measured. Never raises.
     """
     del flush_timing_cache
     try:
@@ -118,13 +117,13 @@ def benchmark_onnx_model(
         if benchmark is None:
             return math.inf
         return benchmark.run(model_path, log_file, export_profile_path)
-    except Exception as error:  # a loop over hundreds of candidates must not end here
+    except Exception as error:  # an error must not end a loop over hundreds of candidates
         _logger.error("the model could not be timed: %s", error)
         return math.inf
 
 
 def current_benchmark() -> EngineBenchmark | None:
-    """The benchmark of this process, made if nobody did; None if the last one asked for failed."""
+    """Return the benchmark of this process, creating it if needed; None if the last one failed."""
     if _CURRENT.benchmark is None and not _CURRENT.failure:
         init_benchmark_instance()
     if _CURRENT.benchmark is None:

@@ -1,7 +1,7 @@
-"""Benchmarks: a model goes in, milliseconds come out.
+"""Benchmarks that time one model and return milliseconds.
 
-For loops that somebody else writes; `qdqtune.bench` and `qdqtune.tune` compare models side by
-side, which tells smaller differences apart.
+They are for search loops that users write. `qdqtune.bench` and `qdqtune.tune` compare models side
+by side, which resolves smaller differences.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ Model = str | os.PathLike[str] | bytes
 
 
 class EngineImportError(EngineError, ImportError):
-    """The Python package of an engine is not there, or can't be used."""
+    """The Python package of an engine is missing or unusable."""
 
 
 class Benchmark(ABC):
-    """Something that times a model alone."""
+    """Base class of benchmarks that time one model at a time."""
 
     @abstractmethod
     def run(self, path_or_bytes: Model, log_file: str | os.PathLike[str] | None = None) -> float:
         """Time a model.
 
         Args:
-            path_or_bytes: The file, or what would be in it.
-            log_file: Where to add what happened.
+            path_or_bytes: The file, or its content.
+            log_file: The log to append to.
 
         Returns:
             The median in milliseconds; infinite if the model can't be run.
@@ -76,7 +76,7 @@ class Benchmark(ABC):
         return self.run(path_or_bytes, log_file)
 
     def close(self) -> None:  # noqa: B027 - not every benchmark holds something
-        """Give back what it holds."""
+        """Release its resources."""
 
     def __enter__(self) -> Benchmark:
         return self
@@ -91,14 +91,14 @@ class Benchmark(ABC):
 
 
 class EngineBenchmark(Benchmark):
-    """Times models on an engine, in a process of its own, on random inputs.
+    """Times models on an engine, in a separate process, with random inputs.
 
     Args:
         engine: An engine's name; ``auto`` is the first that can measure here.
         threads: Threads per run; None is the engine's default.
         engine_options: The engine's own options.
-        warmup_runs: Runs before those that count.
-        timing_runs: Runs that count; they are made in blocks, and the result is the median of the
+        warmup_runs: Untimed runs.
+        timing_runs: Timed runs; they are grouped in blocks, and the result is the median of the
             blocks' medians.
         inputs: Shapes, ranges and seed of the inputs.
 
@@ -112,7 +112,7 @@ class EngineBenchmark(Benchmark):
 
     Raises:
         EngineError: If the engine can't measure here.
-        UsageError: If there is no such engine, or a number makes no sense.
+        UsageError: If there is no such engine, or a number is invalid.
     """
 
     def __init__(
@@ -149,10 +149,10 @@ class EngineBenchmark(Benchmark):
         """Time a model; see `Benchmark.run`.
 
         Args:
-            path_or_bytes: The file, or what would be in it.
-            log_file: Where to add what happened.
-            export_profile_path: Where to write the time of each layer; an engine that can't tell
-                writes none, which is logged.
+            path_or_bytes: The file, or its content.
+            log_file: The log to append to.
+            export_profile_path: Where to write the time of each layer; if the engine doesn't report
+                it, no file is written, and the log says so.
         """
         try:
             with _as_file(path_or_bytes) as path:
@@ -171,10 +171,10 @@ class EngineBenchmark(Benchmark):
         """Time a model file.
 
         Returns:
-            The samples, or why the engine gave none.
+            The samples, or why the engine returned none.
 
         Raises:
-            QdqtuneError: If the file is no model, or no random inputs can be generated for it.
+            QdqtuneError: If the file is not a model, or random inputs can't be generated for it.
         """
         if self._worker is None:
             self._worker = Worker(self.engine, SessionOptions(self.threads, self.engine_options))
@@ -197,7 +197,7 @@ class EngineBenchmark(Benchmark):
             _logger.warning("%s tells no times of layers: there is no profile", self.engine)
 
     def close(self) -> None:
-        """End the engine's process; another run starts a new one."""
+        """Stop the engine's process; another run starts a new one."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
@@ -206,13 +206,13 @@ class EngineBenchmark(Benchmark):
         model = load_model(path)
         infer_shapes(model)
         declared = str(input_dims(model))
-        if declared not in self._shapes:  # once: it warns of dims that are open
+        if declared not in self._shapes:  # once, because it warns of dynamic dims
             self._shapes[declared] = measured_shapes(model, self.inputs)
         request = replace(self.inputs, shapes=self._shapes[declared], dims={})
         return next(random_inputs(GraphIndex(model), 1, request))
 
     def _log(self, path: Path, model: Model, measured: Measurement) -> None:
-        """Add a line or two to a log; a log that can't be written spoils no measurement."""
+        """Append to a log; failure to write it does not affect the measurement."""
         what = f"{len(model)} bytes" if isinstance(model, bytes) else os.fspath(model)
         lines = [f"{self.engine}: {what}, opened in {measured.build_s:.3f} s"]
         if measured.ok:
@@ -229,17 +229,17 @@ class EngineBenchmark(Benchmark):
 
 
 class TensorRTPyBenchmark(EngineBenchmark):
-    """Times models with the engine of that name, as a Python module.
+    """Times models with the Python package of the engine in its name.
 
     Args:
-        timing_cache_file: Where the engine keeps what it learned about kernels.
-        warmup_runs: Runs before those that count.
-        timing_runs: Runs that count.
+        timing_cache_file: The engine's timing cache.
+        warmup_runs: Untimed runs.
+        timing_runs: Timed runs.
         plugin_libraries: Libraries with custom ops to load.
         inputs: Shapes, ranges and seed of the inputs.
 
     Raises:
-        EngineImportError: If the engine can't measure here; it is an ImportError, too.
+        EngineImportError: If the engine can't measure here; it is also an ImportError.
     """
 
     def __init__(
@@ -269,13 +269,13 @@ class TrtExecBenchmark(EngineBenchmark):
     """Times models with the engine's own program.
 
     Args:
-        timing_cache_file: Where the engine keeps what it learned about kernels.
-        warmup_runs: Runs before those that count.
-        timing_runs: Runs that count.
+        timing_cache_file: The engine's timing cache.
+        warmup_runs: Untimed runs.
+        timing_runs: Timed runs.
         plugin_libraries: Libraries with custom ops to load.
         trtexec_path: The program.
-        trtexec_args: Arguments of its own; those about shapes say what models are run at.
-        inputs: Shapes, ranges and seed of the inputs, where those arguments say nothing of shapes.
+        trtexec_args: Further arguments; those about shapes set the shapes that models run at.
+        inputs: Shapes, ranges and seed of the inputs, unless those arguments set shapes.
 
     Raises:
         EngineError: If the program can't measure here.
@@ -319,7 +319,7 @@ def _words(
 
 @contextmanager
 def _as_file(model: Model) -> Iterator[Path]:
-    """A model as a file; bytes go to a folder of their own that nobody else can guess.
+    """Provide a model as a file; bytes are written to a private temporary folder.
 
     Raises:
         ModelError: If bytes refer to weights in other files.

@@ -1,4 +1,4 @@
-"""How a claim is checked: what of a record is followed, and what the user has to say."""
+"""The conditions under which a claim is checked: those from the record, and those from the user."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _OPTION = "--engine_option"
 
 @dataclass(frozen=True)
 class Conditions:
-    """How models are run to check a claim.
+    """The conditions under which models are run to check a claim.
 
     Attributes:
-        engine: What runs them.
-        options: How it opens them.
-        inputs: What they are timed on.
-        left_out: Flags, each with the value that the record asks for and only the user may say.
+        engine: The engine that runs them.
+        options: Options for opening them.
+        inputs: The inputs that they are timed on.
+        left_out: Flags with the recorded values that only the user may set.
     """
 
     engine: str
@@ -37,10 +37,10 @@ class Conditions:
     left_out: tuple[tuple[str, str], ...] = ()
 
     def missing_in(self, record: BenchRecord | None) -> list[tuple[str, str]]:
-        """What was left out and makes a difference.
+        """Return the omitted conditions that make a difference.
 
         Args:
-            record: What was measured without it; None if nothing could be.
+            record: What was measured without them; None if nothing could be.
         """
         in_effect = record.engine.options if record is not None else {}
         defaults = {f"{name}={value}" for name, value in in_effect.items()}
@@ -53,7 +53,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class UserConditions:
-    """What a user says about checking a model; see `qdqtune.workflows.verification.verify`."""
+    """The user's conditions for checking a model; see `qdqtune.workflows.verification.verify`."""
 
     against: str | None = None
     engine: str | None = None
@@ -65,16 +65,16 @@ class UserConditions:
 
     @property
     def conditions(self) -> Conditions:
-        """All that counts where nothing is claimed."""
+        """Return the conditions where nothing is claimed."""
         options = SessionOptions(threads=self.threads, engine_options=dict(self.options))
         return Conditions(self.engine or registry.AUTO, options, self.inputs)
 
     def conditions_of(self, claim: Claim, folder: Path) -> Conditions:
-        """What the user said, and as much of the claim's conditions as may be followed.
+        """Combine the user's conditions with those of the claim that may be followed.
 
         Args:
             claim: What was claimed.
-            folder: Where the run's journal lies, in which old runs have the shapes of inputs.
+            folder: The folder of the run's journal, where old runs recorded the shapes of inputs.
         """
         recorded = recorded_engine(claim.engine)
         engine = self.engine or recorded.name
@@ -103,7 +103,7 @@ class UserConditions:
         return replace(conditions, engine=engine or "", inputs=inputs, left_out=tuple(left_out))
 
     def is_to_blame(self, error: QdqtuneError) -> bool:
-        """Whether an error is about what the user said, not about what a record says."""
+        """Whether an error is about the user's conditions instead of the recorded ones."""
         if isinstance(error, EngineError):
             return self.engine is not None
         inputs = self.inputs
@@ -111,7 +111,7 @@ class UserConditions:
         return bool(self.options or self.threads is not None or about_inputs)
 
     def words(self) -> Iterator[str]:
-        """The flags that say it."""
+        """Return the flags for the conditions."""
         if self.against is not None:
             yield from ("--against", self.against)
         if self.engine is not None:
@@ -136,7 +136,7 @@ class UserConditions:
 
 
 def command_of(model: str, said: UserConditions, missing: list[tuple[str, str]]) -> str:
-    """The command that says everything; empty if nothing is missing."""
+    """Return the command with all missing flags; empty if nothing is missing."""
     if not missing:
         return ""
     flags = [word for pair in missing for word in pair]

@@ -1,4 +1,4 @@
-"""What lies beside a model and speaks of it: a run's summary, its placement, its journal."""
+"""Read the files beside a model that describe it: a run's summary, placement and journal."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from qdqtune.workflows.tuning.journal_format import whole_lines
 
 _logger = logging.getLogger(__name__)
 
-# Inputs of more elements than this are made only if the user asks for them.
+# Larger inputs (in elements) are generated only if the user requests them.
 _MOST_ELEMENTS = 1 << 28
-# How many names a sentence has before it only counts.
+# The number of names that a sentence lists; beyond it, it gives only a count.
 _SHOWN = 3
 
 
 def lies_in_run(file: Path) -> bool:
-    """Whether something beside a file says that a tuning run wrote it."""
+    """Whether files beside a model show that a tuning run wrote it."""
     return any(file.with_name(name).exists() for name in (SUMMARY, PLACEMENT, JOURNAL))
 
 
 def claim_about(file: Path, sha256: str) -> Claim | str:
-    """What the summary beside a file says about it, or why there is no claim.
+    """Return the claim in the summary beside a file, or why there is none.
 
     Args:
         file: The model.
@@ -60,18 +60,19 @@ def claim_about(file: Path, sha256: str) -> Claim | str:
 
 
 def check_file(claim: Claim, file: Path, sha256: str) -> Check:
-    """Whether a model is the file that a run wrote, with all its weights."""
+    """Check that a model is the file that a run wrote, with all its weights."""
     if not claim.final_sha256:
         return Check("file", Outcome.UNVERIFIED, f"{SUMMARY} does not tell its SHA-256")
     expected = claim.final_sha256
     if expected == sha256 and claim.kept_float and claim.baseline_sha256:
-        # Weights of a copy lie in files of any name, those of all else in one of its own.
+        # A copy's weights can be in files of any name; all others have one weight file of their
+        # own.
         expected, sha256 = claim.baseline_sha256, sha256_with_weights(file)
     return _same_hash("file", expected, sha256, Outcome.DIFFERS)
 
 
 def check_baseline(claim: Claim, baseline: Path) -> Check:
-    """Whether the float model is the one that a run had; else its claim is about another one."""
+    """Check that the float model is the run's; otherwise the claim is about another one."""
     if claim.baseline_sha256:
         expected, found = claim.baseline_sha256, sha256_with_weights(baseline)
     elif claim.given_sha256:
@@ -89,7 +90,7 @@ def _same_hash(name: str, expected: str, found: str, otherwise: Outcome) -> Chec
 
 
 def check_placement(file: Path, claim: Claim | None) -> tuple[Check, Edges | None]:
-    """Whether a model has the Q/DQ edges of the placement beside it.
+    """Check that a model has the Q/DQ edges of the placement beside it.
 
     Raises:
         ModelError: If it can't be read.
@@ -157,7 +158,7 @@ def _names(names: tuple[str, ...]) -> str:
 
 
 def shapes_of_run(claim: Claim, folder: Path) -> dict[str, tuple[int, ...]]:
-    """What the inputs of a run's models were like; empty if nothing is known of it."""
+    """Return the input shapes of a run's models; empty if unknown."""
     if claim.shapes:
         return dict(claim.shapes)
     journal = folder / JOURNAL
@@ -178,7 +179,7 @@ def shapes_of_run(claim: Claim, folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def why_not_its_inputs(claim: Claim, folder: Path, baseline: Path) -> str:
-    """Why a claim is about inputs that its baseline does not have; empty if it is not.
+    """Explain why a claim is about inputs that its baseline doesn't have; empty if it isn't.
 
     Raises:
         ModelError: If the baseline can't be read.
@@ -194,5 +195,5 @@ def why_not_its_inputs(claim: Claim, folder: Path, baseline: Path) -> str:
 
 
 def are_small(shapes: Iterable[tuple[int, ...]]) -> bool:
-    """Whether inputs are small enough to be made because a file says so."""
+    """Whether inputs are small enough to be generated at a file's request."""
     return sum(map(math.prod, shapes)) <= _MOST_ELEMENTS

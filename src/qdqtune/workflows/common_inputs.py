@@ -1,4 +1,4 @@
-"""Models that take the same inputs, and what all of them say about these."""
+"""Derive one input request for several models that take the same inputs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _Sizes = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Signature:
-    """What a model takes.
+    """The inputs of a model.
 
     Attributes:
-        path: What to call the model.
+        path: The model's name for messages.
         types: Element type of every input.
         dims: Dims of every input.
     """
@@ -37,13 +37,13 @@ class Signature:
 
 
 def signature(path: str, model: ir.Model) -> Signature:
-    """What a model takes; `path` is what to call it in an error message."""
+    """Read the inputs of a model; `path` is its name in error messages."""
     types = {value.name or "": str(value.dtype) for value in model_inputs(model)}
     return Signature(path, types, input_dims(model))
 
 
 def common_request(models: Sequence[Signature], request: InputRequest) -> InputRequest:
-    """The request to the first model, with what the others fix added to it.
+    """Return the request for the first model, with dims that the others fix added.
 
     Raises:
         UsageError: If the models don't take the same inputs.
@@ -65,7 +65,7 @@ def common_request(models: Sequence[Signature], request: InputRequest) -> InputR
 
 
 def _part_for(model: Signature, models: Sequence[Signature], request: InputRequest) -> InputRequest:
-    """The request without symbols that other models have and this one has not."""
+    """Return the request without symbols that other models have and this one doesn't."""
     here = set(symbols_of(model.dims))
     elsewhere = {symbol for one in models for symbol in symbols_of(one.dims)} - here
     dims = {symbol: size for symbol, size in request.dims.items() if symbol not in elsewhere}
@@ -73,7 +73,7 @@ def _part_for(model: Signature, models: Sequence[Signature], request: InputReque
 
 
 def _merged(one: _Sizes, other: _Sizes) -> _Sizes | None:
-    """What both say together; None if they contradict each other."""
+    """Merge two dims; None if they conflict."""
     if len(one) != len(other):
         return None
     pairs = list(zip(one, other, strict=True))

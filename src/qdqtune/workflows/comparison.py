@@ -1,4 +1,4 @@
-"""Timing model files against each other, honestly."""
+"""Compare the latency of model files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-# How an engine's refusal of options arrives.
+# How an engine reports refused options.
 _REFUSED = "ValueError: "
 
 
@@ -56,12 +56,12 @@ def bench(models: Sequence[AnyModel], config: BenchConfig) -> BenchRecord:
     Args:
         models: At least one, each a path, a proto or an `onnx_ir.Model`; the first is the
             baseline. All must take the same inputs.
-        config: What is asked for; any of its fields can be given as a keyword instead. A dim that
-            one model fixes and another leaves open has the fixed size.
+        config: The settings; any of its fields can be given as a keyword instead. A dim that one
+            model fixes and another leaves open has the fixed size.
 
     Raises:
-        QdqtuneError: Whatever the user can act on. A model that the engine refuses is not an
-            error but a record.
+        QdqtuneError: For any error that the user can act on. A model that the engine refuses is not
+            an error but a record.
     """
     if isinstance(models, str | os.PathLike) or not isinstance(models, Sequence):
         raise wrong_type("models", models, "a list of models")
@@ -103,7 +103,7 @@ def bench(models: Sequence[AnyModel], config: BenchConfig) -> BenchRecord:
 
 
 def _explain(engine: str, paths: Sequence[str], measured: Sequence[Measurement]) -> None:
-    """Say what to do about models that the engine does not know ops of."""
+    """Suggest what to do about models with ops that the engine doesn't know."""
     for path, found in zip(paths, measured, strict=True):
         advice = "" if found.ok else advice_on(found.error, Path(path), engine, "")
         if advice:
@@ -111,7 +111,7 @@ def _explain(engine: str, paths: Sequence[str], measured: Sequence[Measurement])
 
 
 def engine_info(worker: Worker, name: str) -> EngineInfo:
-    """Which engine answers, in which version, on what.
+    """Return which engine runs, its version and its device.
 
     Raises:
         EngineError: If none does.
@@ -131,7 +131,7 @@ def engine_info(worker: Worker, name: str) -> EngineInfo:
 
 
 def _tells_outputs(worker: Worker, engine: str, path: str, feeds: Feeds) -> bool:
-    """Whether an engine says what a model computes: a program may lack the option for it."""
+    """Whether an engine returns outputs: a program may lack the option for it."""
     if not registry.entry(engine).program:
         return True
     try:
@@ -165,10 +165,10 @@ def _feeds(
     least: InputRequest | None,
     most: InputRequest | None,
 ) -> tuple[ir.Model, Feeds]:
-    """The first model, and inputs that fit all of them.
+    """Return the first model, and inputs that fit all models.
 
     Raises:
-        UsageError: If the models don't take the same inputs, or not those that were asked for.
+        UsageError: If the models don't take the same inputs, or not the requested ones.
     """
     first = load_model(paths[0])
     infer_shapes(first)

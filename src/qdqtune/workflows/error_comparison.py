@@ -1,4 +1,4 @@
-"""Where a quantized model loses accuracy: outputs and layers beside the float model's."""
+"""Find where a quantized model loses accuracy, by comparing outputs and layers with float."""
 
 from __future__ import annotations
 
@@ -58,23 +58,23 @@ def compare(
     inputs: ShapesOrRequest | None = None,
     progress: Progress | None = None,
 ) -> ErrorReport:
-    """Run both models on the same inputs and tell how far the quantized one is off, and where.
+    """Run both models on the same inputs and report how far the quantized one is off, and where.
 
     Args:
         float_model: A path, a proto or an `onnx_ir.Model`; one in memory is not changed.
-        quantized_model: A Q/DQ model of it, from whatever tool.
-        data: What to run them on, as `qdqtune.calibration.sample_set.open_samples` takes it; None
-            is random.
-        samples: How many samples to take; None is at most 32 of the data, or 8 random ones.
-        engine: Whose kernels compute the outputs; None runs every op as it is written. Layers are
-            always run as they are written: an engine fuses them.
+        quantized_model: A Q/DQ version of it, from any tool.
+        data: The inputs, as `qdqtune.calibration.sample_set.open_samples` takes them; None is
+            random.
+        samples: Number of samples; None is at most 32 of the data, or 8 random ones.
+        engine: The engine whose kernels compute the outputs; None runs every op as written. Layers
+            are always run as written, because an engine fuses them.
         engine_options: The engine's own options.
         threads: Threads per run; None is the engine's default.
         inputs: Shapes by input, or a request with ranges and seed of random inputs, too.
-        progress: Called with the samples done and their number, if known, of each of two rounds.
+        progress: Called in each of two rounds with the samples done and their number, if known.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     check_arguments(
         engine=engine or registry.AUTO, engine_options=engine_options, threads=threads,
@@ -122,7 +122,7 @@ def compare(
 
 
 def _with_kernels(engine: str | None) -> str | None:
-    """The engine that a name stands for, if it computes anything."""
+    """Return the engine with this name, if it computes outputs."""
     name = registry.resolve(engine) if engine is not None else None
     if name is not None and not registry.entry(name).measures:
         raise EngineError(
@@ -170,7 +170,7 @@ def _strangers(original: _Opened, quantized: _Opened) -> UsageError:
 
 @dataclass(frozen=True)
 class _Samples:
-    """What the models run on; `samples` starts to read it."""
+    """The inputs of the models; `samples` starts to read them."""
 
     samples: Callable[[], Iterable[Feeds]]
     source: CalibrationSource
@@ -208,7 +208,7 @@ def _provider(
 def _outputs(
     original: _Opened, quantized: _Opened, kernels: Kernels, provider: _Samples, folder: Path
 ) -> tuple[OutputError, ...]:
-    """The outputs of both models, each of them run alone."""
+    """Return the outputs of both models, each run alone."""
     running = original
     try:
         path = _runnable(original, folder / "float.onnx", kernels.engine)
@@ -226,7 +226,7 @@ def _outputs(
 
 
 def _runnable(opened: _Opened, path: Path, engine: str) -> Path:
-    """The model as a file that the engine can run: its own, wherever possible."""
+    """Return the model as a file that the engine can run: the original one if possible."""
     model = opened.model
     if not registry.entry(engine).runs_bfloat16 and has_types(model, {ir.DataType.BFLOAT16}):
         return save_model(float32_twin(model), path)

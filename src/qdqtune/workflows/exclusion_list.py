@@ -1,4 +1,4 @@
-"""What stays float in a quantized model, as a list for other tools that quantize."""
+"""List what stays float in a quantized model, for other quantization tools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from qdqtune.workflows.tuning.folder import BASELINE, FINAL
 
 _logger = logging.getLogger(__name__)
 
-# Ops that one of the tools would quantize, beside those that have weights or move values.
+# Ops that one of the tools would quantize, besides weighted and passthrough ops.
 _QUANTIZED_BY_SOME = frozenset(
     {
         "Add", "ArgMax", "AveragePool", "BatchNormalization", "Clip", "Concat", "CumSum",
@@ -37,7 +37,7 @@ _QUANTIZED_BY_SOME = frozenset(
     }
 )  # fmt: skip
 _QUANTIZABLE = tuple(sorted(WEIGHTED_OPS | COPY_OPS | _QUANTIZED_BY_SOME))
-# Every tool lets these become part of the op before them.
+# Every tool fuses these into the op before them.
 _ACTIVATIONS = ("Clip", "Relu")
 _ABSORBING = ("Add", *_ACTIVATIONS, *WEIGHTED_OPS)
 # Ops whose second input counts even if it is a constant.
@@ -48,36 +48,36 @@ _TWO_OPERANDS = (
 
 
 def exclusion_lists(source: AnyModel, *, against: AnyModel | None = None) -> dict[str, ListForm]:
-    """What to tell other tools so that they leave float what is float in a quantized model.
+    """Return the lists that make other tools keep float what a quantized model keeps float.
 
     Args:
         source: See `float_nodes`.
         against: See `float_nodes`.
 
     Returns:
-        For each of `qdqtune.report.exclusion_list.TOOLS` what it takes.
+        The list for each of `qdqtune.report.exclusion_list.TOOLS`.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     names = float_nodes(source, against=against)
     return {tool: exclusion_list(tool, names) for tool in TOOLS}
 
 
 def float_nodes(source: AnyModel, *, against: AnyModel | None = None) -> list[str]:
-    """The nodes of a quantized model that could be quantized, and are not.
+    """Find the nodes of a quantized model that could be quantized, but are not.
 
     Args:
-        source: A Q/DQ model, whoever made it (a path, a proto or an `onnx_ir.Model`), or the folder
-            of a tuning run.
-        against: The float model that the names are to be taken from; None is the model that a run
-            was given, or the Q/DQ model itself.
+        source: A Q/DQ model from any tool (a path, a proto or an `onnx_ir.Model`), or the folder of
+            a tuning run.
+        against: The float model to take the names from; None is the model that a run was given, or
+            the Q/DQ model itself.
 
     Returns:
         Their names, in the order of the graph.
 
     Raises:
-        QdqtuneError: Whatever the user can act on; also if nothing is quantized.
+        QdqtuneError: For any error that the user can act on, including that nothing is quantized.
     """
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(as_file(source, "source"))
@@ -119,7 +119,7 @@ def _float_nodes(model: ir.Model, placement: Placement) -> Iterator[str]:
 
 
 def _is_float(node: ir.Node) -> bool:
-    """Whether floats that vary go in; what is not known counts as float."""
+    """Whether an op reads non-constant floats; unknown types count as float."""
     data = [value for value in node.inputs if value is not None and value.const_value is None]
     return any(value.dtype is None or value.dtype.is_floating_point() for value in data)
 
@@ -127,16 +127,16 @@ def _is_float(node: ir.Node) -> bool:
 def _is_quantized(
     node: ir.Node, positions: Set[int], tensors: Set[str], before: Set[str | None]
 ) -> bool:
-    """Whether an op computes on quantized values, as far as Q/DQ around it tell.
+    """Whether an op computes on quantized values, according to the Q/DQ around it.
 
-    One that has weights does so if all its operands are dequantized. Others may read dequantized
-    values only because their producer's result has to be quantized: they are quantized if what
-    they give is, too. An operand may also be the bare result of a quantized op that has weights,
-    which is then computed in one go with this one.
+    A weighted op does if all its operands are dequantized. Other ops may read dequantized values
+    only because their producer's result has to be quantized: they count as quantized only if their
+    output is quantized, too. An operand may also be the direct result of a quantized weighted op,
+    which is then fused with this one.
 
     Args:
         node: The op.
-        positions: Which of its inputs are dequantized.
+        positions: The inputs that are dequantized.
         tensors: Tensors that are quantized.
         before: Names of quantized ops before it.
     """
@@ -155,7 +155,7 @@ def _is_quantized(
 
 
 def _ends_quantized(value: ir.Value, tensors: Set[str]) -> bool:
-    """Whether a value is quantized, at most moved or activated before."""
+    """Whether a value gets quantized after at most passthrough ops and activations."""
     pending, seen = [value], {value}
     while pending:
         value = pending.pop()
@@ -172,7 +172,7 @@ def _ends_quantized(value: ir.Value, tensors: Set[str]) -> bool:
 
 
 def _as_named_in(file: Path, stay: list[str], model: ir.Model) -> list[str]:
-    """Those that a float file has under these names, and BatchNorms that were folded into them."""
+    """Map the nodes to a float file by name, and add BatchNorms that were folded into them."""
     nodes = parse_model(file).graph.node
     names = Counter(node.name for node in nodes)
     known = {name for name, count in names.items() if name and count == 1}

@@ -1,4 +1,4 @@
-"""The subgraphs that an engine runs as one: from its layers, or from a file with them."""
+"""Divide a model into the subgraphs that an engine fuses, from its layers or a layer file."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ def groups_of(
     """Divide a model into the subgraphs that an engine runs as one.
 
     Args:
-        model: A path, a proto or an `onnx_ir.Model`; one with Q/DQ is taken apart first. It is
-            cleaned up as for tuning; with `graph_json` it is taken as it is.
-        engine: What runs it, and whose kernels decide what can be quantized; with `graph_json`
-            only the latter, ``auto`` being the engine that writes such files.
+        model: A path, a proto or an `onnx_ir.Model`; Q/DQ are removed first. It is cleaned up as
+            for tuning; with `graph_json` it is taken unchanged.
+        engine: The engine that runs it, and whose kernels decide what can be quantized; with
+            `graph_json` only the latter, and ``auto`` is the engine that writes such files.
         engine_options: The engine's own options.
         threads: Threads per run; None is the engine's default.
-        runs: Runs to take the times from.
+        runs: Number of runs for the times.
         inputs: Shapes by input, or a request with ranges and seed of the inputs, too.
         quant_type: One of the dialect's quant types.
         graph_json: A file with the layers of a build of this model; nothing is run then.
-        min_shapes: The smallest inputs that an engine is to be prepared for, as a request or as
-            sizes by input; only for engines that are told such.
+        min_shapes: The smallest inputs to build for, as a request or as sizes by input; only for
+            engines that support this.
         max_shapes: The largest ones.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     check_arguments(
         engine=engine, engine_options=engine_options, threads=threads, runs=runs,
@@ -107,7 +107,7 @@ def groups_of(
 def _groups_of_file(
     path: str, engine: str, inputs: InputRequest, quant_type: str, graph_json: str
 ) -> GroupsRecord:
-    """The groups by a file that names the nodes as the model does: nothing may be folded."""
+    """Build the groups from a file with the model's node names: nothing may be folded."""
     dialect_choice = native_dialect(WRITTEN_BY if engine == registry.AUTO else engine)
     dialect_choice.format_of(quant_type)
     info = read_layer_info(graph_json)

@@ -1,4 +1,4 @@
-"""The layers of a float16 build in a file, as the autotuning guides ask for it."""
+"""Write the layers of a float16 build to a file, as the autotuning guides require."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ def generate_graph_json(
     strongly_typed: bool = True,
     extra_trtexec_args: Sequence[str] | None = None,
 ) -> str:
-    """Build a model once in float16 and write the layers that come of it.
+    """Build a model once in float16 and write its layers.
 
     Args:
         onnx_path: The float model.
         output_dir: Where `MODEL.fp16.graph.json` and `MODEL.fp16.build.log` go.
         plugin_libraries: Libraries with custom ops to load.
-        strongly_typed: Whether types are taken as written, where the version can: the model is
+        strongly_typed: Whether types are taken as written, if the version supports it: the model is
             converted to float16 first. Otherwise the engine chooses where to use float16.
-        extra_trtexec_args: More arguments of the program; those about shapes say what is built for.
+        extra_trtexec_args: Further arguments of the program; those about shapes set what is built for.
 
     Returns:
         The path of the file with the layers, which `tune(graph_json=…)` takes.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     path, folder = Path(onnx_path), Path(output_dir)
     benchmark = guides_program(plugin_libraries, strongly_typed, extra_trtexec_args)
-    load_model(path)  # what is no model is not the engine's fault
+    load_model(path)  # a file that isn't a model is not the engine's fault
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / LAYER_FILE.format(path.stem, Precision.FP16.value)
     log = folder / BUILD_LOG.format(path.stem, Precision.FP16.value)
@@ -81,7 +81,7 @@ def guides_program(
     strongly_typed: bool,
     extra_trtexec_args: Sequence[str] | None,
 ) -> TrtExecBenchmark:
-    """The program that the guides measure with.
+    """Return the program that the guides measure with.
 
     Raises:
         EngineError: If it can't be used here.
@@ -95,7 +95,7 @@ def guides_program(
 
 
 def _in_half(path: Path, worker: Worker, engine: str, scratch: Path) -> Path:
-    """The file to build: converted if the engine takes types as they are written."""
+    """Return the file to build: converted if the engine takes types as written."""
     info = engine_info(worker, engine)
     given: Mapping[str, str] = worker.options.engine_options
     worker.options = replace(

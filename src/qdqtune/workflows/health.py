@@ -1,4 +1,4 @@
-"""What works on this machine."""
+"""Check which engines work on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANSWER_TIMEOUT_S = 60.0
 
 
 def examine() -> Health:
-    """Ask every engine; those that can measure are started once to see that they answer."""
+    """Query every engine; start those that can measure once, to check that they respond."""
     cpu = read_cpu()
     engines = tuple(map(_examine_engine, registry.engines()))
     broken = registry.plugins().broken
@@ -57,7 +57,7 @@ def _examine_engine(name: str) -> EngineHealth:
 
 
 def _float32_option(name: str, info: EngineInfo) -> str:
-    """The option with which an engine would compute floats as they are written."""
+    """Return the option that makes an engine compute floats as written."""
     if info.float_type in ("", FLOAT32):
         return ""
     options = registry.entry(name).float32_options.items()
@@ -65,7 +65,7 @@ def _float32_option(name: str, info: EngineInfo) -> str:
 
 
 def _limit(name: str, info: EngineInfo) -> IsaLimit | None:
-    """What keeps an engine from newer instructions, though nobody asked it to."""
+    """Return what keeps an engine from using newer instructions, unless the user set it."""
     entry = registry.entry(name)
     limit = info.options.get(entry.isa_option, "") if entry.isa_option else ""
     if not limit or info.isa == read_cpu().isa:

@@ -1,4 +1,4 @@
-"""Placing Q/DQ by hand: into a float model, or anew into a quantized one."""
+"""Place Q/DQ by hand, in a float model or again in a quantized one."""
 
 from __future__ import annotations
 
@@ -79,32 +79,32 @@ def insert(
     force: bool = False,
     progress: Progress | None = None,
 ) -> InsertReport:
-    """Quantize chosen ops, nodes or tensors of a model, calibrated; see `insert_qdq`.
+    """Quantize chosen ops, nodes or tensors of a model, with calibration; see `insert_qdq`.
 
     Args:
         model: A path, a proto or an `onnx_ir.Model`, float or with Q/DQ.
-        output: Where to write; a must if a path is given.
-        ops: Op types to quantize; what is chosen by these four adds up.
+        output: Where to write; required if `model` is a path.
+        ops: Op types to quantize; these four arguments add up.
         nodes: Names of nodes.
         tensors: Names of tensors.
-        placement: A placement file, taken as it is.
-        engine: Whose dialect to write; it need not be installed.
+        placement: A placement file, used unchanged.
+        engine: The engine whose dialect to write; it need not be installed.
         dialect: A dialect by name, instead of the engine's own on this machine.
         quant_type: One of the dialect's quant types.
         high_precision_dtype: The float type of what isn't quantized; None is the model's own.
         inputs: Shapes by input, or a request with ranges and seed of random inputs, too.
         calibration_data: As `qdqtune.calibration.open_samples` takes it; None is random.
-        calibration_samples: Use at most this many samples of it.
+        calibration_samples: The maximum number of samples to use.
         calibration_method: ``max``, ``entropy``, ``percentile`` or ``mse``; None takes the best.
         save_placement: Where to write the placement, too.
         force: Whether files may be replaced.
         progress: Called with the samples calibrated and their number, if known.
 
     Returns:
-        What was done; its `model` is in the form in which the model was given.
+        The report; its `model` has the same form as the input model.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     check_arguments(
         output=output, ops=ops, nodes=nodes, tensors=tensors, placement=placement, engine=engine,
@@ -149,32 +149,32 @@ def insert_qdq(
     force: bool = False,
     progress: Progress | None = None,
 ) -> InsertReport:
-    """Quantize what was chosen, calibrated, and write the model.
+    """Quantize the selection, with calibration, and write the model.
 
-    A model that has Q/DQ already is taken apart first. Its own scales are kept wherever the
-    dialect can express them; what has none is calibrated. With nothing chosen, what was quantized
-    in it is quantized again.
+    Existing Q/DQ are removed first. Their scales are kept wherever the dialect can express them;
+    tensors without a scale are calibrated. If nothing is selected, what was quantized in the model
+    is quantized again.
 
     Args:
         model: A float or Q/DQ model.
         choice: What to quantize.
         output: Where to write.
-        engine: Whose dialect to write; it need not be installed.
+        engine: The engine whose dialect to write; it need not be installed.
         dialect: A dialect by name, instead of the engine's own on this machine.
         quant_type: One of the dialect's quant types.
         precision: The float type of everything that isn't quantized; None is the model's own.
         inputs: Shapes to calibrate at; ranges and seed of random inputs.
         data: Calibration data, as `qdqtune.calibration.sample_set.open_samples` takes it; None
             is random.
-        samples: Use at most this many samples of the data.
-        method: How ranges follow from the data; None tries every way and takes what is closest to
-            the float model. Random inputs are always taken whole.
+        samples: The maximum number of samples to use.
+        method: How ranges follow from the data; None tries every method and takes the one closest
+            to the float model. Random inputs always use the full range.
         save_placement: Where to write the placement, too.
         force: Whether files may be replaced.
         progress: Called with the samples calibrated and their number, if known.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     if engine == registry.AUTO and not dialect:
         engine = registry.resolve(engine)
@@ -241,7 +241,7 @@ def insert_qdq(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One way to choose ranges, and what came of it."""
+    """One way to choose ranges, and its result."""
 
     method: RangeMethod
     ranges: Ranges
@@ -282,7 +282,7 @@ def _selection(
 
 
 def _same_language(source: Source, dialect: Dialect, quant_type: str) -> bool:
-    """Whether the file was written by qdqtune in the very dialect that is asked for."""
+    """Whether qdqtune wrote the file in exactly the requested dialect."""
     labels = source.labels
     written = (labels.get("qdqtune.dialect"), labels.get("qdqtune.quant_type"))
     return written == (dialect.name, quant_type)
@@ -291,7 +291,7 @@ def _same_language(source: Source, dialect: Dialect, quant_type: str) -> bool:
 def _given_tensors(
     index: GraphIndex, placement: Placement, given: Mapping[str, ReadEncoding]
 ) -> list[str]:
-    """The activations of a placement that came with a scale."""
+    """Return the activations of a placement that already have a scale."""
     tensors = {edge.tensor for edge in index.effective(placement)}
     return [
         name

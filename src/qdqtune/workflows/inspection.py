@@ -1,4 +1,4 @@
-"""Looking at a model as the search sees it; nothing is run, nothing is written."""
+"""Show a model as the search sees it, without running or writing anything."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def inspect(
     by_shape: bool = False,
     why: str | None = None,
 ) -> Inspection:
-    """The regions and patterns of a model, what can be quantized in it, and why the rest can't.
+    """Report a model's regions and patterns, what can be quantized in it, and why the rest can't.
 
     Args:
-        model: A path, a proto or an `onnx_ir.Model`; one with Q/DQ is taken apart first.
-        engine: Whose dialect to look for kernels in; it need not be installed.
+        model: A path, a proto or an `onnx_ir.Model`; Q/DQ are removed first.
+        engine: The engine whose dialect determines the kernels; it need not be installed.
         dialect: A dialect by name, instead of the engine's own on this machine.
         quant_type: One of the dialect's quant types.
-        inputs: Shapes to look at it with, by input or as a request.
-        max_sequence_size: Nodes of the longest sequence inside a composite.
+        inputs: Shapes to use, by input or as a request.
+        max_sequence_size: Maximum number of nodes in a sequence inside a composite.
         by_shape: Whether types and shapes are part of a pattern.
-        why: A tensor to say more about.
+        why: A tensor to explain in detail.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     check_arguments(
         engine=engine, dialect=dialect, quant_type=quant_type, by_shape=by_shape, why=why,
@@ -94,17 +94,17 @@ def inspect(
 def regions_of(
     model: str | Path, max_sequence_size: int = 10
 ) -> tuple[list[Region], tuple[RegionRecord, ...]]:
-    """The regions of a model and their records, whatever the engine.
+    """Return the regions of a model and their records, independent of the engine.
 
     Args:
-        model: A float model, or one with Q/DQ, which is taken apart first.
-        max_sequence_size: Nodes of the longest sequence inside a composite.
+        model: A float model, or one with Q/DQ, which are removed first.
+        max_sequence_size: Maximum number of nodes in a sequence inside a composite.
 
     Returns:
-        The outermost regions, and a record of every one, each before its children.
+        The outermost regions, and the records of all regions, parents before children.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     source = open_source(model)
     infer_shapes(source.model)

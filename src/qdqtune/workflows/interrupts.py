@@ -1,7 +1,7 @@
-"""Signals that end a command as Ctrl-C does: with the best so far.
+"""Signals that end a command like Ctrl-C: with the best result so far.
 
-Schedulers that take a machine back ask first (SIGTERM), and so does a terminal that is closed
-(SIGHUP). Some send both at once, or a hang-up twice: that is one request, not a second one.
+Schedulers send SIGTERM before they reclaim a machine, and closing a terminal sends SIGHUP. Some
+send both at once, or SIGHUP twice: that counts as one request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""All that interrupt."""
+"""All signals that interrupt."""
 
 _SAME_REQUEST_S = 1.0
 _READER_ENDS_WITHIN_MS = 200
@@ -24,13 +24,13 @@ _hung_up_s = float("-inf")
 
 
 def interrupt_on_signals() -> None:
-    """Let SIGTERM and SIGHUP interrupt the main thread, unless somebody decided otherwise.
+    """Let SIGTERM and SIGHUP interrupt the main thread, unless they are already handled.
 
-    A signal that is ignored stays so: `nohup` starts commands like that.
+    An ignored signal stays ignored: `nohup` starts commands that way.
     """
     global _hung_up_s
     _hung_up_s = float("-inf")
-    with contextlib.suppress(ValueError):  # only the main thread may say so
+    with contextlib.suppress(ValueError):  # only the main thread may set handlers
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _interrupt)
@@ -42,7 +42,7 @@ def interrupts(number: int) -> bool:
 
 
 def is_repeated(number: int) -> bool:
-    """Whether a signal only repeats a request that a hang-up has already made; notes hang-ups."""
+    """Whether a signal only repeats the request of an earlier hang-up; records hang-ups."""
     global _hung_up_s
     since_s = time.monotonic() - _hung_up_s
     if number != signal.SIGHUP:
@@ -60,12 +60,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _let_go_of_readers() -> None:
-    """Write nowhere instead of to a terminal that is gone or to a program that ended with it."""
+    """Redirect output that goes to a closed terminal, or to a program that ended with it."""
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is None or stream.closed:
             continue
         poller = select.poll()
-        poller.register(stream.fileno(), 0)  # errors and hang-ups are always reported
+        poller.register(stream.fileno(), 0)  # such descriptors always report errors and hang-ups
         if poller.poll(_READER_ENDS_WITHIN_MS):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())

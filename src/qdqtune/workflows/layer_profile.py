@@ -1,4 +1,4 @@
-"""The time of each layer in a file, in the form that `--exportProfile` has made common."""
+"""Write the time of each layer to a file, in the common `--exportProfile` format."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def write_profile(layers: Sequence[LayerTime], runs: int, target: Path) -> None:
     """Write a profile: the number of runs, then one entry per layer in order of execution.
 
     Args:
-        layers: With their milliseconds per run.
-        runs: From how many runs these are.
-        target: Where to write; its folder is made.
+        layers: The layers, with milliseconds per run.
+        runs: The number of runs behind the times.
+        target: The file; its folder is created.
     """
     total = sum(layer.ms for layer in layers) or 1.0
     entries = [

@@ -1,4 +1,4 @@
-"""What an engine makes of a model: the layers that it runs, in terms of the model's nodes."""
+"""The layers that an engine runs for a model, in terms of the model's nodes."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def layers_of(
     min_shapes: ShapesOrRequest | None = None,
     max_shapes: ShapesOrRequest | None = None,
 ) -> LayersRecord:
-    """Run a model on random inputs, and say which of its nodes each layer executes.
+    """Run a model on random inputs, and report which of its nodes each layer executes.
 
-    An engine that can't run models here may still build them: then there are no times.
+    An engine that can't run models here may still build them; times are then missing.
 
     Args:
-        model: A path, a proto or an `onnx_ir.Model`, float or with Q/DQ; it is run as it is.
+        model: A path, a proto or an `onnx_ir.Model`, float or with Q/DQ; it is run unchanged.
         engine: What runs it; ``auto`` is the first engine that can measure here.
         engine_options: The engine's own options.
         threads: Threads per run; None is the engine's default.
-        runs: Runs to take the times from.
+        runs: Number of runs for the times.
         inputs: Shapes by input, or a request with ranges and seed of the inputs, too.
-        min_shapes: The smallest inputs that an engine is to be prepared for, as a request or as
-            sizes by input; only for engines that are told such.
+        min_shapes: The smallest inputs to build for, as a request or as sizes by input; only for
+            engines that support this.
         max_shapes: The largest ones.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     check_arguments(engine=engine, engine_options=engine_options, threads=threads, runs=runs)
     request = request_of(inputs) or InputRequest()

@@ -1,4 +1,4 @@
-"""What a user wants quantized, by hand."""
+"""The user's manual selection of what to quantize."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Choice:
-    """What a user wants quantized; the parts add up.
+    """What the user selected to quantize; the fields add up.
 
     Attributes:
         ops: Op types.
         nodes: Node names.
         tensors: Tensor names.
-        placement: A placement file, taken as it is.
+        placement: A placement file, used unchanged.
     """
 
     ops: Sequence[str] = ()
@@ -40,10 +40,10 @@ class Choice:
 
 
 def select(index: GraphIndex, dialect: Dialect, quant_type: str, choice: Choice) -> Selection:
-    """Turn a choice into one placement.
+    """Turn a selection into one placement.
 
     Raises:
-        UsageError: If nothing was chosen, or something of it is not in the model.
+        UsageError: If nothing was selected, or the model lacks something in the selection.
     """
     parts = []
     if choice.ops:

@@ -1,7 +1,7 @@
-"""Models as users hand them over: a path, a proto, or an `onnx_ir.Model`.
+"""Accept models as a path, a proto, or an `onnx_ir.Model`.
 
-Everything below works on files. A model in memory is written to a temporary folder for the time of
-the call, its weights beside it if they are large; the user's object is only read.
+All code below works on files. A model in memory is written to a temporary folder for the duration
+of the call, with large weights beside it; the user's object is only read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qdqtune.records.errors import ModelError, QdqtuneError, UsageError
 from qdqtune.workflows.arguments import wrong_type
 
 AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
-"""What functions take wherever a model goes in."""
+"""Types that functions accept as a model."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -31,15 +31,15 @@ _EXPECTED = "a path, an onnx.ModelProto or an onnx_ir.Model"
 
 @contextmanager
 def as_file(model: AnyModel, argument: str = "model") -> Iterator[Path]:
-    """The model's file; one in memory is written to a file for a while.
+    """Provide the model's file; a model in memory is written to a temporary file.
 
     Args:
         model: The model; it is not changed.
-        argument: What messages call it if it has no path.
+        argument: The name for messages if it has no path.
 
     Raises:
-        UsageError: If it is no model.
-        ModelError: If it is in memory, and not a valid one.
+        UsageError: If it is not a model.
+        ModelError: If it is in memory, and invalid.
     """
     _check_type(model, argument)
     if isinstance(model, str | os.PathLike):
@@ -51,7 +51,7 @@ def as_file(model: AnyModel, argument: str = "model") -> Iterator[Path]:
         try:
             yield path
         except QdqtuneError as error:
-            # Nobody knows the temporary file, and it is gone when the message is read.
+            # The user doesn't know the temporary file, and it is gone when the message is read.
             error.what = error.what.replace(str(path), argument)
             error.hint = error.hint.replace(str(path), argument)
             error.args = (error.what,)
@@ -61,7 +61,7 @@ def as_file(model: AnyModel, argument: str = "model") -> Iterator[Path]:
 def on_file(
     function: Callable[Concatenate[Path, _P], _R],
 ) -> Callable[Concatenate[AnyModel, _P], _R]:
-    """Let a function of a model's file take a model in any form: see `as_file`."""
+    """Decorate a function of a model's file to accept a model in any form: see `as_file`."""
 
     @functools.wraps(function)
     def taking_any(model: AnyModel, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -73,10 +73,10 @@ def on_file(
 
 @contextmanager
 def output_file(model: AnyModel, output: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """Where a result is written: to the output, or for a model in memory to a file for a while.
+    """Provide the output file; a temporary one for a model in memory.
 
     Raises:
-        UsageError: If a path is given, and no output.
+        UsageError: If `model` is a path, and no output is given.
     """
     if output is not None:
         yield Path(output)
@@ -91,12 +91,12 @@ def output_file(model: AnyModel, output: str | os.PathLike[str] | None) -> Itera
 
 
 def name_of(model: AnyModel, argument: str = "model") -> str:
-    """What records call a model: its path, or the argument if it has none."""
+    """Return the model's name in records: its path, or the argument if it has none."""
     return os.fspath(model) if isinstance(model, str | os.PathLike) else argument
 
 
 def in_form_of(given: AnyModel, written: Path) -> Any:
-    """A model that was written, in the form in which another was given."""
+    """Return a written model in the form in which another was given."""
     if isinstance(given, onnx.ModelProto):
         return onnx.load(written)
     if isinstance(given, ir.Model):

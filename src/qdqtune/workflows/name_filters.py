@@ -1,4 +1,4 @@
-"""Regular expressions that say which nodes to quantize, and which not to."""
+"""Regular expressions that select the nodes to quantize, or not to."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NODE = "node"
 
 
 def constraints_of(filters: NameFilters, index: GraphIndex) -> Constraints:
-    """What filters mean in a model.
+    """Apply filters to a model.
 
-    An expression stands for what it matches as a whole. One for nodes that matches none so stands
-    for the names that begin with a match.
+    An expression must match a whole name. If an expression for nodes matches none that way, it
+    selects the names that begin with a match.
 
     Raises:
-        UsageError: If one is no regular expression, or matches nothing.
+        UsageError: If one is not a regular expression, or matches nothing.
     """
     never = _matching(_NODE, filters.nodes_to_exclude, index.node)
     never |= _of_types(index, filters.op_types_to_exclude)
@@ -40,7 +40,7 @@ def _matching(kind: str, expressions: Sequence[str], names: Iterable[str]) -> se
     known = sorted(names)
     found: set[str] = set()
     for text in expressions:
-        if text in known:  # a name, whatever its characters mean
+        if text in known:  # an exact name, even if it contains special characters
             found.add(text)
             continue
         try:

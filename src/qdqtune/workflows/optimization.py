@@ -1,4 +1,4 @@
-"""A model cleaned up: smaller, the same results, its quantization untouched."""
+"""Clean up a model: smaller, with the same results and its quantization untouched."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ def optimize(
     *,
     force: bool = False,
 ) -> Path | onnx.ModelProto | ir.Model:
-    """Fold constants and BatchNorms, and remove what does nothing, is there twice or is unused.
+    """Fold constants and BatchNorms, and remove no-op, duplicate and unused nodes.
 
-    QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear nodes stay, every one of them, and
-    scales and zero points keep their bits.
+    All QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear nodes stay, and scales and zero
+    points keep their bits.
 
     Args:
         model: A model, or its path; a model in memory is not changed.
-        output: Where to write the result; a must if a path is given.
+        output: Where to write the result; required if `model` is a path.
         force: Whether an existing file may be replaced.
 
     Returns:
         What was given: the path written, or a model of the same type.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     check_arguments(output=output, force=force)
     with as_file(model) as path, output_file(model, output) as target:
@@ -66,15 +66,15 @@ def optimize(
 def optimize_file(
     model: str | os.PathLike[str], output: str | os.PathLike[str], *, force: bool = False
 ) -> OptimizeReport:
-    """Do what `optimize` does, from a file to a file.
+    """Optimize a file, like `optimize`.
 
     Args:
-        model: The model's path; weights that lie beside it will lie beside the result, too.
+        model: The model's path; weights in files beside it will be beside the result, too.
         output: Where to write.
         force: Whether an existing file may be replaced.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     check_targets(output, None, model, force=force)
     loaded = load_model(model)
@@ -87,7 +87,7 @@ def optimize_file(
 
 
 def _check(result: onnx.ModelProto, given: Path) -> None:
-    """Make sure that the result is valid, unless what was given was not."""
+    """Check that the result is valid, unless the input was not."""
     fault = inconsistency(result)
     if not fault:
         return

@@ -1,4 +1,4 @@
-"""Converting a model file to another float precision, and seeing what it costs."""
+"""Convert a model file to another float precision, and measure the error."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ def convert_model(
     request: InputRequest = _NOTHING_SAID,
     force: bool = False,
 ) -> ConvertReport:
-    """Convert a model to another float type and write it, checked.
+    """Convert a model to another float type, check it and write it.
 
-    Both models are run on random inputs to see how far their outputs are apart; half precision is
-    computed in float32 and rounded op by op (`qdqtune.graph.half_precision_emulation`), which is
-    what GPUs do and CPUs can.
+    Both models are run on random inputs to compare their outputs; half precision is computed in
+    float32 and rounded op by op (`qdqtune.graph.half_precision_emulation`), which matches GPUs and
+    runs on CPUs.
 
     Args:
         model: A model in any precision, with or without Q/DQ.
-        precision: What to convert to.
+        precision: The target type.
         output: Where to write.
         keep_io: Whether inputs and outputs keep their types.
-        keep_nodes: Names of nodes that stay as they are.
-        keep_ops: Op types that stay as they are, beside those that always do.
-        request: What the inputs look like.
+        keep_nodes: Names of nodes to leave unchanged.
+        keep_ops: Op types to leave unchanged, besides those that always are.
+        request: The inputs.
         force: Whether `output` may be replaced.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     source, target = Path(model), Path(output)
     check_writable(target, force=force)
@@ -104,15 +104,15 @@ def _check_ops(model: ir.Model, ops: Collection[str]) -> None:
 def evaluate_conversion(
     source: Path, staged: Path, samples: Callable[[ir.Model], Iterable[Feeds]]
 ) -> tuple[dict[str, float], str]:
-    """Decibels per output and the first node that overflows; nothing if it can't be known here.
+    """Return decibels per output and the first node that overflows; nothing if unknown here.
 
     Args:
-        source: The model as it was.
-        staged: The same in another float type.
-        samples: Makes inputs for the model as it was, in a form that CPUs run.
+        source: The original model.
+        staged: The converted model.
+        samples: Makes inputs for the original model, in a form that CPUs run.
 
     Raises:
-        UsageError: If no inputs can be made.
+        UsageError: If no inputs can be generated.
     """
     if not has_reference():
         title = registry.title(registry.REFERENCE)
@@ -134,7 +134,7 @@ def evaluate_conversion(
 
 
 def _runnable(path: Path, twin: Path) -> tuple[ir.Model, Path, dict[str, str]]:
-    """A model that runs on CPUs, its file, and which of its results are rounded."""
+    """Return a model that runs on CPUs, its file, and which of its results are rounded."""
     model = load_model(path)
     infer_shapes(model)
     index = GraphIndex(model)

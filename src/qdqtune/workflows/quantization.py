@@ -47,7 +47,7 @@ def quantize(
         config: What is asked for; any of its fields can be given as a keyword instead.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     request = _request(config)
     began = time.monotonic()

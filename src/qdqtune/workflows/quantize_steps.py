@@ -144,7 +144,7 @@ class OneShotQuantization:
         """All steps.
 
         Raises:
-            QdqtuneError: Whatever the user can act on.
+            QdqtuneError: For any error that the user can act on.
         """
         request = self._request
         config = request.config

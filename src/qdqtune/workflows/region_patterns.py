@@ -80,7 +80,7 @@ def region_pattern_autotuning_workflow(
         An autotuner with what the run measured; `export_onnx` writes what was chosen.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     model = _the_model(model_or_path, model_path)
     if num_schemes_per_region < 1:

@@ -86,7 +86,7 @@ def measure_error(
         enough_db: What is as near to float is not measured a second time, as it is written.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     source = open_source(baseline, float_types=() if in_float32 else None)
     candidate = load_model(model)

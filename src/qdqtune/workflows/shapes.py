@@ -58,7 +58,7 @@ def fix_shapes(
         force: Whether `output` may be replaced.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     check_arguments(output=output, batch_size=batch_size, force=force)
     request, target = request_of(inputs) or InputRequest(), Path(output)

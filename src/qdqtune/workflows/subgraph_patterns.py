@@ -61,7 +61,7 @@ def subgraph_autotuning_workflow(
         The path of the model that was chosen.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     asks_for_program = bool(plugin_libraries or extra_trtexec_args or not strongly_typed)
     benchmark = (

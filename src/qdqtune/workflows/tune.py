@@ -57,7 +57,7 @@ def tune(model: Path, config: TuneConfig) -> TuneResult:
         config: What is asked for; any of its fields can be given as a keyword instead.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     reporter = ProgressReporter(config.callbacks, config.budget_s)
     request = _request(model, config)
@@ -91,7 +91,7 @@ def plan_tune(model: Path, config: TuneConfig) -> TunePlan:
         config: See `tune`; any of its fields can be given as a keyword instead.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     request = _request(model, config)
     dialect, quant_type = request.dialect, config.quant_type

@@ -73,8 +73,8 @@ def verify(
         progress: Called with the rounds done and planned.
 
     Raises:
-        QdqtuneError: Whatever the user can act on. A model that is not what it was said to be is
-            no error but a report.
+        QdqtuneError: For any error that the user can act on. A model that does not
+            match its claim is not an error but a report.
     """
     check_arguments(
         engine=engine or registry.AUTO, engine_options=engine_options, threads=threads, runs=runs,

@@ -116,7 +116,7 @@ def export(
         force: Whether an existing file may be replaced.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     check_arguments(folder=folder, candidate=candidate, output=output, force=force)
     written = export_candidate(folder, candidate, output, force=force)

@@ -46,7 +46,7 @@ def run_tune(
         reporter: Who hears of it.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     pace = TimeBudget(lambda: reporter.left_s, request.preset, request.config.budget_s)
     pace.evaluated = provider.evaluation_sample_count

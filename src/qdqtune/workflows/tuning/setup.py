@@ -91,7 +91,7 @@ def setup(
         provider: What it is run on.
 
     Raises:
-        QdqtuneError: Whatever the user can act on.
+        QdqtuneError: For any error that the user can act on.
     """
     reporter, engine = ctx.reporter, ctx.engines.engine
     given = given_tensors(request, source, reporter.tell)
