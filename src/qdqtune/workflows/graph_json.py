@@ -45,7 +45,7 @@ def generate_graph_json(
         plugin_libraries: Libraries with custom ops to load.
         strongly_typed: Whether types are taken as written, if the version supports it: the model is
             converted to float16 first. Otherwise the engine chooses where to use float16.
-        extra_trtexec_args: Further arguments of the program; those about shapes set what is built for.
+        extra_trtexec_args: Further program arguments; those about shapes apply to the build.
 
     Returns:
         The path of the file with the layers, which `tune(graph_json=…)` takes.
