@@ -1,4 +1,4 @@
-"""What a user can ask for: one field per option, in parts that commands share.
+"""Configs: one field per user option, grouped into parts that commands share.
 
 `TuneConfig(threads=2, preset="quick")` holds what `qdqtune.tune` takes as keywords and what
 `qdqtune tune` takes as flags. An option is added here, and used where it has an effect.
@@ -69,7 +69,7 @@ _FUNCTION = Kind(
 
 
 def _method_name(text: str) -> str:
-    """The name that a method has now; what is none is for the caller to tell."""
+    """Return the current name of a range method; unknown names are reported by the caller."""
     try:
         return RangeMethod(text).value
     except ValueError:
@@ -78,7 +78,7 @@ def _method_name(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(Config):
-    """What runs the model."""
+    """Options for the engine that runs the model."""
 
     TITLE: ClassVar[str] = "engine"
 
@@ -93,7 +93,7 @@ class EngineConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig(Config):
-    """What the model is quantized to."""
+    """Options for the quantized types."""
 
     TITLE: ClassVar[str] = "quantization"
 
@@ -109,7 +109,7 @@ class QuantizationConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class InputConfig(Config):
-    """What the model is fed with."""
+    """Options for the model's inputs."""
 
     TITLE: ClassVar[str] = "inputs (what is not given is chosen; see docs/shapes.md)"
 
@@ -121,14 +121,14 @@ class InputConfig(Config):
 
     @property
     def input_request(self) -> InputRequest:
-        """What is asked for, in one form, with the seed."""
+        """The user's input shapes, dims, ranges and seed as one `InputRequest`."""
         request = request_of(self.inputs) or InputRequest()
         return replace(request, seed=self.seed or request.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeRangeConfig(Config):
-    """Between which shapes inputs may be, for engines that build for a range."""
+    """Smallest and largest input shapes, for engines that build for a range of shapes."""
 
     TITLE: ClassVar[str] = ENGINE_SPECIFIC
 
@@ -142,7 +142,7 @@ class ShapeRangeConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationConfig(Config):
-    """Where the ranges of tensors come from."""
+    """Options for calibration: where tensor ranges come from."""
 
     TITLE: ClassVar[str] = "calibration (see docs/calibration.md)"
 
@@ -161,13 +161,13 @@ class CalibrationConfig(Config):
 
     @property
     def range_method(self) -> RangeMethod | None:
-        """The method; None if all are to be tried."""
+        """The range method; None to try all of them."""
         return None if self.calibration_method is None else RangeMethod(self.calibration_method)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NameFilters(Config):
-    """What to quantize and what to leave float, as regular expressions."""
+    """Regular expressions that select what is quantized and what stays float."""
 
     TITLE: ClassVar[str] = "what to quantize (regular expressions; see docs/quantize.md)"
 
@@ -198,7 +198,7 @@ class NameFilters(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(Config):
-    """How the search goes."""
+    """Options for the search."""
 
     TITLE: ClassVar[str] = "search"
 
@@ -268,7 +268,7 @@ class SearchConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyConfig(Config):
-    """What a result must satisfy."""
+    """Accuracy limits that a result must meet."""
 
     TITLE: ClassVar[str] = "what the result must satisfy"
 
@@ -287,7 +287,7 @@ class AccuracyConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class MetricConfig(Config):
-    """A metric of the user's own."""
+    """Options for a user-defined accuracy metric."""
 
     TITLE: ClassVar[str] = AccuracyConfig.TITLE
 
@@ -305,7 +305,7 @@ class MetricConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig(Config):
-    """Where a run is written, and what happens to an earlier one there."""
+    """Output folder of a run, and whether to resume or replace an earlier run in it."""
 
     TITLE: ClassVar[str] = "output"
 
@@ -347,7 +347,7 @@ class TuneConfig(
     InputConfig,
     ShapeRangeConfig,
 ):
-    """Everything that `qdqtune.tune` can be asked for."""
+    """All options of `qdqtune.tune`."""
 
 
 _FLOAT_TYPE = one_of([each.value for each in Precision], lambda text: _precision_name(text))
@@ -373,7 +373,7 @@ class QuantizeConfig(
     CalibrationConfig,
     InputConfig,
 ):
-    """Everything that `qdqtune.quantize` can be asked for.
+    """All options of `qdqtune.quantize`.
 
     Attributes:
         quantize_mode: Another name of `quant_type`.
@@ -440,13 +440,13 @@ class QuantizeConfig(
 
     @property
     def float_type(self) -> Precision | None:
-        """The float type of what is not quantized; None is the model's own."""
+        """The float type of ops that are not quantized; None keeps the model's type."""
         return None if self.precision is None else Precision(_precision_name(str(self.precision)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig(EngineConfig, InputConfig, ShapeRangeConfig):
-    """Everything that `qdqtune.bench` can be asked for."""
+    """All options of `qdqtune.bench`."""
 
     TITLE: ClassVar[str] = "timing (see docs/timing.md)"
 

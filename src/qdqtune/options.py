@@ -1,7 +1,7 @@
-"""Options: what a field of a config says of itself, and what follows from that.
+"""Options: metadata on config fields, and the flags, keywords and checks derived from it.
 
-A field carries its meaning, its values and its flags. The flags of commands, the keywords of
-functions with their documentation, the checks of both, and a run's identity are made from it.
+A field declares its help text, its valid values and its flags. Command-line flags, function
+keywords with their documentation, validation, and a run's identity are all derived from it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True)
 class Kind:
-    """Which values an option takes.
+    """The values that an option takes.
 
     Attributes:
-        must_be: What they are, as in "threads must be ...".
-        accepts: Whether a value is one of them; None is one if the default is.
-        read: Makes a value from a text; raises `ValueError` if it can't.
-        collect: Makes one value of all that were read, for flags that may be repeated.
-        metavar: What stands for a value in help.
+        must_be: Describes valid values, as in "threads must be ...".
+        accepts: Whether a value is valid; None is valid if the default is None.
+        read: Parses a value from text; raises `ValueError` if it can't.
+        collect: Combines all parsed values into one, for flags that may be repeated.
+        metavar: Placeholder for the value in help.
         choices: All values, if they can be listed.
-        takes_none: Whether None is a value beside the default, typed `none`.
-        bare: The value of the flag alone, if it need not have one.
+        takes_none: Whether None is a valid value besides the default, typed `none`.
+        bare: The value of the flag when it is given without one, if that is allowed.
     """
 
     must_be: str
@@ -50,10 +50,10 @@ class Kind:
     bare: Any = None
 
     def from_text(self, text: str) -> Any:
-        """The value that a user typed.
+        """Parse a value that the user typed.
 
         Raises:
-            ValueError: If it is none; the message says what it must be.
+            ValueError: If it is not valid; the message says what it must be.
         """
         if self.takes_none and text.lower() == "none":
             return None
@@ -69,7 +69,7 @@ def _is_number(value: Any) -> bool:
 
 
 def whole(least: int, metavar: str = "N") -> Kind:
-    """Whole numbers from `least` up."""
+    """Integers of at least `least`."""
 
     def accepts(value: Any) -> bool:
         return _is_number(value) and isinstance(value, numbers.Integral) and int(value) >= least
@@ -80,7 +80,7 @@ def whole(least: int, metavar: str = "N") -> Kind:
 def number(
     must_be: str, least: float = -math.inf, *, metavar: str = "X", none: bool = False
 ) -> Kind:
-    """Numbers from `least` up, in words of their own; with `none`, None is one of them."""
+    """Numbers of at least `least`, with a custom description; `none` also allows None."""
     return Kind(
         must_be, lambda value: _is_number(value) and value >= least, float, metavar=metavar,
         takes_none=none,
@@ -88,7 +88,7 @@ def number(
 
 
 def one_of(choices: Sequence[str], read: Callable[[str], str] = str) -> Kind:
-    """Some words, or members of an enum that have them as values."""
+    """One of several words, or enum members that have them as values."""
     return Kind(
         f"one of {', '.join(choices)}",
         lambda value: isinstance(value, str) and read(value) in choices,
@@ -147,18 +147,18 @@ class Identity(Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """What a field of a config says of itself.
+    """Metadata of a config field.
 
     Attributes:
-        help: What it means, as one phrase.
-        kind: Which values it takes.
-        flags: How it is spelled on a command line; empty for an option of the Python API alone.
-        default_text: What the default means, where its value doesn't say.
+        help: Its meaning, as one phrase.
+        kind: The values it takes.
+        flags: Its command-line flags; empty for an option that only the Python API has.
+        default_text: Describes the default, where its value is not self-explanatory.
         mode: The only workflow that has it; empty for all.
         identity: Whether it is part of a run's identity.
-        needs: Another option without which it means nothing.
-        exclusive: Options with the same word here can't be given together.
-        title: What help lists it under, if not under the title of its part.
+        needs: Another option that must be set for this one to have an effect.
+        exclusive: Options with the same value here are mutually exclusive.
+        title: The help section that lists it, if not that of its part.
     """
 
     help: str
@@ -173,20 +173,20 @@ class Option:
 
     @property
     def dest(self) -> str:
-        """Where a command line keeps it."""
+        """Name of its attribute in the parsed command line."""
         long = [flag for flag in self.flags if flag.startswith("--")]
         return long[0].removeprefix("--") if long else ""
 
 
 def option(default: Any, kind: Kind, help: str, *flags: str, **more: Any) -> Any:  # noqa: A002
-    """A field of a config; see `Option` for `more`."""
+    """Declare a config field; see `Option` for `more`."""
     known = Option(help, kind, flags, **more)
     # Arrays are not compared with each other.
     return field(default=default, compare=kind is not ANYTHING, metadata={_OPTION: known})
 
 
 def parts_of(config: Any) -> Iterator[tuple[str, list[tuple[Field[Any], Option]]]]:
-    """The parts of a config or of its class: title and fields, its own fields last."""
+    """Yield the parts of a config or config class as title and fields, its own fields last."""
     config_class = config if isinstance(config, type) else type(config)
     known = {each.name: each for each in fields(config_class)}
     for part in (*config_class.__bases__, config_class):
@@ -198,13 +198,13 @@ def parts_of(config: Any) -> Iterator[tuple[str, list[tuple[Field[Any], Option]]
 
 
 def options_of(config: Any) -> Iterator[tuple[Field[Any], Option]]:
-    """The fields of a config or of its class, each with what it says of itself."""
+    """Yield the fields of a config or config class, each with its `Option`."""
     for _, options in parts_of(config):
         yield from options
 
 
 def help_text(each: Field[Any], known: Option) -> str:
-    """What an option means, and its default."""
+    """Return an option's help text with its default."""
     default = known.default_text
     if not default and isinstance(each.default, str | int | float) and known.kind is not SWITCH:
         default = f"{each.default:g}" if isinstance(each.default, float) else str(each.default)
@@ -213,13 +213,13 @@ def help_text(each: Field[Any], known: Option) -> str:
 
 
 class Config:
-    """The base of configs: frozen dataclasses whose fields are options, checked when they are made.
+    """Base class of configs: frozen dataclasses whose fields are options, validated on creation.
 
     Attributes:
-        TITLE: What help calls these options.
+        TITLE: Title of these options in help.
 
     Raises:
-        UsageError: If a field has a value that it can't have.
+        UsageError: If a field has an invalid value.
     """
 
     TITLE: ClassVar[str] = ""
@@ -241,7 +241,7 @@ class Config:
         check_mode(type(self), said)
 
     def identity(self) -> dict[str, Any]:
-        """What results must have in common to be compared, in a form for JSON."""
+        """The values that must be equal for results to be comparable, as JSON-compatible data."""
         found = {}
         for each, known in options_of(self):
             if known.identity is not Identity.NO:
@@ -253,14 +253,14 @@ class Config:
 
 
 def check_mode(config_class: Any, said: Mapping[str, Any]) -> None:
-    """Let nothing be asked for that the workflow would not do.
+    """Reject options that the selected workflow does not have.
 
     Args:
-        config_class: Of the config.
-        said: The options that were given, by name.
+        config_class: Class of the config.
+        said: The options that were set, by name.
 
     Raises:
-        UsageError: If it would not.
+        UsageError: If an option belongs to another workflow.
     """
     workflow = said.get("workflow", getattr(config_class, "workflow", ""))
     for each, known in options_of(config_class):
@@ -277,7 +277,7 @@ def _plain(value: Any, kind: Kind) -> Any:
     if isinstance(value, Config):
         return {each.name: list(getattr(value, each.name)) for each, _ in options_of(value)}
     if isinstance(value, str) and kind.choices:
-        return str(kind.read(value))  # under the name that it has now
+        return str(kind.read(value))  # under its current name
     return sorted(value) if isinstance(value, list | tuple) else value
 
 
@@ -291,17 +291,17 @@ _R_co = TypeVar("_R_co", covariant=True)
 
 
 class Configured(Protocol[_M_contra, _C_contra, P, _R_co]):
-    """A function of a model that takes a config, or its fields as keywords, or both."""
+    """A function of a model that takes a config, its fields as keywords, or both."""
 
     def __call__(
         self, model: _M_contra, config: _C_contra | None = None, *_: P.args, **overrides: P.kwargs
     ) -> _R_co:
-        """Do it; keywords go before what the config says."""
+        """Call the function; keywords override the config."""
         ...
 
 
 class ConfiguredToFile(Protocol[_M_contra, _C_contra, P, _R_co]):
-    """The same for a function that may be told a file to write."""
+    """Like `Configured`, for a function that also takes an output file."""
 
     def __call__(
         self,
@@ -311,16 +311,16 @@ class ConfiguredToFile(Protocol[_M_contra, _C_contra, P, _R_co]):
         *_: P.args,
         **overrides: P.kwargs,
     ) -> _R_co:
-        """Do it; keywords go before what the config says."""
+        """Call the function; keywords override the config."""
         ...
 
 
 def configured(
     config_class: Callable[P, C],
 ) -> Callable[[Callable[[M, C], R]], Configured[M, C, P, R]]:
-    """Let a function that takes a model and a config take the config's fields as keywords, too.
+    """Let a function that takes a model and a config also take the config's fields as keywords.
 
-    Its signature and its documentation list them.
+    The keywords appear in its signature and documentation.
     """
     return functools.partial(_decorated, config_class)
 
@@ -328,7 +328,7 @@ def configured(
 def configured_to_file(
     config_class: Callable[P, C],
 ) -> Callable[[Callable[[M, str | os.PathLike[str] | None, C], R]], ConfiguredToFile[M, C, P, R]]:
-    """The same for a function that takes a model, a file to write and a config."""
+    """Like `configured`, for a function that takes a model, an output file and a config."""
     return functools.partial(_decorated, config_class)
 
 
@@ -363,16 +363,16 @@ def _decorated(config_class: Any, function: Callable[..., Any]) -> Any:
 
 
 def merged(config_class: Any, config: Any, said: Mapping[str, Any], of: str) -> Any:
-    """A config with some fields replaced.
+    """Return a config with some fields replaced.
 
     Args:
         config_class: Its class.
-        config: The config; None is the default one.
-        said: The fields by name.
-        of: The function that they were given to.
+        config: The config; None for the default one.
+        said: The new field values, by name.
+        of: The function that received them, for error messages.
 
     Raises:
-        UsageError: If there is no such field, or it can't have that value.
+        UsageError: If there is no such field, or its value is invalid.
     """
     known = list(inspect.signature(config_class).parameters)
     for name in said:
@@ -389,12 +389,12 @@ def merged(config_class: Any, config: Any, said: Mapping[str, Any], of: str) -> 
 
 
 def shared(config_class: Callable[..., C], config: Any, **others: Any) -> C:
-    """A config with the fields that another one has, too.
+    """Return a config that takes over the fields it has in common with another one.
 
     Args:
         config_class: Its class.
-        config: The other one.
-        others: Fields that are not those of the other one.
+        config: The other config.
+        others: Values of fields that the other config does not have.
     """
     names = [each.name for each, _ in options_of(config_class) if hasattr(config, each.name)]
     return config_class(**({name: getattr(config, name) for name in names} | others))

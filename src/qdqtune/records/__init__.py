@@ -1,4 +1,4 @@
-"""Frozen values that cross layers."""
+"""Frozen dataclasses that are passed between layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How accurate a result must be, and what was rejected because it was not."""
+"""Accuracy limits of a result, and the candidates that were rejected for missing them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from qdqtune.records.errors import UsageError
 # 0.993 at 15 dB.
 DEFAULT_MIN_SQNR_DB = 15.0
 SQNR, APPROXIMATE_SQNR, METRIC = "sqnr_db", "approximate_sqnr_db", "metric"
-"""What is measured of a placement."""
+"""The quantity that is measured for a placement."""
 _NEAR_DB = 1.0
 
 
 def is_near_limit(sqnr_db: float | None, min_sqnr_db: float | None) -> bool:
-    """Whether a result that is accurate enough is so by less than 1 dB.
+    """Whether a result meets the SQNR limit by less than 1 dB.
 
     Args:
-        sqnr_db: Of its worst output; None if unknown.
-        min_sqnr_db: The least that was asked for; None if nothing was.
+        sqnr_db: SQNR of its worst output; None if unknown.
+        min_sqnr_db: The requested minimum; None if there is none.
     """
     if sqnr_db is None or min_sqnr_db is None:
         return False
@@ -30,15 +30,15 @@ def is_near_limit(sqnr_db: float | None, min_sqnr_db: float | None) -> bool:
 
 
 def allowed_sqnr_db(min_sqnr_db: float, float_sqnr_db: float | None) -> float:
-    """How near to float32 a result must be, if the float model itself is not computed in that.
+    """The SQNR limit against float32, for an engine that computes the float model in another type.
 
-    The noise of the engine's own float type is not quantization's, so it is allowed beside the
-    noise that was asked for; but no more than that once again, which is 3 dB: what ships is to be
-    near the model as it is written.
+    The noise of the engine's own float type is not caused by quantization, so it is allowed on top
+    of the requested limit, but at most as much noise again (3 dB): the result must stay near the
+    model as written.
 
     Args:
-        min_sqnr_db: The least that was asked for.
-        float_sqnr_db: How near the float model is, as the engine computes it; None is float32.
+        min_sqnr_db: The requested minimum.
+        float_sqnr_db: SQNR of the float model as the engine computes it; None for float32.
     """
     if float_sqnr_db is None:
         return min_sqnr_db
@@ -48,14 +48,14 @@ def allowed_sqnr_db(min_sqnr_db: float, float_sqnr_db: float | None) -> float:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A candidate that was fast, but not accurate enough.
+    """A candidate that was fast but not accurate enough.
 
     Attributes:
-        name: What it was.
-        qdq_pairs: Tensors that are quantized in it.
-        sqnr_db: Of its worst output; None if unknown, or if the engine does not run it.
-        metric: What the user's function returned for it; None if it was not called.
-        reason: Which limit it missed.
+        name: Its name.
+        qdq_pairs: Number of tensors quantized in it.
+        sqnr_db: SQNR of its worst output; None if unknown, or if the engine can't run it.
+        metric: The value of the user's metric; None if the metric was not called.
+        reason: The limit that it missed.
     """
 
     name: str
@@ -75,15 +75,15 @@ class Rejected:
 
 
 def finite(number: float | None) -> float | None:
-    """A number as JSON has it: None if it is infinite or unknown."""
+    """Return a number in its JSON form: None if it is infinite or unknown."""
     return number if number is not None and math.isfinite(number) else None
 
 
 def checked_metric(value: object, name: str) -> float:
-    """What a user's function returned, as a number.
+    """Convert the return value of a user's metric to a float.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If it is not a number.
     """
     try:
         number = float(value)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a search tried, one by one."""
+"""The candidates that a search tried."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Candidate(Result):
     """A placement that was tried in a run.
 
     Attributes:
-        id: What it is called in `measurements.jsonl`, and the name of its file.
-        tensors: How many tensors are quantized in it; None if its file is not there.
-        latency_ms: As it was measured last; None if it never was.
-        speedup: Over the float model, as the search estimated it: through what it was compared
-            with, if that was not the float model itself. None if it was never measured.
+        id: Its identifier in `measurements.jsonl`, and the name of its file.
+        tensors: Number of tensors quantized in it; None if its file is missing.
+        latency_ms: The latest measured latency; None if it was never measured.
+        speedup: Over the float model, as the search estimated it. If it was compared with another
+            candidate, the estimate goes through that one. None if it was never measured.
         failure: Why the engine refused it; None if it didn't.
     """
 
@@ -44,7 +44,7 @@ class Candidate(Result):
 
 @dataclass(frozen=True, repr=False)
 class ExportReport(Result):
-    """A candidate that was written as a model of its own.
+    """A candidate that was exported as a model file.
 
     Attributes:
         output: The file written.

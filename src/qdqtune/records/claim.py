@@ -1,4 +1,4 @@
-"""What a run claims about the model that it wrote, read from a file that anybody may edit."""
+"""The claims of a run about its result, read from an untrusted summary file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qdqtune.records.measurement import Comparison, EngineInfo
 from qdqtune.records.tuning import AS_GIVEN, SCHEMA
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# How many times what is measured may be claimed at most, where the claim's interval allows it.
+# The largest factor by which a claim may exceed the measured speedup, within the claim's interval.
 _MOST_ABOVE = 2.0
 # How far below the claim's interval a measured speedup may be if its own interval is wide.
 _MOST_BELOW = 1.5
@@ -21,27 +21,27 @@ _MOST_BELOW = 1.5
 
 @dataclass(frozen=True)
 class Claim:
-    """What the summary of a tuning run says about the model that it wrote.
+    """The claims of a tuning run's summary about the model that it wrote.
 
     Attributes:
-        speedup: Over the model as given.
+        speedup: Over the original model.
         low: Lower end of its interval.
-        high: Upper end.
-        kept_float: Whether the model was handed back as it was.
-        engine: What measured.
-        sqnr_db: The worst output's distance from the float model, in dB; None if none is claimed.
-        final_sha256: Of the model with its weights; empty if not recorded.
-        baseline_sha256: Of the baseline with its weights; empty if not recorded.
-        given_sha256: Of the file that was tuned, without weights beside it; empty if not recorded,
-            or if the baseline is a conversion of it.
+        high: Upper end of its interval.
+        kept_float: Whether the run returned the original model unchanged.
+        engine: The engine that measured.
+        sqnr_db: SQNR of the worst output against the float model, in dB; None if not claimed.
+        final_sha256: Hash of the model with its weights; empty if not recorded.
+        baseline_sha256: Hash of the baseline with its weights; empty if not recorded.
+        given_sha256: Hash of the tuned file, without external weights; empty if not recorded, or
+            if the baseline is a conversion of it.
         on_data: Whether the error was measured on the user's data, not on random inputs.
-        samples_digest: Of the inputs that it was measured on; empty if not recorded.
+        samples_digest: Digest of the inputs used for the error; empty if not recorded.
         ranges: Lowest and highest value of random inputs, by name.
-        seed: Of the run.
-        shapes: Of the inputs; empty if not recorded.
-        conversion_db: How far the baseline is from the model as given, in dB, if it is a conversion
-            of it; the error is that to the model as given.
-        tuned_in_float32: Whether the baseline is in half floats, and what was made of it is not.
+        seed: Seed of the run.
+        shapes: Input shapes; empty if not recorded.
+        conversion_db: SQNR of the baseline against the original model, in dB, if the baseline is a
+            conversion of it; the error is relative to the original model.
+        tuned_in_float32: Whether the baseline uses half-precision floats and the result does not.
     """
 
     speedup: float
@@ -62,9 +62,9 @@ class Claim:
     tuned_in_float32: bool = False
 
     def agrees_with(self, measured: Comparison) -> bool:
-        """Whether both intervals allow the same speedup, and the claim is not far above it.
+        """Whether the intervals overlap and the claim is not far above the measured speedup.
 
-        An interval may be as wide as it likes: whoever reads the claim reads the speedup.
+        The width of an interval is no excuse: readers of the claim look at the speedup.
         """
         is_near = self.speedup <= _MOST_ABOVE * measured.high
         return is_near and measured.high >= self.low and measured.low <= self.high
@@ -79,11 +79,11 @@ class Claim:
 
     @classmethod
     def from_summary(cls, summary: object) -> Claim:
-        """Read the JSON form of a `Summary`, of which nothing is taken for granted.
+        """Read the JSON form of a `Summary` without trusting any field.
 
         Raises:
-            ValueError: If it is none that this version can read, or claims something that can't be;
-                the message says what.
+            ValueError: If this version can't read it, or a claim is impossible; the message says
+                which.
         """
         body = object_in(summary, "it")
         if body.get("kind") != "summary":

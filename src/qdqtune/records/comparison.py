@@ -1,4 +1,4 @@
-"""Model files timed against each other, as one record."""
+"""Record of model files timed against each other."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class BenchmarkEntry:
 
 @dataclass(frozen=True, repr=False)
 class BenchRecord(Result):
-    """Every file against the first, from one interleaved run.
+    """All files compared with the first one in a single interleaved run.
 
     Attributes:
-        engine: What ran them.
+        engine: The engine that ran them.
         entries: The files in the user's order.
-        inputs: What they were fed: name to dtype and shape.
+        inputs: Their inputs: name to dtype and shape.
         seed: Seed of the inputs.
     """
 

@@ -1,4 +1,4 @@
-"""A quantized model beside its float model, output by output and layer by layer, as one record."""
+"""Record of a quantized model's error against its float model, per output and per layer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class LayerError:
-    """One quantized op.
+    """The error of one quantized op.
 
     Attributes:
-        own: What its own quantization adds: it reads what the float model computes.
-        accumulated: How far its result is off in the quantized model; None if that can't be told.
+        own: The error that its own quantization adds, given the float model's values as inputs.
+        accumulated: The error of its result in the quantized model; None if it can't be determined.
     """
 
     own: OpError
@@ -33,13 +33,13 @@ class ErrorReport(Result):
     Attributes:
         float_model: The float model, as the user named it.
         quantized_model: The quantized one.
-        engine: Whose kernels the outputs were computed with.
-        as_written: Whether the engine ran every op as it is written, and fused none.
+        engine: The engine that computed the outputs.
+        as_written: Whether the engine ran every op as written, without fusion.
         source: Whether the models ran on data or on random inputs.
-        samples: What they ran on, in words.
+        samples: Description of the samples.
         outputs: The outputs.
         layers: The quantized ops in the order in which they run.
-        unpaired: Quantized ops whose results the float model doesn't have.
+        unpaired: Quantized ops without a counterpart in the float model.
         failure: Why there are no layers; empty if nothing failed.
     """
 
@@ -56,12 +56,12 @@ class ErrorReport(Result):
 
     @property
     def is_on_random_inputs(self) -> bool:
-        """Whether nobody gave data."""
+        """Whether the models ran on random inputs because no data was given."""
         return self.source is CalibrationSource.RANDOM
 
     @property
     def worst_first(self) -> tuple[LayerError, ...]:
-        """The layers, those first that lose most by themselves."""
+        """The layers, sorted by their own error, largest first."""
         return tuple(sorted(self.layers, key=lambda layer: layer.own.sqnr_db))
 
     @property

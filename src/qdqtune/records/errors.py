@@ -1,14 +1,14 @@
 """Errors that a user can act on.
 
-They are printed as they are, without a traceback: what happened, where, and what to do about it.
-Anything else that escapes is a bug of ours and keeps its traceback.
+They are printed without a traceback: what happened, where, and what to do about it.
+Any other exception is a bug in qdqtune and keeps its traceback.
 """
 
 from __future__ import annotations
 
 
 class QdqtuneError(Exception):
-    """The base of every error meant for the user's eyes.
+    """Base class of all errors that are shown to the user.
 
     Args:
         what: What happened and where, one sentence.
@@ -25,22 +25,22 @@ class QdqtuneError(Exception):
 
 
 class UsageError(QdqtuneError):
-    """The request itself makes no sense: an unknown op, engine or option. Exit code 2."""
+    """The request is invalid: an unknown op, engine or option. Exit code 2."""
 
 
 class LimitError(UsageError, ValueError):
-    """A file or text is larger, or nested deeper, than what is read of its kind.
+    """A file or text exceeds the limit on size or nesting depth for its kind.
 
-    Also a `ValueError`: whoever can do without a file takes it for a damaged one.
+    Also a `ValueError`, so that callers that can do without the file treat it as damaged.
     """
 
 
 class NewerSchemaError(UsageError):
-    """A file was written by a version of qdqtune that knows more than this one."""
+    """A file was written by a newer version of qdqtune, in a schema that this one can't read."""
 
 
 class ModelError(QdqtuneError):
-    """The model file is missing, broken or not what the command can work with."""
+    """The model file is missing, broken, or not supported by the command."""
 
 
 class OutputError(QdqtuneError):

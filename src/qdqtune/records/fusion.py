@@ -1,4 +1,4 @@
-"""The subgraphs of a model that an engine runs as one, and what is known of each."""
+"""Records of a model divided into fusion groups: nodes that an engine runs as one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from qdqtune.records.result import Result
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """Nodes that are run as one.
+    """A group of nodes that the engine runs as one.
 
     Attributes:
-        number: Its place in the graph's order.
-        nodes: Names, in the graph's order.
-        op_types: Of each node.
-        layers: Names of the engine's layers that it comes from.
-        ms: Milliseconds that these take; None if no times are known.
-        share: The part of the whole time; None likewise.
-        structural: Whether the graph alone, and no layer, says that the nodes belong together.
-        quantizable: How many of the nodes can be quantized.
-        alike: How many groups have equal content, this one counted.
+        number: Its position in graph order.
+        nodes: Node names, in graph order.
+        op_types: Op type of each node.
+        layers: Names of the engine layers that it comes from.
+        ms: Milliseconds that these layers take; None if no times are known.
+        share: Their share of the total time; None if no times are known.
+        structural: Whether the nodes were grouped by graph structure alone, without a layer.
+        quantizable: Number of nodes that can be quantized.
+        alike: Number of groups with equal content, including this one.
         key: Short hash of that content: structure, attributes, shapes and types.
     """
 
@@ -40,16 +40,16 @@ class GroupRecord:
 
 @dataclass(frozen=True, repr=False)
 class GroupsRecord(Result):
-    """A model, divided into the subgraphs that an engine runs as one.
+    """A model divided into the groups that an engine runs as one.
 
     Attributes:
         model: The model file.
-        engine: What ran it; None if the layers are from a file.
-        source: Where the layers are from: the engine's name, or that file.
-        dialect: Whose kernels decide what can be quantized.
+        engine: The engine that ran it; None if the layers come from a file.
+        source: Where the layers come from: the engine's name, or that file.
+        dialect: The dialect that determines which ops can be quantized.
         nodes: Number of nodes in the model as it was run.
-        unmentioned: How many of them no layer mentions.
-        groups: In the graph's order; every node is in one of them.
+        unmentioned: Number of nodes that no layer mentions.
+        groups: In graph order; every node is in exactly one of them.
     """
 
     model: str
@@ -62,17 +62,17 @@ class GroupsRecord(Result):
 
     @property
     def structural(self) -> int:
-        """How many groups no layer tells of."""
+        """Number of groups that come from graph structure, without a layer."""
         return sum(group.structural for group in self.groups)
 
     @property
     def covered(self) -> float:
-        """The part of the nodes that layers mention; 1 if there are no nodes."""
+        """Share of the nodes that layers mention; 1 if there are no nodes."""
         return 1.0 - self.unmentioned / self.nodes if self.nodes else 1.0
 
     @property
     def distinct(self) -> int:
-        """How many groups differ in content."""
+        """Number of groups with distinct content."""
         return len({group.key for group in self.groups})
 
     @property

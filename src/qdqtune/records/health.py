@@ -1,4 +1,4 @@
-"""What works on a machine."""
+"""Records of the engines and hardware available on a machine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class IsaLimit:
-    """Why an engine's kernels use less than the CPU offers.
+    """Why an engine's kernels use fewer instructions than the CPU offers.
 
     Attributes:
-        limit: The newest instructions that they may use, in the engine's words.
-        variable: Environment variable that says so to any process that runs the engine.
-        is_inherited: Whether somebody set that variable; else newer kernels crash here.
+        limit: The newest instructions that they may use, in the engine's notation.
+        variable: Environment variable that sets the limit for any process that runs the engine.
+        is_inherited: Whether the variable was already set; otherwise newer kernels crash here.
     """
 
     limit: str
@@ -22,23 +22,23 @@ class IsaLimit:
 
 @dataclass(frozen=True)
 class EngineHealth:
-    """One engine on this machine.
+    """The state of one engine on this machine.
 
     Attributes:
         name: The engine.
         usable: Whether it can measure.
         version: Its version, if installed.
         device: What it runs on.
-        dialect: The dialect it speaks here.
+        dialect: The dialect it uses here.
         reason: Why it is not usable.
         measures: Whether its times are measured, not simulated.
         isa: The instruction set that its integer kernels use; empty if it didn't answer.
         saturates_u8s8: Whether 8-bit weights would give wrong results in them.
         limited: Why that is less than the CPU has; None if it isn't.
-        program: Where its program is; empty if it is none.
+        program: Path of its program; empty if it is not a program.
         lists_layers: Whether it can't measure, but lists the layers of a model.
-        float_type: What float32 is computed in; empty if unknown.
-        float32_option: The option with which that would be float32, if it isn't and can be.
+        float_type: The type in which it computes float32; empty if unknown.
+        float32_option: The option that makes it compute in float32, if it doesn't by default.
     """
 
     name: str
@@ -59,11 +59,11 @@ class EngineHealth:
 
 @dataclass(frozen=True)
 class BrokenEngine:
-    """An engine that another package announces, and that can't be used.
+    """An engine announced by another package that can't be used.
 
     Attributes:
-        name: What it would be called.
-        package: Who announces it, with its version.
+        name: Its name.
+        package: The package that announces it, with its version.
         reason: What is wrong with it.
     """
 

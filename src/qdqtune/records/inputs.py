@@ -1,4 +1,4 @@
-"""What a user says about a model's inputs."""
+"""User-specified shapes and value ranges of a model's inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qdqtune.records.errors import UsageError
 
 _T = TypeVar("_T")
 
-# Names may hold any of the separators, so each pattern lets the value decide where a name ends.
+# Names may contain any separator, so each pattern lets the value decide where the name ends.
 _SIZE = r"(?:-?\d+|\?)"
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _END = r"(?:\s*,|\s|$)"
@@ -26,19 +26,18 @@ _ITEMS = {"shape": _SHAPE_ITEM, "dim": _DIM_ITEM, "range": _RANGE_ITEM}
 
 @dataclass(frozen=True)
 class InputRequest:
-    """Shapes and values for inputs that the model leaves open; the rest is random.
+    """Shapes and value ranges for a model's inputs; unspecified values are random.
 
-    The name "" stands for the only input of a model that has one.
+    The name "" stands for the only input of a single-input model.
 
     Attributes:
-        shapes: Whole shapes by input name; None leaves a dim as the model has it.
-        dims: Sizes of symbolic dims, by symbol: they hold wherever the symbol stands.
-        ranges: Lowest and highest value by input name; both ends can occur.
-        seed: Seed of what is random.
+        shapes: Full shapes by input name; None keeps the model's dim.
+        dims: Sizes of symbolic dims, by symbol; they apply wherever the symbol occurs.
+        ranges: Lowest and highest value by input name, both inclusive.
+        seed: Seed for random values.
 
     Raises:
-        UsageError: If something is not of its type, a size is below 1, or a range has no values in
-            it.
+        UsageError: If a value has the wrong type, a size is below 1, or a range is empty.
     """
 
     shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
@@ -77,17 +76,17 @@ class InputRequest:
         ranges: Iterable[str] = (),
         seed: int = 0,
     ) -> InputRequest:
-        """Read what a user typed; each text may hold several items, by commas or spaces.
+        """Parse command-line text; each text may hold several items separated by commas or spaces.
 
         Args:
             shapes: `NAME:1x3x224x224`, `NAME:1,3,224,224` or `NAME:[1,3,224,224]`; without a name
                 for the only input.
             dims: `SYMBOL=8`.
             ranges: `NAME:LOW:HIGH`; without a name for the only input.
-            seed: Seed of what is random.
+            seed: Seed for random values.
 
         Raises:
-            UsageError: If a text can't be read, or says two things about one name.
+            UsageError: If a text can't be parsed, or contradicts another about the same name.
         """
         found_shapes: dict[str, tuple[int | None, ...]] = {}
         for text, item in _items(_SHAPE_ITEM, shapes, "shape", "NAME:1x3x224x224"):
@@ -103,7 +102,7 @@ class InputRequest:
 
 
 ShapesOrRequest = InputRequest | Mapping[str, Sequence[int | None]]
-"""What a user says of inputs: a request, or only their shapes by name."""
+"""An input request, or only shapes by input name."""
 
 
 @overload
@@ -111,14 +110,14 @@ def request_of(asked: ShapesOrRequest, argument: str = "inputs") -> InputRequest
 @overload
 def request_of(asked: ShapesOrRequest | None, argument: str = "inputs") -> InputRequest | None: ...
 def request_of(asked: ShapesOrRequest | None, argument: str = "inputs") -> InputRequest | None:
-    """What a user says of inputs, in one form; None if nothing is said.
+    """Normalize to an `InputRequest`; None stays None.
 
     Args:
         asked: A request, or shapes by name.
-        argument: What it is called in an error message.
+        argument: The argument's name in an error message.
 
     Raises:
-        UsageError: If it can't be one.
+        UsageError: If it can't be converted.
     """
     if asked is None or isinstance(asked, InputRequest):
         return asked
@@ -169,12 +168,12 @@ def _check_pairs(ranges: object) -> None:
 
 
 def _is_whole(value: object) -> bool:
-    """Whether something is a whole number, of NumPy too; True and False are none."""
+    """Whether a value is an integer, including NumPy's; booleans are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_item(text: str, what: str) -> bool:
-    """Whether a text is one item for an input or a dim that it names.
+    """Whether a text is an item that names its input or dim.
 
     Args:
         text: The text.
@@ -185,7 +184,7 @@ def is_item(text: str, what: str) -> bool:
 
 
 def shape_text(dims: Iterable[int | str | None] | None) -> str:
-    """A shape as it is typed: `1x3x224x224`, with names and ? for open dims.
+    """Format a shape as users type it: `1x3x224x224`, with names and ? for open dims.
 
     Args:
         dims: The dims; None if not even their number is known.

@@ -1,4 +1,4 @@
-"""What an insertion did."""
+"""Report of an insertion of Q/DQ."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from qdqtune.records.result import Result
 
 @dataclass(frozen=True, repr=False)
 class InsertReport(Result):
-    """What an insertion did.
+    """Report of an insertion of Q/DQ.
 
     Attributes:
         output: The file written; None if there is none.
         dialect: Name of the dialect.
         quant_type: Quant type.
-        quantized: Names of the nodes that were chosen and quantized.
-        left_float: Name to reason for nodes that were chosen and could not be.
-        placement: What was inserted.
-        pairs: Tensors that got Q/DQ.
-        calibration: Where the ranges come from.
-        calibrated_on: The samples in words.
-        method: How the ranges followed from the samples.
-        tried_db: The worst output's ratio for every method that was tried.
-        scales_kept: How many activations keep a scale that came with the model.
-        ranges_kept: How many keep its range only, because the dialect can't express the scale.
+        quantized: Names of the selected nodes that were quantized.
+        left_float: Name to reason for selected nodes that could not be quantized.
+        placement: The inserted placement.
+        pairs: Number of tensors that got a Q/DQ pair.
+        calibration: Source of the ranges.
+        calibrated_on: Description of the samples.
+        method: The range method.
+        tried_db: SQNR of the worst output for every method that was tried.
+        scales_kept: Number of activations that keep a scale of the original model.
+        ranges_kept: Number that keep only its range, because the dialect can't express the scale.
         sqnr_db: Signal-to-noise ratio per output against the float model; empty if unknown.
-        sqnr_given_db: The same against the Q/DQ model that was given; empty for a float one.
+        sqnr_given_db: The same against the original Q/DQ model; empty if it was a float model.
         model: The quantized model, in the form in which the model was given.
     """
 

@@ -1,4 +1,4 @@
-"""What can be seen in a model without running it: its regions, and what could be quantized."""
+"""Static view of a model: its regions, and which tensors can be quantized."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class RegionRecord:
         id: Its number.
         type: ``LEAF``, ``COMPOSITE`` or ``ROOT``.
         level: Its depth; regions without a parent are at 0.
-        parent: The region that it lies in, if it does.
-        children: The regions that lie in it.
-        nodes: Names of its own nodes, in the graph's order.
+        parent: The enclosing region, if any.
+        children: The regions inside it.
+        nodes: Names of its own nodes, in graph order.
         op_types: Their op types.
-        size: How many nodes it has, regions below included.
-        inputs: Tensors that it reads and doesn't make, constants left out.
-        outputs: Tensors that others see.
+        size: Number of nodes, including those of its descendants.
+        inputs: Tensors that it reads but does not produce, except constants.
+        outputs: Tensors that are read outside it.
         pattern: Number of its pattern; None if it has children.
-        quantizable: Whether an input of a node in it, or below it, is an insertion point.
+        quantizable: Whether it or a descendant has a node with an insertion point.
     """
 
     id: int
@@ -46,16 +46,16 @@ class RegionRecord:
 
 @dataclass(frozen=True)
 class PatternRecord:
-    """What some regions without children have in common.
+    """The common structure of several leaf regions.
 
     Attributes:
         number: Its number, in order of appearance.
         signature: Its structure as text.
-        hash: The same, short.
-        regions: How many regions have it.
+        hash: Short hash of the signature.
+        regions: Number of regions that match it.
         op_types: Op types of its nodes, in canonical order.
-        points: How many insertion points it has.
-        variants: How many patterns it is if types and shapes count; 1 if they do already.
+        points: Number of insertion points.
+        variants: Number of patterns it splits into if types and shapes count; 1 if they already do.
     """
 
     number: int
@@ -69,15 +69,15 @@ class PatternRecord:
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Where a tensor is made or read, and whether a Q/DQ pair can stand there.
+    """A producer or reader of a tensor, and whether a Q/DQ pair can be inserted there.
 
     Attributes:
         node: The node; empty for the graph's own input or output.
         op_type: Its op type.
-        position: Which of its outputs, or inputs.
-        reason: Why it is no insertion point; empty if it is one.
-        dialect_reason: Why the dialect can't quantize the node; empty if it can, or if there is
-            nothing to say.
+        position: Index among its outputs or inputs.
+        reason: Why it is not an insertion point; empty if it is.
+        dialect_reason: Why the dialect can't quantize the node; empty if it can, or if no reason
+            applies.
         with_op: Whether the dialect quantizes the tensor here when it quantizes the node.
     """
 
@@ -96,14 +96,14 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class TensorAnswer:
-    """Where a tensor could be quantized, and why not elsewhere.
+    """The places where a tensor can be quantized, and why it can't be elsewhere.
 
     Attributes:
         tensor: Its name.
         dtype: Its element type, if known.
         dims: Its sizes, None for those not known; None if the rank isn't.
-        constant: Whether it is one.
-        maker: Where it is made.
+        constant: Whether it is a constant.
+        maker: Where it is produced.
         readers: Where it is read.
     """
 
@@ -117,23 +117,23 @@ class TensorAnswer:
 
 @dataclass(frozen=True, repr=False)
 class Inspection(Result):
-    """A model as the search sees it.
+    """Regions, patterns and insertion points that the search would use for a model.
 
     Attributes:
         model: The file.
-        dialect: Whose kernels were looked for.
-        quant_type: For which type.
-        nodes: How many ops it has, folded.
-        pairs: How many DequantizeLinear were taken out of it first.
+        dialect: The dialect whose kernels were considered.
+        quant_type: The quantized type that was considered.
+        nodes: Number of ops after folding.
+        pairs: Number of DequantizeLinear nodes that were removed first.
         by_shape: Whether types and shapes are part of a pattern.
         regions: The tree, each region before its children.
-        patterns: Of the regions without children, the most frequent first.
-        quantizable: By op type: how many ops can be quantized, and how many there are.
-        fused: How many ops become part of the one before them.
-        left_float: By reason: the ops that can't be quantized.
-        why: What was asked about a tensor.
-        converted_from: The half float type of the file, if the model is looked at in float32 for
-            want of integer kernels for it.
+        patterns: Patterns of the leaf regions, the most frequent first.
+        quantizable: By op type: the number of quantizable ops, and of all ops.
+        fused: Number of ops that are fused into the op before them.
+        left_float: The ops that can't be quantized, by reason.
+        why: The answer to a query about a tensor.
+        converted_from: The half-precision type of the file, if the model is inspected in float32
+            because there are no integer kernels for that type.
     """
 
     model: str
@@ -152,12 +152,12 @@ class Inspection(Result):
 
     @property
     def leaf_sizes(self) -> list[int]:
-        """How many nodes each region without children has."""
+        """Number of nodes in each leaf region."""
         return [region.size for region in self.regions if not region.children]
 
     @property
     def covered(self) -> int:
-        """How many ops are in a region."""
+        """Number of ops that are in a region."""
         return sum(len(region.nodes) for region in self.regions)
 
     @property

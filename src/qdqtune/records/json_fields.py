@@ -1,4 +1,4 @@
-"""Values out of JSON that others wrote, each checked to be of its kind."""
+"""Typed access to fields of untrusted JSON."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _MOST_WHOLE = 1 << 63
 
 
 def object_in(value: object, name: str) -> dict[str, Any]:
-    """The object that a field must hold.
+    """Return the object in a field.
 
     Raises:
-        ValueError: If it holds something else.
+        ValueError: If it holds anything else.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{name} is no JSON object")
@@ -20,33 +20,33 @@ def object_in(value: object, name: str) -> dict[str, Any]:
 
 
 def list_in(value: object, name: str) -> list[Any]:
-    """The list that a field must hold; see `object_in`."""
+    """Return the list in a field; see `object_in`."""
     if not isinstance(value, list):
         raise ValueError(f"{name} is no list")
     return value
 
 
 def text_in(value: object, name: str) -> str:
-    """The text that a field must hold; see `object_in`."""
+    """Return the string in a field; see `object_in`."""
     if not isinstance(value, str):
         raise ValueError(f"{name} is no text")
     return value
 
 
 def switch_in(value: object, name: str) -> bool:
-    """The true or false that a field must hold; see `object_in`."""
+    """Return the boolean in a field; see `object_in`."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} is neither true nor false")
     return value
 
 
 def whole_in(value: object, name: str, least: int = -_MOST_WHOLE) -> int:
-    """The whole number that a field must hold; see `object_in`.
+    """Return the integer in a field; see `object_in`.
 
     Args:
-        value: What it holds.
-        name: The field.
-        least: The smallest that it can be.
+        value: The field's value.
+        name: The field's name.
+        least: The smallest valid value.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _MOST_WHOLE:
         raise ValueError(f"{name} is no whole number{'' if least < 0 else f' from {least} on'}")
@@ -54,13 +54,13 @@ def whole_in(value: object, name: str, least: int = -_MOST_WHOLE) -> int:
 
 
 def number_in(value: object, name: str, least: float = -math.inf, most: float = math.inf) -> float:
-    """The finite number that a field must hold; see `object_in`.
+    """Return the finite number in a field; see `object_in`.
 
     Args:
-        value: What it holds.
-        name: The field.
-        least: The smallest that it can be.
-        most: The largest.
+        value: The field's value.
+        name: The field's name.
+        least: The smallest valid value.
+        most: The largest valid value.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name} is no finite number")

@@ -13,13 +13,13 @@ from qdqtune.records.result import Result
 NAMED = "named"
 """The engine's names say which nodes the layer executes, or some of them."""
 CLOSED = "closed"
-"""No name does; what it reads and writes tells."""
+"""No name does; the nodes follow from the tensors that the layer reads and writes."""
 BETWEEN = "between"
-"""It changes type or layout for another layer, and executes no node itself."""
+"""It converts type or layout for another layer, and executes no node itself."""
 PART = "part"
-"""It does a part of what another layer is known to execute."""
+"""It executes part of a node that is attributed to another layer."""
 UNKNOWN = ""
-"""Nothing tells what it is for."""
+"""Its purpose is unknown."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class MappedLayer:
 
     Attributes:
         name: Name in the engine's graph.
-        op_type: What the engine calls its kind.
+        op_type: The engine's name for its type.
         ms: Typical milliseconds per run.
         precision: The type it computes in; empty if unknown.
-        nodes: Names of the nodes that it executes, in the model's order; of a layer that executes
-            none, those of the layer that it serves.
+        nodes: Names of the nodes that it executes, in model order; for a layer that executes none,
+            those of the layer that it serves.
         node_types: Op types of the nodes.
-        how: How that was found: `NAMED`, `CLOSED`, `BETWEEN`, `PART` or `UNKNOWN`.
-        converts: Whether it only changes the type of values.
+        how: How the nodes were found: `NAMED`, `CLOSED`, `BETWEEN`, `PART` or `UNKNOWN`.
+        converts: Whether it only converts the type of values.
     """
 
     name: str
@@ -49,22 +49,22 @@ class MappedLayer:
 
     @property
     def executes(self) -> bool:
-        """Whether the nodes are its own; no node is executed by two layers."""
+        """Whether it executes its nodes itself; no node is executed by two layers."""
         return self.how in (NAMED, CLOSED)
 
 
 @dataclass(frozen=True, repr=False)
 class LayersRecord(Result):
-    """What an engine made of a model, layer by layer.
+    """The layers of a model as an engine runs it.
 
     Attributes:
         model: The model file.
-        engine: What ran it.
-        runs: Runs that the times are from.
+        engine: The engine that ran it.
+        runs: Number of runs that the times come from.
         nodes: Number of nodes in the model.
         layers: In order of execution.
-        unexecuted: Names of the nodes that no layer executes: they were folded away.
-        is_timed: Whether the model was run; else the layers are known, but not their times.
+        unexecuted: Names of nodes that no layer executes because they were folded away.
+        is_timed: Whether the model was run; otherwise the layers have no times.
     """
 
     model: str
@@ -82,12 +82,12 @@ class LayersRecord(Result):
 
     @property
     def mapped_share(self) -> float:
-        """The part of the time that nodes are known for; 0 if no time was spent."""
+        """Share of the time spent in layers with known nodes; 0 if no time was spent."""
         return self.share(layer for layer in self.layers if layer.nodes)
 
     @property
     def ms_by_precision(self) -> dict[str, float]:
-        """Milliseconds by the type that is computed in, the largest first."""
+        """Milliseconds by the type that layers compute in, the largest first."""
         spent: dict[str, float] = {}
         for layer in self.layers:
             spent[layer.precision] = spent.get(layer.precision, 0.0) + layer.ms
@@ -95,17 +95,17 @@ class LayersRecord(Result):
 
     @property
     def layers_by_precision(self) -> dict[str, int]:
-        """How many layers compute in each type, the most first."""
+        """Number of layers that compute in each type, the most first."""
         counts = Counter(layer.precision for layer in self.layers)
         return dict(counts.most_common())
 
     @property
     def conversions(self) -> tuple[MappedLayer, ...]:
-        """The layers that only change the type of values."""
+        """The layers that only convert the type of values."""
         return tuple(layer for layer in self.layers if layer.converts)
 
     def share(self, layers: Iterable[MappedLayer]) -> float:
-        """The part of the whole time that these layers take."""
+        """Share of the total time that these layers take."""
         return sum(layer.ms for layer in layers) / self.total_ms if self.total_ms else 0.0
 
     @property

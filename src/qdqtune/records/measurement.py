@@ -1,4 +1,4 @@
-"""What an engine told about a model: samples, or the reason why there are none."""
+"""Measurements of a model by an engine: samples, or the reason why there are none."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from qdqtune.records.json_fields import object_in, switch_in, text_in, whole_in
 
 FLOAT32 = "float32"
-"""What floats are computed in unless an engine says otherwise."""
+"""The type in which floats are computed unless an engine reports another."""
 
 LEAST_MS, MOST_MS = 1e-6, 1e9
-"""What a run may take at all: a nanosecond, and eleven days."""
+"""Bounds of a plausible run time: a nanosecond, and eleven days."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Measurement:
     """Latency samples of one model on one engine, or an error; never both.
 
     A sample that cannot be a latency (NaN, zero, negative, less than a nanosecond, more than eleven
-    days) turns the whole measurement into a failed one, because an engine that returns it cannot be
-    concluded about the others.
+    days) makes the whole measurement a failed one: the other samples of an engine that returns it
+    can't be trusted either.
 
     Attributes:
         blocks_ms: Samples in milliseconds, one tuple per block of runs made back to back.
@@ -87,7 +87,7 @@ def _fault_of(blocks_ms: tuple[tuple[float, ...], ...]) -> str | None:
 
 
 class Verdict(enum.Enum):
-    """What a comparison allows to say about the candidate."""
+    """The conclusion of a comparison about the candidate."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -104,11 +104,11 @@ class Comparison:
         high: Upper end of the confidence interval of the ratio.
         confidence: Level of the interval, such as 0.98.
         pairs: Number of paired observations the interval rests on.
-        margin: Relative difference below which the two count as the same, even when the interval
-            excludes 1: what two opens of one file may differ by.
-        contention: Share of the time that the engine waited for a core, if that was much: then the
-            ratio is that of undisturbed runs, by estimate, and the interval is wide.
-        openings: In how many fresh processes the models were opened and timed.
+        margin: Relative difference below which the two count as equal, even when the interval
+            excludes 1: two opens of the same file may differ by this much.
+        contention: Share of the time that the engine waited for a core, if significant: then the
+            ratio is an estimate for undisturbed runs, and the interval is wide.
+        openings: Number of fresh processes in which the models were opened and timed.
     """
 
     ratio: float
@@ -188,7 +188,7 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """Which engine measured, on what: part of every record and of every memo key.
+    """The engine and device of a measurement: part of every record and of every memo key.
 
     Attributes:
         name: Engine name, for example ``onnxruntime``.
@@ -196,11 +196,11 @@ class EngineInfo:
         device: Name of the CPU or GPU.
         isa: Instruction set that matters for integer kernels, for example ``avx512_vnni``.
         threads: Threads per run; None is the engine's default.
-        options: Options given to the engine beside the threads.
-        takes_threads: Whether there is a number of threads at all.
-        float_type: What models in float32 are computed in: `float32`, or what the engine takes for
-            it, such as `bfloat16`, `float16` or `tf32`; empty if unknown, as in records of versions
-            that did not ask.
+        options: Engine options besides the threads.
+        takes_threads: Whether the number of threads can be set at all.
+        float_type: The type in which float32 models are computed: `float32`, or the engine's
+            substitute, such as `bfloat16`, `float16` or `tf32`; empty if unknown, as in records of
+            versions that did not query it.
     """
 
     name: str
@@ -213,7 +213,7 @@ class EngineInfo:
     float_type: str = FLOAT32
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON form, as it stands in ``summary.json``."""
+        """Returns the JSON form, as in ``summary.json``."""
         value: dict[str, Any] = {
             "name": self.name,
             "version": self.version,
@@ -222,7 +222,7 @@ class EngineInfo:
             "threads": self.threads,
             "options": dict(sorted(self.options.items())),
         }
-        # What earlier versions wrote must stay the same: they knew neither of these.
+        # Must match what earlier versions wrote; they had neither of these fields.
         if not self.takes_threads:
             value["takes_threads"] = False
         if self.float_type:
@@ -236,15 +236,15 @@ class EngineInfo:
 
     @classmethod
     def from_untrusted(cls, value: object, name: str = "engine") -> EngineInfo:
-        """Reads the JSON form that others wrote.
+        """Reads the JSON form from an untrusted source.
 
         Args:
-            value: What they wrote.
-            name: What it is called in messages.
+            value: The JSON form.
+            name: Its name in messages.
 
         Raises:
-            ValueError: If a field is missing or not of its kind.
-            TypeError: If there are fields that it does not have.
+            ValueError: If a field is missing or has the wrong type.
+            TypeError: If there are unknown fields.
         """
         body = object_in(value, name)
         for each in ("name", "version", "device", "isa"):

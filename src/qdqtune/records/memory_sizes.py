@@ -1,4 +1,4 @@
-"""Sizes of memory, as people write them."""
+"""Memory sizes as text, such as `4GiB`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LARGEST = 1 << 62
 
 
 def parse_size(text: str) -> int:
-    """The number of bytes that `4GiB`, `512M` or `6e9` stands for.
+    """Return the number of bytes in a text such as `4GiB`, `512M` or `6e9`.
 
     Raises:
-        ValueError: If it stands for none.
+        ValueError: If the text is not a size.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:[eE]\d{1,2})?)\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(found[2].upper()) if found is not None else None
@@ -31,7 +31,7 @@ def parse_size(text: str) -> int:
 
 
 def size_text(size: int) -> str:
-    """A number of bytes for people, such as `3.5 GiB`."""
+    """Format a number of bytes, such as `3.5 GiB`."""
     if size > _LARGEST:
         return "more than 4 million TiB"
     for unit, scale in _SHOWN:

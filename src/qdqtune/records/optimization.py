@@ -1,4 +1,4 @@
-"""What optimizing a model did."""
+"""Report of a model optimization."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from qdqtune.records.result import Result
 
 @dataclass(frozen=True)
 class OptimizeCounts:
-    """What there was, and what is left of it; bodies and functions are counted with the rest.
+    """Node and weight counts before and after; control-flow bodies and functions are included.
 
     Attributes:
-        before: How many nodes of each op type there were; Constant nodes don't count.
-        after: How many there are.
-        no_ops: Nodes that handed on what they got, and are gone.
-        duplicate_nodes: Nodes that computed what another one computes, and are gone.
-        duplicate_weights: Weights that had the values of another one, and are gone.
-        unused_functions: Functions that nobody called, and are gone.
-        qdq: How many quantization ops there are, as many as there were.
+        before: Number of nodes of each op type before; Constant nodes don't count.
+        after: Number of nodes of each op type after.
+        no_ops: Removed nodes that passed their input on unchanged.
+        duplicate_nodes: Removed nodes that computed the same as another one.
+        duplicate_weights: Removed weights with the same values as another one.
+        unused_functions: Removed functions that were never called.
+        qdq: Number of quantization ops, which does not change.
     """
 
     before: Mapping[str, int]
@@ -34,13 +34,13 @@ class OptimizeCounts:
 
     @property
     def folded(self) -> int:
-        """Nodes that were computed, absorbed (BatchNorms, biases), or read by nobody."""
+        """Nodes that were folded, absorbed (BatchNorms, biases), or removed as unused."""
         gone = sum(self.before.values()) - sum(self.after.values())
         return gone - self.no_ops - self.duplicate_nodes
 
     @property
     def changed(self) -> Mapping[str, tuple[int, int]]:
-        """Op types of which there are not as many as before, with both numbers."""
+        """Op types whose number changed, with both numbers."""
         found = {
             op_type: (self.before.get(op_type, 0), self.after.get(op_type, 0))
             for op_type in sorted({*self.before, *self.after})
@@ -50,13 +50,13 @@ class OptimizeCounts:
 
 @dataclass(frozen=True, repr=False)
 class OptimizeReport(Result):
-    """A model that was optimized.
+    """Report of an optimized model.
 
     Attributes:
         output: The file written.
-        counts: What was done.
-        bytes_before: Size of the weights.
-        bytes_after: Size of them now.
+        counts: What changed.
+        bytes_before: Size of the weights before.
+        bytes_after: Size of the weights after.
     """
 
     output: Path

@@ -1,4 +1,4 @@
-"""Where Q/DQ goes in one model: the only thing that is ever inserted."""
+"""The Q/DQ placement of a model: the only description of Q/DQ that insertion accepts."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """A set of places for Q/DQ pairs, by the names of one model.
+    """A set of positions for Q/DQ pairs, by the names of one model.
 
-    A bit on an edge lets that one reader see the quantized value. A bit on an output lets every
-    reader of the tensor see it. The effective placement is the union of both.
+    An edge lets that one reader see the quantized value. An output lets every reader of the tensor
+    see it. The effective placement is the union of both.
 
     Attributes:
         edges: Readers that see a quantized value.
@@ -65,7 +65,7 @@ class Placement:
         return frozenset(edge.tensor for edge in self.edges) | self.outputs
 
     def digest(self) -> str:
-        """A hash of the places: equal for equal placements, in every process."""
+        """A hash of the placement: the same for equal placements in every process."""
         text = self.to_json().encode()
         return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
 

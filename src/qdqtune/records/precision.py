@@ -1,4 +1,4 @@
-"""Float precisions, and what a conversion between them did."""
+"""Float precisions, and the report of a conversion between them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Precision(Enum):
 
 
 def precision_named(name: Precision | str | None) -> Precision | None:
-    """A float type by its name, such as ``fp16``; None stays None.
+    """Return the float type with a name such as ``fp16``; None stays None.
 
     Raises:
-        UsageError: If there is none of that name.
+        UsageError: If no float type has that name.
     """
     try:
         return None if name is None else Precision(name)
@@ -35,31 +35,31 @@ def precision_named(name: Precision | str | None) -> Precision | None:
 
 
 AUTO = "auto"
-"""What leaves the choice of a float type to the engine and the model."""
+"""Leaves the choice of the float type to the engine and the model."""
 FLOAT_TYPES = {
     "float32": Precision.FP32,
     "float16": Precision.FP16,
     "bfloat16": Precision.BF16,
 }
-"""What users call them."""
+"""Names of the float types that users type."""
 CHOICES = (AUTO, *FLOAT_TYPES)
-"""What users may ask for."""
+"""The values that users may pass."""
 QUANT_TYPES = ("int8", "uint8", "fp8")
-"""What tensors can be quantized to; a dialect offers some of these types."""
+"""The types that tensors can be quantized to; a dialect supports some of them."""
 
 
 @dataclass(frozen=True)
 class PrecisionReport:
-    """What a conversion did to a model.
+    """Changes that a conversion made to a model.
 
     Attributes:
-        precision: What was asked for.
+        precision: The requested type.
         converted: Names of the nodes that changed their type.
-        kept: Name to reason for nodes that could have changed and did not.
-        saturated: Names of constants that hold numbers beyond the range, now the largest finite.
-        casts: How many Casts the model gained, less those it lost.
+        kept: Name to reason for nodes that could have been converted and were not.
+        saturated: Names of constants with values beyond the range, now the largest finite number.
+        casts: Number of Casts added, minus those removed.
         opset: The opset that the model was raised to; None if it was not.
-        modified: Whether the model is another one than before.
+        modified: Whether the model changed.
     """
 
     precision: Precision
@@ -73,12 +73,12 @@ class PrecisionReport:
 
 @dataclass(frozen=True, repr=False)
 class ConvertReport(Result):
-    """What `convert` wrote.
+    """Report of `convert`.
 
     Attributes:
         output: The file written.
-        conversion: What was changed.
-        sqnr_db: Signal-to-noise ratio per output against the model before; empty if unknown or if
+        conversion: The changes.
+        sqnr_db: Signal-to-noise ratio per output against the original model; empty if unknown or if
             nothing was converted.
         overflow: Name of the first node whose result is no longer finite; empty if there is none.
     """

@@ -1,4 +1,4 @@
-"""What one-shot quantization decided, and what came of it."""
+"""Decisions and results of one-shot quantization."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Decision:
     """Whether an op is quantized, and why.
 
     Attributes:
-        node: Its name.
-        op_type: What it is.
-        quantized: Whether it is an integer kernel.
-        rule: Who decided: a rule's name, ``no kernel``, ``asked`` or ``accuracy``.
-        reason: In words.
-        sqnr_db: The error that its own quantization adds, if that was looked at.
+        node: Name of the op's node.
+        op_type: Its op type.
+        quantized: Whether it runs as an integer kernel.
+        rule: What decided: a rule's name, ``no kernel``, ``asked`` or ``accuracy``.
+        reason: The reason, as text.
+        sqnr_db: The error that its own quantization adds, if it was measured.
     """
 
     node: str
@@ -42,38 +42,38 @@ class Decision:
 
 @dataclass(frozen=True, repr=False)
 class QuantizeReport(Result):
-    """What came of quantizing a model.
+    """Report of quantizing a model.
 
     Attributes:
         output: The file written; None if there is none.
-        engine: Whose rules and dialect.
-        dialect: How Q/DQ is written.
-        quant_type: To what.
-        decisions: Every op's, in the graph's order; of what was tried, if the model is handed back.
-        placement: What is quantized; nothing if the model is handed back.
-        added: Pairs that no kernel asks for: the rule by tensor.
+        engine: The engine whose rules and dialect were used.
+        dialect: The dialect of the Q/DQ nodes.
+        quant_type: The quantized type.
+        decisions: One per op, in graph order; those of the attempt, if the model stays float.
+        placement: What is quantized; empty if the model stays float.
+        added: Pairs that no kernel requires: tensor to rule.
         calibration: ``data``, ``random`` or ``given``.
-        calibrated_on: The samples in words.
-        method: How ranges followed from them.
-        tried_db: The worst output's ratio for every method that was tried.
+        calibrated_on: Description of the samples.
+        method: The range method.
+        tried_db: SQNR of the worst output for every method that was tried.
         sqnr_db: Signal-to-noise ratio per output against the float model; empty if unknown.
-        scores_db: The same of the scores that go into a last Softmax or ArgMax, by output.
-        judged_with: Whose kernels gave it.
-        bytes_before: Size of the model as given, weights included.
-        bytes_after: Size of what was written.
-        baseline_ms: Latency of the model as given; None if it was not timed.
+        scores_db: The same for the inputs of a final Softmax or ArgMax, by output.
+        judged_with: The engine whose kernels computed these ratios.
+        bytes_before: Size of the original model, including weights.
+        bytes_after: Size of the written model.
+        baseline_ms: Latency of the original model; None if it was not timed.
         final_ms: Latency of the quantized model.
-        comparison: How they compare.
+        comparison: The comparison of the two.
         not_timed: Why there is no latency; empty if there is one.
-        kept_float: Whether the model was handed back as it was.
+        kept_float: Whether the original model was returned unchanged.
         reason: Why, in that case.
         seconds: Wall time by step.
-        min_sqnr_db: How near to float every output had to be; None if that was not asked.
-        float_type: What those kernels compute float32 in; empty if unknown.
-        float_sqnr_db: How near to float32 the float model itself is there, of its worst output;
-            None if that is in float32, or unknown.
-        converted_from: The half float type of the model as given, if it is computed in float32
-            because the dialect has no integer kernels for that type; inputs and outputs have it.
+        min_sqnr_db: The required SQNR of every output; None if there is no limit.
+        float_type: The type in which those kernels compute float32; empty if unknown.
+        float_sqnr_db: SQNR of the float model itself against float32 on that engine, for its worst
+            output; None if it is computed in float32, or if unknown.
+        converted_from: The half-precision type of the original model, if it is computed in float32
+            because the dialect has no integer kernels for that type; inputs and outputs keep it.
     """
 
     output: Path | None
@@ -106,26 +106,26 @@ class QuantizeReport(Result):
 
     @property
     def speedup(self) -> float | None:
-        """Over the model as given, of what was handed over; None if that was not measured."""
+        """Speedup of the returned model over the original; None if it was not measured."""
         if self.comparison is None:
             return None
         return 1.0 if self.kept_float else self.comparison.ratio
 
     @property
     def worst_db(self) -> float | None:
-        """Of the output that is farthest from the float model, or of its scores."""
+        """SQNR of the worst output, or of its scores."""
         return min({**self.sqnr_db, **self.scores_db}.values(), default=None)
 
     @property
     def allowed_sqnr_db(self) -> float | None:
-        """The limit with the error of the float model itself, which is not quantization's."""
+        """The SQNR limit, relaxed by the error of the float model itself."""
         if self.min_sqnr_db is None:
             return None
         return allowed_sqnr_db(self.min_sqnr_db, self.float_sqnr_db)
 
     @property
     def near_min_sqnr(self) -> bool:
-        """Whether what was handed over is less than 1 dB from being rejected."""
+        """Whether the returned model meets the SQNR limit by less than 1 dB."""
         return not self.kept_float and is_near_limit(self.worst_db, self.allowed_sqnr_db)
 
     @property
@@ -184,12 +184,12 @@ class QuantizeReport(Result):
 
 @dataclass(frozen=True, repr=False)
 class QuantizeResult(Result):
-    """A quantized model, and how it came to be.
+    """A quantized model with its report.
 
     Attributes:
         model: In the form in which the model was given: a path, a proto, or an `onnx_ir.Model`.
         report: What was decided and measured.
-        table: The report as people read it.
+        table: The report as a readable table.
     """
 
     model: Any
@@ -203,12 +203,12 @@ class QuantizeResult(Result):
 
     @property
     def kept_float(self) -> bool:
-        """Whether the model was handed back as it was."""
+        """Whether the original model was returned unchanged."""
         return self.report.kept_float
 
     @property
     def speedup(self) -> float | None:
-        """Over the model as given; None if it was not measured."""
+        """Speedup over the original model; None if it was not measured."""
         return self.report.speedup
 
     @property

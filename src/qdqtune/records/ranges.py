@@ -1,4 +1,4 @@
-"""The range of values that each tensor was seen to take."""
+"""The range of values that each tensor takes during calibration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMA = SCHEMAS["ranges"]
 
 
 class CalibrationSource(str, Enum):
-    """What the ranges were taken from: it decides how far a model's accuracy can be trusted."""
+    """The source of the ranges, which determines how far the measured accuracy can be trusted."""
 
     DATA = "data"
     RANDOM = "random"
@@ -25,12 +25,12 @@ class CalibrationSource(str, Enum):
 
 
 class RangeMethod(str, Enum):
-    """How a range follows from the values of a tensor."""
+    """How a range is computed from the values of a tensor."""
 
-    MAX = "max"  # all of them fit
-    ENTROPY = "entropy"  # quantized values are distributed most like the real ones
-    PERCENTILE = "percentile"  # all but one in ten thousand fit
-    MSE = "mse"  # the mean squared error is least: rare values are cut off
+    MAX = "max"  # covers all values
+    ENTROPY = "entropy"  # minimizes the divergence between quantized and real distributions
+    PERCENTILE = "percentile"  # covers all but one in ten thousand
+    MSE = "mse"  # minimizes the mean squared error, by clipping rare values
 
     @classmethod
     def _missing_(cls, value: object) -> RangeMethod | None:
@@ -38,10 +38,10 @@ class RangeMethod(str, Enum):
 
 
 def method_named(name: RangeMethod | str | None) -> RangeMethod | None:
-    """A method by its name; None stays None.
+    """Return the method with a name; None stays None.
 
     Raises:
-        UsageError: If there is none of that name.
+        UsageError: If no method has that name.
     """
     try:
         return None if name is None else RangeMethod(name)
@@ -59,7 +59,7 @@ class Ranges:
     Attributes:
         by_tensor: Tensor name to (low, high).
         source: Real data, or random inputs.
-        samples: How many input sets were run.
+        samples: Number of input sets that were run.
     """
 
     by_tensor: Mapping[str, tuple[float, float]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the functions that users call return: a line, plain values, and a table for notebooks."""
+"""Base class of the results of public functions: a headline, plain values and a notebook table."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import importlib
 from abc import ABC, abstractmethod
 from typing import Any
 
-# Loaded by name when a notebook asks for it: reports are made from records, never the reverse.
+# Loaded by name when a notebook needs it: reports depend on records, never the reverse.
 _NOTEBOOK = "qdqtune.report.notebook"
 _LONGEST_LINE = 240
 
 
 class Result(ABC):
-    """Base of what users get back; a dataclass that inherits it is declared with ``repr=False``."""
+    """Base class of public results; a dataclass that inherits it is declared ``repr=False``."""
 
     @property
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The newest schema of every kind of file that is read again, and the refusal of newer ones."""
+"""The newest schema of every kind of file that is read back, and the check for newer ones."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SCHEMAS: Mapping[str, int] = MappingProxyType(
         "summary": 1,
     }
 )
-"""By kind. What is only written, such as reports, is not among them."""
+"""By kind. Files that are only written, such as reports, are not listed."""
 
 
 def check_schema(kind: str, schema: object, source: str) -> None:
-    """Refuse a file of a newer version: it is not damaged, and must not be replaced.
+    """Reject a file from a newer version: it is not damaged and must not be replaced.
 
     Args:
-        kind: What the file is.
-        schema: The schema that it names.
-        source: What to call it in the message.
+        kind: The kind of file.
+        schema: The schema it declares.
+        source: The file's name in the message.
 
     Raises:
-        NewerSchemaError: If this version does not know the schema yet.
+        NewerSchemaError: If this version does not know the schema.
     """
     newest = SCHEMAS[kind]
     if type(schema) is int and schema > newest:

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a model, and what became of them."""
+"""The inputs and outputs of a model, and the report of changing their shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEMA = 1
 
 
 class Proof(str, Enum):
-    """How it is known that a model with new shapes works."""
+    """How a model with new shapes was shown to work."""
 
     COMPARED = "compared"
     RUN = "run"
@@ -27,7 +27,7 @@ class TensorDims:
 
     Attributes:
         name: Its name.
-        dtype: Its element type; empty if it is no tensor.
+        dtype: Its element type; empty if it is not a tensor.
         dims: Sizes, symbols, and None for dims that have neither; None if the rank is unknown.
     """
 
@@ -42,12 +42,12 @@ class ShapesReport(Result):
 
     Attributes:
         model: The file that was read.
-        inputs: What has to be fed.
-        outputs: What comes out.
+        inputs: The inputs that must be fed.
+        outputs: The outputs.
         symbols: Names of open input dims.
         output: The file written; None if none was.
-        rewritten: Reshape nodes that got the new batch.
-        proof: How the file written was tried.
+        rewritten: Reshape nodes that got the new batch size.
+        proof: How the written file was tested.
     """
 
     model: str

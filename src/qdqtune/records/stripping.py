@@ -1,4 +1,4 @@
-"""What taking Q/DQ out of a model did."""
+"""Report of removing Q/DQ from a model."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from qdqtune.records.result import Result
 
 @dataclass(frozen=True, repr=False)
 class StripReport(Result):
-    """What was taken out.
+    """Report of removing Q/DQ from a model.
 
     Attributes:
         output: The file written; None if there is none.
         placement: What was quantized.
-        pairs: How many DequantizeLinear nodes were taken out.
-        left: How many Q and DQ nodes stayed, because they belong to no pair.
-        rounded: How many weights have rounded values, because only those were in the file.
-        sqnr_db: Signal-to-noise ratio per output of the file as given, against what was written;
+        pairs: Number of DequantizeLinear nodes removed.
+        left: Number of Q and DQ nodes that stayed because they are not part of a pair.
+        rounded: Number of weights with rounded values, because the file held no others.
+        sqnr_db: Signal-to-noise ratio per output of the original file against the written one;
             empty if unknown.
         model: The float model, in the form in which the model was given.
     """

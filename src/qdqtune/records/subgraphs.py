@@ -1,4 +1,4 @@
-"""What was found out about subgraphs of a model, and how their assembly fared."""
+"""Profiling results of a model's subgraphs, and of their combination in the whole model."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from qdqtune.records.measurement import MOST_MS
 from qdqtune.records.type_checks import check_types
 
 BY_LAYERS = "layers"
-"""The engine told where the time of the subgraph goes."""
+"""The engine reported where the time of the subgraph goes."""
 BY_TOTAL = "total"
-"""It didn't: what conversions cost was measured apart, and taken off."""
+"""It didn't: conversion costs were measured separately and subtracted."""
 
 
 @dataclass(frozen=True)
 class SchemeTimes:
-    """A subgraph, quantized in one way or not at all.
+    """Times of a subgraph with one quantization scheme, or in float.
 
     Attributes:
-        scheme: What the way is called.
-        total_ms: Latency of the subgraph alone, timed beside its other forms.
-        inside_ms: Its work: without conversions and changes of layout at its borders.
-        conversion_ms: What Q and DQ cost at each input, then at each output.
-        layout_ms: What changes of layout cost there.
+        scheme: Name of the scheme.
+        total_ms: Latency of the subgraph alone, timed interleaved with its other forms.
+        inside_ms: Its compute time, without conversions and layout changes at its borders.
+        conversion_ms: Cost of Q and DQ at each input, then at each output.
+        layout_ms: Cost of layout changes at each input, then at each output.
         error: Why there are no times; None if there are.
     """
 
@@ -52,8 +52,8 @@ class SubgraphTimes:
     """All forms of a subgraph.
 
     Attributes:
-        key: What the subgraph is.
-        how: Where the parts of its time come from: `BY_LAYERS` or `BY_TOTAL`.
+        key: Identifies the subgraph.
+        how: How its time was split: `BY_LAYERS` or `BY_TOTAL`.
         forms: The float form first, then those that were tried.
         file: Name of the float form's file.
     """
@@ -78,7 +78,7 @@ class SubgraphTimes:
         Raises:
             KeyError: If a field is missing.
             TypeError: If it is not the JSON form.
-            ValueError: If a field can't be what it is.
+            ValueError: If a field has an invalid value.
         """
         found = cls(**{**value, "forms": tuple(map(SchemeTimes.from_dict, value["forms"]))})
         check_types(found)
@@ -90,15 +90,15 @@ class SubgraphTimes:
 
 @dataclass(frozen=True)
 class Batch:
-    """Groups that were quantized, or made float again, together, and what came of it.
+    """Groups that were quantized or returned to float together, with the measured effect.
 
     Attributes:
-        stage: What the validation was at.
-        quantized: How many groups were quantized.
-        dropped: How many were made float again.
-        predicted: Speedup that the subgraphs' costs promised, over what it was compared with.
+        stage: The stage of the validation.
+        quantized: Number of groups quantized.
+        dropped: Number of groups returned to float.
+        predicted: Speedup predicted from subgraph costs, over the model it was compared with.
         measured: Speedup on the whole model; None if the engine refused it.
-        error: Standard error of the logarithm of that.
+        error: Standard error of the log of the measured speedup.
         accepted: Whether it was kept.
     """
 
@@ -120,7 +120,7 @@ class Batch:
 
         Raises:
             TypeError: If it is not the JSON form.
-            ValueError: If a field can't be what it is.
+            ValueError: If a field has an invalid value.
         """
         found = cls(**value)
         check_types(found)
@@ -130,11 +130,11 @@ class Batch:
 
 
 def checked_ms(value: Any) -> float:
-    """A time in milliseconds.
+    """Validate a time in milliseconds.
 
     Raises:
-        TypeError: If it is no number.
-        ValueError: If it is none that a subgraph can take.
+        TypeError: If it is not a number.
+        ValueError: If it is not a plausible time for a subgraph.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r} is no time")

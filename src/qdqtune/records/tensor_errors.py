@@ -1,4 +1,4 @@
-"""How far tensors of a quantized model are from those of its float model."""
+"""Errors of a quantized model's tensors against those of its float model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class TensorError:
 
     Attributes:
         signal: Sum of the squares of its float values.
-        noise: Sum of the squares of what the quantized model's values are off.
+        noise: Sum of the squares of the quantized model's errors.
         power: Sum of the squares of the quantized model's values.
-        max_error: By how much a value is off at most.
-        max_value: The largest float value, in magnitude.
+        max_error: Largest absolute error.
+        max_value: Largest float value, in magnitude.
     """
 
     signal: float = 0.0
@@ -36,7 +36,7 @@ class TensorError:
 
     @property
     def sqnr_db(self) -> float:
-        """Signal over noise in dB: infinite if equal, minus infinite if not a number."""
+        """Signal over noise in dB: infinite if the tensors are equal, minus infinite for NaN."""
         if not math.isfinite(self.noise):
             return -math.inf
         if self.noise == 0.0:
@@ -47,7 +47,7 @@ class TensorError:
 
     @property
     def cosine(self) -> float:
-        """Cosine of the angle between both tensors: 1 if both are zero, else 0 if one is."""
+        """Cosine similarity of both tensors: 1 if both are zero, 0 if only one is."""
         if not math.isfinite(self.noise + self.power):
             return math.nan
         if not self.signal or not self.power:
@@ -56,7 +56,7 @@ class TensorError:
         return max(-1.0, min(1.0, product / math.sqrt(self.signal) / math.sqrt(self.power)))
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; None stands for what is infinite or undefined."""
+        """The JSON form; None stands for infinite or undefined values."""
         return {
             name: value if math.isfinite(value) else None
             for name in ("sqnr_db", "cosine", "max_error", "max_value")
@@ -66,13 +66,13 @@ class TensorError:
 
 @dataclass(frozen=True, kw_only=True)
 class OpError(TensorError):
-    """The result of one quantized op.
+    """The error of one quantized op's result.
 
     Attributes:
         node: The op's node.
         op_type: Its type.
-        tensor: Which of its outputs this is.
-        inputs: In which types it gets its quantized inputs.
+        tensor: The output that was compared.
+        inputs: Types of its quantized inputs.
     """
 
     node: str
@@ -83,12 +83,12 @@ class OpError(TensorError):
 
 @dataclass(frozen=True)
 class OutputError:
-    """One output of both models.
+    """The error of one model output.
 
     Attributes:
         name: Its name.
-        error: How far it is off; None if it does not hold floats.
-        equal: The share of its elements that are the same in both.
+        error: Its error; None if it does not hold floats.
+        equal: Share of its elements that are equal in both models.
     """
 
     name: str

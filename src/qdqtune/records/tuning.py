@@ -1,4 +1,4 @@
-"""What a tuning run tells: while it goes on, and when it is over."""
+"""Progress events, summary and result of a tuning run."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ BY_BUDGET = "budget"
 BY_COUNT = "max_benchmarks"
 INTERRUPTED = "interrupted"
 ENGINE_FAILED = "engine failed"
-"""Why a search ended, as `Summary.stopped` has it."""
+"""Why a search ended, as in `Summary.stopped`."""
 
 
 @dataclass(frozen=True)
 class TuneEvent:
-    """One step of a run.
+    """A progress event of a run.
 
     Attributes:
-        stage: What the run is at: ``calibration``, ``noise``, ``seeds``, ``cuts``, ...
+        stage: The current stage: ``calibration``, ``noise``, ``seeds``, ``cuts``, ...
         message: What happened, in one line.
         benchmarks: Candidates built and timed so far.
-        known: Those that earlier runs had timed.
-        planned: How many there will be, roughly; None while that is not known.
-        speedup: Of the best candidate so far over the float model, as the search estimates it.
-        seconds: Since the run began.
-        eta_s: Seconds left, roughly; None while that is not known.
+        known: Candidates whose timing came from earlier runs.
+        planned: Estimated total number of candidates; None while unknown.
+        speedup: Estimated speedup of the best candidate so far over the float model.
+        seconds: Seconds since the run began.
+        eta_s: Estimated seconds left; None while unknown.
     """
 
     stage: str
@@ -63,18 +63,18 @@ QUIETER = (
     "Stop other work, keep cores free for the run (taskset), use fewer --threads, or a preset with "
     "longer comparisons (--preset extensive)."
 )
-"""What helps against noise."""
+"""Advice on reducing noise."""
 _LOUD = 0.1
 _DEAFENING = 1.0
 
 
 @dataclass(frozen=True)
 class Noise:
-    """What comparing the model with itself showed.
+    """Result of comparing the model with itself.
 
     Attributes:
-        ratio: One open of it over the other; 1 but for noise.
-        detectable: The relative difference that a screening comparison can just see.
+        ratio: Latency ratio of two opens of the model; differs from 1 only by noise.
+        detectable: The smallest relative difference that a screening comparison can detect.
     """
 
     ratio: float
@@ -82,30 +82,30 @@ class Noise:
 
     @property
     def is_loud(self) -> bool:
-        """Whether small gains drown in it."""
+        """Whether noise hides small gains."""
         return self.detectable > _LOUD
 
     @property
     def hides_everything(self) -> bool:
-        """Whether a model that is twice as fast could not be told from the given one."""
+        """Whether even a model twice as fast could not be distinguished from the original."""
         return self.detectable > _DEAFENING
 
     @property
     def text(self) -> str:
-        """What can be seen, and what helps if that is little."""
+        """The detectable difference, with advice if the noise is high."""
         seen = f"a screening sees differences from {100 * self.detectable:.1f} % on"
         return f"{seen}: the machine is busy. {QUIETER}" if self.is_loud else seen
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """Where the time went.
+    """Where a run's time was spent.
 
     Attributes:
         total: From start to end.
         building: Opening models, inside the engine's process.
         timing: Timed runs, inside the engine's process.
-        own: All that was not spent waiting for an engine.
+        own: Time not spent waiting for an engine.
     """
 
     total: float
@@ -116,19 +116,19 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Blanket:
-    """The best placement that follows a simple rule for the whole model, such as all weighted ops.
+    """The best placement that applies one rule to the whole model, such as all weighted ops.
 
-    It is timed at the end, in turns with the baseline and the result.
+    It is timed at the end, interleaved with the baseline and the result.
 
     Attributes:
         name: The rule.
         latency_ms: Its latency.
         speedup: Over the baseline.
         speedup_interval: Its interval.
-        sqnr_db: The worst output's distance from the float model, in dB; None if unknown.
-        metric: The user's metric of it; None if it was not asked for, or would have taken long.
-        identical: Whether it is what was written; then the figures are those of the result.
-        shortfall: Which limit of accuracy it misses; empty if it misses none.
+        sqnr_db: SQNR of the worst output against the float model, in dB; None if unknown.
+        metric: The user's metric; None if not requested, or if it would have taken too long.
+        identical: Whether it is the written model; then its figures are those of the result.
+        shortfall: The accuracy limit it misses; empty if it misses none.
     """
 
     name: str
@@ -157,92 +157,93 @@ class Blanket:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in numbers: `summary.json`, which scripts read.
+    """The figures of a run: `summary.json`, for scripts to read.
 
     Attributes:
         model: The file that was tuned.
         mode: ``region`` or ``subgraph``.
-        engine: What measured.
-        dialect: How Q/DQ was written.
-        quant_type: To what.
+        engine: The engine that measured.
+        dialect: The dialect of the Q/DQ nodes.
+        quant_type: The quantized type.
         calibration: ``data``, ``random`` or ``given``.
-        calibrated_on: The same in words.
-        calibration_method: How ranges followed from it.
-        seed: Of the search and of random inputs.
-        preset: How thorough the run was.
+        calibrated_on: Description of the calibration samples.
+        calibration_method: The range method.
+        seed: Seed of the search and of random inputs.
+        preset: The preset that set how thorough the run was.
         stopped: Why the search ended: ``finished``, ``budget``, ``max_benchmarks``,
             ``interrupted``, ``engine failed``.
-        baseline_ms: Latency of the model as given, at the end.
-        final_ms: Latency of the model that was written, beside it.
-        speedup: Baseline over final, from that one interleaved run; 1 if float was kept.
-        speedup_interval: Its interval.
+        baseline_ms: Latency of the original model, in the final comparison.
+        final_ms: Latency of the written model, in the same comparison.
+        speedup: Baseline over final, from that interleaved comparison; 1 if float was kept.
+        speedup_interval: Its confidence interval.
         confidence: Level of the interval.
-        kept_float: Whether the model is handed back as it was.
+        kept_float: Whether the original model was returned unchanged.
         reason: Why; empty otherwise.
-        output_sqnr_db: The worst output's distance from the float model in float32, in dB; None if
+        output_sqnr_db: SQNR of the worst output against the float32 model, in dB; None if
             unknown.
-        metric: The user's metric of what was written and of the float model, if there is one.
-        lost_to_accuracy: Which limit the fastest model failed, by how much, and what of it was left
-            float therefore; empty if it failed none.
-        noise: What the check at the start showed.
+        metric: The user's metric for the written and the float model, if there is one.
+        lost_to_accuracy: The limit that the fastest model failed, by how much, and what was left
+            float because of it; empty if it failed none.
+        noise: Result of the noise check at the start.
         benchmarks: Candidates built and timed.
         memo_hits: Comparisons whose outcome was known from an earlier run.
         failed: Candidates that the engine refused.
-        regions: Regions found.
-        patterns: Distinct ones, with shapes.
-        groups: Choices of the search.
-        qdq_pairs: Tensors that are quantized in what was written.
-        seconds: Where the time went.
-        files: What was written: a name to a path within the output folder.
-        seeds: Whole-model placements that the search began with, by name, and the speedup of each
-            over the float model as the search saw it.
-        runs: How many runs there were over the folder, this one included; budgets count for one.
-        total_benchmarks: Candidates built and timed in all of them.
-        total_seconds: What all of them took; of one that was killed, up to its last measurement.
-        final_sha256: Of the model that was written, so that it can be recognized.
-        conditions: What the result had to satisfy; two results can be chosen between if they are
+        regions: Number of regions.
+        patterns: Number of distinct regions, including shapes.
+        groups: Number of choices in the search.
+        qdq_pairs: Number of tensors quantized in the written model.
+        seconds: Where the time was spent.
+        files: The written files: name to path within the output folder.
+        seeds: Whole-model placements that the search started from, by name, with the speedup of
+            each over the float model as measured in the search.
+        runs: Number of runs in this folder, including this one; budgets apply to each run.
+        total_benchmarks: Candidates built and timed in all of these runs.
+        total_seconds: Duration of all of these runs; a killed run counts up to its last
+            measurement.
+        final_sha256: Hash of the written model, so that it can be recognized.
+        conditions: Conditions the result had to satisfy; results are comparable only if these are
+            equal.
             equal.
         subgraph_benchmarks: Forms of subgraphs that were built and timed, in subgraph mode.
         subgraph_failed: Those of them that the engine refused.
-        subgraphs: In subgraph mode: how many fusion ``groups`` there are, those that no layer of
-            the engine told (``structural``), distinct subgraphs (``all_pieces``), those of them
-            that were profiled (``pieces``), and groups of these that could be quantized
-            (``units``).
-        batches: In subgraph mode: what was tried on the whole model, and what was expected of it.
-        precision: The float type that the model was converted to before it was tuned, such as
-            ``float16``: the baseline and what is handed back are that; or ``as given``.
-        precision_sqnr_db: How far the worst output of that is from the model as given, in dB; None
-            if unknown, or not converted.
-        precision_speedup: How much faster that is than the model as given; None if unknown.
-        precision_reason: Why it was not converted to the float type that was wanted; empty if it
-            was, or if none was wanted.
-        build_with: The command that builds what was written as it was measured; empty where nothing
-            has to be built.
-        shapes: Shape of each input that the model was measured at; empty in old summaries.
-        version: Of qdqtune; empty in old summaries, as are the next two.
+        subgraphs: In subgraph mode: the number of fusion ``groups``, those that no engine layer
+            reported (``structural``), distinct subgraphs (``all_pieces``), those of them that were
+            profiled (``pieces``), and groups of these that could be quantized (``units``).
+        batches: In subgraph mode: the batches tried on the whole model, with predictions.
+        precision: The float type that the model was converted to before tuning, such as
+            ``float16``, which the baseline and the result then have; or ``as given``.
+        precision_sqnr_db: SQNR of the converted model's worst output against the original model,
+            in dB; None if unknown, or not converted.
+        precision_speedup: Speedup of the converted over the original model; None if unknown.
+        precision_reason: Why it was not converted to the requested float type; empty if it was, or
+            if none was requested.
+        build_with: The command that builds the written model as it was measured; empty where no
+            build is needed.
+        shapes: Input shapes at which the model was measured; empty in old summaries.
+        version: Version of qdqtune; empty in old summaries, as are the next two.
         command: The command line, or the Python function that was called.
         date: When the summary was written: ISO 8601, UTC.
-        bytes_before: Size of the model that was given, with its weights; 0 in old summaries.
-        bytes_after: Size of the model that was written.
-        calibration_samples: Samples that ranges were found on; 0 if none were needed.
-        blanket: The best whole-model placement without a search, timed beside the result; None if
+        bytes_before: Size of the original model, with its weights; 0 in old summaries.
+        bytes_after: Size of the written model.
+        calibration_samples: Number of calibration samples; 0 if none were needed.
+        blanket: The best whole-model placement without a search, timed with the result; None if
             none was timed at the end.
-        rejected: Candidates that were fast, but not accurate enough.
-        result_run: The number of the run over the folder that found the result: earlier than `runs`
-            if the runs since found nothing better; 0 in old summaries.
-        float_sqnr_db: How near to float32 the float model itself is, as the engine computes it, in
-            dB of its worst output; None if that is in float32, or unknown.
-        converted_from: The half float type of the model as given, if it was tuned in float32
-            because the dialect has no integer kernels for that type; inputs and outputs have it.
-        contention: Share of the last comparison that the engine waited for a core, if that was
-            much; see `Comparison`.
-        baseline_sha256: Of `baseline.onnx` and its weights; empty in old summaries.
-        error_inputs: What `output_sqnr_db` was measured on: the ``source`` (``data`` or
+        rejected: Candidates that were fast but not accurate enough.
+        result_run: Number of the run in this folder that found the result: lower than `runs` if
+            later runs found nothing better; 0 in old summaries.
+        float_sqnr_db: SQNR of the float model itself against float32, as the engine computes it,
+            for its worst output; None if it is computed in float32, or if unknown.
+        converted_from: The half-precision type of the original model, if it was tuned in float32
+            because the dialect has no integer kernels for that type; inputs and outputs keep it.
+        contention: Share of the final comparison that the engine waited for a core, if
+            significant; see `Comparison`.
+        baseline_sha256: Hash of `baseline.onnx` and its weights; empty in old summaries.
+        error_inputs: The inputs `output_sqnr_db` was measured on: the ``source`` (``data`` or
             ``random``), a ``digest`` of the samples, and the ``ranges`` of random ones; empty in
             old summaries, and if nothing was measured.
-        openings: In how many fresh processes the last comparison opened the files: with fewer than
-            three, how much openings differ could not be seen, and the interval is wide; 0 if there
-            was none, and in old summaries.
+        openings: Number of fresh processes that opened the files in the final comparison. With
+            fewer than three, the variation between openings is unknown and the interval is wide.
+            0 if there was no comparison, and in old summaries.
     """
 
     model: str
@@ -310,19 +311,19 @@ class Summary:
 
     @property
     def min_sqnr_db(self) -> float | None:
-        """How near to float every output had to be; None if that was not asked."""
+        """The required SQNR of every output; None if there is no limit."""
         return self.conditions.get("min_sqnr_db")
 
     @property
     def allowed_sqnr_db(self) -> float | None:
-        """The same with the error of the float model itself, which is not quantization's."""
+        """The SQNR limit, relaxed by the error of the float model itself."""
         if self.min_sqnr_db is None:
             return None
         return allowed_sqnr_db(self.min_sqnr_db, self.float_sqnr_db)
 
     @property
     def near_min_sqnr(self) -> bool:
-        """Whether what was written is less than 1 dB from being rejected."""
+        """Whether the written model meets the SQNR limit by less than 1 dB."""
         return not self.kept_float and is_near_limit(self.output_sqnr_db, self.allowed_sqnr_db)
 
     def to_dict(self) -> dict[str, Any]:
@@ -353,17 +354,17 @@ class Summary:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any], source: str = "The summary") -> Summary:
-        """Read the JSON form, of this version or an earlier one.
+        """Read the JSON form, as written by this or an earlier version.
 
         Args:
             value: The JSON form.
-            source: What to call it in an error message.
+            source: Its name in an error message.
 
         Raises:
             NewerSchemaError: If a newer version wrote it.
             KeyError: If a field is missing.
             TypeError: If it is not the JSON form.
-            ValueError: If a field can't be what it is.
+            ValueError: If a field has an invalid value.
         """
         if value["kind"] == "summary":
             check_schema("summary", value["schema"], source)
@@ -413,13 +414,13 @@ def _interval_from_json(value: Sequence[float | None]) -> tuple[float, float]:
 
 @dataclass(frozen=True, repr=False)
 class TuneResult(Result):
-    """What came of a run.
+    """The result of a tuning run.
 
     Attributes:
-        model: The model to use: the fastest correct one that was found, or the one given.
+        model: The model to use: the fastest accurate one that was found, or the original.
         output_dir: The run's folder.
         placement: What is quantized in it.
-        summary: The run in numbers.
+        summary: The figures of the run.
     """
 
     model: Path
@@ -429,7 +430,7 @@ class TuneResult(Result):
 
     @property
     def speedup(self) -> float:
-        """Over the model as given."""
+        """Speedup over the original model."""
         return self.summary.speedup
 
     @property
@@ -451,23 +452,23 @@ class TuneResult(Result):
 
 @dataclass(frozen=True, repr=False)
 class TunePlan(Result):
-    """What a run would do: the answer to a dry run.
+    """What a run would do: the result of a dry run.
 
     Attributes:
         model: The file.
-        engine: What would measure.
-        dialect: How Q/DQ would be written.
-        quant_type: To what.
-        nodes: Ops of the model, folded.
-        regions: Regions found.
-        patterns: Distinct ones, with shapes.
-        groups: Choices of the search.
-        quantizable: Ops that can be quantized.
-        left_float: Reason to the number of ops that can't.
-        seeds: Whole-model placements to begin with, and how many tensors each quantizes.
-        benchmarks: Candidates at most.
+        engine: The engine that would measure.
+        dialect: The dialect of the Q/DQ nodes.
+        quant_type: The quantized type.
+        nodes: Number of ops after folding.
+        regions: Number of regions.
+        patterns: Number of distinct regions, including shapes.
+        groups: Number of choices in the search.
+        quantizable: Number of quantizable ops.
+        left_float: Reason to the number of ops that can't be quantized.
+        seeds: Whole-model placements to start from, with the number of tensors each quantizes.
+        benchmarks: Maximum number of candidates.
         mode: ``region`` or ``subgraph``.
-        converted_from: The half float type of the model, if it would be tuned in float32.
+        converted_from: The half-precision type of the model, if it would be tuned in float32.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""Whether the fields of a record that was read from a file are what they are declared to be."""
+"""Checks that the fields of a record read from a file have their declared types."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 LARGEST = 1e300
-"""The largest number that is still computed with."""
+"""The largest number accepted; larger ones would break arithmetic."""
 
 
 def check_types(record: Any) -> None:
-    """Check every field of a dataclass, and of dataclasses in it.
+    """Check every field of a dataclass, and of dataclasses nested in it.
 
-    Only intervals may be infinite, and no number larger than can be computed with.
+    Only intervals may be infinite, and no number may be too large for arithmetic.
 
     Args:
         record: The record.
 
     Raises:
         TypeError: If a field is not of its declared type.
-        ValueError: If a number is none.
+        ValueError: If a number is NaN, infinite or too large.
     """
     hints = typing.get_type_hints(type(record))
     for each in fields(record):

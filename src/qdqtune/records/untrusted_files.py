@@ -1,7 +1,7 @@
-"""Files and texts of strangers, read within limits.
+"""Reading of untrusted files and text within limits.
 
-What a text takes in memory follows from its size and from how many parts it has, so both are
-checked before anything is parsed.
+The memory that a parsed text takes depends on its size and its number of elements, so both are
+checked before parsing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from qdqtune.records.errors import LimitError
 
 TEXT_BYTES = 128 << 20
-"""The largest file that is read and parsed as a whole."""
+"""The largest file that is read and parsed in one piece."""
 
 # An object or a list takes about 100 bytes on average at worst, so these take less than 1 GB.
 _MOST_PARTS = 8_000_000
@@ -26,16 +26,16 @@ _PART_STARTS = ("{", "[", ",")
 
 
 def open_plain(path: str | os.PathLike[str], *, linked: bool = True) -> BinaryIO:
-    """Open a plain file to read it.
+    """Open a regular file for reading.
 
     Args:
         path: The file.
-        linked: Whether it may be a link, or have other names.
+        linked: Whether it may be a symbolic link, or have several hard links.
 
     Raises:
-        OSError: If it can't be read, or is no plain file: a pipe could be waited for endlessly.
+        OSError: If it can't be read, or is not a regular file: reading a pipe could block forever.
     """
-    # Not blocking: opening a pipe would wait for somebody who writes to it.
+    # Non-blocking: opening a pipe would wait for a writer.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags if linked else flags | os.O_NOFOLLOW)
     facts = os.fstat(descriptor)
@@ -49,19 +49,19 @@ def open_plain(path: str | os.PathLike[str], *, linked: bool = True) -> BinaryIO
 
 
 def real_path(path: str | os.PathLike[str]) -> Path:
-    """Where a path leads; links that lead to themselves lead nowhere, which is no error yet."""
+    """Resolve a path; links that form a cycle are left unresolved, without an error."""
     return Path(os.path.realpath(path))
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = TEXT_BYTES) -> bytes:
-    """Read a plain file, but not more of it than expected.
+    """Read a regular file, up to a size limit.
 
     Args:
         path: The file.
-        most: How many bytes it may have.
+        most: The largest accepted size in bytes.
 
     Raises:
-        OSError: If it can't be read, or is no plain file.
+        OSError: If it can't be read, or is not a regular file.
         LimitError: If it is larger.
     """
     with open_plain(path) as file:
@@ -79,22 +79,22 @@ def read_bytes(path: str | os.PathLike[str], most: int = TEXT_BYTES) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], most: int = TEXT_BYTES) -> str:
-    """Read a plain file of UTF-8 text, but not more of it than expected.
+    """Read a regular file of UTF-8 text, up to a size limit.
 
     Raises:
-        OSError: If it can't be read, or is no plain file.
-        UnicodeDecodeError: If it is no such text.
+        OSError: If it can't be read, or is not a regular file.
+        UnicodeDecodeError: If it is not UTF-8.
         LimitError: If it is larger.
     """
     return read_bytes(path, most).decode("utf-8")
 
 
 def parse_json(text: str | bytes, source: str, *, strict: bool = True) -> Any:
-    """Parse JSON that is neither too large nor nested too deeply.
+    """Parse JSON within limits on size and nesting depth.
 
     Args:
         text: The text.
-        source: What to call it in an error message.
+        source: Its name in an error message.
         strict: Whether control characters in strings must be escaped.
 
     Raises:
@@ -127,5 +127,5 @@ def parse_json(text: str | bytes, source: str, *, strict: bool = True) -> Any:
 
 
 def size_in_words(size: int) -> str:
-    """A number of bytes, for people."""
+    """Format a number of bytes."""
     return f"{size / (1 << 20):,.0f} MB" if size >= 1 << 20 else f"{size:,} bytes"

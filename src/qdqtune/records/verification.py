@@ -1,4 +1,4 @@
-"""A model measured anew, beside what was said of it."""
+"""Record of a model measured again and compared with the claims made about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMA = 2
 
 
 class Outcome(enum.Enum):
-    """What came of checking one part of a claim."""
+    """The outcome of checking one part of a claim."""
 
     CONFIRMED = "confirmed"
     DIFFERS = "differs"
@@ -26,11 +26,11 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One part of a claim.
+    """The check of one part of a claim.
 
     Attributes:
-        name: Which: ``claim``, ``file``, ``baseline``, ``placement``, ``error`` or ``speed``.
-        outcome: What came of it.
+        name: The part: ``claim``, ``file``, ``baseline``, ``placement``, ``error`` or ``speed``.
+        outcome: The outcome.
         text: What was compared, in a sentence.
     """
 
@@ -41,12 +41,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Edges:
-    """The Q/DQ edges of a file beside those of a placement.
+    """The Q/DQ edges of a file compared with those of a placement.
 
     Attributes:
-        expected: How many the placement has.
-        missing: Edges that the file lacks, in words, and tensors that it doesn't even have.
-        surplus: Edges that only the file has, in words.
+        expected: Number of edges in the placement.
+        missing: Edges and tensors that the file lacks, as text.
+        surplus: Edges that only the file has, as text.
     """
 
     expected: int
@@ -61,22 +61,22 @@ class Edges:
 
 @dataclass(frozen=True, repr=False)
 class VerifyReport(Result):
-    """A model timed anew.
+    """Report of a model measured again.
 
     Attributes:
-        bench: The baseline and the model, timed beside each other; None if they were not.
-        claim: What was said of it; None if nothing was, or nothing that can be read.
-        edges: Its edges beside those of the placement; None if there is none to compare with.
-        is_as_given: For a model that was handed back: whether it is the given one, byte for byte.
-        checks: What was compared with the claim, but for the speed; empty if there is no run that
-            could have claimed something.
+        bench: The baseline and the model, timed interleaved; None if they were not timed.
+        claim: The claim about it; None if there is none, or none that can be read.
+        edges: Its edges compared with the placement's; None if there is no placement.
+        is_as_given: For an unchanged model: whether it equals the original, byte for byte.
+        checks: All checks against the claim except speed; empty if there is no run that could have
+            made a claim.
         not_timed: Why there is no speed; empty if there is.
-        sqnr_db: The worst output's distance from the float model, measured anew; None if it was
+        sqnr_db: SQNR of the worst output against the float model, measured again; None if it was
             not.
-        ignored: What the record asks for and only the user may: a flag with its value, in the order
-            of `repeat_with`.
-        repeat_with: The command that takes it all from the user; empty if nothing was ignored and
-            nothing is missing.
+        ignored: Settings in the record that only the user may choose: a flag with its value, in the
+            order of `repeat_with`.
+        repeat_with: The command with these settings given by the user; empty if nothing was
+            ignored or is missing.
     """
 
     bench: BenchRecord | None
@@ -91,12 +91,12 @@ class VerifyReport(Result):
 
     @property
     def measured(self) -> Comparison | None:
-        """The speedup as it is now; None if one of the two could not be timed."""
+        """The speedup measured now; None if one of the two could not be timed."""
         return self.bench.entries[1].against_first if self.bench is not None else None
 
     @property
     def other_conditions(self) -> Mapping[str, tuple[object, object]]:
-        """What was different when the claim was made: a field to its value then and now."""
+        """Conditions that changed since the claim: field to its value then and now."""
         if self.claim is None or self.bench is None:
             return {}
         then, now = self.claim.engine.to_dict(), self.bench.engine.to_dict()
@@ -114,10 +114,10 @@ class VerifyReport(Result):
 
     @property
     def agrees(self) -> bool | None:
-        """Whether both intervals allow the same speedup; None if they can't be compared."""
+        """Whether the measurement agrees with the claim; None if they can't be compared."""
         if self.claim is None or self.measured is None:
             return None
-        if self.is_as_given:  # one file, opened twice: whatever was measured is noise
+        if self.is_as_given:  # the same file opened twice: any difference is noise
             return self.claim.speedup == 1.0
         if self.other_conditions or self.ignored:
             return None
@@ -125,7 +125,7 @@ class VerifyReport(Result):
 
     @property
     def speed(self) -> Check | None:
-        """The speed beside what was claimed of it; None if nothing was."""
+        """The check of the speed; None if no speed was claimed."""
         claim, measured, bench = self.claim, self.measured, self.bench
         if claim is None:
             return None
@@ -161,19 +161,19 @@ class VerifyReport(Result):
 
     @property
     def all_checks(self) -> tuple[Check, ...]:
-        """What was compared with the claim."""
+        """All checks against the claim, including speed."""
         return self.checks if self.speed is None else (*self.checks, self.speed)
 
     @property
     def outcome(self) -> Outcome | None:
-        """The worst of all checks; None if there is no claim to be checked."""
+        """The worst outcome of all checks; None if there is no claim."""
         found = {check.outcome for check in self.all_checks}
         worst_first = (Outcome.DIFFERS, Outcome.UNVERIFIED, Outcome.CONFIRMED)
         return next((each for each in worst_first if each in found), None)
 
     @property
     def differs_in_speed_only(self) -> bool:
-        """Whether only the speed is not as claimed, so that it pays to time again."""
+        """Whether only the speed differs from the claim, so that timing again is worthwhile."""
         if self.agrees is None or self.claim is None or self.measured is None or self.is_as_given:
             return False
         is_same = all(check.outcome is not Outcome.DIFFERS for check in self.checks)
@@ -181,7 +181,7 @@ class VerifyReport(Result):
 
     @property
     def ok(self) -> bool:
-        """Whether the model is what it was said to be; without a claim, whether it runs."""
+        """Whether the claim holds; without a claim, whether the model runs."""
         if self.outcome is None:
             return self.bench is not None and self.bench.ok
         return self.outcome is Outcome.CONFIRMED

@@ -1,4 +1,4 @@
-"""What this process and its children may take of the machine, and when they end."""
+"""Memory and time limits of this process and its children, and their termination."""
 
 from __future__ import annotations
 

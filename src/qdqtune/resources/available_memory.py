@@ -1,4 +1,4 @@
-"""How much memory a process can have on this machine: what is free, within every limit."""
+"""How much memory a process can use on this machine, within every limit."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if sys.platform != "win32":
 
 _RESERVE_SHARE = 0.1
 _MOST_RESERVE = 2 << 30
-# Such limits count code and what processes share as well.
+# These limits also count code and shared memory.
 _SHARE_OF_LIMIT = 0.75
-# Nobody works with less; that so little is free may change at any moment.
+# Less than this is useless, and may change at any moment.
 _LEAST = 1 << 30
 
 
 def usable_memory(root: Path = Path("/")) -> int | None:
-    """What one process can take without harm to the machine, in bytes.
+    """Return the bytes that one process can take without harming the machine.
 
-    It is the memory that is free, in the machine and in the control groups around this process,
-    less a reserve, and no more than most of what it was started under (`ulimit -v`, `ulimit -d`).
+    This is the free memory of the machine and of the control groups around this process, less a
+    reserve, and at most a large part of the inherited limits (`ulimit -v`, `ulimit -d`).
 
     Args:
-        root: Where the system's own files are.
+        root: Root of the system's files.
 
     Returns:
-        The number; None where it can't be told.
+        The number of bytes; None where it can't be determined.
     """
     free = min((*_free_in_machine(root), *_free_in_groups(root)), default=None)
     if free is not None:
@@ -36,7 +36,7 @@ def usable_memory(root: Path = Path("/")) -> int | None:
 
 
 def private_bytes() -> int:
-    """What this process has of the memory that a limit counts; 0 where that can't be told."""
+    """Return the memory of this process that counts toward the limit; 0 where unknown."""
     for line in _lines(Path("/proc/self/status")):
         name, _, value = line.partition(":")
         if name == "VmData":
@@ -60,7 +60,7 @@ def _free_in_machine(root: Path) -> Iterator[int]:
 
 
 def _free_in_groups(root: Path) -> Iterator[int]:
-    """What each control group around this process has left; the page cache can be had back."""
+    """Yield the memory left in each control group; page cache counts as free."""
     for line in _lines(root / "proc/self/cgroup"):
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -79,7 +79,7 @@ def _free_in_groups(root: Path) -> Iterator[int]:
 def _free_in_group(mount: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
     limit_name, usage_name, cache_name = names
     inner = PurePosixPath(path.lstrip("/"))
-    # In a container, the path may be the host's, and the group itself lies at the mount.
+    # In a container the path may be the host's, with the group itself at the mount point.
     for group in {mount, *(mount / each for each in (inner, *inner.parents))}:
         limit, usage = _number(group / limit_name), _number(group / usage_name)
         if limit is not None and usage is not None:

@@ -1,7 +1,7 @@
-"""The limits of memory and time under which models are read, built and run.
+"""Limits on memory and time under which models are read, built and run.
 
-They hold for everything that is done inside `resource_limits`, and for every process that is
-started meanwhile; nothing about a result depends on them, unless they are exceeded.
+They apply to everything inside `resource_limits`, and to every process started in it. Results
+don't depend on them unless they are exceeded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qdqtune.resources.available_memory import usable_memory
 if sys.platform != "win32":
     import resource
 
-#: With less, an engine doesn't even start.
+#: With less, an engine can't even start.
 LEAST_MEMORY = 256 << 20
 
 _MEMORY_SIGNS = (
@@ -28,18 +28,18 @@ _MEMORY_SIGNS = (
     "Unable to allocate", "out of memory", "Out of memory", "bad allocation", "failed to allocate",
     "could not allocate", "not enough memory",
 )  # fmt: skip
-# A GPU's memory is not what is limited here.
+# GPU memory is not limited here.
 _OF_GPUS = ("cuda", "gpu", "device memory")
 
 
 @dataclass(frozen=True)
 class ResourceLimits:
-    """What each process may take.
+    """The limits of each process.
 
     Attributes:
-        max_memory: Bytes of memory for each process; None is what the machine has to spare.
+        max_memory: Bytes of memory for each process; None for what the machine has available.
         timeout_s: Seconds for one step: reading a model, opening it in an engine, a block of runs;
-            None is what each step usually may take.
+            None for the default of each step.
     """
 
     max_memory: int | None = None
@@ -47,7 +47,7 @@ class ResourceLimits:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Bytes for each process; None where the system can't say or can't hold a limit."""
+        """Bytes for each process; None where unknown, or where a limit can't be enforced."""
         return usable_memory() if self.max_memory is None else self.max_memory
 
 
@@ -56,7 +56,7 @@ _limits: ContextVar[ResourceLimits] = ContextVar("limits", default=_NONE)
 
 
 def current_limits() -> ResourceLimits:
-    """The limits that hold here."""
+    """Return the limits in effect."""
     return _limits.get()
 
 
@@ -64,19 +64,19 @@ def current_limits() -> ResourceLimits:
 def resource_limits(
     max_memory: int | str | None = None, timeout_s: float | None = None
 ) -> Iterator[ResourceLimits]:
-    """Let other limits hold for a while, in this thread.
+    """Apply other limits in this thread, as a context manager.
 
     Args:
         max_memory: For each process that reads, builds or runs a model: a number of bytes, or text
-            such as `4GiB`; None is what the machine has to spare. Only Linux can hold a process to
-            it; elsewhere it serves to refuse models that need more.
+            such as `4GiB`; None for what the machine has available. Only Linux can enforce it;
+            elsewhere it is used to reject models that need more.
         timeout_s: Seconds for one step: reading a model, opening it in an engine, a block of runs;
-            None is what each step usually may take.
+            None for the default of each step.
 
     Raises:
-        UsageError: If they make no sense.
+        UsageError: If a limit is invalid.
     """
-    # Told once, so that everything inside has the same.
+    # Determined once, so that everything inside uses the same value.
     memory = usable_memory() if max_memory is None else _memory(max_memory)
     token = _limits.set(ResourceLimits(memory, _seconds(timeout_s)))
     try:
@@ -87,7 +87,7 @@ def resource_limits(
 
 @contextmanager
 def this_process_limited() -> Iterator[None]:
-    """Hold this process to the limit of memory for a while: what is too much is a MemoryError."""
+    """Apply the memory limit to this process for a while; exceeding it raises a MemoryError."""
     before = set_memory_limit(current_limits().memory_bytes)
     try:
         yield
@@ -97,17 +97,16 @@ def this_process_limited() -> Iterator[None]:
 
 
 def set_memory_limit(size: int | None) -> tuple[int, int] | None:
-    """Hold this process, and those that it starts, to a limit of memory.
+    """Limit the memory of this process and of those that it starts.
 
-    What counts is memory that a process can write to and shares with nobody, be it used or not.
-    Address space that is only reserved, as GPU drivers do, does not: under a limit of all address
-    space (RLIMIT_AS) CUDA would not start.
+    Private writable memory counts, used or not. Address space that is only reserved, as GPU drivers
+    do, does not count: under a limit on all address space (RLIMIT_AS) CUDA would not start.
 
     Args:
-        size: In bytes; None sets no limit.
+        size: The limit in bytes; None sets no limit.
 
     Returns:
-        The limit before; None if nothing was set.
+        The previous limit; None if nothing was set.
     """
     if size is None or sys.platform != "linux":
         return None
@@ -118,13 +117,13 @@ def set_memory_limit(size: int | None) -> tuple[int, int] | None:
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Whether what native code or Python printed means that memory ran out."""
+    """Whether output of native code or Python means that memory ran out."""
     of_gpu = any(sign in text.lower() for sign in _OF_GPUS)
     return not of_gpu and any(sign in text for sign in _MEMORY_SIGNS)
 
 
 def out_of_memory_text(limit: int | None) -> str:
-    """How to say that a process ran out of memory, as the end of a sentence."""
+    """Return the end of a sentence that says a process ran out of memory."""
     shown = f" (limit {size_text(limit)}; --max_memory)" if limit is not None else ""
     return f"ran out of memory{shown}"
 

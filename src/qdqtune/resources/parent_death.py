@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, however that ends."""
+"""Child processes that terminate with their parent, however it ends."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-# Loaded here: between fork and exec there is no time for it.
+# Loaded here: nothing can be loaded between fork and exec.
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent(parent: int | None = None, by: int = signal.SIGKILL) -> None:
-    """Lets Linux signal this process when its parent dies; other systems have nothing like it.
+    """Ask Linux to signal this process when its parent dies; a no-op on other systems.
 
     Args:
-        parent: The parent, if it may have died already; then this process ends at once.
+        parent: The parent's id, if it may already be dead; then this process ends at once.
         by: The signal.
     """
     if _LIBC is not None:
