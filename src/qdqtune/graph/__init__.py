@@ -1,6 +1,6 @@
-"""The model on onnx_ir: load and save, index, fingerprints, folding, shapes.
+"""Models on onnx_ir: loading, saving, indexing, fingerprints, folding and shapes.
 
-What is offered here is imported when it is asked for.
+Public names are imported lazily.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Files that are whole or not there, and that are nobody else's.
+"""Atomic file writes that never touch files of others.
 
-What lies at a path may have been put there by a stranger. A link is replaced and never written
-through, a file with a second name is copied before it is added to, and nothing waits at a pipe.
+A path may have been prepared by a stranger. A link is replaced and never written through, a file
+with several hard links is copied before it is appended to, and opening a pipe never blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 
 
 def kind_at(path: Path) -> str:
-    """What is at a path, if it is no plain file: empty if it is one, or if nothing is there.
+    """Describe what is at a path if it is not a regular file; empty if it is, or if it is missing.
 
     Returns:
         A noun with its article; links are not followed.
@@ -51,10 +51,10 @@ def _kind(mode: int) -> str:
 
 @contextlib.contextmanager
 def replacing(target: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file to write to, which takes a name when it is complete.
+    """Open a file for writing that takes its name when it is complete.
 
     Args:
-        target: The name; what had it before is there until then. If that is a link, the link is
+        target: The name; an existing file stays until then. If it is a link, the link is
             replaced.
         durable: Whether it must survive a crash of the machine, not only of this process.
 
@@ -73,7 +73,7 @@ def replacing(target: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file; what has the target's name is replaced.
+    """Copy a file; an existing target is replaced.
 
     Raises:
         OSError: If the source can't be read.
@@ -84,12 +84,12 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def make_own(path: Path) -> None:
-    """Make sure that what is at a path may be changed in place; there may be nothing.
+    """Make sure that a file, if it exists, can be changed in place.
 
-    A file that has other names as well is replaced by a copy.
+    A file with other hard links is replaced by a copy.
 
     Raises:
-        NotPlainFileError: If it is no plain file.
+        NotPlainFileError: If it is not a regular file.
         OSError: If it can't be read.
         OutputError: If it can't be copied.
     """
@@ -100,15 +100,15 @@ def make_own(path: Path) -> None:
 
 
 def open_to_append(path: Path, *, buffering: int = -1) -> BinaryIO:
-    """Open a file to add to its end; it is made if there is none.
+    """Open a file for appending; it is created if missing.
 
     Args:
         path: The file.
         buffering: As in `open`.
 
     Raises:
-        OSError: If it can't be opened, or is no plain file.
-        OutputError: If it has other names as well, and can't be copied.
+        OSError: If it can't be opened, or is not a regular file.
+        OutputError: If it has other hard links and can't be copied.
     """
     make_own(path)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -116,7 +116,7 @@ def open_to_append(path: Path, *, buffering: int = -1) -> BinaryIO:
 
 
 def check_folder(folder: Path) -> None:
-    """Make sure that a folder is one, or can be made: what a link leads to is not written to.
+    """Make sure that a folder exists or can be created; links are not accepted.
 
     Raises:
         OutputError: If something else is there.
@@ -130,11 +130,11 @@ def check_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path, inside: Path) -> None:
-    """Make a folder inside another one; see `check_folder` for all on the way.
+    """Create a folder inside another one; see `check_folder` for all folders in between.
 
     Raises:
-        OSError: If it can't be made.
-        OutputError: If there is something else on the way.
+        OSError: If it can't be created.
+        OutputError: If something else is in the way.
     """
     for each in (*reversed(folder.relative_to(inside).parents), folder.relative_to(inside)):
         check_folder(inside / each)
@@ -142,7 +142,7 @@ def make_folder(folder: Path, inside: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it, if there is one; links are not followed.
+    """Remove a file, or a folder with its contents, if it exists; links are not followed.
 
     Raises:
         OSError: If it can't be removed.
@@ -154,7 +154,7 @@ def remove(path: Path) -> None:
 
 
 def sha256_of(*files: Path) -> str:
-    """The hash of a file, or of some one after the other."""
+    """Return the hash of a file, or of several files concatenated."""
     digest = hashlib.sha256()
     for path in files:
         with open_plain(path) as file:
@@ -164,7 +164,7 @@ def sha256_of(*files: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

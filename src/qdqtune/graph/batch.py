@@ -1,4 +1,4 @@
-"""Another batch size for a model that was exported with one."""
+"""Changing the batch size of a model that was exported with a fixed one."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from qdqtune.graph.shapes import all_shapes, set_input_dims
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest, shape_text
 
-# Names that converters make up, another one for each dim.
+# Names that converters generate, a different one for each dim.
 _GENERATED_NAME = re.compile(r"unk__\d+")
 
-# A size that nothing has by chance: where it shows up, the batch got there. Inference follows
-# numbers through more ops than it follows symbols.
+# A size that no dim has by chance: where inference finds it, the dim is the batch. Inference
+# follows numbers through more ops than symbols.
 _MARKER_BATCH = 7919
 
 
 def with_batch(inputs: Inputs, request: InputRequest, batch_size: int) -> InputRequest:
-    """Let a request set the leading dim of every input.
+    """Return a request that also sets the leading dim of every input.
 
     Args:
-        inputs: What the model says.
-        request: What the user says beside.
-        batch_size: The size.
+        inputs: The inputs that the model declares.
+        request: The rest of the user's request.
+        batch_size: The batch size.
 
     Raises:
-        UsageError: If the leading dims are not one batch, as far as can be told.
+        UsageError: If the leading dims are evidently not one batch.
     """
     if batch_size < 1:
         raise UsageError(f"The batch size can't be {batch_size}.", "Sizes are from 1 up.")
@@ -62,12 +62,12 @@ def with_batch(inputs: Inputs, request: InputRequest, batch_size: int) -> InputR
 
 @dataclass(frozen=True)
 class BatchChange:
-    """A batch that was fixed and gets another size.
+    """A change of a fixed batch size.
 
     Attributes:
-        names: The inputs that start with it.
+        names: The inputs whose leading dim is the batch.
         old: The size that the model was exported with.
-        new: The size to come.
+        new: The new size.
         alone: Whether it is the only fixed dim that changes.
     """
 
@@ -78,7 +78,7 @@ class BatchChange:
 
 
 def batch_change(declared: Inputs, bound: Inputs) -> BatchChange | None:
-    """The change of batch in new dims of the inputs; None if the leading dims don't agree."""
+    """Return the change of batch size between two sets of dims; None if leading dims disagree."""
     leading: dict[str, tuple[int, int]] = {}
     others = 0
     for name, dims in bound.items():
@@ -94,14 +94,14 @@ def batch_change(declared: Inputs, bound: Inputs) -> BatchChange | None:
 
 
 def propagate_batch(model: ir.Model, change: BatchChange) -> tuple[str, ...]:
-    """Put a new batch size where a Reshape has the old one written into it, in place.
+    """Write a new batch size into Reshape targets that contain the old one, in place.
 
-    That is done only where the first dim of what is reshaped is the batch for sure: shapes are
-    inferred for a batch size that no other dim has, and it must have come through.
+    A target is changed only if the first dim of the reshaped tensor is known to be the batch:
+    shapes are inferred for a batch size that no other dim has, which must arrive there.
 
     Args:
-        model: The model, its inputs still as they were.
-        change: What happens to the batch.
+        model: The model, its inputs still unchanged.
+        change: The change of batch size.
 
     Returns:
         Names of the Reshape nodes that were changed.
@@ -115,8 +115,8 @@ def propagate_batch(model: ir.Model, change: BatchChange) -> tuple[str, ...]:
     reshapes = [
         _Reshape(model, node, taken) for node in model.graph if _starts_with(node, change.old)
     ]
-    # One behind the other, so that proving them in order would take an inference for each: all are
-    # given the new batch at once, and those that were not to have it lose it again.
+    # They may form a chain, so proving them one by one would take an inference for each. All get
+    # the new batch at once, and those that turn out not to have it are reverted.
     for reshape in reshapes:
         reshape.put(_MARKER_BATCH)
     set_input_dims(model, marked, stale=True)
@@ -138,7 +138,7 @@ def propagate_batch(model: ir.Model, change: BatchChange) -> tuple[str, ...]:
 
 
 def _starts_with(node: ir.Node, batch: int) -> bool:
-    """Whether the node reshapes something computed to a constant shape that starts so."""
+    """Whether the node reshapes a computed tensor to a constant shape that starts with `batch`."""
     if not is_op(node, "Reshape") or len(node.inputs) < 2:
         return False
     data, target = node.inputs[:2]
@@ -149,7 +149,7 @@ def _starts_with(node: ir.Node, batch: int) -> bool:
 
 
 class _Reshape:
-    """A Reshape that can have a target of its own; other readers of the constant keep theirs."""
+    """A Reshape that can get its own target; other readers of the constant keep the old one."""
 
     def __init__(self, model: ir.Model, node: ir.Node, taken: set[str]) -> None:
         target = node.inputs[1]
@@ -172,18 +172,18 @@ class _Reshape:
 
     @property
     def is_put(self) -> bool:
-        """Whether it has its own target now."""
+        """Whether it has its own target."""
         return self.node.inputs[1] is self._own
 
     @property
     def is_batch(self) -> bool:
-        """Whether what it reshapes starts with the batch, by the shapes as they are now."""
+        """Whether its input starts with the batch, by the current shapes."""
         data = self.node.inputs[0]
         shape = data.shape if data is not None else None
         return shape is not None and len(shape) > 0 and shape[0] == _MARKER_BATCH
 
     def put(self, leading: int) -> None:
-        """Let the target start with this number."""
+        """Make the target start with this number."""
         entries = np.array(self._tensor.numpy())
         entries[0] = leading
         self._own.const_value = ir.Tensor(entries, self._tensor.dtype, name=self._own.name)
@@ -192,12 +192,12 @@ class _Reshape:
             self.node.replace_input_with(1, self._own)
 
     def undo(self) -> None:
-        """Go back to the target that was."""
+        """Restore the previous target."""
         self.node.replace_input_with(1, self._original)
         self._graph.initializers.pop(self._own.name or "")
 
     def keep(self) -> None:
-        """Drop the target that was, if nobody reads it."""
+        """Remove the previous target if nothing reads it."""
         old, producer = self._original, self._original.producer()
         if old.uses() or old.is_graph_output() or old.is_graph_input():
             return

@@ -1,4 +1,4 @@
-"""Constants of a model, wherever they stand, and their values in another float type."""
+"""Constants of a model in all their forms, and their conversion to another float type."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ LARGEST = {
     ir.DataType.FLOAT16: float(np.finfo(np.float16).max),
     ir.DataType.BFLOAT16: (2 - 2**-7) * 2.0**127,
 }
-#: The smallest number of a float type that still has all its digits.
+#: The smallest normal number of a float type.
 SMALLEST_NORMAL = {
     ir.DataType.FLOAT: 2.0**-126,
     ir.DataType.FLOAT16: 2.0**-14,
     ir.DataType.BFLOAT16: 2.0**-126,
 }
 
-# Ops behind which a constant is still the same numbers.
+# Ops that preserve the numbers of a constant.
 _TRANSPARENT = ("Cast", "CastLike", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze")
-# More of them in a row no exporter writes; who asks for each of 100,000 would walk for minutes.
+# No exporter writes longer chains; querying each node of a chain of 100,000 would take minutes.
 _MOST_TRANSPARENT = 32
 
-# Below this a tensor is converted at once; above it, when it is written.
+# Smaller tensors are converted at once, larger ones when they are written.
 _LAZY_BYTES = 1 << 12
 
 
 @dataclass(frozen=True)
 class Magnitudes:
-    """What a constant's numbers are like.
+    """The range of magnitudes in a constant.
 
     Attributes:
-        size: How many there are.
+        size: Number of elements.
         least: The smallest magnitude that is not zero; infinite if there is none.
         most: The largest finite magnitude; zero if there is none.
         lowest: The smallest finite number that is negative; zero if there is none.
@@ -64,7 +64,7 @@ def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def constant_behind(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The constant that a value repeats: exporters reshape and cast constants on the spot."""
+    """Return the constant behind Reshapes and Casts that exporters apply to constants."""
     for _ in range(_MOST_TRANSPARENT):
         producer = value.producer() if value is not None else None
         if producer is None or not is_op(producer, *_TRANSPARENT):
@@ -74,7 +74,7 @@ def constant_behind(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def unread_weights(graph: ir.Graph) -> list[ir.Value]:
-    """The weights that neither a node, in bodies included, nor anybody outside has to do with."""
+    """Return weights that no node reads, also in bodies, and that are no inputs or outputs."""
     return [
         value
         for value in graph.initializers.values()
@@ -83,7 +83,7 @@ def unread_weights(graph: ir.Graph) -> list[ir.Value]:
 
 
 def magnitudes(tensor: ir.TensorProtocol) -> Magnitudes:
-    """Look at every number of a float tensor, a chunk at a time."""
+    """Compute the magnitudes of a float tensor, a chunk at a time."""
     least, most, lowest = math.inf, 0.0, 0.0
     for chunk in chunks_of(tensor):
         numbers = np.asarray(chunk).astype(np.float32)
@@ -96,10 +96,10 @@ def magnitudes(tensor: ir.TensorProtocol) -> Magnitudes:
 
 
 def retyped(tensor: ir.TensorProtocol, dtype: ir.DataType, name: str | None) -> ir.TensorProtocol:
-    """The tensor in another float type; what is finite stays finite.
+    """Return the tensor in another float type; finite values stay finite.
 
-    A large tensor is converted when somebody wants its values, each time, so that a model in two
-    types does not take the memory of both.
+    A large tensor is converted each time its values are read, so that a model in two types does
+    not take the memory of both.
     """
 
     def make() -> ir.TensorProtocol:

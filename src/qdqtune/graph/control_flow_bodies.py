@@ -1,4 +1,4 @@
-"""Bodies of control flow and local functions: kept as they are while the graph changes."""
+"""Control-flow bodies and local functions: kept unchanged while the main graph is rewritten."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _BODY_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def has_body(node: ir.Node) -> bool:
-    """Whether a node has a graph inside."""
+    """Whether a node has subgraphs."""
     return any(attribute.type in _BODY_TYPES for attribute in node.attributes.values())
 
 
 def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
-    """The graphs right inside a node."""
+    """Yield the subgraphs of a node, without nested ones."""
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             yield attribute.as_graph()
@@ -27,17 +27,17 @@ def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
 
 @contextmanager
 def bodies_aside(model: ir.Model, *, but: Collection[ir.Node] = ()) -> Iterator[frozenset[ir.Node]]:
-    """Take bodies and functions out of the model for a while, so that no pass rewrites them.
+    """Remove bodies and functions from the model temporarily, so that no pass rewrites them.
 
-    What bodies read from the main graph still counts as read, and follows when it is replaced. A
-    node that is removed meanwhile reads nothing afterwards, nor do its bodies.
+    Values that bodies read from the main graph still count as read, and are updated when they are
+    replaced. Once a node is removed, its bodies read nothing.
 
     Args:
         model: The model.
         but: Nodes that keep their bodies.
 
     Yields:
-        The nodes that lost their bodies meanwhile.
+        The nodes whose bodies were removed.
     """
     functions = dict(model.functions)
     nodes = [node for node in model.graph if has_body(node)]
@@ -60,9 +60,9 @@ def bodies_aside(model: ir.Model, *, but: Collection[ir.Node] = ()) -> Iterator[
 
 
 def drop_unused_nodes(model: ir.Model) -> None:
-    """Remove nodes and weights that nobody reads, in place; bodies stay as they are."""
+    """Remove unused nodes and weights, in place; bodies are not changed."""
     gone = True
-    while gone:  # nobody may be left to read what the bodies of removed nodes read
+    while gone:  # what the bodies of removed nodes read may be unused now
         with bodies_aside(model) as held:
             passes.RemoveUnusedNodesPass()(model)
         gone = any(node.graph is None for node in held)
@@ -76,7 +76,7 @@ def _read_nothing(node: ir.Node) -> None:
 
 @contextmanager
 def body_shapes_kept(model: ir.Model) -> Iterator[None]:
-    """Forget afterwards what became known meanwhile about values inside bodies."""
+    """Discard on exit what was inferred about values inside bodies."""
     before = [
         (value, value.type, value.shape)
         for graph in model.graphs()

@@ -1,7 +1,7 @@
-"""Biases that are added behind a Conv, taken into it.
+"""Folds biases that are added behind a Conv into the Conv.
 
-Some exporters write every bias as an Add of its own. Engines fuse the two in floats; with Q/DQ
-between them they can't, and the sum is rounded twice.
+Some exporters write every bias as a separate Add. Engines fuse the two in floats; with Q/DQ between
+them they can't, and the sum is rounded twice.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _CONVS = ("Conv", "ConvTranspose")
 
 
 def fold_conv_biases(model: ir.Model, *, keep_qdq: bool = False) -> bool:
-    """Let Convs add the constants that are added to their results, in place.
+    """Fold constants added to the results of Convs into their biases, in place.
 
-    A Conv whose weight is not a plain constant stays as it is: it may be quantized, and its result
+    A Conv whose weight is not a plain constant is left alone: it may be quantized, and its result
     must not change in the last bit.
 
     Args:
         model: The model.
-        keep_qdq: Whether Convs that read dequantized values, or whose sums are quantized, stay as
-            they are, too.
+        keep_qdq: Whether to also leave alone Convs that read dequantized values or whose sums are
+            quantized.
 
     Returns:
         Whether anything changed.
@@ -48,7 +48,7 @@ def _touches_qdq(conv: ir.Node, add: ir.Node) -> bool:
 
 
 def _conv_and_bias(add: ir.Node) -> tuple[ir.Node, ir.Value] | None:
-    """The Conv before an Add, and what is added, if that is one number per channel."""
+    """Return the Conv before an Add and the addend, if that is one number per channel."""
     if len(add.inputs) != 2:
         return None
     for data, bias in (add.inputs, add.inputs[::-1]):

@@ -1,7 +1,7 @@
-"""Native code that ends its whole process when it meets something that it did not expect.
+"""Calls native code that may abort the process or exhaust memory in a forked copy of it.
 
-ONNX's shape inference aborts on some models: a Slice of a tensor that a Conv has made smaller than
-nothing is enough, and an open dim taken as 1 leads there. Of others it makes terabytes.
+ONNX's shape inference aborts on some models: a Slice of a tensor whose dim a Conv has made negative
+is enough, which happens when an open dim is taken as 1. For others it allocates terabytes.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ _DONE = b"."
 
 
 def call_guarded(action: Callable[[], bytes], room_bytes: int = _ROOM_BYTES) -> bytes | None:
-    """Call something in a copy of this process, which ends with it.
+    """Call a function in a forked copy of this process, which ends with it.
 
     Args:
-        action: What to do; it must not need other threads.
-        room_bytes: The memory that it may take beside what this process has, within the limit that
-            holds for both.
+        action: The function; it must not need other threads.
+        room_bytes: The memory that it may take beyond this process's, within the limit of both.
 
     Returns:
-        What it returned; None if it raised, crashed, took too much memory or did not come to an
-        end in time.
+        Its return value; None if it raised, crashed, took too much memory or did not finish in
+        time.
     """
-    if sys.platform != "linux":  # elsewhere a fork costs more than it saves, or isn't there
+    if sys.platform != "linux":  # elsewhere a fork costs more than it saves, or does not exist
         return _tried(action)
     reading, writing = os.pipe()
     limits, parent = current_limits(), os.getpid()
@@ -54,17 +53,17 @@ def call_guarded(action: Callable[[], bytes], room_bytes: int = _ROOM_BYTES) -> 
         answer = _read(reading, time.monotonic() + (limits.timeout_s or _LIMIT_S))
     finally:
         os.close(reading)
-        os.kill(child, signal.SIGKILL)  # it is done, late, or no longer wanted
+        os.kill(child, signal.SIGKILL)  # it is done, late, or no longer needed
         os.waitpid(child, 0)
     return answer[:-1] if answer.endswith(_DONE) else None
 
 
 def _answer(action: Callable[[], bytes], writing: int, parent: int, memory: int) -> NoReturn:
-    """The copy's whole life."""
+    """Run the action in the copy and exit."""
     try:
         end_with_parent(parent)
         set_memory_limit(memory)
-        faulthandler.disable()  # nobody wants its last words
+        faulthandler.disable()  # its crash dump is not wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         answer = _tried(action)
         if answer is not None:
@@ -77,7 +76,7 @@ def _answer(action: Callable[[], bytes], writing: int, parent: int, memory: int)
 def _tried(action: Callable[[], bytes]) -> bytes | None:
     try:
         return action()
-    except Exception:  # of native code that a stranger's model has confused, in its own words
+    except Exception:  # anything that native code raises on an untrusted model
         return None
 
 

@@ -1,7 +1,7 @@
-"""Dims as models write them: numbers, symbols, expressions of symbols, or nothing.
+"""Dims as models write them: numbers, symbols, expressions of symbols, or unknown.
 
-Exporters write expressions as text (`2*N`, `floor(H/2) + 1`). They come from strangers, so they are
-read here, by a grammar of a few lines, and never handed to an interpreter.
+Exporters write expressions as text (`2*N`, `floor(H/2) + 1`). They are untrusted, so a small parser
+here evaluates them, never an interpreter.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from fractions import Fraction
 import onnx_ir as ir
 
 Dim = int | str | None
-"""A size, a symbol or expression, or nothing at all."""
+"""A size, a symbol or expression, or unknown."""
 
-# What exporters write where they mean nothing: no two of them are the same dim.
+# Placeholders that exporters write for unknown dims: no two of them are the same dim.
 _BLANKS = frozenset({"", "?", "None", "-1"})
 
 # A name may have dots, and hyphens that touch letters on both sides: `DynamicDimension.0`,
@@ -27,14 +27,14 @@ _DEEPEST = 30
 
 
 def dims_of(value: ir.Value) -> tuple[Dim, ...] | None:
-    """The dims of a graph input or output; what is no size is None. None if the rank is unknown."""
+    """Return the dims of a graph input or output, None for unknown ones; None for unknown rank."""
     if value.shape is None:
         return None
     return tuple(_dim(dim) for dim in value.shape)
 
 
 def symbols_in(text: str) -> tuple[str, ...]:
-    """The symbols of a dim; a text that is no expression is one symbol as a whole."""
+    """Return the symbols of a dim; a text that is not an expression is one symbol."""
     try:
         reader = _Reader(text, {})
     except _NotAnExpression:
@@ -43,14 +43,14 @@ def symbols_in(text: str) -> tuple[str, ...]:
 
 
 def evaluate(text: str, sizes: Mapping[str, int]) -> int | None:
-    """The size that a symbol or expression stands for.
+    """Evaluate a symbol or expression.
 
     Args:
         text: The dim.
-        sizes: Sizes of symbols; one that has the whole text as its name is taken first.
+        sizes: Sizes of symbols; a symbol that equals the whole text takes precedence.
 
     Returns:
-        None if it can't be told: symbols are missing, or the result is no size.
+        The size; None if symbols are missing, or if the result is not a size.
     """
     if text in sizes:
         return sizes[text]
@@ -77,7 +77,7 @@ _Number = Fraction | None
 
 
 class _Reader:
-    """Reads an expression once, from left to right; unknown symbols make the result None.
+    """Evaluates an expression in one pass; unknown symbols make the result None.
 
     Attributes:
         names: Every symbol met.

@@ -1,4 +1,4 @@
-"""What the system says when a file can't be written, in words that a user can act on."""
+"""Write errors of the operating system as messages that a user can act on."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from qdqtune.records.untrusted_files import real_path
 
 _ROOM = "Check that the disk has room and the folder can be written to."
 REMOVE = "Remove it, or choose another place."
-"""What to do about something that is in the way."""
+"""Advice for when something else is at the path."""
 _NEXT_TO_NOTHING = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class NotPlainFileError(OSError):
-    """Where a file is expected, there is a link, a folder, a pipe, a socket or a device.
+    """A link, folder, pipe, socket or device is where a regular file is expected.
 
     Args:
-        path: The place.
+        path: The path.
         kind: What is there, with its article.
     """
 
@@ -36,17 +36,17 @@ class DiskError(OutputError):
     """The system can't write a file.
 
     Args:
-        error: What the system said.
+        error: The system's error.
         target: The file or folder that was written to.
 
     Attributes:
-        number: The system's number of the error; None if it is not known.
-        target: As given.
+        number: The system's errno; None if unknown.
+        target: As passed.
     """
 
     def __init__(self, error: OSError, target: Path) -> None:
         if error.errno is None and _free_bytes(target) < _NEXT_TO_NOTHING:
-            # numpy tells a full disk without the system's reason.
+            # numpy reports a full disk without the system's errno.
             error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         why = error.strerror or "not all of it could be written"
         hint = REMOVE if isinstance(error, NotPlainFileError) else _advice(error.errno, target)
@@ -56,13 +56,13 @@ class DiskError(OutputError):
 
     @property
     def is_full(self) -> bool:
-        """Whether there was no room, which is the fault of nothing that was tried."""
+        """Whether the disk is full, which is not the fault of the model or the candidate."""
         return self.number in (None, *_FULL)
 
 
 @contextlib.contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """Name the file if the system can't write it, and say what to do.
+    """Turn write errors into errors that name the file and say what to do.
 
     Raises:
         OutputError: If it can't be written.
@@ -74,11 +74,11 @@ def writing(target: Path) -> Iterator[None]:
 
 
 def full_disk(error: Exception, default: Path) -> DiskError | None:
-    """What an error says about a full disk; None if it is about something else.
+    """Return a `DiskError` if an error means that the disk is full, else None.
 
     Args:
-        error: Any error; native libraries have only its text.
-        default: What is named if the error names no file.
+        error: Any error; native libraries pass on only its text.
+        default: The path to report if the error names no file.
     """
     if isinstance(error, DiskError):
         return error if error.is_full else None
@@ -109,7 +109,7 @@ def _advice(number: int | None, target: Path) -> str:
 
 
 def _folder(target: Path) -> Path:
-    """The folder that a file would be in, or the next one above that is there."""
+    """Return the folder of a file, or its nearest existing ancestor."""
     return next(each for each in (target, *target.absolute().parents) if each.is_dir())
 
 

@@ -1,4 +1,4 @@
-"""Nodes and weights that are there twice."""
+"""Merging of duplicate nodes and weights."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _PLAIN = frozenset(
 )  # fmt: skip
 # Larger constants than this are not compared as attributes.
 _MOST_BYTES = 1024
-# onnx_ir copies all inputs of a node for each that is replaced: what nodes with more of them read
-# stays as it is.
+# onnx_ir copies all inputs of a node for each one that is replaced, so the inputs of nodes with
+# more inputs than this are left alone.
 _MOST_INPUTS = 1000
-# So much of a weight is looked at first: few that are equal so far differ later.
+# Elements compared first: few weights with an equal start differ later.
 _FIRST_ELEMENTS = 256
 
 
 def merge_nodes(graph: ir.Graph | ir.Function) -> int:
-    """Let one of several nodes that compute the same stand for all, in place.
+    """Merge nodes that compute the same, in place.
 
-    Quantization and random ops, other domains' ops, ops with bodies, what gives an output of the
-    graph, and what nodes with very many inputs read are left alone.
+    Left alone: quantization and random ops, ops of other domains, ops with bodies, producers of
+    graph outputs, and inputs of nodes with very many inputs.
 
     Returns:
-        How many nodes are gone, Constant nodes aside.
+        Number of nodes removed, not counting Constant nodes.
     """
     first: dict[Hashable, ir.Node] = {}
     count = 0
@@ -62,13 +62,13 @@ def merge_nodes(graph: ir.Graph | ir.Function) -> int:
 
 
 def merge_weights(graph: ir.Graph) -> int:
-    """Let one of several equal initializers stand for all, in place; equal is bit for bit.
+    """Merge initializers that are equal bit for bit, in place.
 
-    Biases stay apart: who quantizes them gives each the scale of its own layer. So do weights that
-    nodes with very many inputs read.
+    Biases are not merged: a quantizer gives each the scale of its own layer. Neither are weights
+    that nodes with very many inputs read.
 
     Returns:
-        How many are gone.
+        Number of weights removed.
     """
     alike: dict[Hashable, list[ir.Value]] = defaultdict(list)
     for value in graph.initializers.values():
@@ -91,7 +91,7 @@ def merge_weights(graph: ir.Graph) -> int:
 
 
 def _key(node: ir.Node) -> Hashable:
-    """What a node computes; None if it can't be said."""
+    """Return a key for what a node computes; None if there is none."""
     if not is_standard(node) or node.op_type in QDQ_OPS | _RANDOM_OPS or has_body(node):
         return None
     attributes = []
@@ -112,7 +112,7 @@ def _content(attribute: ir.Attr) -> str | None:
     if attribute.is_ref():
         return f"@{attribute.ref_attr_name}"
     if attribute.type in _PLAIN:
-        # Its text tells 0.0 from -0.0.
+        # Its text distinguishes 0.0 from -0.0.
         return repr(attribute.value)
     if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().nbytes <= _MOST_BYTES:
         return tensor_digest(attribute.as_tensor())
@@ -142,7 +142,7 @@ def _beginning(tensor: ir.TensorProtocol) -> str:
 def _parted(
     values: Sequence[ir.Value], look: Callable[[ir.TensorProtocol], str]
 ) -> Iterator[list[ir.Value]]:
-    """Those of which there is more than one, by how they look."""
+    """Yield groups of more than one item with equal keys."""
     if len(values) < 2:
         return
     found: dict[str, list[ir.Value]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Sizes that a model leaves open and that measurements depend on: refused, with an example."""
+"""Rejects models with open dims that measurements depend on, with an example of what to pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from qdqtune.records.inputs import InputRequest, shape_text
 
 _CHANNELS, _PIXELS, _FRAMES, _TOKENS = 3, 224, 16, 128
 
-# What dims are called, and a size that such a dim plausibly has.
+# Common names of dims, with a plausible size for each.
 _BY_NAME = (
     (re.compile(r"chan|^c$", re.IGNORECASE), _CHANNELS),
     (re.compile(r"height|width|^[hw]$|pixel|image|img", re.IGNORECASE), _PIXELS),
@@ -37,7 +37,7 @@ _BY_RANK = {
     5: (1, _CHANNELS, _FRAMES, _PIXELS, _PIXELS),
 }
 
-# Ops behind which an input still has its layout, before the first op that has weights.
+# Ops that preserve an input's layout, before the first op with weights.
 _SAME_LAYOUT = (
     "Add", "BatchNormalization", "Cast", "Clip", "DequantizeLinear", "Div", "Identity", "Mul",
     "QuantizeLinear", "Sub",
@@ -47,15 +47,15 @@ _SAME_LAYOUT = (
 def measured_shapes(
     model: ir.Model, request: InputRequest, *, takes_data: bool = False
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes to measure a model at; a leading dim that stays open is 1.
+    """Return the shapes to measure a model at; a leading dim that stays open is 1.
 
-    A latency, an error or a range found at an arbitrary size says nothing about the sizes in use:
-    every other dim must have its size from the model or from the user.
+    A latency, error or range measured at an arbitrary size says nothing about the sizes in use, so
+    every other dim must get its size from the model or the user.
 
     Args:
         model: The model; it is not changed.
-        request: What the user says.
-        takes_data: Whether calibration data could tell the sizes as well.
+        request: The user's request.
+        takes_data: Whether calibration data could provide the sizes as well.
 
     Raises:
         UsageError: If a size is missing, or the request does not fit the model.
@@ -80,7 +80,7 @@ def measured_shapes(
 def with_sizes_from(
     model: ir.Model, request: InputRequest, others: Sequence[InputRequest | None]
 ) -> InputRequest:
-    """A request whose open dims have the sizes that others give them; the first one goes first.
+    """Return a request whose open dims get sizes from other requests; earlier ones win.
 
     Raises:
         UsageError: If a request does not fit the model.
@@ -109,7 +109,7 @@ def _filled(dims: Dims | None, sizes: Dims | None) -> Dims | None:
 
 
 def _is_open(dims: Dims, bound: Inputs) -> bool:
-    """Whether a size is missing that the batch does not tell."""
+    """Whether a size other than the batch is missing."""
     batch = {
         symbol
         for others in bound.values()
@@ -124,7 +124,7 @@ def _is_open(dims: Dims, bound: Inputs) -> bool:
 
 
 def _example(model: ir.Model, request: InputRequest) -> str:
-    """Shapes, as they are typed, that leave nothing open but batches."""
+    """Return example shapes, as typed, that leave only batch dims open."""
     declared = input_dims(model)
     sizes = _symbol_sizes(model, bind_dims(declared, request))
     shapes = dict(request.shapes)
@@ -143,7 +143,7 @@ def _example(model: ir.Model, request: InputRequest) -> str:
 
 
 def _symbol_sizes(model: ir.Model, bound: Inputs) -> dict[str, int]:
-    """A size for every symbol: where it is no leading dim, its place tells what it may be."""
+    """Guess a size for every symbol; where it is not a leading dim, its position helps."""
     sizes: dict[str, int] = {}
     for value in model_inputs(model):
         for axis, dim in enumerate(bound[value.name or ""] or ()):
@@ -179,7 +179,7 @@ def _by_place(value: ir.Value, axis: int) -> int:
 
 
 def _by_weights(value: ir.Value, axis: int) -> int | None:
-    """The size that the first op with weights asks for, if it asks for this axis."""
+    """Return the size that the first op with weights requires on this axis, if it does."""
     rank = len(value.shape) if value.shape is not None else 0
     pending, seen = [value], {value}
     while pending:

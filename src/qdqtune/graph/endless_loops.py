@@ -1,4 +1,4 @@
-"""Loops that would go around for years, told by the model alone."""
+"""Detects loops that would run for years, from the model alone."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _MOST_TRIPS = 1 << 26
 
 
 def check_ends(model: ir.Model) -> None:
-    """Make sure that no Loop goes around for ever.
+    """Make sure that no Loop is endless.
 
-    Only what is certain counts: a Loop whose condition depends on data may end at any time.
+    Only certain cases count: a Loop whose condition depends on data may end at any time.
 
     Args:
         model: The model.
 
     Raises:
-        ModelError: If one does.
+        ModelError: If one is.
     """
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if is_op(node, "Loop") and _trips(node) > _MOST_TRIPS and _goes_on(node):
@@ -35,7 +35,7 @@ def check_ends(model: ir.Model) -> None:
 
 
 def _trips(node: ir.Node) -> float:
-    """How often it goes around at most; 0 if that is computed."""
+    """Return the maximum trip count; 0 if it is computed."""
     count = node.inputs[0] if node.inputs else None
     if count is None:
         return math.inf
@@ -44,7 +44,7 @@ def _trips(node: ir.Node) -> float:
 
 
 def _goes_on(node: ir.Node) -> bool:
-    """Whether the condition holds at first and is handed on as it is."""
+    """Whether the condition is initially true and passed on unchanged."""
     first = node.inputs[1] if len(node.inputs) > 1 else None
     tensor = ir.convenience.get_const_tensor(first) if first is not None else None
     if first is not None and (tensor is None or tensor.size != 1 or not tensor.numpy().item()):

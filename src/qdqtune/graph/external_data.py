@@ -1,7 +1,7 @@
-"""External data: weights in files beside the model, and nowhere else.
+"""External data: weights in files next to the model, and nowhere else.
 
-A model says by itself where its weights lie. Nothing is opened before it is clear that this is a
-plain file in the model's folder, reached through no link, and large enough.
+The model itself names the files of its weights. Before one is opened, it is checked to be a regular
+file in the model's folder, reached through no link, and large enough.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from qdqtune.resources.limits import current_limits
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
-# Readers of some versions take any key for the name of an attribute to set.
+# Some readers take any key for the name of an attribute to set.
 _KEYS = frozenset({"location", "offset", "length", "checksum"})
 _MOST_DIGITS = 19
 _SMALL_BYTES = 16 << 20
 
 
 def check_external_data(tensors: Iterable[onnx.TensorProto], model_file: Path) -> None:
-    """Check every reference to a file; keys that mean nothing are dropped.
+    """Check every external data reference; unknown keys are dropped.
 
     Raises:
         ModelError: If weights are missing, too short, or not in the model's folder.
@@ -43,11 +43,11 @@ def check_external_data(tensors: Iterable[onnx.TensorProto], model_file: Path) -
 
 
 def load_attributes(found: Contents, model_file: Path) -> None:
-    """Read what attributes keep in files: only weights find their files again after a change.
+    """Load the external data of attributes: only weights can be relocated after a change.
 
     Args:
         found: A model's contents, checked.
-        model_file: Where they come from.
+        model_file: The model's file.
     """
     for tensor in found.in_attributes:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -59,7 +59,7 @@ def load_attributes(found: Contents, model_file: Path) -> None:
 
 
 def is_small(model_file: Path) -> bool:
-    """Whether a model is small, its weights included, as far as a look at the file tells."""
+    """Whether a model is small, including its weights, judging by the file alone."""
     try:
         if model_file.stat().st_size > _SMALL_BYTES:
             return False
@@ -69,12 +69,12 @@ def is_small(model_file: Path) -> bool:
 
 
 def external_files(model_file: Path) -> set[Path]:
-    """The files that a model's weights lie in; empty if it can't be read."""
-    if not model_file.is_file():  # to open a pipe would wait for its other end
+    """Return the files that hold a model's weights; empty if the model can't be read."""
+    if not model_file.is_file():  # opening a pipe would block
         return set()
     try:
         proto = onnx.load(str(model_file), load_external_data=False)
-    except Exception:  # whoever reads the model next says what is wrong with it
+    except Exception:  # the next reader of the model reports the error
         return set()
     folder = model_file.absolute().parent
     return {
@@ -87,7 +87,7 @@ def external_files(model_file: Path) -> set[Path]:
 
 
 def model_bytes(model_file: Path) -> int:
-    """The size of a model, with the files that its weights lie in, as far as they are there."""
+    """Return the size of a model including its external weights, as far as the files exist."""
     files = {real_path(model_file), *external_files(model_file)}
     return sum(file.stat().st_size for file in files if file.is_file())
 
@@ -131,7 +131,7 @@ def _check(tensor: onnx.TensorProto, model_file: Path) -> None:
 
 
 def is_lfs_pointer(content: bytes) -> bool:
-    """Whether a file that begins so stands for another one, which Git has not fetched yet."""
+    """Whether a file with this start is a Git LFS pointer whose content was not fetched."""
     return content.startswith(_LFS_POINTER)
 
 
@@ -183,7 +183,7 @@ def _file_size(location: str, folder: Path, what: str) -> int:
 
 
 def _stays_inside(location: str) -> bool:
-    """Whether a path is relative and goes down only, whichever system reads it."""
+    """Whether a path is relative and never goes up, on any operating system."""
     return not any(
         path.is_absolute() or path.drive or ".." in path.parts
         for path in (PurePosixPath(location), PureWindowsPath(location))

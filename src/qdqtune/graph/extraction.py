@@ -1,4 +1,4 @@
-"""A subgraph of a model as a model of its own, with the shapes and types that it has in there."""
+"""Extraction of a subgraph as a separate model, with its shapes and types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qdqtune.graph.prepared_model import PreparedModel
 from qdqtune.records.errors import ModelError
 
 Dims = Sequence["int | str | None"]
-"""A shape; names and None are open."""
+"""A shape; names and None are open dims."""
 
 
 def extract(
@@ -24,17 +24,17 @@ def extract(
     outputs: Sequence[str],
     dims: Mapping[str, Dims],
 ) -> ir.Model:
-    """Cut nodes out of a model.
+    """Extract nodes from a model.
 
     Args:
-        base: The model; weights stay where it has them.
+        base: The model; its weights are referenced, not copied.
         nodes: Names of the nodes.
-        inputs: Tensors that they read from others, constants left out.
-        outputs: Tensors that others read of them.
-        dims: Shapes of inputs and outputs; those that are missing stay open.
+        inputs: Tensors that they read from other nodes, except constants.
+        outputs: Their tensors that other nodes read.
+        dims: Shapes of inputs and outputs; missing ones stay open.
 
     Raises:
-        ModelError: If a type is not known, or a node has a body, which may read anything.
+        ModelError: If a type is unknown, or a node has a body, which may read anything.
     """
     index = base.index
     wanted = sorted(nodes, key=index.position.__getitem__)

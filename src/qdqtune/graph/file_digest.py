@@ -1,4 +1,4 @@
-"""A digest of a model's file and of the weights that it refers to, wherever they lie."""
+"""Digest of a model file including its external weights."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ DIGEST_BYTES = 16
 def model_digest(
     model_file: Path, known: Callable[[onnx.TensorProto], bytes | None] = lambda _: None
 ) -> str:
-    """A digest that changes with any byte of a model, weights in other files included.
+    """Return a digest that changes with any byte of a model, including external weights.
 
-    Where in those files the weights lie makes no difference: a store that was repaired has them
-    in other places.
+    The position of weights within their files does not matter: repairing a weight file moves them.
 
     Args:
         model_file: The model.
-        known: Tells the digest of a tensor's bytes in another file if that is known; else the
-            bytes are read.
+        known: Returns the digest of a tensor's external bytes if it is known; otherwise the bytes
+            are read.
 
     Raises:
         ModelError: If the model or its weights can't be read.
@@ -47,7 +46,7 @@ def model_digest(
 
 
 def stored_digest(tensor: onnx.TensorProto, model_file: Path) -> bytes:
-    """The digest of a tensor's bytes in a file beside its model.
+    """Return the digest of a tensor's bytes in an external file.
 
     Raises:
         ModelError: If they can't be read.
@@ -59,10 +58,10 @@ def stored_digest(tensor: onnx.TensorProto, model_file: Path) -> bytes:
 
 
 def stored_chunks(tensor: onnx.TensorProto, model_file: Path) -> Iterator[bytes]:
-    """Read a tensor's bytes from a file beside its model, a chunk at a time.
+    """Yield a tensor's bytes from an external file, a chunk at a time.
 
     Args:
-        tensor: The tensor; a file may give it more room than it needs, which is read as well.
+        tensor: The tensor; if the file reserves more room than it needs, all of it is read.
         model_file: The model.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Weights that lie in a file, read when somebody wants their values, and never mapped.
+"""Weights in files that are read on demand and never memory-mapped.
 
-A file that is cut short while it is mapped ends the process that looks at it next, and nothing can
-be said then; one that is read is found to be too short. Nor does a tensor keep what it has read: a
-model may be larger than the memory.
+If a mapped file is truncated, the next access kills the process without a message; a file that is
+read is found to be too short. A tensor does not cache what it has read: a model may be larger than
+the memory.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import onnx_ir as ir
 from qdqtune.records.errors import ModelError
 from qdqtune.records.untrusted_files import open_plain
 
-# What is copied at once; a file is read no further than what is wanted.
+# Bytes copied at a time; a file is read no further than needed.
 _CHUNK_BYTES = 1 << 24
 
 
 class FileTensor(ir.ExternalTensor):
-    """A tensor in a file beside its model."""
+    """A tensor in an external file of its model."""
 
     @classmethod
     def of(cls, tensor: ir.ExternalTensor) -> FileTensor:
-        """The same tensor, read instead of mapped; a file may give it more room than it needs."""
+        """Convert a mapped tensor; a file may reserve more room than the tensor needs."""
         return cls(
             tensor.location,
             tensor.offset,
@@ -41,7 +41,7 @@ class FileTensor(ir.ExternalTensor):
         )
 
     def numpy(self) -> npt.NDArray[Any]:
-        """The values; read-only, and nobody else's.
+        """Return the values as a new, read-only array.
 
         Raises:
             ModelError: If the file has changed since the model was loaded, and is too short now.
@@ -56,11 +56,11 @@ class FileTensor(ir.ExternalTensor):
         return values
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """The values, for numpy; in another type if that is asked for."""
+        """Return the values for numpy, in another type if requested."""
         return np.asarray(self.numpy(), dtype)
 
     def tobytes(self) -> bytes:
-        """The bytes as they lie in the file.
+        """Return the bytes as stored in the file.
 
         Raises:
             ModelError: As `numpy` does.
@@ -68,7 +68,7 @@ class FileTensor(ir.ExternalTensor):
         return self.first_bytes(self.nbytes)
 
     def first_bytes(self, size: int) -> bytes:
-        """So many of the bytes, or all if there are fewer.
+        """Return the first `size` bytes, or all if there are fewer.
 
         Raises:
             ModelError: As `numpy` does.
@@ -77,7 +77,7 @@ class FileTensor(ir.ExternalTensor):
         return next(self._chunks(wanted, wanted), b"")
 
     def tofile(self, file: BinaryIO) -> None:
-        """Write the bytes to something that is written to like a file, a chunk at a time.
+        """Write the bytes to a file-like object, a chunk at a time.
 
         Raises:
             ModelError: As `numpy` does.
@@ -86,7 +86,7 @@ class FileTensor(ir.ExternalTensor):
             file.write(chunk)
 
     def chunks(self) -> Iterator[bytes]:
-        """The bytes, a chunk at a time, each of whole elements.
+        """Yield the bytes in chunks of whole elements.
 
         Raises:
             ModelError: As `numpy` does.
@@ -100,17 +100,17 @@ class FileTensor(ir.ExternalTensor):
 def stored_bytes(
     name: str, file: Path, offset: int, size: int, most: int = _CHUNK_BYTES
 ) -> Iterator[bytes]:
-    """Read a weight's bytes, a chunk at a time, from a file that was looked at before.
+    """Yield a weight's bytes, a chunk at a time, from a file that was checked before.
 
     Args:
         name: The weight.
-        file: Where it lies: plain, and beside its model, when the model was loaded.
+        file: Its file: a regular file next to the model when the model was loaded.
         offset: Where it begins.
-        size: How many bytes it has there.
-        most: How many are read at once.
+        size: Its number of bytes there.
+        most: Number of bytes to read at a time.
 
     Raises:
-        ModelError: If the file can't be read any more, or is too short now.
+        ModelError: If the file can't be read any more, or has become too short.
     """
     if size == 0:
         return
@@ -132,7 +132,7 @@ def stored_bytes(
 
 
 def read_weights(model: ir.Model) -> None:
-    """Let all weights of a model that lie in files be read instead of mapped."""
+    """Make all external weights of a model read on demand instead of mapped."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):

@@ -1,7 +1,7 @@
-"""Models on disk: loaded and saved by path, with or without external data.
+"""Loading and saving of models by path, with or without external data.
 
-A model is data from a stranger: nothing outside its folder is read, and nothing is overwritten
-unless asked. Weights stay in their files until somebody needs their values.
+Models are untrusted: nothing outside a model's folder is read, and nothing is overwritten unless
+requested. Weights stay in their files until their values are needed.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from qdqtune.graph.weights import WeightStore, values_of
 from qdqtune.records.errors import ModelError, OutputError, UsageError
 from qdqtune.records.untrusted_files import real_path
 
-#: In a model's `meta`: whether its weights lay beside it when it was loaded.
+#: In a model's `meta`: whether its weights were external when it was loaded.
 EXTERNAL = "qdqtune.external_data"
 
-# One protobuf message can hold 2 GiB; past this size weights go to a file beside the model.
+# A protobuf message can hold 2 GiB; larger models get external weights.
 _EMBED_LIMIT_BYTES = 1 << 30
 
 
 def load_model(path: str | os.PathLike[str]) -> ir.Model:
-    """Read and check a model; every node of it has a name of its own afterwards.
+    """Read and check a model, and give every node a unique name.
 
     Args:
         path: The `.onnx` file; external data is looked for in its folder only.
@@ -50,11 +50,11 @@ def load_model(path: str | os.PathLike[str]) -> ir.Model:
 
 
 def model_from_proto(proto: onnx.ModelProto, name: str = "The model") -> ir.Model:
-    """Check a model that is in memory, and read it like one from a file.
+    """Check an in-memory model and read it like one from a file.
 
     Args:
         proto: The model; it is not changed.
-        name: What to call it in an error message.
+        name: Its name in an error message.
 
     Raises:
         ModelError: If it is not a valid ONNX model, or its weights are not in it.
@@ -74,7 +74,7 @@ def model_from_proto(proto: onnx.ModelProto, name: str = "The model") -> ir.Mode
 
 
 def _copied_in_parts(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """A copy for which no message is made that holds more than one weight.
+    """Copy a model without creating a message that holds more than one weight.
 
     Raises:
         ModelError: If even that is too large.
@@ -106,7 +106,7 @@ def _copy_fields(source: Message, target: Message, *, but: str) -> None:
 
 
 def _checked(proto: onnx.ModelProto, file: Path) -> ir.Model:
-    """A model in which every node has a name of its own."""
+    """Check a model and give every node a unique name."""
     found = contents(proto)
     check_external_data(found.tensors, file)
     check_model(proto, found, file)
@@ -125,10 +125,10 @@ def _checked(proto: onnx.ModelProto, file: Path) -> ir.Model:
 
 
 def save_model(model: ir.Model, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-    """Write a model, whole or not at all.
+    """Write a model atomically.
 
-    The weights of a model that had them beside it when it was loaded, or that is too large for one
-    file, go to `<name>.data`.
+    If the model had external weights when it was loaded, or is too large for one file, its weights
+    go to `<name>.data`.
 
     Args:
         model: The model; it is not changed.
@@ -160,7 +160,7 @@ def save_model(model: ir.Model, path: str | os.PathLike[str], *, force: bool = F
 
 
 def write_text(path: str | os.PathLike[str], text: str, *, force: bool) -> None:
-    """Write a text file, whole or not at all.
+    """Write a text file atomically.
 
     Raises:
         OutputError: If the file exists and `force` is not set, or can't be written.
@@ -169,7 +169,7 @@ def write_text(path: str | os.PathLike[str], text: str, *, force: bool) -> None:
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes, *, force: bool) -> None:
-    """Write a file, whole or not at all.
+    """Write a file atomically.
 
     Raises:
         OutputError: If the file exists and `force` is not set, or can't be written.
@@ -181,11 +181,11 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, *, force: bool) ->
 
 
 def check_result(path: Path, original: Path | None = None) -> None:
-    """Make sure that a model we wrote is valid, shapes and types included.
+    """Make sure that a model qdqtune wrote is valid, including shapes and types.
 
     Args:
-        path: What we wrote.
-        original: What it was made from, which may have been inconsistent before us.
+        path: The written model.
+        original: The model it was made from, which may itself be inconsistent.
 
     Raises:
         ModelError: If it is not.
@@ -205,7 +205,7 @@ def check_result(path: Path, original: Path | None = None) -> None:
 
 
 def check_writable(path: str | os.PathLike[str], *, force: bool) -> None:
-    """Find out before a long job whether its result can be written.
+    """Check before a long job that its result can be written.
 
     Raises:
         OutputError: If the file exists and `force` is not set, or its folder can't be written to.
@@ -229,7 +229,7 @@ def check_targets(
     *sources: str | os.PathLike[str] | None,
     force: bool,
 ) -> None:
-    """Find out whether a model and a file beside it can be written without harm to what is read.
+    """Check that a model and a file next to it can be written without damaging the sources.
 
     Args:
         output: The model to write; it may replace a model that is read.
@@ -239,7 +239,7 @@ def check_targets(
 
     Raises:
         OutputError: If one can't be written, or would replace weights that are needed.
-        UsageError: If both are one file, or the one beside is a model that is read.
+        UsageError: If both are the same file, or the second one is a source model.
     """
     check_writable(output, force=force)
     models = [Path(source) for source in sources if source is not None]
@@ -272,7 +272,7 @@ def _is_too_large(model: ir.Model) -> bool:
 
 @contextlib.contextmanager
 def _weights_in(model: ir.Model, store: WeightStore | None) -> Iterator[None]:
-    """Let the model's weights lie in a store for a while, or in the model itself."""
+    """Move the model's weights into a store temporarily, or into the model itself."""
     kept: list[tuple[ir.Value, ir.TensorProtocol]] = []
     try:
         for graph in model.graphs():

@@ -1,4 +1,4 @@
-"""Content fingerprints: equal for equal models, whatever file they came from."""
+"""Content fingerprints: the same for equal models, whatever file they came from."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _DIGEST_BYTES = 16
 
 
 def fingerprint(model: ir.Model) -> str:
-    """A hash of everything that decides what a model computes, and of the names in it.
+    """Return a hash of everything that determines what a model computes, and of its names.
 
     Names count because placements refer to them. Doc strings, metadata, inferred shapes, and
-    whether weights lie inside the file or beside it don't count.
+    whether weights are external don't count.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     digest.update(repr(sorted(model.opset_imports.items())).encode())

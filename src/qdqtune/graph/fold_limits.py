@@ -1,4 +1,4 @@
-"""What may be computed ahead of time: a few bytes of a model can stand for terabytes."""
+"""Limits on constant folding: a few bytes of a model can expand to terabytes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import onnx_ir as ir
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
 from qdqtune.resources.limits import current_limits
 
-# In elements. What only exists to save space is written out up to the first size, and up to the
-# second if it is a weight (the largest layer of VGG has 103 million).
+# In elements. Constants stored in compact form are expanded up to the first size, and up to the
+# second if they are weights (the largest layer of VGG has 103 million).
 _MOST_ELEMENTS = 1 << 16
 _MOST_WEIGHT_ELEMENTS = 1 << 27
 _MOST_MULTIPLICATIONS = 1 << 28
 _MOST_DIMS = 64
 
-# In bytes. All results together, and all that is read and written for them: a model of nothing but
-# nodes has the first size, and each byte of its constants may be made and read some times over.
+# In bytes: all results together, and all reads and writes for them. The fixed sizes are
+# for a model without constants; each byte of constants may be produced and read a few times more.
 _MOST_MADE = 1 << 30
 _TIMES_MADE = 8
 _MOST_WORK = 1 << 34
 _TIMES_READ = 64
-# Ops that are computed in a loop of Python, an element of their indices at a time, and what one
-# such element costs in bytes that could be moved meanwhile.
+# Ops that Python computes in a loop over their indices, and the cost of one element, in bytes that
+# could be moved in the same time.
 _LOOPS = frozenset({"GatherND", "ScatterElements", "ScatterND"})
 _LOOP_COST = 1 << 12
 # In a model's `meta`: its account. In a value's: the names of what onnxscript computed it from.
@@ -54,10 +54,10 @@ _MOVES = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
 class FoldLimits:
-    """Decides which standard ops on constants are computed, and keeps account of what it costs.
+    """Decides which standard ops on constants are folded, and tracks the total cost.
 
     Args:
-        given: The constants that the model has before, by name.
+        given: The constants of the original model, by name.
     """
 
     def __init__(self, given: Mapping[str, ir.TensorProtocol] | None = None) -> None:
@@ -70,7 +70,7 @@ class FoldLimits:
 
     @classmethod
     def of(cls, model: ir.Model) -> FoldLimits:
-        """The account of a model, which goes on when it is folded once more."""
+        """Return the limits of a model, which carry over when it is folded again."""
         if _ACCOUNT not in model.meta:
             tensors = {
                 name: value.const_value
@@ -82,12 +82,12 @@ class FoldLimits:
         return account
 
     def allow(self, node: ir.Node) -> bool:
-        """Whether an op is worth computing, and can't get out of hand."""
+        """Whether an op is worth folding and stays within the limits."""
         inputs = [value for value in node.inputs if value is not None]
         constants = [value.const_value for value in inputs if value.const_value is not None]
         elements = _most_elements(node.op_type, constants)
         dtype = _result_dtype(node, constants)
-        # onnx_ir can't tell the size of strings that were computed.
+        # onnx_ir can't determine the size of computed strings.
         if elements is None or dtype == ir.DataType.STRING:
             return False
         distinct = {id(constant): constant for constant in constants}.values()
@@ -104,7 +104,7 @@ class FoldLimits:
         return True
 
     def _given_elements(self, inputs: Sequence[ir.Value]) -> int:
-        """The elements that stand in the file behind some constants, each counted once."""
+        """Return the number of elements in the file behind some constants, each counted once."""
         known: dict[str, int] = {}
         for value in inputs:
             name, constant = value.name or "", value.const_value
@@ -117,7 +117,7 @@ class FoldLimits:
 
 
 def _result_dtype(node: ir.Node, constants: Sequence[ir.TensorProtocol]) -> ir.DataType | None:
-    """The type of an op's result, as far as it can be told."""
+    """Return the type of an op's result, if it can be determined."""
     dtype = node.outputs[0].dtype
     if dtype is None and node.op_type == "ConstantOfShape":
         value = node.attributes.get("value")
@@ -128,7 +128,7 @@ def _result_dtype(node: ir.Node, constants: Sequence[ir.TensorProtocol]) -> ir.D
 
 
 def _extra_work(op_type: str, constants: Sequence[ir.TensorProtocol]) -> int:
-    """What it costs beside reading and writing, in bytes that could be moved meanwhile."""
+    """Return the cost besides reading and writing, in bytes that could be moved in that time."""
     if op_type in _LOOPS:
         return _LOOP_COST * constants[1].size
     if op_type == "MatMul":
@@ -138,7 +138,7 @@ def _extra_work(op_type: str, constants: Sequence[ir.TensorProtocol]) -> int:
 
 
 def _most_elements(op_type: str, constants: Sequence[ir.TensorProtocol]) -> int | None:
-    """An upper bound for the size of a result; None if there is none, or no such op is folded."""
+    """Return an upper bound on the size of a result; None if unbounded, or if never folded."""
     shapes = [tuple(constant.shape.numpy()) for constant in constants]
     sizes = [math.prod(shape) for shape in shapes]
     if op_type in _NEVER_GROW:
@@ -167,7 +167,7 @@ def _most_elements(op_type: str, constants: Sequence[ir.TensorProtocol]) -> int 
 
 
 def _unexpanded(op_type: str, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> int:
-    """An upper bound for the size of a result that is no larger than the inputs."""
+    """Return an upper bound on the size of a result that is no larger than the inputs."""
     if op_type == "Concat":
         return sum(sizes)
     if op_type == "NonZero":  # the place of each element, in every dim
@@ -190,7 +190,7 @@ def _steps(ends: Sequence[ir.TensorProtocol]) -> int | None:
 
 
 def _numbers(tensor: ir.TensorProtocol) -> list[float] | None:
-    """A few plain numbers; None for anything else."""
+    """Return the numbers of a small tensor; None for anything else."""
     if tensor.size > _MOST_DIMS or tensor.dtype == ir.DataType.STRING:
         return None
     values = tensor.numpy()
@@ -198,7 +198,7 @@ def _numbers(tensor: ir.TensorProtocol) -> list[float] | None:
 
 
 def _becomes_weight(value: ir.Value) -> bool:
-    """Whether a weighted op reads the value as its weight, at most moved before."""
+    """Whether a weighted op reads the value as its weight, directly or through passthrough ops."""
     pending, seen = [value], {value}
     while pending:
         for user, position in pending.pop().uses():

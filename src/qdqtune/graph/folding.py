@@ -1,8 +1,8 @@
-"""Folding of constants, BatchNorms and biases of Convs that never touches quantization.
+"""Folding of constants, BatchNorms and Conv biases that never touches quantization.
 
-The work is onnxscript's; what is ours is what it may fold, that node names survive (a Conv keeps
-its name when the BatchNorm behind it disappears into it), and that bodies of control flow and
-functions stay as they are.
+onnxscript does the folding. This module limits what it may fold, preserves node names (a Conv keeps
+its name when the BatchNorm behind it is folded into it), and keeps control-flow bodies and
+functions unchanged.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ _BATCHNORM_RULES = (
 )
 # The first file format in which weights need not be inputs.
 _FREE_WEIGHTS_IR_VERSION = 4
-# Our limits decide before anything is computed; onnxscript looks at the result only.
+# Our limits apply before anything is computed; onnxscript checks only the result.
 _NO_LIMIT = 1 << 62
 _ELSEWHERE = "qdqtune.aside"
 
 
 def fold(model: ir.Model, *, keep_qdq: bool = False) -> bool:
-    """Fold constants, BatchNorms and biases of Convs in place; Q/DQ nodes and what they guard stay.
+    """Fold constants, BatchNorms and Conv biases in place; Q/DQ and their constants are kept.
 
-    Bodies of control flow and functions are kept; only an If whose condition turns out
-    to be constant is replaced by the branch that it takes.
+    Control-flow bodies and functions are kept; only an If whose condition turns out to be constant
+    is replaced by the branch that it takes.
 
     Args:
         model: The model.
-        keep_qdq: Whether every single Q/DQ node stays, those that nobody reads and those in a
-            branch that is never taken included, and they are given bit for bit what they were.
+        keep_qdq: Whether every single Q/DQ node is kept, including unused ones and those in a
+            branch that is never taken, with bit-identical inputs.
 
     Returns:
         Whether anything changed.
 
     Raises:
-        ModelError: If the model makes no sense to those who try.
+        ModelError: If onnxscript or onnx_ir can't process the model.
     """
     with _complaints(), body_shapes_kept(model):
         ready = _make_ready(model)
@@ -86,16 +86,16 @@ def fold(model: ir.Model, *, keep_qdq: bool = False) -> bool:
 
 
 def make_ready(model: ir.Model) -> bool:
-    """Do what every layer relies on, in place, and leave all nodes as they are.
+    """Establish what every later step relies on, in place, without changing any node.
 
-    Nodes have names, Constant nodes are initializers, weights that old files list as inputs are
-    weights only, shapes are known as far as they can be.
+    Nodes have names, Constant nodes become initializers, weights that old files also list as inputs
+    are no longer inputs, and shapes are inferred as far as possible.
 
     Returns:
         Whether anything changed.
 
     Raises:
-        ModelError: If the model makes no sense to those who try.
+        ModelError: If onnxscript or onnx_ir can't process the model.
     """
     with _complaints(), body_shapes_kept(model):
         ready = _make_ready(model)
@@ -104,12 +104,12 @@ def make_ready(model: ir.Model) -> bool:
 
 @contextmanager
 def _complaints() -> Iterator[None]:
-    """Turn whatever a stranger's model makes onnxscript or onnx_ir stumble over into our error."""
+    """Turn any exception of onnxscript or onnx_ir into a `ModelError`."""
     try:
         yield
     except (ModelError, MemoryError):
         raise
-    except Exception as error:  # in their own words
+    except Exception as error:  # with its own message
         reason = first_line(error.__cause__ or error)
         raise ModelError(
             f"The model's constants can't be folded: {reason}",
@@ -155,7 +155,7 @@ def _fold_constants(model: ir.Model, *, keep_qdq: bool) -> bool:
             )
         modified |= bool(result.modified)
         before, decided = decided, frozenset(filter(is_decided, model.graph))
-        if decided <= before:  # what is left of them can't be taken apart
+        if decided <= before:  # the remaining ones can't be replaced
             return modified
 
 
@@ -179,7 +179,7 @@ def _is_decided(node: ir.Node) -> bool:
 
 
 def _keep_precision(node: ir.Node) -> None:
-    """Give a node's constants the type of its input: bfloat16 ones were multiplied in float32."""
+    """Cast a node's constants to its input type: bfloat16 ones were multiplied in float32."""
     data = node.inputs[0]
     for value in node.inputs[1:]:
         constant = value.const_value if value is not None else None
@@ -191,7 +191,7 @@ def _keep_precision(node: ir.Node) -> None:
 
 
 def _fold_batchnorms(model: ir.Model) -> bool:
-    # A rewritten node takes over the output of the BatchNorm it absorbed: that leads to its name.
+    # A rewritten node takes over the output of the absorbed BatchNorm, which leads to its name.
     absorbed = {}
     for node in model.graph:
         if is_op(node, "BatchNormalization"):
@@ -201,7 +201,7 @@ def _fold_batchnorms(model: ir.Model) -> bool:
     if not absorbed:
         return False
     before = len(model.graph)
-    # onnxscript 0.7 folds those that use the statistics of their batch, too.
+    # onnxscript 0.7 also folds those that use batch statistics.
     with _aside(
         node for node in model.graph if is_op(node, "BatchNormalization") and _is_training(node)
     ):
@@ -219,7 +219,7 @@ def _fold_batchnorms(model: ir.Model) -> bool:
 
 @contextmanager
 def _aside(nodes: Iterable[ir.Node]) -> Iterator[None]:
-    """Let nodes be of nobody's domain for a while, so that no pass knows what they do."""
+    """Move nodes to an unknown domain temporarily, so that no pass interprets them."""
     hidden = [(node, node.domain) for node in nodes]
     try:
         for node, _ in hidden:
@@ -232,5 +232,5 @@ def _aside(nodes: Iterable[ir.Node]) -> Iterator[None]:
 
 def _is_training(node: ir.Node) -> bool:
     mode = node.attributes.get("training_mode")
-    # Before opset 14 it is told by how many results there are.
+    # Before opset 14 the number of outputs decides.
     return bool(mode is not None and mode.as_int()) or any(out.name for out in node.outputs[1:])

@@ -1,7 +1,7 @@
-"""What the calls of a model's functions amount to, counted before anything expands them.
+"""Limits on the expanded size of a model's functions, checked before they are inlined.
 
-Functions that call functions twice each double with every level: a file of a few kilobytes can
-stand for more nodes than any memory holds.
+Functions that each call others twice double in size with every level: a file of a few kilobytes can
+expand to more nodes than fit in memory.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import onnx_ir.passes.common as passes
 from qdqtune.graph.proto_walk import nodes_within
 from qdqtune.records.errors import ModelError
 
-# How deep functions may call functions, here and in ONNX's own checker.
+# Maximum depth of function calls, here and in ONNX's own checker.
 _DEEPEST_CALL = 100
-# Shape inference walks through every call: this many nodes take it some seconds.
+# Shape inference walks through every call; this many nodes take it a few seconds.
 _MOST_NODES = 1 << 17
-# Beside that, a file may expand to this many times the nodes that are written in it.
+# Beyond that, a file may expand to this many times its own number of nodes.
 _TIMES_WRITTEN = 4
-# The inliner's search for a free name takes as many steps as there were calls before.
+# The inliner's search for a free name takes as many steps as there were earlier calls.
 _MOST_INLINED_CALLS = 1 << 12
 _TRILLION = 10**12
 
@@ -32,14 +32,14 @@ _Calls = dict[Function, Counter[Function]]
 
 
 def check_calls(proto: onnx.ModelProto, file: Path) -> None:
-    """Make sure that the functions of a model can be followed, and expanded.
+    """Make sure that the functions of a model can be traversed and expanded.
 
     Args:
         proto: The model.
-        file: Where it comes from.
+        file: The model's file.
 
     Raises:
-        ModelError: If functions call themselves, or amount to more nodes than can be handled.
+        ModelError: If functions are recursive, or expand to more nodes than can be handled.
     """
     names = [(each.domain, each.name, each.overload) for each in proto.functions]
     if not names:
@@ -62,10 +62,10 @@ def check_calls(proto: onnx.ModelProto, file: Path) -> None:
 
 
 def inline_functions(model: ir.Model) -> None:
-    """Replace every call of a function by the nodes of it, in place.
+    """Inline every function call, in place.
 
     Args:
-        model: A model that was read from a file, so that its functions have been checked.
+        model: A model that was loaded from a file, so that its functions have been checked.
 
     Raises:
         ModelError: If a function is called too often.
@@ -91,7 +91,7 @@ def inline_functions(model: ir.Model) -> None:
 def _count(
     nodes: Sequence[onnx.NodeProto], called: Counter[Function], known: Mapping[Function, object]
 ) -> int:
-    """How many nodes there are, bodies included; which functions they call is added up."""
+    """Count nodes, including bodies, and add up the functions that they call."""
     count = 0
     for node in nodes_within(nodes):
         count += 1
@@ -104,7 +104,7 @@ def _count(
 def _expanded(
     roots: Counter[Function], written: Counter[Function], calls: _Calls, order: list[Function]
 ) -> int:
-    """How many nodes stand behind calls."""
+    """Return the number of nodes that calls expand to."""
     size: dict[Function, int] = {}
     for name in order:
         size[name] = written[name] + sum(size[each] * n for each, n in calls[name].items())
@@ -112,10 +112,10 @@ def _expanded(
 
 
 def _callees_first(calls: _Calls, file: Path) -> list[Function]:
-    """The functions, each behind those that it calls.
+    """Return the functions, each after those that it calls.
 
     Raises:
-        ModelError: If they call themselves, or others through too many others.
+        ModelError: If functions are recursive, or calls are nested too deeply.
     """
     order: list[Function] = []
     waiting = {name: {each for each in callees if each in calls} for name, callees in calls.items()}

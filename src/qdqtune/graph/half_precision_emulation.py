@@ -1,7 +1,7 @@
-"""Half precision for engines that don't have it: float32 arithmetic, results rounded.
+"""Half-precision emulation: float32 arithmetic with rounded results, for engines without kernels.
 
 ONNX Runtime on CPUs has few float16 kernels and almost no bfloat16 ones. GPUs multiply in half
-precision and add up in float32, then round: that is what a model becomes here, op by op.
+precision, accumulate in float32, then round; this module rewrites a model to do the same, op by op.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SMALL_BYTES = 1 << 16
 
 
 def compute_in_float32(model: ir.Model) -> dict[str, str]:
-    """Let every standard op of a model compute in float32, in place.
+    """Make every standard op of a model compute in float32, in place.
 
-    Each result of half precision is rounded to what it was by a pair of Casts behind it, so the
-    numbers are those of half precision, its overflows included. Inputs and outputs become float32,
-    and keep their names.
+    Each half-precision result is rounded back by a pair of Casts behind it, so the numbers are
+    those of half precision, including overflows. Inputs and outputs become float32 and keep their
+    names.
 
     Args:
-        model: A valid model, every node named and every type that can be known known.
+        model: A valid model with named nodes and inferred types.
 
     Returns:
         Node name to the name of its rounded result.
@@ -59,9 +59,9 @@ def compute_in_float32(model: ir.Model) -> dict[str, str]:
 
 
 def _widen_small_constants(graph: ir.Graph, found: Mapping[ir.Node, Slots]) -> None:
-    """Store constants in float32 that nothing reads in half precision; no number changes.
+    """Store constants that nothing reads in half precision in float32; no number changes.
 
-    A Cast for each would do, too, but a model can have 100,000 of them.
+    A Cast for each would also work, but a model can have 100,000 of them.
     """
     for value in graph.initializers.values():
         tensor = value.const_value
@@ -81,7 +81,7 @@ def _widen_small_constants(graph: ir.Graph, found: Mapping[ir.Node, Slots]) -> N
 
 
 def _round(value: ir.Value, graph: ir.Graph, wide: dict[ir.Value, ir.Value]) -> ir.Value:
-    """Make a value float32 and let its readers see what it is in half precision."""
+    """Make a value float32, and give its readers the value rounded to half precision."""
     dtype = dtype_of(value)
     assert dtype is not None
     value.type = ir.TensorType(ir.DataType.FLOAT)

@@ -1,4 +1,4 @@
-"""One linear pass over a graph; after it every question about wiring is a look-up."""
+"""Index of a graph, built in one linear pass: every query about its wiring is a lookup."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from qdqtune.records.placement import Edge, Placement
 class GraphIndex:
     """Producers, readers, constness, shapes and types of the main graph, by name.
 
-    Bodies of control flow are not entered: what they read counts as an outside reader, which
-    always sees the original value.
+    Control-flow bodies are not entered: their reads count as outside readers, which always see the
+    original value.
 
     Attributes:
         model: The model that was indexed; don't change its wiring while using the index.
@@ -62,7 +62,7 @@ class GraphIndex:
         return tuple(edges)
 
     def require(self, tensor: str) -> None:
-        """Make sure that a tensor which a placement names is in the model.
+        """Make sure that the model has a tensor that a placement names.
 
         Raises:
             UsageError: If it is not.
@@ -74,7 +74,7 @@ class GraphIndex:
             )
 
     def has(self, edge: Edge) -> bool:
-        """Whether that reader really reads that tensor."""
+        """Whether that reader actually reads that tensor."""
         if not edge.node:
             return edge.position in self.outputs.get(edge.tensor, ())
         node = self.node.get(edge.node)
@@ -93,7 +93,7 @@ class GraphIndex:
         return value.is_initializer() and value.const_value is not None
 
     def is_finite(self, tensor: str) -> bool:
-        """Whether a constant holds numbers only, none of them infinite."""
+        """Whether a constant has no NaN or infinite values."""
         if tensor not in self._finite:
             constant = self.value[tensor].const_value
             assert constant is not None
@@ -115,7 +115,7 @@ class GraphIndex:
         return value.dtype
 
     def shape(self, tensor: str) -> tuple[int | None, ...] | None:
-        """Shape with None for dims that are not fixed; None if not even the rank is known."""
+        """Shape with None for dims that are not fixed; None if the rank is unknown."""
         value = self.value[tensor]
         shape = value.shape
         if shape is None and value.const_value is not None:
@@ -125,7 +125,7 @@ class GraphIndex:
         return tuple(dim if isinstance(dim, int) and dim >= 0 else None for dim in shape)
 
     def effective(self, placement: Placement) -> frozenset[Edge]:
-        """Every edge that sees a quantized value: the union of edge bits and output bits.
+        """Return every edge that sees a quantized value: the union of edges and outputs.
 
         Raises:
             UsageError: If the placement names a tensor that the model doesn't have.

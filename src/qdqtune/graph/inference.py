@@ -1,4 +1,4 @@
-"""ONNX's shape inference on a model whose weights it doesn't see, guarded against its crashes."""
+"""ONNX's shape inference on a model without its weights, guarded against crashes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from qdqtune.graph.crash_guard import call_guarded
 
 _logger = logging.getLogger(__name__)
 
-# Constants up to this size may be shapes and axes, whose values inference wants to see.
+# Constants up to this size may be shapes and axes, whose values inference needs.
 _SMALL_BYTES = 1024
-# What inference may take: it copies the model some times, and keeps a few numbers for each tensor.
+# Memory for inference: it copies the model several times, and keeps a few numbers per tensor.
 _ROOM_BYTES = 256 << 20
 _TIMES_FILE = 64
 
 
 def infer(model: ir.Model) -> bool:
-    """Fill in types and shapes that can be told, in place.
+    """Infer types and shapes, in place.
 
     Returns:
-        Whether anything became known; if inference fails, nothing does.
+        Whether anything new was inferred; if inference fails, nothing is.
     """
     with _weights_as_inputs(model):
         proto: onnx.ModelProto = ir.to_proto(model)
@@ -37,10 +37,10 @@ def infer(model: ir.Model) -> bool:
 
 
 def _inferred(proto: onnx.ModelProto, *, follow_values: bool) -> bytes | None:
-    """The model with shapes; None if inference fails.
+    """Return the model with inferred shapes; None if inference fails.
 
-    Following the values of tensors that are shapes tells more, and takes memory without end where
-    they are made to grow.
+    Following the values of shape tensors infers more, but takes unbounded memory where a model
+    makes them grow.
     """
     return call_guarded(
         lambda: onnx.shape_inference.infer_shapes(
@@ -70,7 +70,7 @@ def _merge(model: ir.Model, inferred: onnx.ModelProto) -> bool:
 
 
 def _learn(value: ir.Value, found: ir.Value) -> bool:
-    """Take over what was found about a value; returns whether that is something new."""
+    """Copy what was inferred about a value; returns whether that is new."""
     known = (value.shape, value.type)
     if found.shape is not None and found.shape != value.shape:
         value.shape = found.shape
@@ -82,7 +82,7 @@ def _learn(value: ir.Value, found: ir.Value) -> bool:
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Those about which there is something to learn: a constant tells its own type and shape."""
+    """Yield the values that inference can add to: a constant has its own type and shape."""
     yield from graph.inputs
     yield from (
         value
@@ -95,9 +95,9 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 @contextmanager
 def _weights_as_inputs(model: ir.Model) -> Iterator[None]:
-    """Make inputs of the main graph's weights for a while, and take the large ones' values away.
+    """Turn the main graph's weights into inputs temporarily, and hide the values of large ones.
 
-    Weights that nobody reads are left out: there may be very many of them.
+    Unused weights are left out: there may be very many of them.
     """
     graph = model.graph
     weights = list(graph.initializers.values())

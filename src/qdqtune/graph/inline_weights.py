@@ -1,6 +1,7 @@
-"""From a model whose weights lie in a file beside it to one that holds them itself.
+"""Converts a model with external weights into one that contains them.
 
-Every weight is copied once, from the file to its place: models are large, and candidates many.
+Every weight is copied only once, from its file to its place: models are large, and there are many
+candidates.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from qdqtune.graph.protobuf_wire import field_head
 
 
 def external_bytes(variant: bytes) -> int:
-    """How many bytes of a serialized model's weights lie in files.
+    """Return the number of bytes of a serialized model's weights that are external.
 
     Args:
         variant: The model, as `PreparedModel.assemble` writes it.
@@ -26,11 +27,11 @@ def external_bytes(variant: bytes) -> int:
 
 
 def inlined(variant: bytes, folder: Path) -> bytes:
-    """The same model, serialized, with its weights inside.
+    """Return the serialized model with its weights inside.
 
     Args:
         variant: The model, as `PreparedModel.assemble` writes it; it is below 2 GB.
-        folder: Where the files with its weights lie.
+        folder: The folder of the files with its weights.
     """
     proto = onnx.ModelProto.FromString(variant)
     weights = [_initializer(each, folder) for each in proto.graph.initializer if _is_external(each)]
@@ -49,7 +50,7 @@ def inlined(variant: bytes, folder: Path) -> bytes:
 
 
 def _initializer(tensor: onnx.TensorProto, folder: Path) -> tuple[bytes, FileTensor]:
-    """A weight as a part of a graph: what comes before its values, and the values."""
+    """Return a weight as part of a graph: the bytes before its values, and the values."""
     values = FileTensor.of(ir.ExternalTensor(
         *_place(tensor), ir.DataType(tensor.data_type), shape=ir.Shape(tensor.dims),
         name=tensor.name, base_dir=folder,

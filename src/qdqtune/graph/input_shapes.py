@@ -1,4 +1,4 @@
-"""The shapes that a model's inputs have, and those that a user asks for."""
+"""The declared shapes of a model's inputs, combined with those that a user requests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _logger = logging.getLogger(__name__)
 
 Dims = tuple[Dim, ...]
 Inputs = Mapping[str, Dims | None]
-"""The dims of every input that has to be fed, by name; None where the rank is unknown."""
+"""The dims of every input that must be fed, by name; None where the rank is unknown."""
 
 
 def model_inputs(model: ir.Model) -> list[ir.Value]:
-    """The inputs that have to be fed: old files list their weights as inputs, too."""
+    """Return the inputs that must be fed: old files list their weights as inputs, too."""
     return [value for value in model.graph.inputs if not value.is_initializer()]
 
 
 def input_dims(model: ir.Model) -> dict[str, Dims | None]:
-    """The dims of every input that has to be fed; None where the rank is unknown."""
+    """Return the dims of every input that must be fed; None where the rank is unknown."""
     return {value.name or "": dims_of(value) for value in model_inputs(model)}
 
 
@@ -38,17 +38,17 @@ def symbols_of(inputs: Inputs) -> tuple[str, ...]:
 def bind_dims(
     inputs: Inputs, request: InputRequest, *, change_fixed: bool = False
 ) -> dict[str, Dims | None]:
-    """The inputs' dims as far as the model and the request tell them.
+    """Return the inputs' dims as far as the model and the request determine them.
 
     A symbol has one size: a shape given for one input binds its symbols for all others.
 
     Args:
-        inputs: What the model says.
-        request: What the user says.
-        change_fixed: Whether dims that the model fixes may be given another size.
+        inputs: The inputs that the model declares.
+        request: The user's request.
+        change_fixed: Whether dims that the model fixes may change.
 
     Raises:
-        UsageError: If the request names what isn't there or contradicts the model or itself.
+        UsageError: If the request names unknown inputs or dims, or contradicts the model or itself.
     """
     shapes = {input_named(inputs, name): shape for name, shape in request.shapes.items()}
     sizes = _Sizes(inputs)
@@ -67,7 +67,7 @@ def bind_dims(
 
 
 def changes_fixed(declared: Inputs, bound: Inputs) -> bool:
-    """Whether a dim that the model fixes gets another size."""
+    """Whether a dim that the model fixes changes."""
     return any(
         isinstance(old, int) and old != new
         for name, dims in bound.items()
@@ -76,15 +76,15 @@ def changes_fixed(declared: Inputs, bound: Inputs) -> bool:
 
 
 def resolve_shapes(model: ir.Model, request: InputRequest) -> dict[str, tuple[int, ...]]:
-    """The concrete shape of every input that has to be fed; dims that stay open are 1.
+    """Return the concrete shape of every input that must be fed; dims that stay open are 1.
 
     Args:
         model: The model; it is not changed.
-        request: What the user says.
+        request: The user's request.
 
     Raises:
-        UsageError: If the request names what isn't there or contradicts the model or itself.
-        ModelError: If not even the rank of an input is known.
+        UsageError: If the request names unknown inputs or dims, or contradicts the model or itself.
+        ModelError: If the rank of an input is unknown.
     """
     bound = bind_dims(input_dims(model), request)
     ones = dict.fromkeys(symbols_of(bound), 1)
@@ -101,10 +101,10 @@ def resolve_shapes(model: ir.Model, request: InputRequest) -> dict[str, tuple[in
 
 
 def input_named(inputs: Inputs, name: str) -> str:
-    """The input that a user means; "" is the only one.
+    """Return the input with a name; "" stands for the only input.
 
     Raises:
-        UsageError: If there is none of that name, or more than one to choose from.
+        UsageError: If no input has that name, or "" is ambiguous.
     """
     if name in inputs:
         return name
@@ -119,7 +119,7 @@ def input_named(inputs: Inputs, name: str) -> str:
 
 
 class _Sizes:
-    """Sizes of symbols, and who said so."""
+    """Sizes of symbols, and where each comes from."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._texts = _texts(inputs)
@@ -128,7 +128,7 @@ class _Sizes:
         self._said: dict[str, str] = {}
 
     def bind_known(self, symbol: str, size: int) -> None:
-        """Take a size that the user gave for a symbol."""
+        """Record a size that the user gave for a symbol."""
         if symbol not in self._symbols and symbol not in self._texts:
             close = difflib.get_close_matches(symbol, self._symbols, n=1)
             hint = f"Did you mean {close[0]!r}? " if close else ""
@@ -140,7 +140,7 @@ class _Sizes:
         self.bind(symbol, size, f"--dim {symbol}={size}")
 
     def bind(self, symbol: str, size: int, where: str) -> None:
-        """Take a size for a symbol or a whole expression."""
+        """Record a size for a symbol or a whole expression."""
         known = self._sizes.setdefault(symbol, size)
         said = self._said.setdefault(symbol, where)
         if known != size:
@@ -150,7 +150,7 @@ class _Sizes:
             )
 
     def check_expressions(self) -> None:
-        """Make sure that sizes given for expressions are what their symbols make of them."""
+        """Make sure that sizes given for expressions agree with those of their symbols."""
         for text in self._texts:
             others = {symbol: size for symbol, size in self._sizes.items() if symbol != text}
             expected = evaluate(text, others)
@@ -162,7 +162,7 @@ class _Sizes:
                 )
 
     def fill(self, dims: Dims, given: Sequence[int | None]) -> Dims:
-        """Dims with every size in them that is known."""
+        """Return the dims with every known size filled in."""
         sizes = [*given] or [None] * len(dims)
         return tuple(
             size if size is not None else self._bound(dim)

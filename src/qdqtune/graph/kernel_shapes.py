@@ -1,4 +1,4 @@
-"""Kernel shapes written down where an exporter left them to be read off the weight."""
+"""Writes the `kernel_shape` of Convs where an exporter left it out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qdqtune.graph.op_classes import is_op
 def write_kernel_shapes(model: ir.Model) -> bool:
     """Give every Conv its `kernel_shape`, in place.
 
-    It may be left out, but TensorRT 8.6 can't read it off a weight that comes out of a
+    The attribute is optional, but TensorRT 8.6 can't infer it from a weight that comes out of a
     DequantizeLinear, and refuses the model.
 
     Returns:

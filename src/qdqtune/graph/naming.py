@@ -1,4 +1,4 @@
-"""Names that can be relied on."""
+"""Unique names for nodes and values."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import onnx_ir as ir
 
 
 class FreeNames:
-    """Hands out names that nobody has; a base that was asked for before costs no second search.
+    """Generates unused names; reusing a base needs no second search.
 
     Args:
-        taken: Names that somebody has.
+        taken: Names in use.
     """
 
     def __init__(self, taken: Iterable[str | None]) -> None:
@@ -20,7 +20,7 @@ class FreeNames:
         self._copies: defaultdict[str, int] = defaultdict(lambda: 1)
 
     def new(self, base: str) -> str:
-        """A name like this one, which is taken from now on."""
+        """Return an unused name based on this one, and reserve it."""
         name = base
         while name in self.taken:
             self._copies[base] += 1
@@ -30,15 +30,15 @@ class FreeNames:
 
 
 def value_names(model: ir.Model) -> set[str | None]:
-    """The names of all values of the main graph, and of bodies that are in it."""
+    """Return the names of all values in the main graph and its bodies."""
     return {value.name for graph in model.graphs() for value in _values(graph)}
 
 
 def name_nodes(model: ir.Model) -> bool:
-    """Give every node of every graph a name of its own; good names stay as they are.
+    """Give every node of every graph a unique name; names that are already unique stay.
 
-    An unnamed node is called after its op and its first output, so that the name doesn't depend
-    on how many other nodes there are.
+    An unnamed node is named after its op and its first output, so that the name doesn't depend on
+    the number of other nodes.
 
     Returns:
         Whether anything was renamed.
@@ -56,9 +56,9 @@ def name_nodes(model: ir.Model) -> bool:
 
 
 def name_apart_from_bodies(model: ir.Model) -> None:
-    """Rename values of the main graph whose names the bodies of control flow use for their own.
+    """Rename values of the main graph whose names control-flow bodies use for their own values.
 
-    A pass that sees the main graph only may have come up with such a name.
+    A pass that sees only the main graph may have generated such a name.
     """
     graphs = (graph for graph in model.graphs() if graph is not model.graph)
     inner = {value.name for graph in graphs for value in _values(graph)}

@@ -1,4 +1,4 @@
-"""Nodes that hand on what they get."""
+"""Removal of nodes that pass their input through unchanged."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import onnx_ir as ir
 
 from qdqtune.graph.op_classes import is_op, is_standard
 
-# Ops that leave values in their order: no-ops where the shape stays the same.
+# Ops that preserve the order of values: no-ops if the shape stays the same.
 _SHAPE_OPS = ("Expand", "Flatten", "Reshape", "Tile")
-# From the first on a Dropout does nothing unless it is told that this is training, which it can
-# be from the second on.
+# From the first opset on, a Dropout does nothing unless training mode is set, which is possible
+# from the second on.
 _PLAIN_DROPOUT, _TRAINED_DROPOUT = 7, 12
 
 
 def remove_no_ops(graph: ir.Graph | ir.Function, opset: int) -> int:
-    """Take nodes that do nothing out of a graph, a body or a function, in place.
+    """Remove nodes that do nothing from a graph, body or function, in place.
 
-    Outputs keep their names: what is handed on takes the name over.
+    Outputs keep their names: the value that is passed through takes over the name.
 
     Args:
         graph: The graph; bodies inside it are left alone.
-        opset: The version of the ONNX opset that it is written in.
+        opset: Its ONNX opset version.
 
     Returns:
-        How many were there.
+        Number of nodes removed.
     """
     count = 0
     for node in graph:
@@ -64,14 +64,14 @@ def _is_static(value: ir.Value) -> bool:
 
 
 def _bypass(node: ir.Node, graph: ir.Graph | ir.Function) -> bool:
-    """Let everybody read what the node reads, if that can be, and remove it."""
+    """Connect readers to the node's input and remove the node, if possible."""
     source, (result, *others) = node.inputs[0], node.outputs
     assert source is not None
     if any(other.uses() or other.is_graph_output() for other in others):
         return False
     if result.is_graph_output():
         producer = source.producer()
-        # An output comes from a node of its own graph, and only once.
+        # An output must come from a node of its own graph, and only once.
         if producer is None or producer.graph is not node.graph or source.is_graph_output():
             return False
         name, source.type, source.shape = result.name, result.type, result.shape

@@ -1,6 +1,7 @@
-"""A model checked with ONNX's own checker and shape inference.
+"""Checks of a model with ONNX's own checker and shape inference.
 
-They get the model without its weights, so that their size doesn't matter, and never open a file.
+They get the model without its weights, so that the model's size doesn't matter, and never open a
+file.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ import onnx_ir as ir
 from qdqtune.graph.crash_guard import call_guarded
 from qdqtune.graph.proto_walk import Contents, contents
 
-# The values of tensors up to this size may be shapes and axes, which the checks want to see.
+# Tensors up to this size may be shapes and axes, whose values the checks need.
 _SMALL_BYTES = 1024
 _PLACEHOLDER = "qdqtune: this shape is a placeholder"
 
 
 def invalidity(proto: onnx.ModelProto, found: Contents) -> str:
-    """What ONNX's checker finds wrong with a model; empty if nothing."""
+    """Return the error that ONNX's checker finds in a model; empty if none."""
     return _checked(skeleton(proto, found))
 
 
 def inconsistency(proto: onnx.ModelProto) -> str:
-    """What the checker, or shape inference, finds wrong with types and shapes; empty if nothing."""
+    """Return the error in types and shapes that the checker or inference finds; empty if none."""
     bones = skeleton(proto, contents(proto))
     fault = _checked(bones)
     if fault:
@@ -37,9 +38,9 @@ def inconsistency(proto: onnx.ModelProto) -> str:
 
 
 def skeleton(proto: onnx.ModelProto, found: Contents) -> onnx.ModelProto:
-    """A copy without the values of larger weights, which become inputs.
+    """Return a copy without the values of larger weights, which become inputs.
 
-    An input or output without a shape gets one: the checker insists on it, engines don't.
+    An input or output without a shape gets one: the checker requires it, engines don't.
     """
     bones = onnx.ModelProto(ir_version=proto.ir_version, domain=proto.domain)
     bones.opset_import.extend(proto.opset_import)
@@ -64,7 +65,7 @@ def skeleton(proto: onnx.ModelProto, found: Contents) -> onnx.ModelProto:
             value.doc_string = _PLACEHOLDER
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in found.nested):
         for tensor in contents(bones).nested:
-            # The checker would look for the file in whatever folder we happen to be in.
+            # The checker would look for the file in the current working directory.
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
                 tensor.ClearField("external_data")
                 tensor.ClearField("data_location")
@@ -73,7 +74,7 @@ def skeleton(proto: onnx.ModelProto, found: Contents) -> onnx.ModelProto:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what somebody else's code has to say."""
+    """Return the first line of an exception's message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 

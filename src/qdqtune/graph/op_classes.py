@@ -1,4 +1,4 @@
-"""What kinds of ops there are, as far as quantization cares."""
+"""Classes of ops that matter for quantization."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import onnx_ir as ir
 #: Ops with a weight as their second input (for MatMul: a second operand).
 WEIGHTED_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
-#: Ops that move values without changing them, from input 0 to every output.
+#: Passthrough ops: they move values unchanged from input 0 to every output.
 COPY_OPS = frozenset(
     {
         "Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "Split",

@@ -1,7 +1,7 @@
-"""Raising a model to the opset that its quantized form needs.
+"""Raises a model to the opset that its quantized form needs.
 
-The converters are onnxscript's and, for old opsets, ONNX's own; weights stay out of what they see.
-What is ours: they don't get to change what a model computes, or to lose what is written in it.
+The converters are onnxscript's and, for old opsets, ONNX's own; they don't see the weights. This
+module makes sure that they neither change what a model computes nor lose parts of it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from qdqtune.records.errors import ModelError
 
 _OLDEST = 7
 _HALF_SCALES = 19
-# Opsets with which an op, written the same way, came to mean something else.
+# Opsets in which the meaning of an op changed although its form stayed the same.
 _NEW_RESIZE = 11
 _NEW_HARDMAX = 13
 
 
 def least_opset(index: GraphIndex) -> int:
-    """The opset that Q/DQ on a model's own float types needs: half-precision scales came late."""
+    """Return the opset that Q/DQ needs for a model's float types: half-precision scales are new."""
     half = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     return _HALF_SCALES if any(index.dtype(name) in half for name in index.value) else 0
 
@@ -38,13 +38,13 @@ def least_opset(index: GraphIndex) -> int:
 def raise_opset(model: ir.Model, least: int) -> bool:
     """Convert a model, in place, if its ONNX opset is older than `least`.
 
-    Local functions are inlined; they could not stay in the opset that they were written in.
+    Local functions are inlined, since they could not keep their own opset.
 
     Returns:
         Whether it was converted.
 
     Raises:
-        ModelError: If the model is too old, or the converter gives up on it.
+        ModelError: If the model is too old, or the converter fails.
     """
     current = model.opset_imports.get("", least)
     model.opset_imports.setdefault("", least)
@@ -67,7 +67,7 @@ def raise_opset(model: ir.Model, least: int) -> bool:
     try:
         with _quiet(logging.getLogger("onnxscript.version_converter")):
             ConvertVersionPass(least, fallback=True)(model)
-    except Exception as error:  # whatever a stranger's model makes them stumble over
+    except Exception as error:  # anything that the converters raise on an untrusted model
         raise ModelError(
             f"The model can't be raised from opset {current} to {least}: {first_line(error)}",
             advice,
@@ -86,7 +86,7 @@ def raise_opset(model: ir.Model, least: int) -> bool:
 
 @contextlib.contextmanager
 def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """That it takes its second way is no news for our users."""
+    """Silence the converter's log message about its fallback."""
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
@@ -96,9 +96,9 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 
 
 def _resized(model: ir.Model) -> dict[str | None, str]:
-    """How old Resize and Upsample nodes find the nearest coordinate, by the name of their output.
+    """Return the nearest mode of old Resize and Upsample nodes, by the name of their output.
 
-    The nearest one was found by cutting off the rest; ONNX Runtime rounds up where it shrinks.
+    They truncated coordinates to find the nearest one; ONNX Runtime rounds up when downsampling.
     """
     return {
         node.outputs[0].name: "ceil" if _shrinks(node) else "floor"
@@ -115,7 +115,7 @@ def _shrinks(node: ir.Node) -> bool:
 
 
 def _pin_resizes(model: ir.Model, resized: Mapping[str | None, str]) -> None:
-    """Old ones scaled coordinates plainly; what is not said now means something else."""
+    """Write out the attributes of old Resizes: newer opsets have different defaults."""
     for graph in model.graphs():
         for node in graph:
             rounding = resized.get(node.outputs[0].name)
@@ -140,7 +140,7 @@ def _pin_hardmaxes(model: ir.Model) -> None:
 
 
 def _mend_output_ranks(model: ir.Model) -> None:
-    """Infer shapes anew; in newer opsets inference sees where an output's rank was wrong."""
+    """Infer shapes again: in newer opsets inference detects a wrong output rank."""
     declared = [(output, output.shape) for output in model.graph.outputs]
     for output, _ in declared:
         output.shape = None

@@ -1,7 +1,7 @@
-"""Cleaning a model up without destroying the quantization that is in it.
+"""Optimizes a model without destroying the quantization in it.
 
-Constants, BatchNorms and biases of Convs are folded, nodes that do nothing, that are there twice
-or that nobody reads are removed. Q/DQ nodes stay, every single one of them, and get the same bits.
+Constants, BatchNorms and Conv biases are folded; no-ops, duplicates and unused nodes are removed.
+Every single Q/DQ node stays, and reads bit-identical values.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _DEFAULTS_IR_VERSION = 4
 
 
 def optimize_graph(model: ir.Model) -> OptimizeCounts:
-    """Clean a model up, in place; a second time there is nothing left to do.
+    """Optimize a model in place; a second call changes nothing.
 
-    Inputs and outputs keep names, order and types, and nodes that stay keep their names. Constants
-    are folded in the main graph only; what does nothing or is there twice goes from bodies and
-    functions as well. Random ops are never computed, nor merged.
+    Inputs and outputs keep names, order and types, and remaining nodes keep their names. Constants
+    are folded in the main graph only; no-ops and duplicates are removed from bodies and functions
+    as well. Random ops are never computed or merged.
 
     Raises:
-        ModelError: If the model makes no sense to those who try.
+        ModelError: If onnxscript or onnx_ir can't process the model.
     """
     before, quantized = _op_types(model), qdq_count(model)
     done: Counter[str] = Counter()
     with _outputs_declared(model), _defaults_aside(model):
-        # Shapes that become known let more be folded: before opset 13, a step at a time.
+        # Newly inferred shapes allow more folding: before opset 13, one step at a time.
         outline = None
         while outline != (outline := _outline(model)):
             fold(model, keep_qdq=True)
@@ -54,7 +54,7 @@ def optimize_graph(model: ir.Model) -> OptimizeCounts:
 
 
 def _clean(model: ir.Model) -> Counter[str]:
-    """Remove what folding leaves: no-ops, duplicates, functions that nobody calls."""
+    """Remove what folding leaves behind: no-ops, duplicates, functions that nothing calls."""
     done: Counter[str] = Counter()
     for graph in model.graphs():
         done["no_ops"] += remove_no_ops(graph, model.opset_imports.get("", 0))
@@ -73,7 +73,7 @@ def _drop_nodes(model: ir.Model) -> None:
 
 
 def _drop_functions(model: ir.Model) -> int:
-    """Remove functions that nobody calls, unless there is quantization in one of them."""
+    """Remove functions that nothing calls, unless one of them contains quantization."""
     functions = dict(model.functions)
     passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
     gone = [function for key, function in functions.items() if key not in model.functions]
@@ -85,7 +85,7 @@ def _drop_functions(model: ir.Model) -> int:
 
 
 def _outline(model: ir.Model) -> tuple[Counter[str], int]:
-    """What can't stay the same while anything is folded, merged or removed."""
+    """Return counts that change whenever anything is folded, merged or removed."""
     weights = sum(len(graph.initializers) for graph in model.graphs())
     return Counter(node.op_type for node in all_nodes(model)), weights
 
@@ -96,7 +96,7 @@ def _op_types(model: ir.Model) -> Counter[str]:
 
 @contextmanager
 def _defaults_aside(model: ir.Model) -> Iterator[None]:
-    """Let inputs with a default be plain inputs for a while: they may be fed something else."""
+    """Make inputs with defaults plain inputs temporarily: they may be fed other values."""
     graph = model.graph
     held = [
         (value, value.const_value)
@@ -116,7 +116,7 @@ def _defaults_aside(model: ir.Model) -> Iterator[None]:
 
 @contextmanager
 def _outputs_declared(model: ir.Model) -> Iterator[None]:
-    """Let outputs be declared afterwards as they were, whatever gives them then."""
+    """Restore the declared outputs on exit, whatever produces them then."""
     declared = [(value.type, value.shape) for value in model.graph.outputs]
     yield
     for value, (kind, shape) in zip(model.graph.outputs, declared, strict=True):

@@ -1,4 +1,4 @@
-"""From a file to a model's proto, or to the reason why not."""
+"""Parses a file into a model's proto, or says why that failed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from qdqtune.records.errors import ModelError
 if TYPE_CHECKING:
     import os
 
-# What one protobuf message can hold, and how deep its readers follow messages inside messages.
+# Maximum size of a protobuf message, and maximum depth of nested messages.
 _LARGEST_FILE = (1 << 31) - 1
 _DEEPEST = 100
 
 
 def parse_model(file: Path) -> onnx.ModelProto:
-    """Read the proto of a model; external data stays where it is.
+    """Read the proto of a model; external data is not loaded.
 
     Raises:
-        ModelError: If there is no such file, or it is not an ONNX model with something in it.
+        ModelError: If there is no such file, or it is not an ONNX model, or it is empty.
     """
     _check_file(file)
     try:
@@ -49,14 +49,14 @@ def parse_model(file: Path) -> onnx.ModelProto:
 
 
 def check_not_empty(proto: onnx.ModelProto, file: Path) -> None:
-    """Make sure that there is something in a model.
+    """Make sure that a model is not empty.
 
     Args:
         proto: The model.
-        file: Where it comes from.
+        file: The model's file.
 
     Raises:
-        ModelError: If there is not.
+        ModelError: If it is empty.
     """
     if not proto.HasField("graph") or not proto.ir_version:
         raise ModelError(

@@ -1,17 +1,17 @@
 """Converting a model between float32, float16 and bfloat16.
 
-Every node either changes its type or stays as it is (`precision_rules` says which and why), and
-Casts go where the two meet: one per value and type, none on constants, none between two nodes of
-one type. Moving nodes between two that stay, stay, too. A Cast that the model had follows its
-readers, and disappears where both its sides are of one type now.
+Every node either changes its type or is kept (`precision_rules` decides which and why), and Casts
+are inserted between the two: one per value and type, none on constants, none between two nodes of
+the same type. Passthrough nodes between two kept nodes are kept, too. An existing Cast follows its
+readers, and is removed if both its sides now have the same type.
 
 - Inputs and outputs keep their names, and by default their types.
-- Values that control-flow bodies read are handed to them in the type they had; bodies, functions
-  of the model and ops of other domains are not touched.
-- **Q/DQ**: the type of its scale decides what a DequantizeLinear gives, so it is the scale that is
-  converted; quantized weights and zero points stay as they are. Scales of half precision came with
-  opset 19: the model is raised to it. A pair stays float32, between Casts, if its scale would fall
-  among float16's subnormal numbers and lose its digits. An int32 bias always does: its scale is the
+- Control-flow bodies get the values they read in the original type; bodies, functions of the model
+  and ops of other domains are not changed.
+- **Q/DQ**: the type of its scale determines what a DequantizeLinear produces, so the scale is
+  converted; quantized weights and zero points stay. Half-precision scales require opset 19, so the
+  model is raised to it. A pair stays float32, between Casts, if its scale would become a float16
+  subnormal and lose its digits. An int32 bias always does: its scale is the
   product of two others, often below 1e-7.
 - Constants are converted when they are written; one that is read in both types is stored twice.
   Numbers beyond float16's range are masks or bounds where saturation does no harm, and become the
@@ -39,7 +39,7 @@ from qdqtune.records.precision import Precision, PrecisionReport
 
 # Before opset 7 ops broadcast, and types are written, in another way.
 _OLDEST_OPSET = 7
-# Conv and pooling take bfloat16 from opset 22 on; engines are not much further.
+# Conv and pooling accept bfloat16 from opset 22 on; engines don't support much newer opsets.
 _NEWEST_OPSET = 22
 # Before this version of the format, weights had to be listed among the inputs.
 _FREE_WEIGHTS_IR_VERSION = 4
@@ -55,23 +55,23 @@ def convert_precision(
 ) -> PrecisionReport:
     """Convert a model in place.
 
-    A model that was converted already is not changed. Weights that are listed as inputs, too, are
-    taken off that list: as defaults that may be overridden they could not be converted.
+    A model that is already converted is not changed. Weights that are also listed as inputs are
+    removed from the inputs: as defaults that may be overridden they could not be converted.
 
     Args:
         model: A valid model, with or without Q/DQ.
-        precision: To float16 or bfloat16, where that is safe; or to float32, everywhere.
-        keep_io: Whether inputs and outputs keep their types; else all of them are converted.
-        keep_nodes: Names of nodes that stay as they are.
-        keep_ops: Op types that stay as they are; None takes `SENSITIVE_OPS` on the way to half
+        precision: float16 or bfloat16, applied where that is safe; or float32, applied everywhere.
+        keep_io: Whether inputs and outputs keep their types; otherwise all of them are converted.
+        keep_nodes: Names of nodes to keep.
+        keep_ops: Op types to keep; None means `SENSITIVE_OPS` when converting to half
             precision.
 
     Returns:
-        What was changed, and what was not and why.
+        What was changed, and what was kept and why.
 
     Raises:
-        UsageError: If there is no node of such a name.
-        ModelError: If the model has to be raised to another opset, and can't be.
+        UsageError: If a node does not exist.
+        ModelError: If the model needs another opset and can't be converted to it.
     """
     fixed = passes.RemoveInitializersFromInputsPass()(model)
     if fixed.modified:
@@ -111,7 +111,7 @@ def _add(report: PrecisionReport, plan: Plan, retyping: Retyping) -> PrecisionRe
 
 
 def _is_in(change: Change, model: ir.Model) -> bool:
-    """Whether a model has something of a type that goes."""
+    """Whether a model contains a type that is to be replaced."""
     graph = model.graph
     values = [*graph.inputs, *graph.initializers.values()]
     values += [output for node in graph for output in node.outputs]
@@ -123,7 +123,7 @@ def _opset(model: ir.Model) -> int:
 
 
 def _needed_opset(model: ir.Model, change: Change) -> int:
-    """The opset in which ops exist in the new type; for float16 that is about Q/DQ only."""
+    """Return the opset in which ops support the new type; for float16 only Q/DQ matters."""
     needed = max(change.opset, _OLDEST_OPSET)
     for node in model.graph:
         if change.target == ir.DataType.FLOAT16 and not is_op(node, QUANTIZE, DEQUANTIZE):

@@ -1,4 +1,4 @@
-"""Carrying out a plan: types are changed and Casts put in, as few as will do."""
+"""Applies a precision plan: changes types and inserts as few Casts as possible."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _SUFFIX = {
 
 
 class Retyping:
-    """Changes a model as planned.
+    """Applies a plan to a model.
 
     Args:
-        model: The model that the plan was made for.
+        model: The model that the plan is for.
         plan: The plan.
 
     Attributes:
-        saturated: Names of constants whose numbers were cut to the new range.
+        saturated: Names of constants whose values were clipped to the new range.
         modified: Whether anything changed.
     """
 
@@ -42,7 +42,7 @@ class Retyping:
         self.modified = False
 
     def apply(self) -> None:
-        """Do it."""
+        """Apply the plan."""
         casts = [node for node in self._graph if is_op(node, "Cast") and not _is_idle(node)]
         constants = [
             value
@@ -66,7 +66,7 @@ class Retyping:
                 self._drop(cast)
 
     def _constant_type(self, value: ir.Value) -> ir.DataType:
-        """The type of a constant itself; readers in another one get a copy."""
+        """Return the type of a constant itself; readers of another type get a copy."""
         wanted = {self._plan.wanted(user, position) for user, position in value.uses()}
         if value.is_graph_output():
             wanted.add(self._plan.wanted_outside(value))
@@ -121,7 +121,7 @@ class Retyping:
             self.saturated.append(value.name or "")
 
     def _version(self, value: ir.Value, dtype: ir.DataType, *, own: bool = False) -> ir.Value:
-        """The value in another type; `own` asks for one that nothing else stands for."""
+        """Return the value in another type; `own` requests one that nothing else uses."""
         known = self._versions.get((value, dtype))
         if known is not None:
             return known
@@ -171,7 +171,7 @@ class Retyping:
         return result
 
     def _convert_output(self, graph: ir.Graph, position: int, dtype: ir.DataType) -> None:
-        """The output keeps its name: what had it so far gets another."""
+        """Convert an output, which keeps its name: the previous value is renamed."""
         value = graph.outputs[position]
         if graph is not self._graph:
             graph.outputs[position] = self._version(value, dtype)
@@ -184,7 +184,7 @@ class Retyping:
             version.name = name
 
     def _drop(self, cast: ir.Node) -> None:
-        """Take out a Cast that does nothing any more."""
+        """Remove a Cast that no longer does anything."""
         source, result = cast.inputs[0], cast.outputs[0]
         assert source is not None
         if result.is_graph_output():
@@ -224,14 +224,14 @@ def _is_idle(cast: ir.Node) -> bool:
 
 
 def _widens(cast: ir.Node | None, dtype: ir.DataType) -> bool:
-    """Whether a Cast to float32 comes from that type, so that its input is what comes back."""
+    """Whether a Cast to float32 comes from that type, so that casting back gives its input."""
     if cast is None or cast.inputs[0] is None or dtype == ir.DataType.FLOAT:
         return False
     return dtype_of(cast.inputs[0]) == dtype
 
 
 def set_output_type(node: ir.Node, dtype: ir.DataType) -> None:
-    """Let a node that says in an attribute what float type it gives say another one."""
+    """Change the attribute that sets the float type of a node's output."""
     if is_op(node, "ConstantOfShape"):
         attribute = node.attributes.get("value")
         if attribute is None:

@@ -1,4 +1,4 @@
-"""What the wiring around a node tells about the numbers in it."""
+"""Graph patterns that reveal the magnitude of a node's values."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from qdqtune.graph.constants import Magnitudes, constant_behind
 from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
 from qdqtune.graph.precision_types import dtype_of
 
-# What may lie between a sum of squares, or an epsilon, and the division by it.
+# Ops that may lie between a sum of squares, or an epsilon, and the division by it.
 _TOWARDS_DIVISION = ("Abs", "Clip", "Expand", "Log", "Max", "Pow", "Reciprocal", "Sqrt")
-# Where a number beyond the range stands for "as much as there is": masks and bounds.
+# Ops for which a number beyond the range means "the largest value": masks and bounds.
 _MASKING = (
     "Add", "Clip", "Concat", "Equal", "Expand", "Gather", "Greater", "GreaterOrEqual", "Identity",
     "Less", "LessOrEqual", "Max", "Min", "Pad", "Reshape", "ScatterElements", "ScatterND", "Slice",
@@ -26,7 +26,7 @@ _INTEGERS = frozenset(
 
 
 def behind_casts(value: ir.Value) -> ir.Value:
-    """The value that was cast, perhaps more than once."""
+    """Return the value before one or more Casts."""
     producer = value.producer()
     while producer is not None and is_op(producer, "Cast") and producer.inputs[0] is not None:
         value = producer.inputs[0]
@@ -35,7 +35,7 @@ def behind_casts(value: ir.Value) -> ir.Value:
 
 
 def is_square(node: ir.Node) -> bool:
-    """Whether the node raises its input to a power beyond 1."""
+    """Whether the node raises its input to a power greater than 1."""
     if is_op(node, "Mul"):
         return node.inputs[0] is node.inputs[1]
     if not is_op(node, "Pow"):
@@ -45,7 +45,7 @@ def is_square(node: ir.Node) -> bool:
 
 
 def readers(node: ir.Node) -> Iterator[ir.Node]:
-    """Who reads the node's results, Casts looked through."""
+    """Yield the readers of the node's results, looking through Casts."""
     pending = list(node.outputs)
     while pending:
         for user, _ in pending.pop().uses():
@@ -56,7 +56,7 @@ def readers(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def towards_division(node: ir.Node) -> Iterator[ir.Node]:
-    """The ops behind a node up to the division or product that its result goes into."""
+    """Yield the ops from a node to the division or product that consumes its result."""
     pending, seen = [node], {node}
     while pending:
         for reader in readers(pending.pop()):
@@ -74,9 +74,9 @@ def towards_division(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def is_masking(node: ir.Node, numbers: Magnitudes) -> bool:
-    """Whether "as much as there is" will do for a constant beyond the range.
+    """Whether a constant beyond the range can be saturated because it is a mask or a bound.
 
-    A mask of zeros and ones may be turned into zeros and "minus infinity" by a product.
+    A product may turn a mask of zeros and ones into zeros and "minus infinity".
     """
     if is_op(node, "Mul"):
         return math.isclose(numbers.most, -numbers.lowest)
@@ -84,7 +84,7 @@ def is_masking(node: ir.Node, numbers: Magnitudes) -> bool:
 
 
 def needs_digits(node: ir.Node, position: int, numbers: Magnitudes) -> bool:
-    """Whether it matters that a small constant loses its digits: not where it is added to more."""
+    """Whether losing the digits of a small constant matters: not if it is added to more."""
     if is_op(node, *WEIGHTED_OPS):
         return position < 2
     if is_op(node, "Mul", "Div"):
@@ -93,5 +93,5 @@ def needs_digits(node: ir.Node, position: int, numbers: Magnitudes) -> bool:
 
 
 def gives_integers(node: ir.Node) -> bool:
-    """Whether the node makes integers of floats."""
+    """Whether the node converts floats to integers."""
     return is_op(node, "Cast") and dtype_of(node.outputs[0]) in _INTEGERS

@@ -1,4 +1,4 @@
-"""Deciding, before anything is touched, which type every value and every reader gets."""
+"""Plans the type of every value and reader before the model is changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qdqtune.graph.op_classes import COPY_OPS, QUANTIZE, is_op
 from qdqtune.graph.precision_rules import Keeper
 from qdqtune.graph.precision_types import Change, Slots, chooses_type, dtype_of, takes_any_type
 
-# Ops that join or pad what they move, beside those with one input.
+# Ops that join or pad values, besides those with one input.
 _PASSTHROUGH_OPS = COPY_OPS | {"Concat", "DepthToSpace", "Pad", "SpaceToDepth"}
 
 
@@ -19,20 +19,20 @@ class Plan:
     """The types of a converted model.
 
     Args:
-        model: The model, every node named and every type that can be known known.
-        change: What changes.
+        model: The model, with named nodes and inferred types.
+        change: The types to replace.
         keep_io: Whether inputs and outputs keep their types.
-        keep_nodes: Names of nodes that stay.
-        keep_ops: Op types that stay.
+        keep_nodes: Names of nodes to keep.
+        keep_ops: Op types to keep.
 
     Attributes:
-        kept: Name to reason for nodes that stay.
+        kept: Name to reason for kept nodes.
         converted: Names of nodes that change.
         saturating: Constants that hold masks or bounds beyond the range.
-        given: The new type of every value that is concerned, constants left out.
+        given: The new type of every affected value, except constants.
 
     Raises:
-        UsageError: If there is no node of such a name.
+        UsageError: If a node does not exist.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Plan:
         self.kept = keeper.kept()
         self.saturating = keeper.saturating
         self._stays = set(self.kept)
-        # On the way to float32 nothing is won by a node that stays: other types are to go.
+        # When converting to float32 all other types are replaced, so keeping a node gains nothing.
         if change.target != ir.DataType.FLOAT:
             self._stays |= self._in_between()
         self.given: dict[ir.Value, ir.DataType] = dict(self._given())
@@ -65,7 +65,7 @@ class Plan:
         )
 
     def wanted(self, node: ir.Node, position: int) -> ir.DataType | None:
-        """The type that a node wants on an input that is concerned; None if any will do."""
+        """Return the type that a node needs on an affected input; None if any will do."""
         value = node.inputs[position]
         assert value is not None
         stays = node.graph is not self._graph or node.name in self.kept
@@ -80,14 +80,14 @@ class Plan:
         return dtype_of(value)
 
     def wanted_outside(self, value: ir.Value) -> ir.DataType | None:
-        """The type that whoever calls the model wants of an output that is concerned."""
+        """Return the type that callers of the model expect of an affected output."""
         return dtype_of(value) if self._keep_io else self.change.target
 
     def _slots_of(self, node: ir.Node) -> Slots:
         return self._slots.get(node.name or "", Slots(whole=True))
 
     def _given(self) -> Iterator[tuple[ir.Value, ir.DataType]]:
-        """Readers decide for nodes that choose; for the others, whether they stay."""
+        """Yield new types: readers decide for nodes that choose, keeping decides for others."""
         target = self.change.target
         for value in self._graph.inputs:
             if self.change.concerns(value):
@@ -116,9 +116,10 @@ class Plan:
         return wanted - {None}
 
     def _in_between(self) -> set[str]:
-        """Nodes that only move or compare values among those that stay: they need no Cast.
+        """Return nodes that only move or compare values between kept nodes: they need no Cast.
 
-        All are assumed to; those with a neighbour that changes are taken out until none is left.
+        All candidates are assumed to qualify; those with a neighbour that changes are removed until
+        none is left.
         """
         quiet = {
             node.name or "": node
@@ -138,7 +139,7 @@ class Plan:
 
     def _could_stay(self, node: ir.Node) -> bool:
         found = self._slots_of(node)
-        # A QuantizeLinear goes with its DequantizeLinear: engines look for equal scales.
+        # A QuantizeLinear follows its DequantizeLinear: engines look for equal scales.
         if not found.concerned or chooses_type(node) or is_op(node, QUANTIZE):
             return False
         return is_op(node, *_PASSTHROUGH_OPS) or not found.outputs

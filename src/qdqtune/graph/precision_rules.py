@@ -1,17 +1,17 @@
-"""Which nodes stay as they are when a model is converted to half precision, and why.
+"""Rules for the nodes that stay float32 when a model is converted to half precision.
 
 Each rule looks at the whole graph and names nodes; the first rule that names a node gives the
-reason. Some hold for any change of type (another domain, control flow, no such form of the op);
-the others know where half precision goes wrong:
+reason. Some apply to any change of type (another domain, control flow, unsupported by the op);
+the others know where half precision fails:
 
 - float16 ends at 65504, and the square of 256 is beyond it: sums of squares, as LayerNorm and
   RMSNorm are exported, stay float32 up to the division that makes the numbers small again.
 - float16 has nothing below 6e-8: an epsilon of 1e-12 would be zero, and the division behind it
   infinite. A scale of that size would lose its digits.
-- bfloat16 and float16 count to 256 and 2048 without gaps: positions and sizes that are computed in
-  floats stay float32 until they are integers (or sines) again.
+- bfloat16 and float16 represent all integers only up to 256 and 2048: positions and sizes that are
+  computed in floats stay float32 until they are integers (or sines) again.
 
-What is not here is left to the engine: half-precision kernels accumulate in float32.
+Everything else is left to the engine: half-precision kernels accumulate in float32.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from qdqtune.graph.precision_patterns import (
 from qdqtune.graph.precision_types import Change, Slots, dtype_of, slots, takes_any_type
 from qdqtune.records.errors import UsageError
 
-#: Ops whose result is a sum or product of so many or such large terms that half precision is not
-#: enough, whatever they read.
+#: Ops whose result is a sum or product of so many or such large terms that half precision is
+#: insufficient for any input.
 SENSITIVE_OPS = frozenset(
     {"CumSum", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "ReduceSumSquare"}
 )
 
 _SUMS = ("GlobalAveragePool", "ReduceMean", "ReduceSum")
-# Where integers that went through floats have to come out right.
+# Ops where integers computed in floats must be exact.
 _EXACT = ("Ceil", "Cos", "Floor", "Mod", "Round", "Sin")
 _LOOK_UP = ("Gather", "GatherElements", "GatherND")
 _INTEGER_SUMS = ("ConvInteger", "MatMulInteger")
@@ -68,20 +68,20 @@ Named = Iterator[tuple[ir.Node, str]]
 
 
 class Keeper:
-    """Finds the nodes of a model that stay as they are.
+    """Finds the nodes of a model that keep their type.
 
     Args:
-        model: The model, every node named and every type that can be known known.
-        change: What is to change.
-        keep_nodes: Names of nodes that stay in any case.
-        keep_ops: Op types that stay in any case.
+        model: The model, with named nodes and inferred types.
+        change: The types to replace.
+        keep_nodes: Names of nodes to keep in any case.
+        keep_ops: Op types to keep in any case.
 
     Attributes:
-        slots: What may change, by node name.
-        saturating: Constants whose numbers beyond the range are masks or bounds.
+        slots: Inputs and outputs that may change, by node name.
+        saturating: Constants whose values beyond the range are masks or bounds.
 
     Raises:
-        UsageError: If there is no node of such a name.
+        UsageError: If a node does not exist.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Keeper:
         _check_names(self._keep_nodes, [node.name or "" for node in model.graph])
 
     def kept(self) -> dict[str, str]:
-        """Name to reason."""
+        """Return the kept nodes: name to reason."""
         rules: list[Callable[[], Named]] = [self._foreign, self._asked_for, self._impossible]
         if self._change.target != ir.DataType.FLOAT:
             rules += [self._scales, self._sums_of_squares, self._constants]
@@ -150,7 +150,7 @@ class Keeper:
                 yield node, f"{node.op_type} has no {name} form in opset {self._change.opset}"
 
     def _scales(self) -> Named:
-        """Q/DQ whose scale does not survive."""
+        """Q/DQ whose scale would not survive."""
         target = self._change.target
         for node in self._nodes:
             if not is_op(node, QUANTIZE, DEQUANTIZE):
@@ -207,7 +207,7 @@ class Keeper:
                             yield follower, f"a constant too small for {name}"
 
     def _integer_sums(self) -> Named:
-        """Integer products and the rescaling behind them: sums far beyond what float16 holds."""
+        """Integer products and the rescaling behind them: sums far beyond float16's range."""
         reason = "rescales a sum of integers"
         for node in self._nodes:
             source = node.inputs[0].producer() if node.inputs and node.inputs[0] else None
@@ -220,7 +220,7 @@ class Keeper:
                             yield other, reason
 
     def _exact_numbers(self) -> Named:
-        """Float arithmetic on integers and constants whose result has to be exact."""
+        """Float arithmetic on integers and constants whose result must be exact."""
         static = self._static_values()
         pending: list[ir.Value] = []
         for node in self._nodes:
@@ -245,7 +245,7 @@ class Keeper:
             pending += [value for value in producer.inputs if value in static]
 
     def _static_values(self) -> set[ir.Value]:
-        """Float values that no float input of the model, and no table of weights, has a part in."""
+        """Return float values that depend on no float input of the model and no weight table."""
         static: set[ir.Value] = set()
         for node in self._nodes:
             read = [value for value in node.inputs if self._is_float(value)]

@@ -1,10 +1,10 @@
-"""Which inputs and outputs of a node may change their float type, read off the ONNX schemas.
+"""Inputs and outputs of a node that may change their float type, derived from the ONNX schemas.
 
-An op's schema names a type variable for each of its inputs and outputs and says which types the
-variable may stand for, at each opset anew: Conv takes bfloat16 from opset 22 on, Resize takes any
-image but float32 scales only, Range takes no half precision at all. Nothing of that is listed here.
-What is listed is what schemas can't say: which ops don't care what type they read, which choose the
-type that they give, and which inputs are better left alone.
+An op's schema declares a type variable for each of its inputs and outputs and the types that it may
+take, separately for each opset: Conv takes bfloat16 from opset 22 on, Resize takes any image but
+only float32 scales, Range takes no half precision at all. None of that is listed here. Listed is
+only what schemas can't express: which ops accept any type, which choose the type of their output,
+and which inputs are better left alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TYPE_STRING = {
     ir.DataType.BFLOAT16: "tensor(bfloat16)",
 }
 
-# The attribute with which an op chooses the type of its output.
+# The attribute that sets the type of an op's output.
 _TYPE_ATTRIBUTE = {
     "BlackmanWindow": "output_datatype",
     "Cast": "to",
@@ -45,7 +45,7 @@ _TYPE_ATTRIBUTE = {
     "RandomUniform": "dtype",
     "RandomUniformLike": "dtype",
 }
-# Without the attribute these give what they read.
+# Without the attribute their output has the type of their input.
 _LIKE_OPS = ("EyeLike", "RandomNormalLike", "RandomUniformLike")
 
 # The region of interest may be of half precision where the scales beside it may not; and
@@ -56,11 +56,11 @@ _FIXED_OUTPUTS = {"LayerNormalization": (1, 2)}
 
 @dataclass(frozen=True)
 class Change:
-    """One float type for others.
+    """A replacement of float types by another one.
 
     Attributes:
-        sources: The types that go.
-        target: The type that comes.
+        sources: The types to replace.
+        target: The type that replaces them.
         opset: The model's opset.
     """
 
@@ -69,13 +69,13 @@ class Change:
     opset: int
 
     def concerns(self, value: ir.Value | None) -> bool:
-        """Whether the value is of a type that goes."""
+        """Whether the value has a type that is to be replaced."""
         return value is not None and bool(value.name) and dtype_of(value) in self.sources
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Positions of a node's inputs and outputs that are of a type that goes.
+    """Positions of a node's inputs and outputs whose type is to be replaced.
 
     Attributes:
         inputs: Inputs that can change.
@@ -91,12 +91,12 @@ class Slots:
 
     @cached_property
     def input_set(self) -> frozenset[int]:
-        """The inputs that can change: to ask for each of very many takes no longer than that."""
+        """The inputs that can change, as a set for fast lookup in nodes with many inputs."""
         return frozenset(self.inputs)
 
     @property
     def concerned(self) -> bool:
-        """Whether the node has to do with a type that goes."""
+        """Whether the node has an input or output whose type is to be replaced."""
         return bool(self.inputs or self.outputs or self.fixed or not self.whole)
 
 
@@ -108,7 +108,7 @@ def dtype_of(value: ir.Value) -> ir.DataType | None:
 
 
 def slots(node: ir.Node, change: Change) -> Slots:
-    """Look up what may change at a standard node."""
+    """Look up the inputs and outputs of a standard node that may change."""
     inputs = [i for i, value in enumerate(node.inputs) if change.concerns(value)]
     outputs = [i for i, value in enumerate(node.outputs) if change.concerns(value)]
     if not inputs and not outputs:
@@ -131,7 +131,7 @@ def slots(node: ir.Node, change: Change) -> Slots:
 
 
 def takes_any_type(node: ir.Node, position: int) -> bool:
-    """Whether the node works the same whatever float type this input is of."""
+    """Whether the node works the same for any float type of this input."""
     if is_op(node, "Cast", "Shape", "Size"):
         return True
     if is_op(node, "CastLike"):
@@ -140,7 +140,7 @@ def takes_any_type(node: ir.Node, position: int) -> bool:
 
 
 def chooses_type(node: ir.Node) -> bool:
-    """Whether the type of the node's output is its own choice, not that of its inputs."""
+    """Whether the node chooses the type of its output, independent of its inputs."""
     if is_op(node, "ConstantOfShape"):
         return True
     if not is_op(node, *_TYPE_ATTRIBUTE):
@@ -149,14 +149,14 @@ def chooses_type(node: ir.Node) -> bool:
 
 
 def choose_type(node: ir.Node, dtype: ir.DataType) -> None:
-    """Make such a node give another type; values of a ConstantOfShape are the caller's to cast."""
+    """Set the output type of such a node; the caller casts the value of a ConstantOfShape."""
     name = _TYPE_ATTRIBUTE[node.op_type]
     node.attributes[name] = ir.AttrInt64(name, dtype.value)
 
 
 @cache
 def schema_of(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
-    """The schema of a standard op at an opset; None if there is no such op."""
+    """Return the schema of a standard op at an opset; None if there is no such op."""
     try:
         return onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:

@@ -1,4 +1,4 @@
-"""A model serialized once, part by part: variants of it are written many times per second."""
+"""A model serialized once in parts, from which variants can be written many times per second."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from qdqtune.graph.weights import WeightStore
 
 
 class PreparedModel:
-    """A base model whose variants are small files beside one shared weights file.
+    """A base model whose variants are small files next to one shared weights file.
 
     Args:
         model: The base; it must not change while this object is in use. Its weights move into the
             folder: the model keeps only references to them.
-        folder: Where variants and weights go.
-        is_kept: Whether the folder is that of a run which may be resumed.
-        store: The weights of other models in that folder, to be shared with them.
+        folder: The folder for variants and weights.
+        is_kept: Whether the folder belongs to a run that may be resumed.
+        store: The weights of other models in that folder, to share with them.
 
     Attributes:
         index: The base's index.
@@ -57,7 +57,7 @@ class PreparedModel:
                     self.store.reference(key, name, value.const_value)
                 )
                 value.const_value = self.store.stored(key, name, value.const_value)
-        gc.collect()  # weights that were folded hang on in cycles of nodes that are gone
+        gc.collect()  # reference cycles of removed nodes keep folded weights alive
         frame = _frame(model)
         self._graph_frame: bytes = frame.graph.SerializeToString()
         frame.ClearField("graph")
@@ -65,7 +65,7 @@ class PreparedModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the base."""
+        """Fingerprint of the base."""
         return fingerprint(self.index.model)
 
     def assemble(
@@ -74,12 +74,12 @@ class PreparedModel:
         constants: Iterable[bytes],
         metadata: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Put a variant together.
+        """Assemble a variant.
 
         Args:
             nodes: Node parts in topological order.
             constants: Constant parts.
-            metadata: What to add to the model's metadata.
+            metadata: Entries to add to the model's metadata.
 
         Returns:
             The serialized model.
@@ -93,7 +93,7 @@ class PreparedModel:
         )
 
     def whole(self) -> bytes:
-        """The base itself, as a variant like any other."""
+        """Return the base itself as a variant."""
         return self.assemble(self.node_parts, self.constant_parts.values())
 
     def write(self, variant: bytes, name: str) -> Path:
@@ -101,21 +101,21 @@ class PreparedModel:
 
         Raises:
             ValueError: If the name would lead out of the folder.
-            OutputError: If there is no room.
+            OutputError: If the disk is full.
         """
         if Path(name).name != name or "\\" in name:
             raise ValueError(f"{name!r} is not a plain file name")
         path = self.store.folder / f"{name}.onnx"
-        with replacing(path, durable=False) as file:  # if it is lost, it is written again
+        with replacing(path, durable=False) as file:  # it can be written again if it is lost
             file.write(variant)
         return path
 
     def write_for_now(self, variant: bytes, name: str) -> Path:
-        """The same for a variant that is removed soon; what a kill leaves is known by its name."""
+        """Write a temporary variant, whose name marks it for removal after a kill."""
         return self.write(variant, f".{name}")
 
     def load(self, variant: bytes) -> ir.Model:
-        """A variant as a model, its weights still in the shared file."""
+        """Return a variant as a model, with its weights still in the shared file."""
         model: ir.Model = ir.from_proto(onnx.ModelProto.FromString(variant))
         ir.external_data.set_base_dir(model.graph, str(self.store.folder))
         read_weights(model)
@@ -124,17 +124,17 @@ class PreparedModel:
 
 
 def node_part(node: onnx.NodeProto) -> bytes:
-    """A node as a part of a graph."""
+    """Serialize a node as part of a graph."""
     return field_part(onnx.GraphProto, "node", node.SerializeToString())
 
 
 def constant_part(tensor: onnx.TensorProto) -> bytes:
-    """An initializer as a part of a graph."""
+    """Serialize an initializer as part of a graph."""
     return field_part(onnx.GraphProto, "initializer", tensor.SerializeToString())
 
 
 def _inline_bodies(model: ir.Model) -> None:
-    """Take the weights of control-flow bodies into memory: a variant lies in another folder."""
+    """Load the weights of control-flow bodies: a variant is in another folder."""
     for graph in model.graphs():
         for value in graph.initializers.values() if graph is not model.graph else ():
             tensor = value.const_value

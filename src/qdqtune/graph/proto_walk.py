@@ -1,6 +1,6 @@
-"""One walk over everything inside a model's proto.
+"""Walks over everything inside a model's proto.
 
-Without recursion: a stranger decides how deep it goes.
+Iterative, not recursive: an untrusted model may be nested to any depth.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx
 
 @dataclass
 class Contents:
-    """What was found in a model.
+    """The contents of a model.
 
     Attributes:
         tensors: Every tensor: initializers, attributes, and the parts of sparse ones.
@@ -21,8 +21,8 @@ class Contents:
         in_attributes: Those of them that are attributes of nodes.
         has_sparse: Whether some of them are parts of sparse ones.
         has_references: Whether attributes outside of functions refer to a function's.
-        is_text: Whether every name and text is one: what is not UTF-8 comes as bytes.
-        longest_name: How many characters the longest name of a node or tensor has.
+        is_text: Whether all names and strings are valid UTF-8; others are parsed as bytes.
+        longest_name: Length of the longest node or tensor name.
     """
 
     tensors: list[onnx.TensorProto] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Contents:
 
 
 def contents(proto: onnx.ModelProto) -> Contents:
-    """Walk over a model: its graph, bodies of control flow, functions, and training graphs."""
+    """Walk over a model: its graph, control-flow bodies, functions, and training graphs."""
     found = Contents()
     _see(found, (proto.producer_name, proto.producer_version, proto.domain, proto.doc_string))
     _see(found, (text for entry in proto.metadata_props for text in (entry.key, entry.value)))
@@ -66,7 +66,7 @@ def contents(proto: onnx.ModelProto) -> Contents:
 
 
 def nodes_within(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Every node of a list and of the bodies in it."""
+    """Yield every node of a list, including those of its bodies."""
     pending = [nodes]
     while pending:
         for node in pending.pop():
@@ -90,7 +90,7 @@ def _walk_graphs(pending: list[onnx.GraphProto], found: Contents) -> None:
 
 
 def _walk_nodes(nodes: Iterable[onnx.NodeProto], found: Contents) -> list[onnx.GraphProto]:
-    """Look at nodes; returns the bodies in them."""
+    """Visit nodes; returns the bodies in them."""
     bodies: list[onnx.GraphProto] = []
     for node in nodes:
         _see(found, (node.doc_string,))
@@ -101,7 +101,7 @@ def _walk_nodes(nodes: Iterable[onnx.NodeProto], found: Contents) -> list[onnx.G
 
 
 def _look_at(attribute: onnx.AttributeProto, found: Contents) -> Sequence[onnx.GraphProto]:
-    """Look at an attribute, whatever type it claims to have: readers may go by the field alone."""
+    """Visit an attribute, ignoring its declared type: readers may go by the field alone."""
     _see(found, (attribute.name,))
     if attribute.ref_attr_name:
         found.has_references = True

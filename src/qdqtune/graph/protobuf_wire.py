@@ -1,7 +1,7 @@
-"""Protobuf's wire format, as far as it takes to join serialized parts and to look into broken ones.
+"""Protobuf's wire format, as needed to join serialized parts and to inspect broken messages.
 
-A serialized message is its fields one after the other, so a graph can be joined from parts that
-were serialized once, instead of being copied and serialized anew for each variant.
+A serialized message is a sequence of fields, so a graph can be joined from parts that were
+serialized once, instead of being copied and serialized again for each variant.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FIXED_BYTES = {1: 8, 5: 4}
 
 
 def field_part(parent: type[Message], name: str, payload: bytes) -> bytes:
-    """One field of a message, ready to be joined with others.
+    """Encode one field of a message, ready to be joined with others.
 
     Args:
         parent: The message type that has the field.
@@ -28,12 +28,12 @@ def field_part(parent: type[Message], name: str, payload: bytes) -> bytes:
 
 
 def field_head(parent: type[Message], name: str, length: int) -> bytes:
-    """What stands before a field's value: large values need not be copied to be joined.
+    """Encode the header of a field, so that large values can be joined without a copy.
 
     Args:
         parent: The message type that has the field.
         name: The field, a message, bytes, or a list of them.
-        length: How many bytes the value has, serialized.
+        length: Number of bytes in the serialized value.
     """
     number = parent.DESCRIPTOR.fields_by_name[name].number
     return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(length)
@@ -49,11 +49,11 @@ def _varint(number: int) -> bytes:
 
 
 def nesting_depth(descriptor: Descriptor, data: bytes, *, enough: int) -> int:
-    """How many messages lie inside each other in a serialized one that can't be parsed.
+    """Return the nesting depth of a serialized message that can't be parsed.
 
     Args:
         descriptor: The outermost message.
-        data: Its serialized form; what comes after a broken part of it is not looked at.
+        data: Its serialized form; anything after a broken part is ignored.
         enough: Where to stop counting.
     """
     deepest = 0
@@ -75,11 +75,11 @@ def nesting_depth(descriptor: Descriptor, data: bytes, *, enough: int) -> int:
 
 
 def missing_bytes(descriptor: Descriptor, data: bytes) -> int:
-    """How many bytes a serialized message lacks at its end; 0 if it is not merely cut off.
+    """Return the number of bytes missing at a message's end; 0 if it is not merely truncated.
 
     Args:
         descriptor: The message.
-        data: What there is of its serialized form.
+        data: The available part of its serialized form.
     """
     kinds = {field.number: _wire_types(field) for field in descriptor.fields}
     content, position = memoryview(data), 0
@@ -102,13 +102,13 @@ def missing_bytes(descriptor: Descriptor, data: bytes) -> int:
 
 
 def _wire_types(field: FieldDescriptor) -> tuple[int, ...]:
-    """How a field may be written, as far as ONNX's outermost message has such fields."""
+    """Return the wire types of a field, as far as ONNX's outermost message uses them."""
     is_number = field.cpp_type not in (field.CPPTYPE_MESSAGE, field.CPPTYPE_STRING)
     return (_VARINT, _LENGTH_DELIMITED) if is_number else (_LENGTH_DELIMITED,)
 
 
 def _payloads(content: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """The length-delimited fields of a message, up to where it is broken."""
+    """Yield the length-delimited fields of a message, up to the first error."""
     position = 0
     with contextlib.suppress(IndexError):
         while position < len(content):

@@ -1,4 +1,4 @@
-"""What belongs to quantization in a graph: kept, whatever else is done to it."""
+"""The quantization in a graph: ops and values that other passes must preserve."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import onnx_ir as ir
 from qdqtune.graph.control_flow_bodies import bodies_of
 from qdqtune.graph.op_classes import QDQ_OPS, is_op
 
-#: Ops that give the same bits wherever they are computed: they move numbers, or round once, as
-#: IEEE 754 wants it. An Exp, a quick square root or a sum in another order may differ in the last
+#: Ops with bit-identical results wherever they are computed: they move numbers, or round once, as
+#: IEEE 754 requires. An Exp, a fast square root or a sum in another order may differ in the last
 #: bit, and so would a scale.
 ROUNDED_ALIKE = frozenset(
     {
@@ -27,12 +27,12 @@ ROUNDED_ALIKE = frozenset(
 
 
 def qdq_count(model: ir.Model) -> Counter[str]:
-    """How many nodes of each quantization op there are: in the graph, in bodies, in functions."""
+    """Count the nodes of each quantization op: in the graph, in bodies, in functions."""
     return Counter(node.op_type for node in all_nodes(model) if is_op(node, *QDQ_OPS))
 
 
 def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Every node there is: of the graph, of bodies, of functions."""
+    """Yield every node of the graph, of bodies and of functions."""
     yield from ir.traversal.RecursiveGraphIterator(model.graph)
     for function in model.functions.values():
         yield from ir.traversal.RecursiveGraphIterator(function)
@@ -44,9 +44,9 @@ def holds_qdq(node: ir.Node) -> bool:
 
 
 def given_to_qdq(model: ir.Model) -> frozenset[ir.Value]:
-    """Every result that is computed from constants alone and that a Q/DQ node is given.
+    """Return every value that is computed from constants alone and read by a Q/DQ node.
 
-    What a body or a function with a Q/DQ node inside is given, that node may be given, too.
+    The inputs of a body or function that contains a Q/DQ node count as read by that node.
     """
     constant: set[ir.Value] = set()
     for node in model.graph:
@@ -68,7 +68,7 @@ def given_to_qdq(model: ir.Model) -> frozenset[ir.Value]:
             continue
         found.add(value)
         producer = value.producer()
-        # A branch that is always taken may be in the place of its If before it is folded.
+        # A branch that is always taken may replace its If before it is folded.
         for each in _with_bodies(producer) if producer is not None else ():
             found.update(each.outputs)
             pending += each.inputs
@@ -101,7 +101,7 @@ def _with_bodies(node: ir.Node) -> Iterator[ir.Node]:
 
 @contextmanager
 def pinned(model: ir.Model, *, when: bool = True) -> Iterator[None]:
-    """Let quantization ops of the main graph count as read for a while, so that none is dropped."""
+    """Mark quantization ops of the main graph as used temporarily, so that none is removed."""
     outputs = model.graph.outputs
     firsts = [node.outputs[0] for node in model.graph if when and holds_qdq(node) and node.outputs]
     held = [value for value in firsts if not value.is_graph_output()]

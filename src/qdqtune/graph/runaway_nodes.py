@@ -1,7 +1,7 @@
-"""Nodes that onnxscript would turn into something without end when it folds a model.
+"""Nodes that make onnxscript's folding grow without bound.
 
-It follows shapes symbolically and takes sequences apart. A Concat or an Add of a symbolic shape
-with itself doubles what is kept of it; a sequence of all rows of a tensor becomes a node with as
+onnxscript follows shapes symbolically and splits sequences. A Concat or an Add of a symbolic shape
+with itself doubles its representation; a sequence of all rows of a tensor becomes a node with as
 many outputs.
 """
 
@@ -11,10 +11,10 @@ import onnx_ir as ir
 
 from qdqtune.graph.op_classes import is_op
 
-# Characters of symbolic dims that stand behind one value, and outputs of one node.
+# Limits on the characters of symbolic dims behind one value, and on the outputs of one node.
 _MOST_SYMBOLS = 1 << 16
 _MOST_PARTS = 1 << 12
-# onnxscript takes no larger constants for shapes.
+# onnxscript does not treat larger constants as shapes.
 _LARGEST_SHAPE = 10
 
 _JOINING = ("Add", "Concat")
@@ -22,7 +22,7 @@ _KEEPING = ("Abs", "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
 def runaway_nodes(model: ir.Model) -> list[ir.Node]:
-    """The nodes that must be kept from it, bodies included."""
+    """Return the nodes that must be hidden from onnxscript, including those in bodies."""
     symbols: dict[ir.Value, int] = {}
     found = []
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
@@ -31,14 +31,14 @@ def runaway_nodes(model: ir.Model) -> list[ir.Node]:
             continue
         count = _symbols(node, symbols)
         if count > _MOST_SYMBOLS:
-            found.append(node)  # what is not followed stands for nothing later
+            found.append(node)  # what is hidden adds nothing later
         elif count:
             symbols[node.outputs[0]] = count
     return found
 
 
 def _symbols(node: ir.Node, known: dict[ir.Value, int]) -> int:
-    """How much is kept of a node's result, if it is a symbolic shape."""
+    """Return the size of a node's result as a symbolic shape, if it is one."""
     if is_op(node, "Shape"):
         value = node.inputs[0] if node.inputs else None
         shape = value.shape if value is not None and value.shape is not None else ()
@@ -64,7 +64,7 @@ def _symbols_of(value: ir.Value | None, known: dict[ir.Value, int]) -> int:
 
 
 def _parts(node: ir.Node) -> int:
-    """How many tensors a sequence would have, as far as that is known."""
+    """Return the number of tensors in a sequence, as far as it is known."""
     data, split = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
     if data is None or split is None:
         return 0

@@ -13,12 +13,12 @@ from qdqtune.graph.input_shapes import model_inputs
 
 
 def infer_shapes(model: ir.Model) -> bool:
-    """Fill in what ONNX's shape inference can tell; weights are not touched or copied.
+    """Run ONNX's shape inference on the model in place; weights are not touched or copied.
 
     Returns:
-        Whether anything became known that was not.
+        Whether anything new was inferred.
     """
-    # Inference takes a dim of -1 for a size and computes with it.
+    # Inference takes a dim of -1 as a size and computes with it.
     negative = [
         (value, value.shape)
         for value in model_inputs(model)
@@ -35,14 +35,14 @@ def infer_shapes(model: ir.Model) -> bool:
 
 @contextmanager
 def at_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> Iterator[None]:
-    """Let the shapes of intermediate tensors be known for a while, for these input shapes.
+    """Infer the shapes of intermediate tensors for these input shapes, temporarily.
 
-    The graph's own inputs and outputs keep their dims throughout, so that a file written
-    meanwhile is as open as the model was.
+    The graph's own inputs and outputs keep their dims throughout, so that a file written inside the
+    context has the same open dims as the model.
 
     Args:
-        model: The model; on leaving, every shape is what it was.
-        shapes: The shape of every input that has to be fed.
+        model: The model; on exit, every shape is restored.
+        shapes: The shape of every input that must be fed.
     """
     before = all_shapes(model)
     signature = [(value, value.shape) for value in (*model.graph.inputs, *model.graph.outputs)]
@@ -59,16 +59,16 @@ def at_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> Iterator[
 def set_input_dims(
     model: ir.Model, dims: Mapping[str, Sequence[Dim]], *, stale: bool = False
 ) -> None:
-    """Give the inputs other dims, in place, and work out all shapes that follow.
+    """Set the dims of inputs in place, and infer all shapes that follow.
 
-    What the model says of other tensors is kept where inference can't tell: behind ops of other
+    Declared shapes of other tensors are kept where inference finds nothing: behind ops of other
     domains, for example.
 
     Args:
         model: The model.
         dims: New dims by input name; inputs not named stay.
-        stale: Whether a fixed dim was changed, so that shapes written in the model are no longer
-            to be trusted.
+        stale: Whether a fixed dim was changed, so that shapes declared in the model can no longer
+            be trusted.
     """
     sizes = _sizes_of_symbols(model, dims)
     for value in model_inputs(model):
@@ -87,7 +87,7 @@ def set_input_dims(
 
 
 def all_shapes(model: ir.Model) -> list[tuple[ir.Value, ir.Shape | None]]:
-    """Every value that is no constant, bodies included, with its shape: enough to put it back."""
+    """Return every value that is not a constant, including bodies, with its shape to restore."""
     values = [
         value
         for graph in model.graphs()
@@ -97,7 +97,7 @@ def all_shapes(model: ir.Model) -> list[tuple[ir.Value, ir.Shape | None]]:
 
 
 def _computed(model: ir.Model, *, bodies_too: bool) -> list[ir.Value]:
-    """Every node output, and the inputs of bodies if asked for."""
+    """Return every node output, and optionally the inputs of bodies."""
     values = [out for graph in model.graphs() for node in graph for out in node.outputs]
     if bodies_too:
         values += [v for graph in model.graphs() if graph is not model.graph for v in graph.inputs]
@@ -116,7 +116,7 @@ def _sizes_of_symbols(model: ir.Model, dims: Mapping[str, Sequence[Dim]]) -> dic
 
 
 def _fill(value: ir.Value, declared: Sequence[Dim], sizes: Mapping[str, int]) -> bool:
-    """Put in what was written where inference found nothing; says whether it did."""
+    """Fill in declared dims where inference found nothing; returns whether it did."""
     bound: list[Dim] = [
         (evaluate(dim, sizes) or dim) if isinstance(dim, str) else dim for dim in declared
     ]

@@ -1,4 +1,4 @@
-"""Where temporary files go."""
+"""The folder for temporary files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _USUAL = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108  (names in there are ran
 
 
 def temporary_place() -> Path:
-    """The folder that `tempfile` would choose.
+    """Return the folder that `tempfile` would choose.
 
-    `tempfile` tries folders by writing a file into them, which a kill leaves there for ever.
+    `tempfile` tests folders by writing a file into them, which remains if the process is killed.
     """
     if tempfile.tempdir is not None:
         return Path(os.fsdecode(tempfile.tempdir))

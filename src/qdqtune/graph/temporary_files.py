@@ -1,9 +1,9 @@
-"""Temporary folders and files that go away even if their process was killed.
+"""Temporary folders and files that are removed even if their process was killed.
 
-Each has an owner that others can look for: a lock of the operating system, which is free as soon as
-the owner is gone, however it went. Before a process makes its first temporary entry in a folder, it
-removes those there that nobody owns any more. A folder's lock is a file beside it, so that
-everything inside the folder is the user's; a file is its own lock.
+Each has an owner that other processes can check: an operating system lock, which is released when
+the owner ends for any reason. Before a process creates its first temporary entry in a folder, it
+removes those that no longer have an owner. A folder's lock is a file next to it, so that everything
+inside the folder belongs to the user; a file is its own lock.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _swept_lock = threading.Lock()
 
 
 class TemporaryFolder:
-    """A new folder that only this user can read; with a `with`, it is removed at the end.
+    """A new folder that only this user can read; usable as a context manager that removes it.
 
-    Else it is removed by `cleanup`, with this object or when the process ends; after a kill, by the
-    next process that makes one in the same place.
+    Otherwise it is removed by `cleanup`, with this object, or when the process ends; after a kill,
+    by the next process that creates one in the same place.
 
     Args:
-        within: The folder that it is made in, hidden; None is the system's folder for such.
+        within: The parent folder, where it is hidden; None for the system's temporary folder.
 
     Attributes:
         path: The folder.
 
     Raises:
-        OutputError: If it can't be made.
+        OutputError: If it can't be created.
     """
 
     def __init__(self, within: Path | None = None) -> None:
@@ -74,16 +74,16 @@ class TemporaryFolder:
         self.cleanup()
 
     def cleanup(self) -> None:
-        """Remove it with all that is in it."""
+        """Remove it with its contents."""
         self._finalizer()
 
 
 @contextlib.contextmanager
 def temporary_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new hidden file to write to, which is removed unless it was renamed.
+    """Create a hidden file to write to, which is removed unless it was renamed.
 
     Raises:
-        OSError: If it can't be made.
+        OSError: If it can't be created.
     """
     remove_abandoned(folder)
     path, descriptor = _locked_file(folder, _FILE, hidden=True)
@@ -95,7 +95,7 @@ def temporary_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove what processes that were killed have left in a folder; looks there only once."""
+    """Remove what killed processes left in a folder; checks each folder only once."""
     with _swept_lock:
         place = os.path.realpath(folder)
         if place in _swept:
@@ -122,29 +122,29 @@ def _remove_if_abandoned(path: Path) -> None:
 
 
 def _remove_tree(folder: Path) -> None:
-    """Remove a folder with all that is in it.
+    """Remove a folder with its contents.
 
     Raises:
-        OSError: If something of it is left; then its lock must stay for the next one who looks.
+        OSError: If something is left; then its lock must stay for the next process that checks.
     """
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)
 
 
 def _locked_file(folder: Path, suffix: str, *, hidden: bool) -> tuple[Path, int]:
-    """A new file that this process has locked."""
+    """Create a file that this process has locked."""
     while True:
         path = folder / f"{'.' * hidden}{_PREFIX}{secrets.token_hex(4)}{suffix}"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
         except FileExistsError:
             continue
-        # Where files can't be locked nobody takes it for abandoned, since nobody gets the lock.
+        # Where files can't be locked, no other process can take it for abandoned either.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if path.exists():
             return path, descriptor
-        os.close(descriptor)  # somebody found it before it was locked, and took it for abandoned
+        os.close(descriptor)  # another process found it before it was locked, and removed it
 
 
 def _remove(folder: Path, lock: Path, descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""What the tensors of a model take when it runs, found out before it does."""
+"""Memory that a model's tensors will take, computed before it runs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from qdqtune.resources.limits import current_limits
 
 @dataclass(frozen=True)
 class TensorSize:
-    """A tensor that a model computes or is fed with.
+    """A tensor that a model computes or reads as input.
 
     Attributes:
-        name: Of the tensor.
-        node: Who computes it: name and op; empty for an input.
+        name: Name of the tensor.
+        node: The node that computes it: name and op; empty for an input.
         shape: Its dims.
-        nbytes: What it takes.
+        nbytes: Its size in bytes.
     """
 
     name: str
@@ -36,25 +36,25 @@ class TensorSize:
 
 
 def check_runs(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Make sure that a model can run within memory, and comes to an end, as far as it tells.
+    """Make sure that a model fits into memory and terminates, as far as that can be determined.
 
     Args:
         model: The model; it is not changed.
-        shapes: The shape of every input that has to be fed.
+        shapes: The shape of every input that must be fed.
 
     Raises:
-        ModelError: If it can't.
+        ModelError: If it doesn't.
     """
     check_ends(model)
     check_fits(model, shapes)
 
 
 def check_fits(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Make sure that no tensor of a model takes more memory than a process may.
+    """Make sure that no tensor of a model exceeds the memory limit of a process.
 
     Args:
         model: The model; it is not changed.
-        shapes: The shape of every input that has to be fed.
+        shapes: The shape of every input that must be fed.
 
     Raises:
         ModelError: If one does.
@@ -95,7 +95,7 @@ def _has_all_shapes(model: ir.Model) -> bool:
 
 
 def _computed(model: ir.Model) -> list[TensorSize]:
-    """Every tensor whose shape is known, bodies included."""
+    """Return every tensor whose shape is known, including bodies."""
     found = []
     for value, _ in all_shapes(model):
         dims = dims_of(value)

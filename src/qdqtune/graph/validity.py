@@ -1,6 +1,6 @@
-"""Whether a model is one: checked here where native code would crash, mumble or not look.
+"""Model validation, for cases that native code crashes on, reports poorly or does not check.
 
-ONNX's own checker comes last.
+ONNX's own checker runs last.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from qdqtune.records.errors import ModelError
 
 _EXPORT_AGAIN = "Export it again, or see what `onnx.checker.check_model` says about it."
 MOST_DIMS = 32
-"""How many dims a tensor that we hold may have: NumPy before 2.0 takes no more."""
-# Names are looked up, compared and printed all the time.
+"""Maximum rank of a tensor held in memory: NumPy before 2.0 supports no more."""
+# Names are looked up, compared and printed throughout.
 _LONGEST_NAME = 1 << 16
 
 
 def check_model(proto: onnx.ModelProto, found: Contents, file: Path) -> None:
-    """Make sure that a model can be worked with.
+    """Make sure that a model is valid and supported.
 
     Args:
         proto: The model.
-        found: What is in it.
-        file: Where it comes from.
+        found: Its contents.
+        file: The model's file.
 
     Raises:
-        ModelError: If it is not a valid ONNX model, or one that is not supported.
+        ModelError: If it is not a valid ONNX model, or not supported.
     """
     if not found.is_text:
         raise ModelError(f"{file} has a name in it that is not UTF-8 text.", _EXPORT_AGAIN)
@@ -65,7 +65,7 @@ def _check_versions(proto: onnx.ModelProto, file: Path) -> None:
         )
     versions: dict[str, int] = {}
     for opset in proto.opset_import:
-        # Two spellings of one domain; the empty one is what everybody expects.
+        # Two spellings of the default domain; the empty one is the usual one.
         opset.domain = "" if opset.domain == "ai.onnx" else opset.domain
         if versions.setdefault(opset.domain, opset.version) != opset.version:
             raise ModelError(

@@ -1,6 +1,6 @@
-"""Weights on their way between files, a chunk at a time: a model may be larger than the memory.
+"""Copies weights between files in chunks: a model may be larger than the memory.
 
-One weights file lies beside all candidates of a model, so that a candidate is a small file.
+All candidates of a model share one weights file, so that a candidate is a small file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from qdqtune.records.untrusted_files import open_plain, read_bytes
 WEIGHTS_FILE = "weights.bin"
 WEIGHTS_INDEX = "weights.index"
 
-# Small tensors stay inside the model: engines read shapes and scalars while they load.
+# Small tensors stay inside the model: engines read shapes and scalars while loading.
 _INLINE_BYTES = 128
 # Large ones start on a page, so that they can be mapped instead of read.
 _PAGE = 4096
-# What is worked on at once; a few copies of it may be in memory.
+# Bytes processed at a time; a few copies of it may be in memory.
 _SLAB_BYTES = 1 << 24
 _INDEX_WORDS = 3
 # More digits than the size of any file.
@@ -36,12 +36,12 @@ _MOST_DIGITS = 18
 
 
 def values_of(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
-    """A tensor's values; what lies in a file is in memory only as long as the array is."""
+    """Return a tensor's values; external ones are in memory only while the array is."""
     return (FileTensor.of(tensor) if isinstance(tensor, ir.ExternalTensor) else tensor).numpy()
 
 
 def chunks_of(tensor: ir.TensorProtocol) -> Iterator[npt.NDArray[Any]]:
-    """A tensor's values in order, a part of bounded size at a time; what shape it has is lost."""
+    """Yield a tensor's values in order, in flat chunks of bounded size."""
     if isinstance(tensor, ir.ExternalTensor) and tensor.dtype.bitwidth >= 8:
         kind = np.dtype(tensor.dtype.numpy()).newbyteorder("<")
         for chunk in FileTensor.of(tensor).chunks():
@@ -53,11 +53,11 @@ def chunks_of(tensor: ir.TensorProtocol) -> Iterator[npt.NDArray[Any]]:
 
 
 def slabs(values: npt.NDArray[Any]) -> Iterator[tuple[slice, ...]]:
-    """Cut an array into parts of bounded size, to be worked on one after the other.
+    """Split an array into parts of bounded size, to be processed one by one.
 
     Yields:
         Indices of the parts, in order. They run along the first axis that has more than one
-        element, so that they are neighbours in memory.
+        element, so that they are contiguous in memory.
     """
     axis = next((axis for axis, dim in enumerate(values.shape) if dim > 1), None)
     if axis is None:
@@ -70,16 +70,16 @@ def slabs(values: npt.NDArray[Any]) -> Iterator[tuple[slice, ...]]:
 
 
 class WeightStore:
-    """Appends tensors to a file and hands out references to them.
+    """Appends tensors to a file and returns references to them.
 
-    What an earlier run wrote is found again: an index beside the file tells where to look, and what
-    is there is compared before it is trusted. Nothing in the file is ever changed, so that models
-    written by that run stay what they are.
+    Tensors of an earlier run are reused: an index next to the file tells where to look, and the
+    bytes there are compared before they are trusted. Existing bytes never change, so that models
+    written by that run stay valid.
 
     Args:
-        folder: Where candidates are written; external data must lie beside the model.
-        file_name: The file.
-        keep_index: Whether later runs are to find what this one writes.
+        folder: The folder of the candidates; external data must be next to the model.
+        file_name: Name of the file.
+        keep_index: Whether later runs can reuse what this one writes.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class WeightStore:
         self._index = self._read_index()
 
     def reference(self, key: Hashable, name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
-        """A proto that stands for the tensor; its values are written when first asked for.
+        """Return a proto that refers to the tensor; its values are written on the first call.
 
         Args:
-            key: What identifies the values; a known key is answered without looking at them.
+            key: Identifies the values; a known key is answered without reading them.
             name: The initializer's name.
             tensor: The values.
         """
@@ -115,18 +115,18 @@ class WeightStore:
         return self._known[key]
 
     def stored(self, key: Hashable, name: str, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-        """The same as a tensor, which holds no values but small ones; see `reference`."""
+        """Return the reference as a tensor, which holds only small values; see `reference`."""
         found = ir.serde.deserialize_tensor(self.reference(key, name, tensor), self.folder)
         return FileTensor.of(found) if isinstance(found, ir.ExternalTensor) else found
 
     def digest_of(self, proto: onnx.TensorProto) -> bytes | None:
-        """The digest of a tensor's bytes as they were given, or found to be, in this run.
+        """Return the digest of a tensor's bytes as written or verified in this run.
 
         Args:
-            proto: What `reference` has handed out, or a copy of it.
+            proto: A result of `reference`, or a copy of it.
 
         Returns:
-            None if it is of another file, or no index is kept.
+            The digest; None if it refers to another file, or no index is kept.
         """
         entries = {entry.key: entry.value for entry in proto.external_data}
         if entries.get("location") != self._file.name:
@@ -147,7 +147,7 @@ class WeightStore:
         return proto
 
     def _place_of(self, tensor: ir.TensorProtocol) -> int:
-        """Where a tensor's bytes lie in the file; they are added if they don't."""
+        """Return the offset of a tensor's bytes in the file; appends them if they are new."""
         if self._index_file is None:
             return self._added(tensor)
         sums = _Summing()
@@ -164,7 +164,7 @@ class WeightStore:
         return offset
 
     def _added(self, tensor: ir.TensorProtocol) -> int:
-        """Write a tensor's bytes to the end of the file; returns where that was."""
+        """Append a tensor's bytes to the file; returns their offset."""
         alignment = _PAGE if tensor.nbytes >= _PAGE else 64
         offset = -(-self._end // alignment) * alignment
         with writing(self._file), self._file.open("r+b") as file:
@@ -174,7 +174,7 @@ class WeightStore:
         return offset
 
     def _read_index(self) -> dict[tuple[int, int], list[int]]:
-        """Where tensors may lie, by length and checksum."""
+        """Return candidate offsets of tensors, by length and checksum."""
         found: dict[tuple[int, int], list[int]] = {}
         if self._index_file is not None:
             for offset, length, checksum in _index_lines(self._index_file):
@@ -182,7 +182,7 @@ class WeightStore:
         return found
 
     def _is_there(self, tensor: ir.TensorProtocol, offset: int) -> bool:
-        """Whether an earlier run wrote just this there."""
+        """Whether the file holds exactly this tensor at an offset."""
         with open_plain(self._file) as file:
             file.seek(offset)
             try:
@@ -193,13 +193,13 @@ class WeightStore:
 
 
 def indexed_checksums(weights_file: Path) -> dict[tuple[int, int], set[int]]:
-    """What the index beside a weights file says of the bytes in it.
+    """Read the checksums in the index of a weights file.
 
     Args:
         weights_file: The weights.
 
     Returns:
-        CRC-32 checksums by offset and length; several if a damaged tensor was written anew.
+        CRC-32 checksums by offset and length; several if a damaged tensor was written again.
     """
     found: dict[tuple[int, int], set[int]] = {}
     for offset, length, checksum in _index_lines(weights_file.with_suffix(".index")):
@@ -208,7 +208,7 @@ def indexed_checksums(weights_file: Path) -> dict[tuple[int, int], set[int]]:
 
 
 def _index_lines(file: Path) -> Iterator[tuple[int, int, int]]:
-    """Offset, length and checksum of each tensor; a line that makes no sense is nothing."""
+    """Yield offset, length and checksum of each tensor; invalid lines are skipped."""
     for line in read_bytes(file).splitlines() if file.is_file() else ():
         words = [word for word in line.split() if word.isdigit() and len(word) <= _MOST_DIGITS]
         if len(words) == _INDEX_WORDS:
@@ -217,11 +217,11 @@ def _index_lines(file: Path) -> Iterator[tuple[int, int, int]]:
 
 
 class _Different(Exception):
-    """The bytes are not those that were expected."""
+    """The bytes are not the expected ones."""
 
 
 class _Comparing:
-    """Looks like a file that is written to, and compares with one that is read."""
+    """A file-like object for writing that compares with a file that is read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -233,7 +233,7 @@ class _Comparing:
 
 
 class _Summing:
-    """Looks like a file that is written to, and keeps a checksum and a digest."""
+    """A file-like object for writing that computes a checksum and a digest."""
 
     def __init__(self) -> None:
         self.checksum = 0
@@ -254,5 +254,5 @@ def _write(tensor: ir.TensorProtocol, file: BinaryIO | _Comparing | _Summing) ->
     if values.flags.c_contiguous or tensor.dtype.bitwidth < 8:
         ir.Tensor(values, tensor.dtype).tofile(file)
         return
-    for slab in slabs(values):  # a transposed view: element by element it would take minutes
+    for slab in slabs(values):  # a transposed view: copying by element would take minutes
         ir.Tensor(np.ascontiguousarray(values[slab]), tensor.dtype).tofile(file)
