@@ -1,6 +1,6 @@
-"""What builds and times a model, each in a process of its own.
+"""Engines that build and time models, each in its own process.
 
-What is offered here is imported when it is asked for.
+Public names are imported lazily.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Arrays on their way between processes: one ``.npz`` file per set, never pickled.
+"""Transfers arrays between processes: one ``.npz`` file per set, never pickled.
 
-Tensor names stay out of the archive's entry names, so that a tensor may be called anything.
-Types numpy has no file form for (bfloat16, float8) travel as raw bytes beside their name.
+Tensor names are not used as archive entry names, so that a tensor may have any name. Types without
+a numpy file format (bfloat16, float8) are stored as raw bytes with their type name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an engine prints while it builds a model: marked in its worker's log, and found again."""
+"""Marks and finds what an engine prints while it builds a model, in its worker's log."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MOST_LINES = 400
 
 @contextmanager
 def building(model: str | os.PathLike[str]) -> Iterator[None]:
-    """Mark what the engine in this process prints meanwhile as said about a model.
+    """Mark what the engine in this process prints as being about a model.
 
-    Without a log nothing is marked. What follows a failure belongs to it, its traceback above all.
+    Without a log nothing is marked. Output after a failure, such as its traceback, belongs to it.
 
     Args:
         model: The model file.
@@ -39,7 +39,7 @@ def _mark(line: str) -> None:
 
 
 def is_mark(line: str) -> bool:
-    """Whether a line was not printed by the engine."""
+    """Whether a line is a mark, not printed by the engine."""
     return line.startswith(_MARK)
 
 
@@ -47,7 +47,7 @@ class BuildLog:
     """The log of an engine's workers, model by model.
 
     Args:
-        path: The log; there may be none yet.
+        path: The log file; it need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,17 +57,17 @@ class BuildLog:
         self._said: dict[str, list[str]] = {}
 
     def about(self, model: str) -> list[str]:
-        """What was printed when a model was built the last time, as far as it can be read.
+        """Return what was printed during the latest build of a model, as far as it can be read.
 
         Args:
-            model: Its file's name.
+            model: Name of the model file.
         """
         with suppress(OSError):
             self._read_on()
         return self._said.get(model, [])
 
     def _read_on(self) -> None:
-        """Read what was added since, up to the last whole line."""
+        """Read new lines, up to the last complete one."""
         with open_plain(self._path) as file:
             file.seek(self._offset)
             added = file.read()

@@ -1,16 +1,16 @@
-"""The engines that are part of qdqtune, as data."""
+"""The built-in engines, as data."""
 
 from __future__ import annotations
 
 from qdqtune.engines.engine_entry import DialectChoice, EngineEntry
 
-# Builds of large models were seen to take many minutes.
+# Builds of large models can take many minutes.
 _BUILD_LIMIT_S = 3600.0
-# Seconds are usual; a file that takes minutes was made to.
+# Small models usually take seconds; a small file that takes minutes was designed to.
 _SMALL_LIMIT_S = 45.0
 _BUILD_LINE = "qdqtune.engines.trtexec.deployment:build_line"
 _TENSORRT_DIALECTS = (DialectChoice("tensorrt-8", before_version=10), DialectChoice("tensorrt"))
-# What may be taken from a record; see `EngineEntry.recorded_options`.
+# Options that may be taken from a record; see `EngineEntry.recorded_options`.
 _SWITCH, _NUMBER = "[01]", r"\d{1,9}(\.\d{1,9})?(e-\d\d)?"
 _TENSORRT_RECORDED = {
     "typing": "strong|weak",
@@ -134,4 +134,4 @@ BUILTIN_ENGINES = (
         },
     ),
 )
-"""In the order in which they are shown."""
+"""In display order."""

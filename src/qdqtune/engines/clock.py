@@ -1,4 +1,4 @@
-"""The clock of timed runs: the CPU time of a thread, where it is known finely enough."""
+"""The clock of timed runs: the CPU time of a thread, where its resolution is sufficient."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WATCHED_NS = 20_000_000
 
 @lru_cache(maxsize=1)
 def thread_clock_is_fine() -> bool:
-    """Watches the clock tick: sandboxes exist where it moves in steps of ten milliseconds."""
+    """Check the resolution of the thread clock: in some sandboxes it moves in steps of 10 ms."""
     end = time.perf_counter_ns() + _WATCHED_NS
     first = last = time.thread_time_ns()
     steps = 0
@@ -25,10 +25,10 @@ def thread_clock_is_fine() -> bool:
 
 
 class RunClock:
-    """Times runs by the calling thread's CPU time, or by the time that passes.
+    """Times runs by the calling thread's CPU time, or by wall time.
 
     Args:
-        on_one_thread: Whether whole runs happen on the calling thread.
+        on_one_thread: Whether whole runs execute on the calling thread.
 
     Attributes:
         now_ns: The clock in use.
@@ -40,11 +40,11 @@ class RunClock:
             self.now_ns = time.thread_time_ns
 
     def use_wall_time(self) -> None:
-        """From now on, the time that passes."""
+        """Switch to wall time."""
         self.now_ns = time.perf_counter_ns
 
     def samples_ms(self, take: Callable[[Callable[[], int]], list[float]]) -> list[float]:
-        """Samples that are taken with the clock; anew if runs are too short for the thread's."""
+        """Take samples with the clock; retake them if runs are too short for the thread clock."""
         samples = take(self.now_ns)
         if min(samples, default=1.0) <= 0.0:
             self.use_wall_time()

@@ -1,4 +1,4 @@
-"""Model files against a baseline, in a worker: failures are values, the rest goes on."""
+"""Compares model files with a baseline in a worker; a failing model does not stop the others."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from qdqtune.engines.isolated import OpenModel
 
 Progress = Callable[[int, int], None]
-"""Told the rounds done and planned."""
+"""Called with the rounds done and planned."""
 TakeOutputs = Callable[[int, "Outputs"], None]
-"""Told the number of a model and its outputs."""
+"""Called with a model's number and its outputs."""
 TakeLayers = Callable[[int, "list[LayerTime]"], None]
-"""Told the number of a model and the layers that it runs as; none if the engine can't tell."""
+"""Called with a model's number and its layers; empty if the engine can't list them."""
 
 
 class MeasurementListener(Protocol):
-    """Hears every measurement of a comparison at once, before it is over."""
+    """Receives every measurement of a comparison as it is made."""
 
     def saw_round(self, models: tuple[int, ...], round_: Round) -> None:
-        """One more round among the baseline and these candidates."""
+        """Called after each round of the baseline and these candidates."""
         ...
 
     def saw_failure(self, model: int, error: str, *, refused: bool) -> None:
-        """A model failed; the others begin anew without it.
+        """Called when a model fails; the others start over without it.
 
         Args:
             model: Its number.
-            error: Why.
-            refused: Whether the engine said so; otherwise it crashed, or did not answer in time.
+            error: The reason.
+            refused: Whether the engine reported it; otherwise it crashed or timed out.
         """
         ...
 
@@ -50,7 +50,7 @@ _PILOT_RUNS = 4
 _LAYER_RUNS = 20
 _MOST_DEATHS = 2
 _PILOT_DROP = 1
-# More than any call takes, and less than it takes to start a program.
+# Longer than any call takes, and shorter than starting a program takes.
 _LEAST_OVERHEAD_MS = 25.0
 _SHORTEST_LIMIT_S = 30.0
 _TIMES_BASELINE = 20.0
@@ -68,7 +68,7 @@ class _ModelFailed(Exception):
 
 @dataclass(frozen=True)
 class _Length:
-    """How long a comparison is: a time, or a number of runs, or of rounds."""
+    """The length of a comparison, as a time or as a number of runs or rounds."""
 
     budget_s: float
     runs: int | None = None
@@ -77,7 +77,7 @@ class _Length:
     min_time_s: float | None = None
 
     def least_runs(self, latencies_ms: Sequence[float]) -> int | None:
-        """Timed runs of each model, at least: enough for the fastest one to take its time."""
+        """Return the minimum number of timed runs per model, for the fastest to fill its time."""
         if self.min_time_s is None:
             return self.runs
         return max(self.runs or 1, math.ceil(self.min_time_s * 1000.0 / min(latencies_ms)))
@@ -101,25 +101,25 @@ def compare_files(
     layers_from: int = 0,
     listener: MeasurementListener | None = None,
 ) -> tuple[list[Measurement], list[Comparison | None]]:
-    """Times model files against the first of them. Nothing is raised for a model that fails.
+    """Times model files against the first of them. A failing model raises nothing.
 
     Args:
-        worker: Where the models run.
+        worker: The worker that runs the models.
         paths: The baseline and its candidates; all take the same inputs.
         feeds: The inputs.
-        budget_s: Most seconds of timed runs per candidate; clear differences take less.
-        runs: Timed runs per model, at least, instead of a budget; all of them are made.
-        min_time_s: Seconds of timed runs per model, at least; all of them are made.
+        budget_s: Maximum seconds of timed runs per candidate; clear differences take less.
+        runs: Minimum timed runs per model, instead of a budget; all of them are made.
+        min_time_s: Minimum seconds of timed runs per model; all of them are made.
         rounds: Blocks of each candidate; fewer if they don't fit into the budget.
-        fewest_rounds: Those that are played whatever the budget.
+        fewest_rounds: Minimum number of rounds, whatever the budget.
         options: How to open the models.
-        timeout_s: Limit for opening a model. A candidate's block is a hang after thirty seconds,
-            or twenty times the baseline's block if that is more.
+        timeout_s: Limit for opening a model. A candidate's block counts as a hang after thirty
+            seconds, or twenty times the baseline's block if that is longer.
         progress: Called after each round with the rounds done and planned.
-        take_outputs: Called with the number of each model that was timed and what it computed.
-        take_layers: Called with the number of each model that was timed and its layers.
-        layers_from: Number of the first model whose layers are wanted.
-        listener: Told each round and each failure as they come.
+        take_outputs: Called with the number and the outputs of each model that was timed.
+        take_layers: Called with the number and the layers of each model that was timed.
+        layers_from: Number of the first model whose layers are needed.
+        listener: Called for each round and each failure.
 
     Returns:
         One measurement per file, and one comparison per candidate: None where the candidate or
@@ -138,7 +138,7 @@ def compare_files(
 
 
 def _large(overhead_ms: float) -> float:
-    """What a block costs beside its runs, if it is that of a process; else it doesn't matter."""
+    """Return the overhead of a block if it is as large as a process start, else zero."""
     return overhead_ms if overhead_ms > _LEAST_OVERHEAD_MS else 0.0
 
 
@@ -164,7 +164,7 @@ class _Comparing:
         take_outputs: TakeOutputs | None,
         take_layers: TakeLayers | None,
     ) -> tuple[list[Measurement], list[Comparison | None]]:
-        """Repeats the comparison without the models that failed until none fails."""
+        """Repeat the comparison without the models that failed, until none fails."""
         blocks: dict[int, Blocks] = {}
         comparisons: dict[int, Comparison] = {}
         while present := [i for i in range(len(self.paths)) if i not in self.errors]:
@@ -251,9 +251,9 @@ class _Comparing:
             raise _ModelFailed(index, str(failure), failure.kind) from failure
 
     def _layers(self, index: int) -> list[LayerTime]:
-        """What the engine says of a model's layers; that it doesn't is no failure of the model.
+        """Return a model's layers; not being able to list them is not a failure of the model.
 
-        An engine that has died of the question twice is not asked again.
+        An engine that crashed or hung twice on this request is not asked again.
         """
         if self.worker.deaths_by_layers >= _MOST_DEATHS:
             return []

@@ -1,4 +1,4 @@
-"""How long this process was kept from the cores that it was ready to use."""
+"""Time that this process spent waiting for CPU cores."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _THREADS = Path("/proc/self/task")
 
 
 def waited_for_cpu_s() -> float:
-    """Seconds that the threads of this process have waited for a core, all together.
+    """Return the total seconds that the threads of this process have waited for a core.
 
-    The scheduler's own account, by Linux; it goes on in this process only, not in programs that
-    are started from it. 0.0 where there is none.
+    The figure comes from Linux's scheduler and covers this process only, not programs started by
+    it. 0.0 where it is not available.
     """
     waited_ns = 0
     try:
         for thread in os.listdir(_THREADS):
-            # The time on a core, the time in the queue for one, the turns.
+            # Time on a core, time in the run queue, number of time slices.
             _, queued_ns, _ = (_THREADS / thread / "schedstat").read_text().split()
             waited_ns += int(queued_ns)
-    except (OSError, ValueError):  # another system, a sandbox, or a thread that ended just now
+    except (OSError, ValueError):  # another system, a sandbox, or a thread that just ended
         return 0.0
     return waited_ns / 1e9

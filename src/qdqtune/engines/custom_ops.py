@@ -1,4 +1,4 @@
-"""What to do about an engine that refuses a model for ops that are not ONNX's."""
+"""Advice when an engine refuses a model because of custom ops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qdqtune.records.errors import ModelError
 
 
 def custom_ops_in(model: ir.Model) -> dict[str, str]:
-    """The op types that neither ONNX nor a function of the model defines, with their domains."""
+    """Return the op types that neither ONNX nor the model's functions define, with domains."""
     defined = {(domain, name) for domain, name, _ in model.functions}
     return {
         node.op_type: node.domain
@@ -24,13 +24,13 @@ def custom_ops_in(model: ir.Model) -> dict[str, str]:
 
 
 def advice_on(failure: object, model: ir.Model | Path, engine: str, otherwise: str) -> str:
-    """What to do about an engine's failure.
+    """Return advice on an engine's failure.
 
     Args:
-        failure: What the engine said.
-        model: The model that it was given, or its file.
+        failure: The engine's error.
+        model: The model, or its file.
         engine: The engine's name.
-        otherwise: The advice if no custom op of the model is to blame.
+        otherwise: The advice if no custom op caused the failure.
     """
     if isinstance(model, Path):
         try:

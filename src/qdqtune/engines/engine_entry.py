@@ -1,4 +1,4 @@
-"""What is known of an engine without importing it."""
+"""Static description of an engine, available without importing it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class DialectChoice:
-    """A dialect that an engine speaks, and when.
+    """A dialect of an engine, and the conditions under which it applies.
 
     Attributes:
         name: The dialect.
-        saturating: Whether it is for CPUs that sum products of uint8 and int8 with saturation, or
-            for those that don't; None is for both.
-        before_version: It is for major versions below this one; None is for all.
+        saturating: Whether it applies to CPUs that sum products of uint8 and int8 with saturation,
+            or to those that don't; None for both.
+        before_version: Applies to major versions below this one; None for all.
     """
 
     name: str
@@ -22,7 +22,7 @@ class DialectChoice:
     before_version: int | None = None
 
     def fits(self, saturating: bool, version: int | None) -> bool:
-        """Whether it applies to such a CPU in that major version; None is the newest."""
+        """Whether it applies to such a CPU and major version; None is the newest."""
         if self.saturating is not None and self.saturating != saturating:
             return False
         return self.before_version is None or (
@@ -32,47 +32,47 @@ class DialectChoice:
 
 @dataclass(frozen=True)
 class EngineEntry:
-    """An engine, as data.
+    """The static description of an engine.
 
     Attributes:
         name: Name on the command line and in records.
-        install: The command that brings it, or where to get it.
-        title: What people call it; empty if that is its name.
+        install: The command that installs it, or where to get it.
+        title: Its display name; empty if that is its name.
         module: Module whose presence means that it is installed; empty for a program.
-        distributions: Packages that may have brought the module, for its version.
+        distributions: Packages that may provide the module, used to find its version.
         program: Program whose presence means that it is installed; empty for a module.
-        worker_class: ``module:Class`` that measures with it; empty when this version cannot.
-        measures: Whether its times are measured. An engine that makes them up is never chosen
-            unless it is named.
-        dialects: What it speaks: the first that fits counts. By default, what the reference engine
-            speaks.
+        worker_class: ``module:Class`` that measures with it; empty if this version can't.
+        measures: Whether its times are measured. An engine with simulated times is never chosen
+            automatically.
+        dialects: Its dialects: the first that applies is used. By default, those of the reference
+            engine.
         dialect_function: ``module:function`` that takes the engine's options and returns the name
             of a dialect, instead of `dialects`.
-        isa_option: Option that keeps its kernels from newer instructions, in oneDNN's words.
+        isa_option: Option that limits its kernels' instruction set, in oneDNN's notation.
         isa_variables: Environment variables that do the same; the first that is set counts.
-        float32_options: Options with which it computes float32 in float32, if it may choose another
-            type by itself; the first is the one to tell users.
-        runs_bfloat16: Whether it runs models in bfloat16, at least in some versions; where it
-            turns out that it doesn't, the reference engine computes their outputs.
-        takes_plugins: Whether it loads libraries with custom ops: those in its option `plugins`.
-        has_timing_cache: Whether it keeps what it learned about kernels in a file: the one in its
-            option `timing_cache`.
-        takes_shape_ranges: Whether it is told the smallest and largest shapes of inputs, by its
-            options `min_shapes`, `opt_shapes` and `max_shapes`.
-        writes_layers: Whether `SessionOptions.optimized_model_path` gets a file with its layers.
-        needs_gpu: Whether it measures on an NVIDIA GPU only.
+        float32_options: Options that make it compute float32 in float32, if it may choose another
+            type by itself; the first is the one to recommend to users.
+        runs_bfloat16: Whether it runs models in bfloat16, at least in some versions; where it turns
+            out that it doesn't, the reference engine computes their outputs.
+        takes_plugins: Whether it loads libraries with custom ops, from its option `plugins`.
+        has_timing_cache: Whether it keeps kernel timings in a file, set by its option
+            `timing_cache`.
+        takes_shape_ranges: Whether it needs the smallest and largest input shapes, in its options
+            `min_shapes`, `opt_shapes` and `max_shapes`.
+        writes_layers: Whether it writes its layers to `SessionOptions.optimized_model_path`.
+        needs_gpu: Whether it measures only on an NVIDIA GPU.
         lists_layers_anywhere: Whether it can list the layers of a model without that GPU.
-        path_option: Option that says where its program is, if that isn't on PATH.
-        arguments_option: Option with more arguments for its program.
-        version_function: ``module:function`` that takes the path of its program and returns the
-            version of that.
-        build_line_function: ``module:function`` that tells the command which builds a model as it
-            was measured; see `qdqtune.engines.registry.build_line`.
-        open_limit_s: How long it may take to open a model before that counts as a hang.
-        small_limit_s: The same for a model that is in one small file; None is `open_limit_s`.
-        recorded_options: Options that may be taken from a run's record, with a pattern of the
-            values: plain choices and small numbers. What names a file, a program, a library or an
-            argument, or takes threads or memory, is not among them: a record may be a stranger's.
+        path_option: Option with the path of its program, if that isn't on PATH.
+        arguments_option: Option with additional arguments for its program.
+        version_function: ``module:function`` that takes the path of its program and returns its
+            version.
+        build_line_function: ``module:function`` that returns the command to build a model as it was
+            measured; see `qdqtune.engines.registry.build_line`.
+        open_limit_s: Time to open a model after which it counts as hung.
+        small_limit_s: The same for a model in one small file; None means `open_limit_s`.
+        recorded_options: Options that may be taken from a run's record, with a pattern for their
+            values: plain choices and small numbers. Options that name a file, program, library or
+            argument, or set threads or memory, are excluded, since a record may be untrusted.
     """
 
     name: str
@@ -105,5 +105,5 @@ class EngineEntry:
 
     @property
     def takes_threads(self) -> bool:
-        """Whether it runs models on a number of threads that can be chosen."""
+        """Whether the number of threads can be set."""
         return not (self.needs_gpu or self.program)

@@ -1,4 +1,4 @@
-"""What users say for engines of one family, as options of the engine that is really used."""
+"""Flags for a family of engines, translated to options of the engine in use."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TIMING_CACHE, _PLUGINS = "timing_cache", "plugins"
 
 @dataclass(frozen=True)
 class EngineFlags:
-    """What was said beside an engine's options.
+    """Flags that were given in addition to engine options.
 
     Attributes:
-        timing_cache: File for what the engine learned about kernels; empty if not said.
+        timing_cache: File for the engine's kernel timings; empty if not set.
         plugins: Libraries with custom ops.
-        arguments: More arguments for the engine's program.
-        program: Where that is; empty for the one on PATH.
+        arguments: Additional arguments for the engine's program.
+        program: Path of the program; empty for the one on PATH.
     """
 
     timing_cache: str = ""
@@ -36,15 +36,15 @@ class EngineFlags:
     def options_of(
         self, engine: str, given: Mapping[str, str], *, is_strict: bool = False
     ) -> dict[str, str]:
-        """All options of an engine; those that were given as such go first.
+        """Return all options of an engine; explicit options take precedence.
 
         Args:
             engine: Its name.
-            given: The options that were given.
-            is_strict: Whether words that the engine has no use for are refused, not warned of.
+            given: The explicit options.
+            is_strict: Whether flags that the engine does not support raise instead of warn.
 
         Raises:
-            UsageError: If a library is missing, or a word is refused.
+            UsageError: If a library is missing, or a flag is not supported.
         """
         entry = registry.entry(engine)
         self._check_plugins()

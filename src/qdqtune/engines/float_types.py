@@ -1,4 +1,4 @@
-"""Which float type an engine computes in: its own choice, or the one that a model is written in."""
+"""The float type that an engine computes in: its own choice, or the model's type."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _TYPING, _PRECISION = "typing", "precision"
 
 
 def preferred_float_type(info: EngineInfo) -> Precision:
-    """The float type in which a model should be written to be fast on an engine.
+    """Return the float type in which a model should be written to be fast on an engine.
 
-    One that takes types as they are written would compute all of a float32 model in float32; others
+    An engine that takes types as written would compute all of a float32 model in float32; others
     choose by themselves.
     """
     return Precision.FP16 if info.options.get(_TYPING) == STRONG else Precision.FP32
 
 
 def chooses_float_types(info: EngineInfo) -> bool:
-    """Whether an engine chooses among float types by itself, and can be told which."""
+    """Whether an engine chooses float types by itself and has an option to set them."""
     return info.options.get(_TYPING) == WEAK
 
 
 def float_type_options(precision: Precision, options: Mapping[str, str]) -> dict[str, str]:
-    """The options with which an engine that chooses float types computes in one of them.
+    """Return the options that make such an engine compute in a given float type.
 
     Args:
-        precision: Which.
-        options: Its options as the user gave them.
+        precision: The float type.
+        options: The user's engine options.
 
     Raises:
-        UsageError: If those say something else.
+        UsageError: If the user's options contradict it.
     """
     said = options.get(_PRECISION, precision.value)
     if said != precision.value:
@@ -50,7 +50,7 @@ def float_type_options(precision: Precision, options: Mapping[str, str]) -> dict
 
 
 def float_type_in_effect(info: EngineInfo, written: Precision) -> Precision:
-    """The float type that an engine computes in.
+    """Return the float type that an engine computes in.
 
     Args:
         info: The engine.
@@ -62,11 +62,11 @@ def float_type_in_effect(info: EngineInfo, written: Precision) -> Precision:
 
 
 def exact_options(info: EngineInfo, options: SessionOptions) -> SessionOptions | None:
-    """How an engine opens a model to compute it in float32; None if it does, or can't be told to.
+    """Return the options for computing in float32; None if it already does, or has no such option.
 
     Args:
-        info: The engine, as it is with these options.
-        options: How it opens models.
+        info: The engine with these options.
+        options: The current session options.
     """
     if info.float_type in ("", FLOAT32):
         return None

@@ -1,4 +1,4 @@
-"""Which NVIDIA GPUs answer here: the driver is asked, no engine is imported."""
+"""Finds NVIDIA GPUs by querying the driver, without importing an engine."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
 _VERSION = re.compile(r"\s(\d+\.\d+(?:\.\d+)?)\s")
 _LONGEST_NAME = 128
-# Numbers of CUDA's driver API.
+# Constants of CUDA's driver API.
 _MAJOR, _MINOR = 75, 76
 _NO_DEVICE = 100
 
 
 class _DriverError(Exception):
-    """The driver answered with an error."""
+    """The driver returned an error."""
 
 
 @functools.cache
 def find_gpus() -> GpuHealth:
-    """The driver and its GPUs; looked for once. Whatever fails is the reason why there are none."""
+    """Return the driver and its GPUs, cached; any failure becomes the reason for having none."""
     driver = _driver_version(_DRIVER_FILE)
     library = _load(_LIBRARIES)
     if library is None:
@@ -39,7 +39,7 @@ def find_gpus() -> GpuHealth:
 
 
 def _driver_version(file: Path) -> str:
-    """What the kernel's part of the driver says; empty if there is none, as on other systems."""
+    """Return the version of the kernel driver; empty if there is none."""
     try:
         found = _VERSION.search(file.read_text(encoding="utf-8", errors="replace"))
     except OSError:

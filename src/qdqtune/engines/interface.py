@@ -1,4 +1,4 @@
-"""The roles an engine plays. Engines run inside the worker process; nothing here imports one."""
+"""Interfaces of an engine. Engines run inside the worker process; nothing here imports one."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a model wants on one input.
+    """The requirements of one model input.
 
     Attributes:
         name: Name of the input.
         dtype: Name of the numpy (or ml_dtypes) type, such as ``float32``; ``str`` for text.
-        shape: Dimensions; a name or None where the model leaves it open.
+        shape: Dimensions; a name or None where the model leaves one open.
     """
 
     name: str
@@ -41,7 +41,7 @@ class SessionOptions:
     Attributes:
         threads: Threads per run; None is the engine's default.
         engine_options: The engine's own options, as strings.
-        optimized_model_path: Where to write the graph the engine really runs, if it can.
+        optimized_model_path: Where to write the optimized graph, if the engine can.
     """
 
     threads: int | None = None
@@ -64,15 +64,15 @@ class SessionOptions:
 
 
 class Session(Protocol):
-    """A model that is open in an engine."""
+    """A model opened in an engine."""
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
-        """What the model wants."""
+        """The model's inputs."""
         ...
 
     def set_feeds(self, feeds: Feeds) -> None:
-        """Keeps the inputs of all later timed runs ready where the engine wants them."""
+        """Stores the inputs of all later timed runs where the engine needs them."""
         ...
 
     def run(self, feeds: Feeds) -> Outputs:
@@ -80,38 +80,38 @@ class Session(Protocol):
         ...
 
     def time_runs(self, runs: int) -> list[float]:
-        """Runs back to back on the kept feeds; milliseconds of each run.
+        """Runs back to back on the stored feeds; returns the milliseconds of each run.
 
-        An engine that does the whole run on one thread may give the CPU time of that thread, which
-        leaves out what other processes take.
+        An engine that executes a whole run on one thread may return the CPU time of that thread,
+        which excludes time taken by other processes.
         """
         ...
 
     def layer_times(self, runs: int) -> list[LayerTime]:
-        """Typical time per node of the engine's graph on the kept feeds, in order of execution."""
+        """Typical time per node of the engine's graph on the stored feeds, in execution order."""
         ...
 
     def close(self) -> None:
-        """Gives back everything the session holds."""
+        """Releases everything the session holds."""
         ...
 
 
 class Engine(Protocol):
-    """Opens models. Made without arguments inside the worker."""
+    """Opens models. Constructed without arguments inside the worker."""
 
     def info(self, options: SessionOptions) -> EngineInfo:
-        """Says which engine, version and device would run a model with these options."""
+        """Returns the engine, version and device that would run a model with these options."""
         ...
 
     def open(self, path: str, options: SessionOptions) -> Session:
-        """Opens the model file; whatever goes wrong is raised as any exception."""
+        """Opens the model file; raises any exception on failure."""
         ...
 
 
 @runtime_checkable
 class VirtualTime(Protocol):
-    """What an engine has beside the rest if it doesn't wait for the time that it reports."""
+    """Additional interface of an engine that does not wait for the time that it reports."""
 
     def clock_s(self) -> float:
-        """Seconds on the engine's own clock, by which building and timing are told."""
+        """Seconds on the engine's own clock, used for build and timing durations."""
         ...

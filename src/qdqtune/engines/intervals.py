@@ -1,9 +1,9 @@
-"""An interval for the median that assumes nothing about the shape of the noise.
+"""Confidence intervals for the median, without assumptions about the noise distribution.
 
-The estimate is the median, the interval the exact one of the sign test: it needs no symmetry and
-no finite variance. The differences of neighbouring runs have a sharp peak and very long tails,
-where the median is the best of the usual estimates. Seen on recorded runs of 40 ms on two shared
-cores, with equal time: the middle half of the estimates spanned 0.6 % for the median, 0.8 % for the
+The estimate is the median, with the exact interval of the sign test: it needs no symmetry and no
+finite variance. The differences of neighbouring runs have a sharp peak and very long tails, where
+the median is the best of the usual estimates. On recorded runs of 40 ms on two shared cores, with
+equal time, the middle half of the estimates spanned 0.6 % for the median, 0.8 % for the
 Hodges-Lehmann estimate of Wilcoxon's test, 1.4 % for the mean.
 """
 
@@ -19,14 +19,14 @@ from functools import lru_cache
 def median_interval(
     values: Sequence[float], confidence: float, correlation: float = 1.0
 ) -> tuple[float, float]:
-    """Returns an interval that holds the true median at least so often.
+    """Returns an interval that contains the true median with at least the given confidence.
 
-    With too few values for the confidence asked for, the interval is the whole line.
+    With too few values for the requested confidence, the interval is unbounded.
 
     Args:
-        values: What was seen, in order.
-        confidence: How often, if the values are independent.
-        correlation: How many of them are worth a single independent one, see `correlation_time`.
+        values: The observations, in order.
+        confidence: The coverage probability, if the values are independent.
+        correlation: Number of values worth one independent value, see `correlation_time`.
     """
     rank = _lower_rank(len(values), confidence)
     if rank == 0:
@@ -38,10 +38,10 @@ def median_interval(
 
 
 def correlation_time(values: Sequence[float]) -> float:
-    """Returns how many neighbouring values say as much about the median as one that is independent.
+    """Returns the number of neighbouring values that are worth one independent value.
 
     It is the sum of the autocorrelations of the side of the median on which each value lies, up to
-    an eighth of their number, weighted as Bartlett did, and never below 1.
+    an eighth of the number of values, with Bartlett weights, and never below 1.
     """
     middle = statistics.median(values) if values else 0.0
     sides = [(value > middle) - (value < middle) for value in values]
@@ -60,7 +60,7 @@ def correlation_time(values: Sequence[float]) -> float:
 def _lower_rank(count: int, confidence: float) -> int:
     """Returns the largest k with P(fewer than k of count coins show heads) <= (1 - confidence) / 2.
 
-    It is 0 when there is none.
+    It is 0 if there is no such k.
     """
     tail = (1.0 - confidence) / 2.0
     below = 0.0

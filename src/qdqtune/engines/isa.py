@@ -1,4 +1,4 @@
-"""What the CPU offers to integer kernels."""
+"""Instruction sets of the CPU that matter for integer kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 _X86_MACHINES = {"x86_64", "amd64", "i386", "i686", "x86"}
 _ARM_MACHINES = {"aarch64", "arm64"}
-# Best first: the first whose flag the CPU shows names the instruction set.
+# Best first: the first flag that the CPU has names the instruction set.
 _X86_LEVELS: tuple[tuple[str, str], ...] = (
     ("amx_int8", "amx_int8"),
     ("avx512_vnni", "avx512_vnni"),
@@ -24,7 +24,7 @@ _ARM_LEVELS: tuple[tuple[str, str], ...] = (
     ("asimddp", "neon_dotprod"),
     ("asimd", "neon"),
 )
-# In oneDNN's words.
+# In oneDNN's notation.
 _ONEDNN_LIMITS = {
     "SSE41": "x86",
     "AVX": "x86",
@@ -42,7 +42,7 @@ _ONEDNN_LIMITS = {
     "AVX10_1_512_AMX_FP16": "amx_int8",
 }
 ONEDNN_LIMITS = tuple(_ONEDNN_LIMITS)
-"""What oneDNN can be limited to, oldest instructions first."""
+"""Limits that oneDNN accepts, oldest instructions first."""
 _FIRST_WITH_BFLOAT16 = "AVX512_CORE_BF16"
 _X86_SATURATING = {"avx512", "avx2", "x86"}
 _SYSCTL_FLAGS = {
@@ -58,7 +58,7 @@ _SYSCTL_FLAGS = {
 
 @dataclass(frozen=True)
 class Cpu:
-    """The CPU as far as integer kernels care.
+    """The properties of a CPU that matter for integer kernels.
 
     Attributes:
         device: Its name.
@@ -71,25 +71,25 @@ class Cpu:
 
     @property
     def saturates_u8s8(self) -> bool:
-        """Whether products of uint8 and int8 are summed in 16 bits, see the function."""
+        """Whether products of uint8 and int8 are summed in 16 bits; see `saturates_u8s8`."""
         return saturates_u8s8(self.isa)
 
 
 def saturates_u8s8(isa: str) -> bool:
     """Whether pairs of uint8 x int8 products are summed with saturation at int16.
 
-    So does every x86 without a VNNI or AMX instruction; 8-bit weights then give wrong results.
-    An x86 of which nothing is known is taken to be one of them.
+    Every x86 without a VNNI or AMX instruction does; 8-bit weights then give wrong results. An
+    unknown x86 is assumed to.
     """
     return isa in _X86_SATURATING
 
 
 def limited_isa(isa: str, limit: str) -> str:
-    """The instruction set that is left under a limit in oneDNN's words, such as `AVX512_CORE`.
+    """Return the instruction set left under a limit in oneDNN's notation, such as `AVX512_CORE`.
 
     Args:
-        isa: What the CPU has.
-        limit: One of oneDNN's limits; what is none, such as `ALL`, limits nothing.
+        isa: The CPU's instruction set.
+        limit: One of oneDNN's limits; other values, such as `ALL`, limit nothing.
     """
     most = _ONEDNN_LIMITS.get(limit.upper(), isa)
     order = [level for _, level in _X86_LEVELS] + ["x86"]
@@ -99,11 +99,11 @@ def limited_isa(isa: str, limit: str) -> str:
 
 
 def leaves_bfloat16(isa: str, limit: str) -> bool:
-    """Whether kernels are left that are faster in bfloat16 than in float32, if the CPU has any.
+    """Whether a limit leaves kernels that are faster in bfloat16 than in float32.
 
     Args:
-        isa: What the CPU has. Where it has tiles, these kernels are those on tiles.
-        limit: One of oneDNN's limits; what is none, such as `ALL`, limits nothing.
+        isa: The CPU's instruction set. Where it has tiles (AMX), these kernels are those on tiles.
+        limit: One of oneDNN's limits; other values, such as `ALL`, limit nothing.
     """
     name = limit.upper()
     if name not in ONEDNN_LIMITS:
@@ -114,11 +114,11 @@ def leaves_bfloat16(isa: str, limit: str) -> bool:
 
 
 def inherited_limit(variables: Sequence[str]) -> tuple[str, str]:
-    """The environment variable that limits oneDNN, and to what; empty if nothing is limited.
+    """Return the environment variable that limits oneDNN, and its limit; empty if there is none.
 
     Args:
-        variables: Those that are read. The first that isn't empty counts, as for oneDNN, even if
-            what it says is no limit.
+        variables: The variables to read. The first non-empty one counts, as for oneDNN, even if
+            its value is not a limit.
     """
     for variable in variables:
         if limit := os.environ.get(variable, "").upper():
@@ -127,7 +127,7 @@ def inherited_limit(variables: Sequence[str]) -> tuple[str, str]:
 
 
 def read_cpu() -> Cpu:
-    """Asks the operating system."""
+    """Read the CPU's properties from the operating system."""
     machine = platform.machine()
     system = platform.system()
     try:

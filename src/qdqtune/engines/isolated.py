@@ -1,7 +1,7 @@
-"""The parent's side of the worker: models opened, run and timed in a child process.
+"""The parent's side of the worker: opens, runs and times models in a child process.
 
-The parent never imports an engine. A crash, a hang or garbage costs the request, not the parent;
-the next request starts a new child.
+The parent never imports an engine. A crash, a hang or invalid output fails the request, not the
+parent; the next request starts a new child.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
 __all__ = ["FailureKind", "OpenModel", "StoredFeeds", "Worker", "WorkerFailure"]
 
 _CHILD_ENVIRONMENT = {
-    # Hundreds of sessions opened and closed must not spread over many heaps.
+    # Opening and closing hundreds of sessions must not fragment memory over many heaps.
     "MALLOC_ARENA_MAX": "1",
 }
 
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model that is open in a worker.
+    """A model opened in a worker.
 
     Attributes:
         path: The model file.
-        inputs: What the model wants.
+        inputs: The model's inputs.
         build_s: Seconds the engine took to open it.
         session: Number of the session inside the child.
-        generation: Number of the child; the model is lost when that child is.
+        generation: Number of the child; the model is lost when that child ends.
     """
 
     path: str
@@ -73,28 +73,29 @@ class StoredFeeds:
 
 
 class Worker:
-    """An engine in a child process, within the limits that hold where it is made.
+    """An engine in a child process, under the resource limits in effect where it is created.
 
     Args:
         engine: Name of an engine in the registry, or ``module:Class`` for one under test.
-        options: How models are opened, unless said otherwise at ``open``.
-        timeout_s: Limit for each request, unless said otherwise; None is the user's limit, or else
-            what the engine may take. No request may take longer than the user's limit.
-        log_path: File for what the engine prints, limited in size.
-        environment: Variables set in the child beside the inherited ones.
-        scratch: Where its folder for inputs and outputs goes; None is where the system has such.
-        opening: Which one it is of several processes that make one comparison, from 0 on. A
-            simulated machine is another one each time, as openings differ on real ones.
+        options: Default options for opening models.
+        timeout_s: Default limit for each request; None for the user's limit, or else the engine's.
+            No request may take longer than the user's limit.
+        log_path: File for the engine's output, limited in size.
+        environment: Variables set in the child in addition to the inherited ones.
+        scratch: Parent of its folder for inputs and outputs; None for the system's temporary
+            folder.
+        opening: Index of this process among those of one comparison, from 0 on. A simulated machine
+            varies with it, as openings differ on real machines.
 
     Attributes:
-        engine: As given.
+        engine: As passed.
         building_s: Seconds that the engine spent opening models, measured by itself.
         timing_s: Seconds that it spent in timed runs, measured by itself.
-        contended_s: Seconds that its threads waited for a core in timed runs, all together.
+        contended_s: Total seconds that its threads waited for a core in timed runs.
         waited_s: Seconds that callers waited for its answers.
-        deaths_by_layers: How often it crashed or hung when it was asked for layers.
-        scratch: Its folder, which goes with it.
-        memory_bytes: What the child may take; None if nothing limits it.
+        deaths_by_layers: Number of crashes and hangs on requests for layers.
+        scratch: Its folder, which is removed with it.
+        memory_bytes: Memory limit of the child; None if there is none.
 
     Everything that can fail inside the engine raises ``WorkerFailure``; ``measure`` and
     ``qdqtune.engines.comparison.compare_files`` turn it into a failed ``Measurement``.
@@ -133,7 +134,7 @@ class Worker:
         self._environment = {
             **_CHILD_ENVIRONMENT,
             SCRATCH: str(self.scratch),
-            "TMPDIR": str(self.scratch),  # what an engine forgets there goes as well
+            "TMPDIR": str(self.scratch),  # files that an engine leaves there are removed as well
             LOGS: str(log_path.parent.absolute()) if log_path is not None else "",
             OPENING: str(opening),
             **(environment or {}),
@@ -169,7 +170,7 @@ class Worker:
     def info(
         self, options: SessionOptions | None = None, *, timeout_s: float | None = None
     ) -> EngineInfo:
-        """Says which engine, version and device answer."""
+        """Returns the engine, version and device in use."""
         reply = self._ask("info", timeout_s, options=(options or self.options).to_dict())
         return understand("info", read_info, reply)
 
@@ -203,11 +204,11 @@ class Worker:
     def feed(
         self, model: OpenModel, feeds: Feeds | StoredFeeds, *, timeout_s: float | None = None
     ) -> float:
-        """Sets the inputs of all later timed runs of the model.
+        """Sets the inputs for all later timed runs of the model.
 
         Returns:
-            Seconds that the engine took, which belong to building: some build only when they know
-            the shapes.
+            Seconds that the engine took, which count as building: some engines build only when they
+            know the shapes.
         """
         stored = feeds if isinstance(feeds, StoredFeeds) else self.store(feeds)
         try:
@@ -234,7 +235,7 @@ class Worker:
                 self.discard(stored)
 
     def time(self, model: OpenModel, runs: int, *, timeout_s: float | None = None) -> list[float]:
-        """Runs the model back to back on its feeds; the milliseconds of each run, unchecked."""
+        """Runs the model back to back on its feeds; returns unchecked milliseconds of each run."""
         reply = self._ask_of(model, "time", timeout_s, runs=runs)
         samples, spent_s, contended_s = understand("time", read_samples, reply)
         self.timing_s += spent_s
@@ -255,7 +256,7 @@ class Worker:
         return layers
 
     def release(self, model: OpenModel, *, timeout_s: float | None = None) -> None:
-        """Closes a model; nothing happens when its child is already gone."""
+        """Closes a model; does nothing if its child is already gone."""
         if model.generation == self._generation and self._child is not None:
             self._ask("close", timeout_s, session=model.session)
 
@@ -270,14 +271,14 @@ class Worker:
         options: SessionOptions | None = None,
         timeout_s: float | None = None,
     ) -> Measurement:
-        """Times one model alone; whatever fails is in the result, nothing is raised.
+        """Times one model alone; failures are part of the result, nothing is raised.
 
         Args:
             path: The model file.
             feeds: Its inputs.
             blocks: Blocks of runs.
-            runs: Runs per block that are kept.
-            drop: Runs before them that are not.
+            runs: Runs per block that count.
+            drop: Runs before them that don't.
             options: How to open the model.
             timeout_s: Limit for opening, and for each block.
         """

@@ -1,4 +1,4 @@
-"""Which ops of a model its latency goes into, from the layers that an engine says it ran."""
+"""Attributes a model's latency to its ops, from the layers that an engine reports."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op, weight_axis
 from qdqtune.records.layers import MappedLayer
 from qdqtune.records.measurement import LayerTime
 
-# Below this, what is known of the layers is not worth more than a guess from sizes.
+# Below this, the known layers are no better than an estimate from sizes.
 _LEAST_KNOWN = 0.5
 
 
 def shares_of_latency(index: GraphIndex, layers: Sequence[LayerTime]) -> dict[str, float]:
-    """The part of the latency that each node is responsible for, as far as it can be told.
+    """Return the share of the latency that each node accounts for, where known.
 
-    What runs inside the layer of another op (a Relu in a Conv) is counted with that op.
+    Ops fused into the layer of another op (a Relu in a Conv) are counted with that op.
 
     Args:
         index: The float model.
-        layers: What the engine said about it; nothing if it can't tell.
+        layers: The layers that the engine reported; empty if it can't.
 
     Returns:
         Node name to a share; the shares of known nodes add up to at most 1.
@@ -43,14 +43,14 @@ def shares_of_latency(index: GraphIndex, layers: Sequence[LayerTime]) -> dict[st
 
 
 def estimated_shares(index: GraphIndex) -> dict[str, float]:
-    """A guess from sizes: multiplications of weighted ops, and values that are read and written."""
+    """Estimate shares from sizes: multiplications of weighted ops, and values read and written."""
     work = {node.name or "": _work(index, node) for node in index.nodes}
     total = sum(work.values())
     return {name: value / total for name, value in work.items()} if total else {}
 
 
 def _responsible(index: GraphIndex, layer: MappedLayer) -> list[str]:
-    """Of a layer's nodes, those that it is there for: the rest was fused into them."""
+    """Return the main nodes of a layer: the rest was fused into them."""
     weighted = [name for name in layer.nodes if is_op(index.node[name], *WEIGHTED_OPS)]
     fitting = [name for name in layer.nodes if fits(layer.op_type, index.node[name].op_type)]
     return weighted or fitting or list(layer.nodes)

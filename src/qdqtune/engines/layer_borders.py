@@ -1,7 +1,7 @@
-"""Splits the time of an extracted subgraph into its work and what its borders cost.
+"""Splits the time of an extracted subgraph into its work and the cost of its borders.
 
-Alone, a subgraph begins and ends with floats in a plain layout. What turns them into what its
-kernels want, and back, is paid in the whole model only where a neighbour is of the other kind.
+In isolation, a subgraph starts and ends with floats in a plain layout. The whole model pays for
+converting them to the form its kernels need, and back, only where a neighbour uses another form.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 @dataclass
 class Borders:
-    """The time of a subgraph, taken apart.
+    """The time of a subgraph, split into parts.
 
     Attributes:
-        inside_ms: Its work, with every Q and DQ that is not at a border.
+        inside_ms: Its work, including every Q and DQ that is not at a border.
         conversion_ms: By input or output: Q and DQ at that border.
-        layout_ms: By input or output: changes of layout at that border, also those to and from the
-            float type that the engine computes in.
+        layout_ms: By input or output: layout changes at that border, including conversions to and
+            from the float type that the engine computes in.
     """
 
     inside_ms: float = 0.0
@@ -37,7 +37,7 @@ class Borders:
 
     @property
     def total_ms(self) -> float:
-        """All of it."""
+        """The total time."""
         borders = (*self.conversion_ms.values(), *self.layout_ms.values())
         return self.inside_ms + sum(borders)
 
@@ -48,11 +48,11 @@ def split_at_borders(
     inputs: Collection[str],
     outputs: Collection[str],
 ) -> Borders:
-    """Take the time of a subgraph apart.
+    """Split the time of a subgraph.
 
     Args:
-        index: The subgraph as it was opened, with its Q and DQ.
-        layers: What the engine told about it.
+        index: The subgraph as opened, with its Q and DQ.
+        layers: The layers that the engine reported.
         inputs: The subgraph's inputs.
         outputs: The subgraph's outputs.
     """
@@ -83,7 +83,7 @@ def split_at_borders(
 
 
 class _Places:
-    """At which border of a subgraph its layers stand that compute nothing."""
+    """The borders of a subgraph at which layers without computation are located."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class _Places:
                 self._readers.setdefault(tensor, []).append(number)
 
     def is_conversion(self, number: int) -> bool:
-        """Whether a layer does what Q or DQ mean: it changes types, and not only among floats."""
+        """Whether a layer acts as Q or DQ: it converts types, other than between floats."""
         if not self._mapped[number].converts:
             return False
         layer, mapped = self._layers[number], self._mapped[number]
@@ -115,7 +115,7 @@ class _Places:
         return not types <= _FLOATS
 
     def look_before(self, number: int) -> None:
-        """Find out whether a layer stands right behind an input; those before it are known."""
+        """Determine whether a layer follows an input; the layers before it are already known."""
         for tensor in self._layers[number].inputs:
             maker = self._maker.get(tensor)
             before = self.known.get(maker, "") if maker is not None else _plain(tensor)
@@ -124,7 +124,7 @@ class _Places:
                 return
 
     def look_behind(self, number: int) -> None:
-        """Find out whether a layer stands right before an output; those behind it are known."""
+        """Determine whether a layer precedes an output; the layers after it are already known."""
         layer = self._layers[number]
         if number in self.known or not layer.outputs:
             return
@@ -139,14 +139,14 @@ class _Places:
 
 
 def _plain(tensor: str) -> str:
-    """A tensor's name without what an engine adds to say which output of what it is."""
+    """Return a tensor's name without the output suffix that an engine adds."""
     return tensor.partition(_OUTPUT_OF)[0]
 
 
 def _conversion_at(
     index: GraphIndex, layer: MappedLayer, inputs: Collection[str], outputs: Collection[str]
 ) -> str:
-    """The border of the Q and DQ that a layer executes or serves; empty if it has other nodes."""
+    """Return the border of the Q/DQ that a layer executes or serves; empty if it does more."""
     if not layer.nodes or not QDQ_OPS.issuperset(layer.node_types):
         return ""
     for name in layer.nodes:

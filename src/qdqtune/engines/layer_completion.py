@@ -1,4 +1,4 @@
-"""Which layer executes a node that neither names nor wiring tell: one beside it."""
+"""Assigns nodes that neither names nor wiring determine to a neighbouring layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from qdqtune.graph.op_classes import DEQUANTIZE
 
 
 def take_the_rest(owners: LayerOwners) -> None:
-    """Let fused nodes go with the layers around them."""
+    """Assign the remaining fused nodes to the layers around them."""
     order = [node.name or "" for node in owners.index.nodes]
     for name in filter(owners.is_free, order):
         _join_producer(owners, name)
@@ -22,7 +22,7 @@ def take_the_rest(owners: LayerOwners) -> None:
 
 
 def _join_producer(owners: LayerOwners, name: str, *, whatever: bool = False) -> None:
-    """A fused op runs in the last of the layers that feed it: only then it has its inputs."""
+    """Assign a fused op to the last layer that feeds it: only then are its inputs available."""
     feeding = [owners.owner[each] for each in owners.model.before(name) if each in owners.owner]
     if not feeding:
         return
@@ -37,13 +37,13 @@ def _join_producer(owners: LayerOwners, name: str, *, whatever: bool = False) ->
 
 
 def _is_place_for(owners: LayerOwners, number: int, name: str) -> bool:
-    """No product runs in a Concat: one that is left over was merged with its equal elsewhere."""
+    """Whether a layer can run a node: a Concat runs no product, which was merged elsewhere."""
     op_type, layer_type = owners.index.node[name].op_type, owners.layers[number].op_type
     return kind_of(op_type) not in LEADS or fits(layer_type, op_type) or takes_anything(layer_type)
 
 
 def _join_reader(owners: LayerOwners, name: str) -> None:
-    """What comes before a layer's nodes, or is a constant of theirs, goes with them."""
+    """Assign a node that precedes a layer's nodes, or is a constant of theirs, to that layer."""
     reading = {owners.owner[each] for each in owners.model.after(name) if each in owners.owner}
     alone = len(reading) == 1 and name not in owners.model.of_shapes
     wanted = alone or (bool(reading) and name in owners.model.computed)
@@ -52,7 +52,7 @@ def _join_reader(owners: LayerOwners, name: str) -> None:
 
 
 def _pull_ahead(owners: LayerOwners, name: str) -> None:
-    """What several layers have a copy of may be named with one of them: the first needs it."""
+    """Move a node that several layers copy, and one is named after, to the first that needs it."""
     number = owners.owner.get(name)
     if number is None or not owners.is_late(number, name) or owners.kind(name) in LEADS:
         return

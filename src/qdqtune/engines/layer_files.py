@@ -1,4 +1,4 @@
-"""Layers that a file tells about, instead of an engine that runs."""
+"""Layers read from a file instead of from a running engine."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from qdqtune.engines.tensorrt.layer_nodes import map_layers
 __all__ = ["WRITTEN_BY", "LayerInfo", "map_layers", "read_layer_info"]
 
 WRITTEN_BY = "tensorrt"
-"""The engine that such files are from."""
+"""The engine that writes such files."""

@@ -1,4 +1,4 @@
-"""What kinds of layers there are, by the words of all engines."""
+"""Kinds of layers, mapped from the type names of all engines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from qdqtune.graph.op_classes import QDQ_OPS
 
 
 class Kind(enum.Enum):
-    """What a layer or a node is mainly busy with, as far as it tells the one by the other."""
+    """The main computation of a layer or node, used to match the two."""
 
     CONVOLUTION = "convolution"
     PRODUCT = "matrix product"
@@ -19,13 +19,13 @@ class Kind(enum.Enum):
 
 
 LEADS = frozenset({Kind.CONVOLUTION, Kind.PRODUCT, Kind.POOLING})
-"""Kinds of which a layer has a node that it is named after in spirit, if not in letters."""
+"""Kinds of layers that are built around one node of the same kind."""
 
 TRANSPARENT = frozenset({Kind.MOVE, Kind.TYPE})
 """Kinds that compute nothing."""
 
 SERVICES = frozenset({"Reformat", "Reorder", "ReorderInput", "ReorderOutput"})
-"""Types of layers that engines put in for others, and that no op asks for as such."""
+"""Layer types that engines insert for other layers, without a corresponding op."""
 
 _TYPE_CHANGES = QDQ_OPS | {"Cast", "Convert", "FakeQuantize"}
 _MOVES = SERVICES | {"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
@@ -38,7 +38,7 @@ _BY_PART = (
     ("Attention", Kind.PRODUCT),
     ("Pool", Kind.POOLING),
 )
-# Engines' words for ops that ONNX calls by other ones.
+# Engines' names for ops that ONNX names differently.
 _SYNONYMS = {
     "BiasGelu": ("Gelu", "Erf", "Tanh"),
     "Concatenation": ("Concat",),
@@ -58,7 +58,7 @@ _ANYTHING = frozenset({"Subgraph"})
 
 
 def kind_of(op_type: str) -> Kind:
-    """The kind of an ONNX op or of an engine's layer."""
+    """Return the kind of an ONNX op or of an engine's layer."""
     if op_type in _TYPE_CHANGES:
         return Kind.TYPE
     if op_type in _MOVES:
@@ -67,7 +67,7 @@ def kind_of(op_type: str) -> Kind:
 
 
 def fits(layer_type: str, op_type: str) -> bool:
-    """Whether a layer of that type can be there for the sake of such an op."""
+    """Whether a layer of that type can execute such an op."""
     kind = kind_of(op_type)
     if op_type in _SYNONYMS.get(layer_type, ()):
         return True
@@ -75,5 +75,5 @@ def fits(layer_type: str, op_type: str) -> bool:
 
 
 def takes_anything(layer_type: str) -> bool:
-    """Whether the type of a layer says nothing about the ops in it."""
+    """Whether a layer's type says nothing about its ops."""
     return layer_type in _ANYTHING

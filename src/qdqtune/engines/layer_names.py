@@ -1,7 +1,7 @@
-"""Which node of a model an engine means by a name.
+"""Maps names in an engine's graph to nodes of the model.
 
-Engines run graphs of their own. What is left of ours in them are names: of a node, of a node with
-the name of a rewriting behind it, of several nodes, or of the tensor that the layer computes.
+Engines run graphs of their own. Only names link them to the model: the name of a node, of a node
+with a suffix from a rewrite, of several nodes, or of the tensor that the layer computes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from qdqtune.graph.index import GraphIndex
 from qdqtune.records.measurement import LayerTime
 
 EXACT, DERIVED, COPY = 2, 1, 0
-"""How far a name can be relied on; a copy is one only if the original is there, too."""
+"""Reliability of a name; a copy counts as one only if the original is present, too."""
 
-# ONNX Runtime numbers what it generates, and says what became of a node.
+# ONNX Runtime numbers generated nodes, and adds suffixes for rewrites.
 _NUMBER = re.compile(r"_token_\d+$")
-# OpenVINO numbers the copies of a node; what it makes itself has numbers in the thousands.
+# OpenVINO numbers the copies of a node; its generated nodes have numbers in the thousands.
 _COPY = re.compile(r"_\d{1,2}$")
 _SUFFIXES = ("_nchwc", "_nhwc", "_bn", "_new_reshape", "_quant")
 _TOGETHER = " + "
 
 
 def nodes_named(index: GraphIndex, layer: LayerTime) -> Iterator[tuple[str, int]]:
-    """The nodes that a layer is said to come from, each with how sure that is.
+    """Yield the nodes that a layer is named after, each with the reliability of the match.
 
-    The layer's own name counts only if the engine tells nothing else: it may be generated, and
-    be that of another node by chance.
+    The layer's own name counts only if the engine reports no origins: it may be generated, and
+    match another node by chance.
     """
     told = bool(layer.origins or layer.outputs)
     for text in layer.origins if told else layer.name.split(_TOGETHER):
@@ -50,7 +50,7 @@ def _node_named(index: GraphIndex, text: str) -> tuple[str, int] | None:
 
 
 def _shortened(text: str) -> Iterator[str]:
-    """The text without what a rewriting adds, step by step."""
+    """Yield the text with rewrite suffixes removed step by step."""
     yield text
     text = _NUMBER.sub("", text)
     yield text

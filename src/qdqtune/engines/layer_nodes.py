@@ -1,4 +1,4 @@
-"""Which nodes of the opened model each layer of an engine executes."""
+"""Maps the layers of an engine to the nodes of the opened model that they execute."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from qdqtune.records.measurement import LayerTime
 
 
 def nodes_of_layers(index: GraphIndex, layers: Sequence[LayerTime]) -> list[MappedLayer]:
-    """Find the nodes of every layer; no node is executed by two.
+    """Find the nodes of every layer; each node is executed by at most one.
 
     Args:
-        index: The model that the engine opened, with nodes as it has them.
-        layers: What the engine told about it, in order of execution.
+        index: The model that the engine opened, with its node names.
+        layers: The layers that the engine reported, in order of execution.
 
     Returns:
         The layers, in the same order.
@@ -51,7 +51,7 @@ def _mapped(
 
 
 def _served(layer: LayerTime, owners: LayerOwners, number: int) -> tuple[set[str], str]:
-    """Whose nodes a layer helps to execute: those mentioned, else the consumer's or producer's."""
+    """Return the nodes that a layer serves: those mentioned, else a consumer's or producer's."""
     mentioned = {owners.owner[name] for name in owners.told[number] if name in owners.owner}
     near = (
         sorted(mentioned)
@@ -66,7 +66,7 @@ def _served(layer: LayerTime, owners: LayerOwners, number: int) -> tuple[set[str
 def _converts(
     index: GraphIndex, layers: Sequence[LayerTime], owners: LayerOwners, number: int
 ) -> bool:
-    """Whether a layer changes the type of values, and does nothing else."""
+    """Whether a layer only converts the type of values."""
     layer = layers[number]
     if owners.owned[number]:
         kinds = {kind_of(index.node[name].op_type) for name in owners.owned[number]}

@@ -1,4 +1,4 @@
-"""Which layer executes a node, as far as the engine says so; what it doesn't is found elsewhere."""
+"""Maps nodes to the layers that execute them, as far as the engine's names say so."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from qdqtune.records.measurement import LayerTime
 
 
 class LayerOwners:
-    """The nodes of each layer; layers are told by their positions.
+    """The nodes of each layer; layers are identified by position.
 
     Args:
         index: The model that the engine opened.
-        layers: What the engine told about it, in order of execution.
+        layers: The layers that the engine reported, in order of execution.
 
     Attributes:
-        index: As given.
-        layers: As given.
-        kinds: What each layer is busy with.
-        owner: The layer that executes a node, by name; nodes that none executes are not in it.
+        index: As passed.
+        layers: As passed.
+        kinds: The kind of each layer.
+        owner: The layer that executes a node, by node name; nodes without a layer are missing.
         owned: Names of the nodes that each layer executes.
         told: Names of the nodes that the engine mentions with each layer.
-        named: Whether a layer's nodes were found by names.
-        wires: Who feeds whom among the layers.
-        model: Who feeds whom in the model.
+        named: Whether a layer's nodes were found by name.
+        wires: The wiring of the layers.
+        model: The wiring of the model.
     """
 
     def __init__(self, index: GraphIndex, layers: Sequence[LayerTime]) -> None:
@@ -46,7 +46,7 @@ class LayerOwners:
         self._take_written()
 
     def own(self, number: int, name: str) -> None:
-        """Let a layer execute a node."""
+        """Assign a node to a layer."""
         self.owner[name] = number
         self.owned[number].add(name)
 
@@ -55,19 +55,19 @@ class LayerOwners:
         return bool(self.owned[number])
 
     def kind(self, name: str) -> Kind:
-        """What a node is busy with."""
+        """Return the kind of a node."""
         return kind_of(self.index.node[name].op_type)
 
     def is_free(self, name: str) -> bool:
-        """Whether a node is computed in a run, and nobody is known to do it."""
+        """Whether a node is computed at run time and has no layer yet."""
         return name not in self.owner and name in self.model.computed
 
     def is_late(self, number: int, name: str) -> bool:
-        """Whether a layer comes after one that reads what a node computes."""
+        """Whether a layer runs after one that reads the node's output."""
         return any(self.owner.get(each, number) < number for each in self.model.after(name))
 
     def may_take(self, number: int, name: str) -> bool:
-        """Whether a free node can be a layer's, by their kinds and the order of layers."""
+        """Whether a free node can belong to a layer, by their kinds and the layer order."""
         if not self.is_free(name) or self.is_late(number, name):
             return False
         kind, layer_kind = self.kind(name), self.kinds[number]
@@ -90,7 +90,7 @@ class LayerOwners:
                 self.own(-max(sure)[2], name)
 
     def _may_be_named(self, number: int, name: str, *, exactly: bool) -> bool:
-        """Not everything that is called after a node executes it: an operand is transposed, too."""
+        """Whether a layer named after a node may execute it: it could also transpose an operand."""
         if self.layers[number].op_type in SERVICES:
             return self.kind(name) is Kind.MOVE
         return exactly or self.kinds[number] not in TRANSPARENT or self.kind(name) in TRANSPARENT
@@ -100,7 +100,7 @@ class LayerOwners:
         return node.name in self.owner or any(each.name in written for each in node.outputs)
 
     def _take_written(self) -> None:
-        """Nodes whose outputs are tensors that a layer writes under their own names."""
+        """Assign nodes whose outputs a layer writes under their own names."""
         for number, layer in enumerate(self.layers):
             for tensor in layer.outputs:
                 value = self.index.value.get(tensor)

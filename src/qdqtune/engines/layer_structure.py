@@ -1,7 +1,7 @@
-"""Which layer executes a node, by what layers read and write, from the surest to the least sure.
+"""Assigns nodes to layers by the tensors that layers read and write, most reliable first.
 
-First come tensors that the engine kept, then the op that a layer of its kind must have, what lies
-between a layer's own nodes, and what lies between those of its neighbours.
+The order is: tensors that kept their names, the op that a layer of its kind must have, nodes
+between a layer's own nodes, and nodes between those of its neighbours.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from qdqtune.engines.layer_kinds import LEADS, TRANSPARENT, Kind, fits, takes_an
 from qdqtune.engines.layer_owners import LayerOwners
 from qdqtune.graph.op_classes import is_op
 
-# What engines leave out altogether.
+# Ops that engines remove altogether.
 _NOTHING = ("Dropout", "Identity")
 
-# More nodes than any engine puts into a layer without saying so; keeps the search linear.
+# More nodes than any engine fuses into a layer without naming them; keeps the search linear.
 _MOST_BETWEEN = 500
 
 _Step = Callable[[str], Sequence[str]]
 
 
 def take_by_wiring(owners: LayerOwners) -> None:
-    """Let layers have the free nodes that their wiring tells."""
+    """Assign free nodes to layers by their wiring."""
     for number in range(len(owners.layers)):
         _take_back_to_inputs(owners, number)
     for step in (owners.model.before, owners.model.after):
@@ -40,11 +40,11 @@ def take_by_wiring(owners: LayerOwners) -> None:
 
 
 def _take_back_to_inputs(owners: LayerOwners, number: int) -> None:
-    """Nodes between a layer's own and the tensors that it reads under the model's names."""
+    """Assign nodes between a layer's own and the tensors that it reads under the model's names."""
     read = _same_as(owners, owners.layers[number].inputs)
     if not read:
         return
-    # What they write is what they are named after, under whatever name.
+    # Layers that only copy write what they are named after, under any name.
     copying = {each for each in owners.wires.feeding(number) if owners.kinds[each] in TRANSPARENT}
     for name in owners.model.in_order(owners.owned[number]):
         for tensor in owners.model.inputs(name):
@@ -55,9 +55,9 @@ def _take_back_to_inputs(owners: LayerOwners, number: int) -> None:
 
 
 def _same_as(owners: LayerOwners, tensors: Iterable[str]) -> set[str]:
-    """The tensors that the model has, and what is the same under other names.
+    """Return the tensors that the model has, and their aliases.
 
-    Constants are left out: no layer is told by them, and every node of a model may read the same.
+    Constants are left out: they don't identify a layer, since every node may read the same one.
     """
     index = owners.index
     found = {each for each in tensors if each in index.value and not index.is_constant(each)}
@@ -75,7 +75,7 @@ def _same_as(owners: LayerOwners, tensors: Iterable[str]) -> set[str]:
 def _grounded(
     owners: LayerOwners, number: int, start: str, read: set[str], copying: set[int]
 ) -> set[str]:
-    """A node and all before it down to what the layer reads; nothing if it reads else too."""
+    """Return a node and its ancestors down to the layer's inputs; empty if it reads others."""
     inside: set[str] = set()
     waiting = [start]
     while waiting:
@@ -97,7 +97,7 @@ def _grounded(
 
 
 def _take_lead(owners: LayerOwners, number: int, step: _Step) -> None:
-    """The convolution, product or pooling that a layer of that kind has, if none is named."""
+    """Assign the convolution, product or pooling of a layer of that kind, if none is named."""
     kind = owners.kinds[number]
     if any(owners.kind(name) is kind for name in owners.owned[number]):
         return
@@ -106,7 +106,7 @@ def _take_lead(owners: LayerOwners, number: int, step: _Step) -> None:
 
 
 def _path_to(owners: LayerOwners, kind: Kind, starts: list[str], step: _Step) -> list[str]:
-    """The nearest node of a kind that is free, and what is on the way to it."""
+    """Return the nearest free node of a kind, and the nodes on the way to it."""
     came_from: dict[str, str] = {}
     waiting = list(starts)
     for name in waiting:
@@ -125,7 +125,7 @@ def _path_to(owners: LayerOwners, kind: Kind, starts: list[str], step: _Step) ->
 
 
 def _take_inside(owners: LayerOwners, number: int) -> None:
-    """Free nodes between a layer's own: no other layer could run in the middle of it."""
+    """Assign free nodes between a layer's own: no other layer could run in between."""
     if len(owners.owned[number]) < 2:
         return
     behind = _free_from(owners, [number], owners.model.before)
@@ -134,7 +134,7 @@ def _take_inside(owners: LayerOwners, number: int) -> None:
 
 
 def _take_between(owners: LayerOwners, number: int) -> None:
-    """For a layer without names: free nodes between those of its neighbours."""
+    """Assign free nodes between those of its neighbours to a layer without names."""
     producers = owners.wires.producers(number, owners.has_nodes)
     consumers = owners.wires.consumers(number, owners.has_nodes)
     ahead = _free_from(owners, producers, owners.model.after)
@@ -147,7 +147,7 @@ def _take_between(owners: LayerOwners, number: int) -> None:
 
 
 def _fitting(owners: LayerOwners, number: int, between: list[str]) -> list[str]:
-    """Of the nodes between, those from the first on that can be what the layer is there for."""
+    """Return the nodes in between from the first one that fits the layer's type."""
     layer_type, kind = owners.layers[number].op_type, owners.kinds[number]
     if kind in TRANSPARENT:
         return [name for name in between if owners.kind(name) is kind]
@@ -158,7 +158,7 @@ def _fitting(owners: LayerOwners, number: int, between: list[str]) -> list[str]:
 
 
 def _free_from(owners: LayerOwners, layers: Iterable[int], step: _Step) -> set[str]:
-    """Free nodes that can be reached from those of layers; none if there are very many."""
+    """Return free nodes reachable from those of some layers; none if there are too many."""
     found: set[str] = set()
     waiting = [name for number in layers for name in owners.owned[number]]
     while waiting:

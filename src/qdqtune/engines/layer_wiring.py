@@ -1,4 +1,4 @@
-"""The two graphs that are matched: the model's nodes, and the engine's layers."""
+"""The wiring of the two graphs to match: the model's nodes and the engine's layers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import onnx_ir as ir
 from qdqtune.graph.index import GraphIndex
 from qdqtune.records.measurement import LayerTime
 
-# What they give follows from shapes, which engines know beforehand as a rule.
+# Their results depend only on shapes, which engines usually know in advance.
 _OF_SHAPES = frozenset({"Shape", "Size"})
-# Layers that nothing is known of follow each other in small numbers, or nothing is known at all.
+# Unknown layers come in short chains, or nothing is known at all.
 _FARTHEST = 100
 
 
 class ModelWiring:
-    """Who feeds whom in a model, as far as values are computed in a run.
+    """The wiring of a model, restricted to values that are computed at run time.
 
     Args:
         index: The model.
@@ -24,7 +24,7 @@ class ModelWiring:
 
     Attributes:
         computed: Names of the nodes whose values are not known before a run.
-        of_shapes: Names of those among the others that are known once shapes are.
+        of_shapes: Names of the other nodes that are known once shapes are.
     """
 
     def __init__(self, index: GraphIndex, runs: Callable[[ir.Node], bool]) -> None:
@@ -49,7 +49,7 @@ class ModelWiring:
             self._after.setdefault(each, []).append(name)
 
     def inputs(self, node: str) -> Iterator[str]:
-        """The tensors that a node reads and that are computed in a run, graph inputs included."""
+        """Yield the tensors computed at run time that a node reads, including graph inputs."""
         for value in self.index.node[node].inputs:
             if value is None or value.name not in self.index.value:
                 continue
@@ -62,20 +62,20 @@ class ModelWiring:
                 yield value.name
 
     def before(self, node: str) -> Sequence[str]:
-        """The nodes computed in a run that feed a node."""
+        """Return the nodes computed at run time that feed a node."""
         return self._before[node]
 
     def after(self, node: str) -> Sequence[str]:
-        """The nodes that a node feeds."""
+        """Return the nodes that a node feeds."""
         return self._after.get(node, ())
 
     def in_order(self, nodes: Iterable[str]) -> list[str]:
-        """Nodes in the model's order."""
+        """Return nodes sorted in model order."""
         return sorted(nodes, key=self.index.position.__getitem__)
 
 
 class LayerWiring:
-    """Who feeds whom among an engine's layers; layers are told by their positions.
+    """The wiring of an engine's layers; layers are identified by position.
 
     Args:
         layers: In order of execution.
@@ -98,19 +98,19 @@ class LayerWiring:
                 self._after[each].append(number)
 
     def producers(self, layer: int, known: Callable[[int], bool]) -> list[int]:
-        """The nearest layers before one for which something holds."""
+        """Return the nearest layers before one that satisfy a predicate."""
         return _nearest(layer, self._before, known)
 
     def consumers(self, layer: int, known: Callable[[int], bool]) -> list[int]:
-        """The nearest layers behind one for which something holds, in order of execution."""
+        """Return the nearest layers after one that satisfy a predicate, in execution order."""
         return sorted(_nearest(layer, self._after, known))
 
     def feeding(self, layer: int) -> Sequence[int]:
-        """The layers that write what a layer reads."""
+        """Return the layers that write what a layer reads."""
         return self._before[layer]
 
     def fed(self, layer: int) -> Sequence[int]:
-        """The layers that read what a layer writes."""
+        """Return the layers that read what a layer writes."""
         return self._after[layer]
 
 

@@ -1,4 +1,4 @@
-"""Which dialect an engine speaks on this machine; the engine need not be installed."""
+"""The dialect of an engine on this machine; the engine need not be installed."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def native_dialect(
     cpu: Cpu | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Dialect:
-    """The dialect in which an engine runs integer kernels, with exact arithmetic.
+    """Return the dialect in which an engine runs integer kernels with exact arithmetic.
 
     Args:
         engine: An engine's name.
-        version: Its version; by default the installed one, or else the newest. An engine whose
-            package doesn't tell is asked, if it can measure here.
+        version: Its version; by default the installed one, or else the newest. If the package does
+            not tell its version, the engine is queried, provided that it can measure here.
         cpu: The CPU that will run the model; by default this machine's.
-        options: The engine's own options, as far as they decide it.
+        options: The engine's options, as far as they determine the dialect.
 
     Raises:
         UsageError: If there is no such engine.
-        EngineError: If it speaks nothing that is known.
+        EngineError: If it has no known dialect.
     """
     entry = registry.entry(engine)
     options = options or {}
@@ -70,7 +70,7 @@ def _asked(entry: EngineEntry, options: Mapping[str, str]) -> str:
         return str(getattr(importlib.import_module(module), function)(options))
     except QdqtuneError:
         raise
-    except Exception as error:  # another package's function
+    except Exception as error:  # the function belongs to another package
         raise EngineError(
             f"Which dialect the engine {entry.name} speaks can't be told: "
             f"{type(error).__name__}: {error}",

@@ -1,23 +1,24 @@
-"""Comparing models on a core that other work keeps taking away.
+"""Compares models on a core that other processes keep taking away.
 
-CPU time leaves out the turns of others, but not what they do to the caches: after each of them a
-model reads its weights from memory again. That slows a large model more than a small one, so that
-the ratio of typical runs moves with what else runs on the machine, by far more than neighbouring
-blocks show, and for minutes. Seen with five busy processes on the core, ResNet-18 (12 MB) against
-its int8 form, processes of ten seconds each: the ratio of the medians went from 2.8 to 4.1, and was
-2.5 to 3.0 on a quiet core.
+CPU time excludes the time slices of other processes, but not their effect on the caches: after each
+of them a model reads its weights from memory again. That slows a large model more than a small one,
+so the ratio of typical runs depends on what else runs on the machine, by far more than neighbouring
+blocks show, and for minutes. With five busy processes on the core, ResNet-18 (12 MB) against its
+int8 form in processes of ten seconds each, the ratio of the medians ranged from 2.8 to 4.1; on a
+quiet core, it was 2.5 to 3.0.
 
-The comparison is therefore one of undisturbed runs. Even the fastest runs may be disturbed; the
-more they are, the more they differ among themselves. The undisturbed latency is taken to lie as far
-below the fastest few as those lie below the next. In those processes that gave ratios around 2.4
-with a deviation of 0.04.
+The comparison therefore estimates undisturbed runs. Even the fastest runs may be disturbed; the
+more they are, the more they differ among themselves. The undisturbed latency is assumed to lie as
+far below the fastest few as those lie below the next. In those processes this gave ratios around
+2.4 with a deviation of 0.04.
 
-Where the engine hardly gets a turn, no run is undisturbed, and the few that nearly are come too
-rarely to be compared: the part of the runs that counts grows with the share of the time that the
-engine waits.
+Where the engine rarely gets a core, no run is undisturbed, and the few that nearly are occur too
+rarely to be compared: the fraction of the runs that counts grows with the share of the time that
+the engine waits.
 
-What moves between two measurements can't be seen in one of them. The interval therefore has a least
-width in proportion to that share: a convention, fitted to repeated measurements on one machine.
+Variation between two measurements can't be seen within one of them. The interval therefore has a
+minimum width in proportion to that share: a convention, fitted to repeated measurements on one
+machine.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from collections.abc import Sequence
 from qdqtune.records.measurement import Comparison
 
 BUSY_SHARE = 0.1
-"""From this share of the time spent waiting for a core, the machine counts as busy."""
+"""Share of the time spent waiting for a core above which the machine counts as busy."""
 
-# Up to one share of waiting, some runs are hardly disturbed; from the other on, none are.
+# Up to the first share of waiting, some runs are hardly disturbed; from the second on, none are.
 _HARDLY, _ALWAYS = 0.6, 0.8
-# The fastest few and the next, as parts of all runs; and which part counts if all are disturbed.
+# The fastest few and the next, as fractions of all runs; and the fraction if all are disturbed.
 _FASTEST, _NEXT, _DISTURBED = 0.005, 0.05, 0.25
 _FEWEST_RUNS = 3
-# Half of the interval's least width, as a log ratio: by share of waiting, and at most.
+# Half of the interval's minimum width, as a log ratio: per share of waiting, and at most.
 _HALF_WIDTH_PER_SHARE = 0.3
 _MOST_HALF_WIDTH = 0.12
 _SEGMENTS = 4
-# The deviation of normal numbers over their median deviation.
+# Standard deviation over median absolute deviation, for normal numbers.
 _NORMAL_PER_MEDIAN = 1.4826
 
 _Blocks = Sequence[Sequence[float]]
@@ -49,14 +50,14 @@ _Blocks = Sequence[Sequence[float]]
 def compare_disturbed(
     baseline: _Blocks, candidate: _Blocks, share: float, confidence: float, margin: float
 ) -> Comparison:
-    """Compares two models that took turns by what they would take undisturbed.
+    """Compares two interleaved models by their estimated undisturbed latencies.
 
     Args:
         baseline: The blocks around those of the candidate: one more than the candidate has.
         candidate: The blocks of the candidate.
         share: Share of the time that the engine waited for a core.
         confidence: Level of the interval.
-        margin: Relative difference below which the two count as the same.
+        margin: Relative difference below which the two count as equal.
     """
     middle = _log_ratio(baseline, candidate, share)
     half_width = max(
@@ -74,7 +75,7 @@ def compare_disturbed(
 
 
 def least_half_width(share: float) -> float:
-    """Half of the least width of an interval, as a log ratio.
+    """Half of the minimum width of an interval, as a log ratio.
 
     Args:
         share: Share of the time that the engine waited for a core.
@@ -102,9 +103,9 @@ def _log_undisturbed(blocks: _Blocks, share: float) -> float:
 def _seen_half_width(
     baseline: _Blocks, candidate: _Blocks, share: float, confidence: float
 ) -> float:
-    """What the ratios of a few long segments, one after the other, say about the ratio of all.
+    """Estimate the uncertainty of the ratio from the ratios of a few long consecutive segments.
 
-    A single segment that differs is a disturbance, and the fastest runs are those of the others.
+    A single segment that differs is a disturbance, and the fastest runs come from the others.
     """
     length = len(candidate) // _SEGMENTS
     if length == 0:

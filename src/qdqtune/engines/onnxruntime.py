@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU. Lives in the worker; the parent never imports this module."""
+"""ONNX Runtime on the CPU. Runs in the worker; the parent never imports this module."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _DTYPES = {
 _PROFILE_WARMUP_RUNS = 2
 _WARNING, _ERROR = 2, 3
 _WEIGHTS_FILE_OPTION = "session.optimized_model_external_initializers_file_name"
-# How much of the free disk the weights of an optimized model may take for a moment.
+# Share of the free disk that the weights of an optimized model may take temporarily.
 _SHARE_OF_DISK = 0.5
-# Models in the wild declare outputs of another rank than they compute. A run into the results of
-# the one before it is then refused before it begins; into new ones, it is not.
+# Some models declare outputs with another rank than they compute. A run that reuses the results of
+# the previous one is then refused; a run into new results is not.
 _WRONG_RANK = "Invalid rank for output"
 _logger = logging.getLogger(__name__)
 
@@ -53,12 +53,12 @@ class OnnxRuntimeEngine:
     """Opens models with the CPU execution provider."""
 
     def info(self, options: SessionOptions) -> EngineInfo:
-        """Says which version runs on which CPU.
+        """Returns the version and the CPU.
 
         Raises:
-            ValueError: It has no such option.
+            ValueError: If an option is unknown.
         """
-        _settings(options)  # what is wrong with them is no matter of the model
+        _settings(options)  # errors in them are not the model's fault
         cpu = isa.read_cpu()
         return EngineInfo(
             name="onnxruntime",
@@ -96,7 +96,7 @@ class OnnxRuntimeSession:
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
-        """What the model wants."""
+        """The model's inputs."""
         return tuple(
             InputSpec(value.name, _dtype(value.type), tuple(value.shape))
             for value in self._session.get_inputs()
@@ -120,9 +120,9 @@ class OnnxRuntimeSession:
         Inputs and outputs are bound, so that neither is converted from or to numpy: a run is then
         one call into the engine, and Python adds about a microsecond to it.
 
-        With one thread, a sample is the CPU time of that thread: the whole run happens on it, and
-        the turns that other processes take on its core are not the model's. Seen on two shared
-        cores: the spread of neighbouring runs went down from 6 to 8 % to between 2 and 6 %.
+        With one thread, a sample is the CPU time of that thread: the whole run executes on it, and
+        the time slices of other processes on its core don't count. On two shared cores this reduced
+        the spread of neighbouring runs from 6 to 8 % to between 2 and 6 %.
         """
         if self._binding is None:
             raise ValueError("the model was given no feeds to run on")
@@ -130,11 +130,11 @@ class OnnxRuntimeSession:
         return self._clock.samples_ms(lambda clock: _timed_runs(session, binding, runs, clock))
 
     def layer_times(self, runs: int) -> list[LayerTime]:
-        """Typical time per node from the engine's own profile, taken in a session of its own.
+        """Typical time per node from the engine's own profile, taken in a separate session.
 
-        ONNX Runtime writes the optimized model with all its weights, or not at all. Where there is
-        no room for them, layers have names only. Seen: 76 % instead of 98 % of the time of a BERT
-        is then found again in its nodes.
+        ONNX Runtime writes the optimized model with all its weights, or not at all. If the disk has
+        no room for them, layers have only names. For a BERT, 76 % instead of 98 % of the time is
+        then attributed to nodes.
         """
         if self._feeds is None:
             raise ValueError("the model was given no feeds to run on")
@@ -227,12 +227,12 @@ def _settings(options: SessionOptions) -> Any:
     if options.threads is not None:
         settings.intra_op_num_threads = options.threads
     if options.threads == 1:
-        # Without a second thread there is nobody to spin for.
+        # Without a second thread there is nothing to spin for.
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
     else:
-        # Threads that spin on after a run would take the cores from the model whose turn it is.
-        # Seen on two cores: 10 to 14 ms instead of mostly 5 to 7 ms, and comparisons of a model
+        # Threads that keep spinning after a run would take cores from the next model in turn. On
+        # two cores this gave 10 to 14 ms instead of mostly 5 to 7 ms, and comparisons of a model
         # with itself that found differences in 4 of 15.
         settings.add_session_config_entry("session.force_spinning_stop", "1")
     for key, value in options.engine_options.items():

@@ -1,4 +1,4 @@
-"""How ONNX Runtime opens a model with very many weights in seconds, not minutes."""
+"""Lets ONNX Runtime open a model with very many weights in seconds instead of minutes."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from google.protobuf.message import DecodeError
 
 from qdqtune.graph.proto_walk import nodes_within
 
-# ONNX Runtime drops weights that nothing reads, and searches a list of all for each. Seen: 0.7 s
-# for 20,000 of them, 50 s for 100,000.
+# ONNX Runtime removes unused weights, and searches a list of all weights for each: 0.7 s for 20,000
+# of them, 50 s for 100,000.
 _MANY = 10_000
-# So many take more than this; larger files hold weights of a size that is worth no second look.
+# A smaller file can't hold that many weights; in a larger one, other costs dominate.
 _SMALLEST_FILE, _LARGEST_FILE = 100_000, 256 << 20
-# Makes one of small constants that are equal, and looks at all others for each that it changes.
-# Seen: of the 17.6 s for 20,000 Adds with a weight each, 2.6 s remain without it.
+# Merges equal small constants, and compares with all others for each one that it changes. Of the
+# 17.6 s for 20,000 Adds with a weight each, 2.6 s remain without it.
 _SLOW_WITH_MANY = ("ConstantSharing",)
-# It also frees the weights of an open model one by one, each after a search for its name, unless it
-# is to write what it made of the model. Seen: 42 s for 100,000 weights, 3 s without.
+# It also frees the weights of an open model one by one, each after a search for its name, unless
+# it writes the optimized model: 42 s for 100,000 weights, 3 s without.
 _WRITES_NOTHING = os.devnull
 
 
 class ToOpen(NamedTuple):
-    """What a session is made of.
+    """Arguments for creating a session.
 
     Attributes:
-        model: The file, or its content without weights that nothing reads.
-        without: Optimizers that would take minutes for this model and gain it nothing.
-        optimized_path: Where the optimized model is written, if nobody wants it elsewhere.
+        model: The file, or its content without unused weights.
+        without: Optimizers that would take minutes for this model without a gain.
+        optimized_path: Where the optimized model is written, unless the caller sets another path.
     """
 
     model: str | bytes
@@ -40,7 +40,7 @@ class ToOpen(NamedTuple):
 
 
 def to_open(path: str) -> ToOpen:
-    """The file as it is, unless it has very many weights.
+    """Return the file itself, unless it has very many weights.
 
     Args:
         path: The model file.
@@ -50,14 +50,14 @@ def to_open(path: str) -> ToOpen:
             return ToOpen(path)
         model = onnx.ModelProto.FromString(Path(path).read_bytes())
     except (OSError, DecodeError):
-        return ToOpen(path)  # the engine says what is wrong with it
+        return ToOpen(path)  # the engine reports what is wrong with it
     if len(model.graph.initializer) < _MANY:
         return ToOpen(path)
     return ToOpen(_without_unread_weights(model) or path, _SLOW_WITH_MANY, _WRITES_NOTHING)
 
 
 def _without_unread_weights(model: onnx.ModelProto) -> bytes | None:
-    """Its content without them; None if they are few, or weights are in other files."""
+    """Return the content without unused weights; None if they are few, or weights are external."""
     graph = model.graph
     read = {name for node in nodes_within(graph.node) for name in node.input}
     read.update(value.name for value in (*graph.input, *graph.output))
@@ -68,7 +68,7 @@ def _without_unread_weights(model: onnx.ModelProto) -> bytes | None:
     weights = [tensor for tensor in graph.initializer if tensor.name in read]
     is_beside = any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in weights)
     if is_beside or len(graph.initializer) - len(weights) < _MANY:
-        return None  # content has no folder in which external data could be found
+        return None  # without a file there is no folder to find external data in
     del graph.initializer[:]
     graph.initializer.extend(weights)
     content: bytes = model.SerializeToString()

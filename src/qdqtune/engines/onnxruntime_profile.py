@@ -1,7 +1,7 @@
 """Reads ONNX Runtime's profile: a Chrome trace with one event per executed kernel.
 
-The profile has times and types, the optimized model the wiring; what they have in common are the
-names of nodes, and the order of those that share one.
+The profile has times and types, the optimized model has the wiring; they are joined by the names of
+nodes, and by the order of nodes that share a name.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from qdqtune.records.measurement import LayerTime
 
 _KERNEL_SUFFIX = "_kernel_time"
 _TYPES = {"double": "float64", "float": "float32"}
-# They hold kernels that have events of their own.
+# They contain kernels that have their own events.
 _WITH_BODIES = frozenset({"If", "Loop", "Scan"})
 
 
 def layer_times_of(
     text: str, skip_runs: int = 0, optimized: onnx.ModelProto | None = None
 ) -> list[LayerTime]:
-    """Sums the kernel times of each node per run, and takes the mean of the quicker runs.
+    """Sums the kernel times of each node per run, and returns the mean of the faster runs.
 
-    Turns that other processes take on the core last milliseconds, longer than most kernels. Seen on
-    two shared cores: 0.62 ms for one and 0.01 ms for the other of two equal convolutions, as means
-    of 20 runs.
+    Time slices of other processes last milliseconds, longer than most kernels. On two shared cores,
+    means of 20 runs were 0.62 ms for one and 0.01 ms for the other of two equal convolutions.
 
     Args:
         text: Contents of the profile file.
         skip_runs: First runs of the model that do not count.
-        optimized: The graph that ran, from which wiring is taken; weights are not looked at.
+        optimized: The graph that ran, used for its wiring; weights are ignored.
 
     Returns:
         One entry per node of the main graph, in order of first execution.
@@ -101,7 +100,7 @@ class _Kernel:
 
 
 class _NodesByName:
-    """Nodes of the optimized graph; those that share a name are handed out in order."""
+    """Nodes of the optimized graph by name; nodes that share a name are returned in order."""
 
     def __init__(self, nodes: Iterable[onnx.NodeProto]) -> None:
         self._nodes: defaultdict[tuple[str, str], list[onnx.NodeProto]] = defaultdict(list)
@@ -109,7 +108,7 @@ class _NodesByName:
             self._nodes[node.name, node.op_type].append(node)
 
     def take(self, kernel: _Kernel) -> onnx.NodeProto | None:
-        """The node of a kernel; one without a name is called after its op and its number."""
+        """Return the node of a kernel; an unnamed one is called after its op and its number."""
         default_name = f"{kernel.op_type}_{kernel.index}"
         for name in (kernel.name, "") if kernel.name == default_name else (kernel.name,):
             if waiting := self._nodes.get((name, kernel.op_type)):
@@ -118,7 +117,7 @@ class _NodesByName:
 
 
 def _outermost(kernels: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Kernels of the main graph: the time of those in a body is in that of the op it belongs to."""
+    """Yield kernels of the main graph: the time of a body is part of its op's time."""
     busy_until = 0.0
     for event in kernels:
         if event["ts"] < busy_until:
@@ -129,7 +128,7 @@ def _outermost(kernels: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _precision(details: dict[str, Any]) -> str:
-    """The type of the first input that holds more than conditions, else of the output."""
+    """Return the type of the first input that is not a condition, else of the output."""
     types = [
         *_type_names(details.get("input_type_shape")),
         *_type_names(details.get("output_type_shape")),

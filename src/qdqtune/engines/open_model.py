@@ -1,4 +1,4 @@
-"""A model that is open in a worker for as long as something is done with it."""
+"""Context manager for a model opened in a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def opened(
     *,
     timeout_s: float | None = None,
 ) -> Iterator[OpenModel]:
-    """The model; it is released however that ends.
+    """Open a model and release it on exit.
 
     Raises:
         WorkerFailure: If it can't be opened.

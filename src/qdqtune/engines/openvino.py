@@ -1,4 +1,4 @@
-"""OpenVINO. Lives in the worker; the parent never imports this module."""
+"""OpenVINO. Runs in the worker; the parent never imports this module."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ _DTYPES = {
     "string": "str",
     "u4": "uint4",
 }
-# Types that numpy has no names for; OpenVINO gives their bits under the name of another.
+# Types without a numpy name; OpenVINO returns their bits under another type.
 _VIEWS = {
     "bf16": ml_dtypes.bfloat16,
     "f8e4m3": ml_dtypes.float8_e4m3fn,
     "f8e5m2": ml_dtypes.float8_e5m2,
 }
 _PROFILE_WARMUP_RUNS = 2
-# OpenVINO calls the result of an ONNX output so.
+# OpenVINO's name for the result of an ONNX output.
 _RESULT = "/sink_port_0"
-# How a line begins that says through which file of OpenVINO an error came.
+# Prefix of lines that name the OpenVINO source file an error came through.
 _PASSED_ON = "Exception from src/"
-# How much of a run may happen on other threads if the clock of the calling one is to be trusted.
+# Share of a run on other threads up to which the clock of the calling thread is trusted.
 _ELSEWHERE = 0.05
 
 
 class OpenVinoEngine:
-    """Opens models on any device that OpenVINO has; on the CPU unless told otherwise."""
+    """Opens models on any OpenVINO device; on the CPU by default."""
 
     def __init__(self) -> None:
         self._core: Any = None
@@ -60,7 +60,7 @@ class OpenVinoEngine:
         self._float_types: dict[tuple[str, ...], str] = {}
 
     def info(self, options: SessionOptions) -> EngineInfo:
-        """Says which version runs on which device, with the options that are in effect."""
+        """Returns the version and the device, with the options in effect."""
         core, settings = self._started(options)
         return EngineInfo(
             name="openvino",
@@ -78,7 +78,7 @@ class OpenVinoEngine:
         return OpenVinoSession(core, path, options, settings)
 
     def _started(self, options: SessionOptions) -> tuple[Any, Settings]:
-        """OpenVINO, told once and for all which instructions it may use, and its settings."""
+        """Return OpenVINO, with its instruction set fixed once and for all, and its settings."""
         settings = settings_of(options)
         if self._core is None:
             if settings.max_cpu_isa:
@@ -106,7 +106,7 @@ class OpenVinoSession:
         core: OpenVINO.
         path: The model file; external data is found beside it.
         options: How to open it.
-        settings: The same, in OpenVINO's words.
+        settings: The same, as OpenVINO settings.
     """
 
     def __init__(self, core: Any, path: str, options: SessionOptions, settings: Settings) -> None:
@@ -128,11 +128,11 @@ class OpenVinoSession:
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
-        """What the model wants."""
+        """The model's inputs."""
         return self._inputs
 
     def set_feeds(self, feeds: Feeds) -> None:
-        """Hands the inputs of timed runs over, to as many requests as the device wants at once."""
+        """Passes the inputs of timed runs to as many requests as the device runs at once."""
         self._tensors = self._to_tensors(feeds)
         wanted = self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         several = wanted > 1 and self._settings.in_parallel
@@ -150,18 +150,18 @@ class OpenVinoSession:
         return {name: _array(port, results[number]) for number, (name, port) in enumerate(ports)}
 
     def time_runs(self, runs: int) -> list[float]:
-        """Runs back to back on the kept feeds.
+        """Runs back to back on the stored feeds.
 
-        Inputs stay where they are and outputs are not copied. With one thread on the CPU a sample
-        is the time of the calling thread, on which the whole run happens. With several streams,
-        one sample is a run of all requests at once, divided by their number.
+        Inputs stay in place and outputs are not copied. With one thread on the CPU a sample is the
+        time of the calling thread, on which the whole run executes. With several streams, one
+        sample is a run of all requests at once, divided by their number.
         """
         if not self._requests:
             raise ValueError("the model was given no feeds to run on")
         return self._clock.samples_ms(lambda clock: _timed_runs(self._requests, runs, clock))
 
     def layer_times(self, runs: int) -> list[LayerTime]:
-        """Mean time per layer by OpenVINO's own counters, in a compiled model of its own."""
+        """Mean time per layer from OpenVINO's own counters, in a separate compiled model."""
         if self._tensors is None:
             raise ValueError("the model was given no feeds to run on")
         properties = {**self._settings.properties, "PERF_COUNT": "YES"}
@@ -221,7 +221,7 @@ def _timed_runs(requests: list[Any], runs: int, clock: Callable[[], int]) -> lis
 
 
 def _runs_here(request: Any) -> bool:
-    """Whether a run happens on the calling thread; OpenVINO decides that, not its caller."""
+    """Whether a run executes on the calling thread; OpenVINO decides that, not its caller."""
     request.infer(share_outputs=True)
     thread, process = time.thread_time_ns(), time.process_time_ns()
     request.infer(share_outputs=True)
@@ -239,7 +239,7 @@ def _tensor(kind: Any, array: Any, spec: InputSpec) -> Any:
 
 
 def _array(port: Any, result: Any) -> Any:
-    """A copy of a result, of its own type."""
+    """Return a copy of a result in its own type."""
     array = np.array(result, copy=True)
     view = _VIEWS.get(port.get_element_type().get_type_name())
     return array if view is None else array.view(view)
@@ -274,7 +274,7 @@ def _property(core: Any, device: str, name: str) -> str:
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Leaves out of OpenVINO's messages through which of its files they came."""
+    """Remove the names of source files from OpenVINO's messages."""
     try:
         yield
     except RuntimeError as error:

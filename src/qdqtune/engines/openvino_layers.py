@@ -1,4 +1,4 @@
-"""What OpenVINO's runtime model tells about the layers that it runs."""
+"""Reads layers from OpenVINO's runtime model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRECISIONS = {
     "i64": "int64",
     "u8": "uint8",
 }
-"""Our names of types, by the words in which OpenVINO writes them."""
+"""Our names of types, by OpenVINO's names."""
 _FACTS = (
     "layerType",
     "originalLayersNames",
@@ -27,7 +27,7 @@ _FACTS = (
     "runtimePrecision",
 )
 _CONSTANTS = frozenset({"Const", "Constant"})
-# Of these, the runtime precision is that of the condition or of the trip count.
+# For these, the runtime precision is that of the condition or of the trip count.
 _WITH_BODIES = frozenset({"If", "Loop", "TensorIterator"})
 _NOT_LAYERS = frozenset({"Input", "Output", "Parameter", "Result"})
 
@@ -39,21 +39,21 @@ def layer_times_of(
     earlier_runs: int = 0,
     runs: int = 1,
 ) -> list[LayerTime]:
-    """The layers of a compiled model, with the mean times of its last runs.
+    """Return the layers of a compiled model, with the mean times of its last runs.
 
-    OpenVINO's counters are means over all runs so far, in whole microseconds. Those after the first
-    runs are taken out of those after all.
+    OpenVINO's counters are means over all runs so far, in whole microseconds. The counters after
+    the first runs are subtracted from those after all runs.
 
     Args:
         runtime_model: What `CompiledModel.get_runtime_model` returns.
         counters: What `InferRequest.profiling_info` returns after all runs.
         earlier: What it returned after the first runs, which don't count.
-        earlier_runs: How many these were.
-        runs: How many came after them.
+        earlier_runs: Number of first runs.
+        runs: Number of runs after them.
 
     Returns:
-        The layers in order of execution, without those that OpenVINO ran once and for all because
-        they depend on constants only.
+        The layers in order of execution, without those that OpenVINO ran only once because they
+        depend on constants only.
     """
     before = _milliseconds(earlier)
     spent = {
@@ -96,5 +96,5 @@ def _milliseconds(counters: Iterable[Any]) -> dict[str, float]:
 
 
 def _port(output: Any) -> str:
-    """A name for a tensor, which is never that of one in the model."""
+    """Return a name for a tensor, which never matches one in the model."""
     return f"{output.get_node().get_friendly_name()} output {output.get_index()}"

@@ -1,4 +1,4 @@
-"""In what type OpenVINO computes floats: it chooses by the CPU, and is asked."""
+"""The type in which OpenVINO computes floats: it chooses by the CPU, so it is queried."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from qdqtune.engines.openvino_layers import PRECISIONS, layer_times_of
 from qdqtune.engines.openvino_settings import PRECISION_HINT, PRECISION_OPTION, Settings
 
 _PRODUCT = "product"
-# Large enough to be worth a conversion of its operands.
+# Large enough to be worth converting its operands.
 _SIZE = 64
 _FLOATS = ("float32", "bfloat16", "float16")
 
 
 def with_float_kernels(core: Any, settings: Settings) -> Settings:
-    """The settings, with floats in float32 where a limit leaves no other kernels worth having.
+    """Return the settings, with float32 where an ISA limit leaves no faster float kernels.
 
-    OpenVINO chooses bfloat16 by what the CPU shows, whatever `max_cpu_isa` leaves of it: it is then
-    slower than in float32, or refuses the model.
+    OpenVINO chooses bfloat16 by the CPU's capabilities, ignoring the limit in `max_cpu_isa`: it is
+    then slower than in float32, or refuses the model.
     """
     if settings.leaves_bfloat16 or PRECISION_HINT in settings.properties:
         return settings
@@ -35,13 +35,13 @@ def with_float_kernels(core: Any, settings: Settings) -> Settings:
 
 
 def float_type_in_effect(core: Any, settings: Settings) -> str:
-    """The type in which models in float32 are computed with these settings; empty if unknown.
+    """Return the type in which float32 models are computed with these settings; empty if unknown.
 
-    A hint is no promise: where a CPU has no kernels of the type, OpenVINO takes another. So a small
-    model is compiled, and looked at.
+    A hint is not binding: where a CPU has no kernels of the type, OpenVINO uses another. So a small
+    model is compiled and inspected.
 
     Raises:
-        ValueError: If a type was asked for in which nothing can be computed.
+        ValueError: If the requested type can't be used for computation.
     """
     try:
         compiled = core.compile_model(_product(), settings.device, settings.properties)
@@ -55,7 +55,7 @@ def float_type_in_effect(core: Any, settings: Settings) -> str:
         raise ValueError(f"{PRECISION_OPTION}={asked} can't be had: {why}") from None
     try:
         layers = layer_times_of(compiled.get_runtime_model(), ())
-    except RuntimeError:  # devices that are made of others may have no runtime model
+    except RuntimeError:  # composite devices may have no runtime model
         layers = []
     found = [layer.precision for layer in layers if _PRODUCT in layer.origins]
     told = [precision for precision in found if precision in _FLOATS]
@@ -71,7 +71,7 @@ def _product() -> Any:
 
 
 def _hinted(compiled: Any) -> str:
-    """What a device says that it computes in; as written means float32."""
+    """Return the type that a device reports; `dynamic` and `undefined` mean float32."""
     try:
         hint = _type_name(compiled.get_property(PRECISION_HINT))
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""How OpenVINO is told to open a model: its options, and what this machine's CPU can really do."""
+"""Settings for opening a model in OpenVINO: its options, and the capabilities of this CPU."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from qdqtune.engines.registry import ENGINES
 
 _ISA_VARIABLES = ENGINES["openvino"].isa_variables
 MAX_CPU_ISA = _ISA_VARIABLES[0]
-"""The variable by which OpenVINO's kernels are kept from newer instructions."""
+"""Environment variable that limits the instruction set of OpenVINO's kernels."""
 PRECISION_OPTION, PRECISION_HINT = "inference_precision", "INFERENCE_PRECISION_HINT"
-"""The type in which floats are computed, as an option and as OpenVINO's property."""
-# Devices that are made of others.
+"""The type in which floats are computed, as an option and as an OpenVINO property."""
+# Composite devices.
 _VIRTUAL_DEVICES = frozenset({"AUTO", "BATCH", "HETERO", "MULTI"})
 _THREADS = "INFERENCE_NUM_THREADS"
-# What the user set; this process sets it itself later.
+# The user's value; this process sets the variable itself later.
 _, _INHERITED_LIMIT = inherited_limit(_ISA_VARIABLES)
-# Our words for OpenVINO's properties. Whatever is written in capitals is passed on as it is.
+# Our names for OpenVINO's properties. Names in capitals are passed on unchanged.
 _PROPERTIES = {
     "execution_mode": "EXECUTION_MODE_HINT",
     PRECISION_OPTION: PRECISION_HINT,
@@ -43,7 +43,7 @@ _PROPERTIES = {
 _OWN = ("device", "max_cpu_isa")
 _WITHOUT_AMX = "AVX512_CORE_FP16"
 _PROBE_TIMEOUT_S = 60.0
-# A product that is large enough to be computed in tiles.
+# A product that is large enough to be computed in tiles (AMX).
 _PROBE = """
 import numpy, openvino
 try:
@@ -64,12 +64,12 @@ class Settings:
     """How a model is opened.
 
     Attributes:
-        device: Such as `CPU` or `GPU`.
-        max_cpu_isa: The newest instructions that kernels may use; empty for all that there are.
-        isa: What that leaves to integer kernels; empty on other devices.
+        device: Device name, such as `CPU` or `GPU`.
+        max_cpu_isa: The newest instructions that kernels may use; empty for no limit.
+        isa: The instruction set left for integer kernels; empty on other devices.
         properties: OpenVINO's properties.
-        in_effect: Everything that was asked for or had to be set, in the words of the options.
-        leaves_bfloat16: Whether that limit leaves kernels for which bfloat16 is worth choosing.
+        in_effect: Everything that was requested or had to be set, as options.
+        leaves_bfloat16: Whether the limit leaves kernels for which bfloat16 is worthwhile.
     """
 
     device: str
@@ -81,17 +81,17 @@ class Settings:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether models run on the CPU, and nothing else decides that."""
+        """Whether models run on the CPU alone."""
         return self.device == "CPU"
 
     @property
     def may_use_cpu(self) -> bool:
-        """Whether it is the CPU, or made of devices of which it is one, as in `AUTO:GPU,CPU`."""
+        """Whether it is the CPU, or a composite device that includes it, as in `AUTO:GPU,CPU`."""
         return _may_use_cpu(self.device)
 
     @property
     def in_parallel(self) -> bool:
-        """Whether somebody asked for more than one run at a time."""
+        """Whether more than one run at a time was requested."""
         hint = self.properties.get("PERFORMANCE_HINT", "LATENCY").upper()
         return hint != "LATENCY" or self.properties.get("NUM_STREAMS", "1") != "1"
 
@@ -100,8 +100,7 @@ def settings_of(options: SessionOptions) -> Settings:
     """Reads options.
 
     Raises:
-        ValueError: If there is one that OpenVINO doesn't have, that would spoil the timing, or that
-            contradicts another.
+        ValueError: If an option is unknown, would distort the timing, or contradicts another.
     """
     given = dict(options.engine_options)
     _check_names(given)
@@ -124,10 +123,10 @@ def settings_of(options: SessionOptions) -> Settings:
 
 
 def check_device(core: Any, settings: Settings, threads: int | None) -> None:
-    """Make sure that there is such a device, and that it takes the threads that are asked for.
+    """Make sure that the device exists and accepts the requested threads.
 
     Raises:
-        ValueError: If there is not, or it does not.
+        ValueError: If it does not.
     """
     device = settings.device
     kinds = {found.partition(".")[0] for found in core.available_devices}
@@ -142,13 +141,13 @@ def check_device(core: Any, settings: Settings, threads: int | None) -> None:
 
 
 def check_threads(compiled: Any, settings: Settings, threads: int) -> None:
-    """Make sure that a model runs with no more threads than it should.
+    """Make sure that a model runs with no more threads than requested.
 
-    Devices that are made of others pass the number on, or do not; on the CPU, too, there is more
-    than one way to set it. A machine with fewer cores has fewer threads.
+    Composite devices may or may not pass the number on; on the CPU, too, there is more than one way
+    to set it. A machine with fewer cores has fewer threads.
 
     Raises:
-        ValueError: If it runs with more, or OpenVINO doesn't say with how many.
+        ValueError: If it runs with more, or OpenVINO doesn't report the number.
     """
     used = None
     with contextlib.suppress(RuntimeError, KeyError):
@@ -201,7 +200,7 @@ def _set_threads(properties: dict[str, str], threads: int) -> None:
 
 
 def _mended_cpu(given: Mapping[str, str]) -> dict[str, str]:
-    """Options without which OpenVINO would crash on this machine; none if it would not."""
+    """Return options without which OpenVINO would crash on this machine; empty if none."""
     limit = given.get("max_cpu_isa", _INHERITED_LIMIT)
     has_tiles = read_cpu().isa.startswith("amx")
     if not limit and has_tiles and not _amx_works():
@@ -211,9 +210,9 @@ def _mended_cpu(given: Mapping[str, str]) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=1)
 def _amx_works() -> bool:
-    """Whether tiles can be used. Virtual machines exist that offer them, and then refuse them.
+    """Whether tiles (AMX) can be used. Some virtual machines advertise them, and then refuse them.
 
-    Where that can't be found out they are taken to work.
+    Where that can't be determined, they are assumed to work.
     """
     argv = [sys.executable, "-c", _PROBE]
     try:

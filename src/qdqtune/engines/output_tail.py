@@ -1,4 +1,4 @@
-"""Keeps the end of what a child prints, in bounded memory and on bounded disk."""
+"""Keeps the end of a child's output, in bounded memory and on bounded disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OutputTail:
         self._thread.start()
 
     def finish(self, timeout_s: float = 2.0) -> None:
-        """Waits for the end of the stream, but not for ever: a stray grandchild may hold it."""
+        """Waits for the end of the stream, with a timeout: a stray grandchild may hold it open."""
         self._thread.join(timeout_s)
 
     def tail(self, lines: int = _MESSAGE_LINES) -> str:

@@ -1,4 +1,4 @@
-"""Engines that other packages bring, found by their entry points in the group `qdqtune.engines`."""
+"""Engines from other packages, found by their entry points in the group `qdqtune.engines`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GROUP = "qdqtune.engines"
 
 @dataclass(frozen=True)
 class Plugins:
-    """What other packages bring.
+    """Engines from other packages.
 
     Attributes:
         entries: Engines by name.
@@ -26,10 +26,10 @@ class Plugins:
 
 
 def find_plugins(taken: Collection[str]) -> Plugins:
-    """Load every entry point of the group; what is wrong with one is told, never raised.
+    """Load every entry point of the group; errors are reported in the result, never raised.
 
     Args:
-        taken: Names that plugins can't have.
+        taken: Names that plugins can't use.
     """
     entries: dict[str, EngineEntry] = {}
     broken = []
@@ -49,7 +49,7 @@ def find_plugins(taken: Collection[str]) -> Plugins:
 def _load(point: importlib.metadata.EntryPoint) -> tuple[EngineEntry | None, str]:
     try:
         found = point.load()
-    except (Exception, SystemExit) as error:  # whatever a stranger's module does when imported
+    except (Exception, SystemExit) as error:  # anything that a plugin's module does on import
         return None, " ".join(f"{type(error).__name__}: {error}".split())
     if not isinstance(found, EngineEntry):
         return None, f"{point.value} is no EngineEntry, but {type(found).__name__}"
@@ -57,8 +57,8 @@ def _load(point: importlib.metadata.EntryPoint) -> tuple[EngineEntry | None, str
 
 
 def _fault(entry: EngineEntry, name: str) -> str:
-    """What is wrong with an entry; empty if nothing is."""
-    from qdqtune.qdq.dialects import DIALECTS  # heavy, and hardly anybody has plugins
+    """Return what is wrong with an entry; empty if nothing is."""
+    from qdqtune.qdq.dialects import DIALECTS  # slow to import, and plugins are rare
 
     if entry.name != name:
         return f"it is announced as '{name}', but its entry is called '{entry.name}'"

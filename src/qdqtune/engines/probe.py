@@ -1,4 +1,4 @@
-"""Whether an engine that is installed answers, too: it is asked once, in a process of its own."""
+"""Checks whether an installed engine works, by querying it once in its own process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PROBE_LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What an engine says of itself.
+    """The result of a probe.
 
     Attributes:
-        info: Which version answers, on what; None if it doesn't.
-        reason: Why not, in one line; empty if it does.
+        info: The version and device; None if the engine doesn't answer.
+        reason: Why it doesn't, in one line; empty if it does.
     """
 
     info: EngineInfo | None
@@ -27,7 +27,7 @@ class ProbeResult:
 
 @functools.cache
 def probe_engine(engine: str) -> ProbeResult:
-    """What an engine says of itself, without options.
+    """Query an engine without options.
 
     Raises:
         EngineError: If it is not installed.

@@ -1,6 +1,6 @@
-"""One child process that answers JSON lines, and its end in every way a child can end.
+"""A child process that answers JSON lines, and the handling of every way it can end.
 
-The pipes of the protocol are private, so nothing an engine prints can get between the lines.
+The pipes of the protocol are private, so output of the engine can't mix with the protocol.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qdqtune.resources.limits import is_out_of_memory, out_of_memory_text
 _MAX_REPLY_BYTES = 64 * 1024 * 1024
 _LONGEST_POLL_S = 3600.0  # the system counts in 32 bits
 _GRACE_S = 2.0
-# A json.py in the folder the user stands in is not ours to import.
+# A json.py in the current working directory must not be imported.
 _START = """\
 import sys
 sys.path = [path for path in sys.path if path]
@@ -57,7 +57,7 @@ class FailureKind(enum.Enum):
 
 
 class WorkerFailure(EngineError):
-    """A request that got no result.
+    """A request without a result.
 
     Args:
         what: What happened, one sentence.
@@ -78,7 +78,7 @@ def _spawn(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Starts a child from a thread that lives as long as this process.
 
     Linux sends a child its parent-death signal when the *thread* that started it ends, so a child
-    started from a short-lived thread would be killed while its parent is well.
+    started from a short-lived thread would be killed while its parent is alive.
     """
     with _spawners_lock:
         # Keyed by pid: after a fork the executor's thread does not exist in the copy.
@@ -106,7 +106,7 @@ def _kill_unwanted(started: Future[subprocess.Popen[bytes]]) -> None:
 
 
 def _told_full_disk(told: object) -> DiskError | None:
-    """What a child says of a full disk; which folder is whose, only the parent knows."""
+    """Return a child's report of a full disk; only the parent can name the folder's owner."""
     match told:
         case [int() as number, str() as target]:
             return DiskError(OSError(number, os.strerror(number)), Path(target))
@@ -119,10 +119,10 @@ class ChildProcess:
     """A started worker.
 
     Args:
-        engine: The engine to make inside the child, as ``module:Class``.
-        environment: Variables set in the child beside the inherited ones.
-        log_path: Where the child's output is kept, up to a limit; None keeps only the end of it.
-        memory_bytes: What it may take; None sets no limit.
+        engine: The engine to create inside the child, as ``module:Class``.
+        environment: Variables set in the child in addition to the inherited ones.
+        log_path: Where the child's output is kept, up to a limit; None keeps only its end.
+        memory_bytes: Its memory limit; None sets no limit.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ChildProcess:
                 stderr=subprocess.PIPE,
                 pass_fds=(commands_read, replies_write),
                 env={**os.environ, **environment},
-                # Ctrl-C in the terminal reaches the parent alone; the group can be killed whole.
+                # Ctrl-C in the terminal reaches only the parent; the whole group can be killed.
                 start_new_session=True,
             )
         except BaseException:
@@ -166,14 +166,14 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the worker; until it has answered, of the one that starts it."""
+        """Process id of the worker; until it has answered, that of its starter."""
         return self._pid
 
     def request(self, op: str, timeout_s: float, **arguments: Any) -> Any:
         """Sends one request and waits for its answer.
 
         Raises:
-            DiskError: There is no room for what the engine writes: not the model's fault.
+            DiskError: The disk is full, which is not the model's fault.
             WorkerFailure: The engine raised (the child lives on), crashed or was too slow.
         """
         self._number += 1
@@ -197,14 +197,14 @@ class ChildProcess:
                 raise WorkerFailure(what, FailureKind.MEMORY, details) from None
             raise WorkerFailure(what, FailureKind.CRASH, details) from None
         except BaseException:
-            # Ctrl-C while waiting: the answer that is still to come must not meet a later question.
+            # Ctrl-C while waiting: the pending answer must not be read by a later request.
             self.kill()
             raise
         self._pid = reply.get("pid", self._pid)
         if "result" not in reply and (full := _told_full_disk(reply.get("disk"))) is not None:
             raise full
         if "result" not in reply and is_out_of_memory(reply["error"]):
-            # What it holds by now is unknown; the next model is to find all of the memory free.
+            # Its memory use is unknown now; the next model should find all of the memory free.
             self.kill()
             what = f"the engine {out_of_memory_text(self._memory_bytes)} during '{op}'"
             raise WorkerFailure(what, FailureKind.MEMORY, reply["error"])
@@ -213,7 +213,7 @@ class ChildProcess:
         return reply["result"]
 
     def close(self) -> None:
-        """Ends the child: politely by closing its command pipe, then by force."""
+        """Ends the child: first by closing its command pipe, then by force."""
         if not self._ended:
             self._close_pipe("_commands")
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -221,7 +221,7 @@ class ChildProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Ends the child now, and every process that it has started."""
+        """Kills the child and every process that it has started."""
         if self._ended:
             return
         self._ended = True
@@ -271,7 +271,7 @@ class ChildProcess:
         return reply
 
     def _ending(self) -> str:
-        """Ends what is left of a child that stopped answering; says how it had ended."""
+        """Terminates a child that stopped answering; returns how it had ended."""
         try:
             status: int | None = self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:

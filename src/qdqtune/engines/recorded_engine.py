@@ -1,4 +1,4 @@
-"""What of a recorded engine is used again: a record may be a stranger's file."""
+"""The parts of a recorded engine that may be reused: a record may be an untrusted file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from qdqtune.records.measurement import EngineInfo
 
 @dataclass(frozen=True)
 class RecordedEngine:
-    """An engine as a record names it, as far as that may be followed.
+    """The parts of a record's engine that may be followed.
 
     Attributes:
-        name: The engine, if it is one of qdqtune's own; others have to be named by the user.
+        name: The engine, if it is built in; others must be named by the user.
         options: Options that are plain choices.
     """
 
@@ -24,10 +24,10 @@ class RecordedEngine:
 
 
 def recorded_engine(info: EngineInfo) -> RecordedEngine:
-    """Says what of a record is followed: nothing that is run, loaded, opened or takes resources.
+    """Return what may be followed: nothing that is run, loaded, opened or takes resources.
 
-    The number of threads is never taken from a record, nor is a path, a library, an argument for a
-    program, or an engine that another package brings.
+    The number of threads is never taken from a record, nor a path, a library, a program argument,
+    or an engine from another package.
     """
     entry = registry.ENGINES.get(info.name)
     if entry is None:

@@ -1,6 +1,6 @@
-"""The reference engine: it calibrates, and runs models as they are written, whatever they are for.
+"""The reference engine: it calibrates, and runs models exactly as written, for any target engine.
 
-What is said here of options and sizes is true of the engine that `registry.REFERENCE` names.
+Options and sizes here apply to the engine that `registry.REFERENCE` names.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from qdqtune.engines.interface import SessionOptions
 from qdqtune.engines.isolated import Worker
 from qdqtune.records.errors import EngineError
 
-# Runs every op as it is written: a foreign dialect must not be evaluated with this CPU's kernels.
-# Memory patterns would keep everything that a run needs a second time, and save no time here.
+# Runs every op as written: a foreign dialect must not be evaluated with this CPU's kernels. Memory
+# patterns would double the memory of a run, and save no time here.
 AS_WRITTEN = SessionOptions(
     engine_options={"graph_optimization_level": "disable_all", "enable_mem_pattern": "0"}
 )
 
-# From here on a session is opened as written: ONNX Runtime's optimizations take time with the
-# square of the nodes. Seen with Convs: 3 s for 10,000 nodes, 47 s for 40,000; as written 0.5 and 3.
+# Larger models are opened without optimization: ONNX Runtime's optimizations take time quadratic in
+# the number of nodes. For Convs: 3 s for 10,000 nodes, 47 s for 40,000; as written 0.5 and 3 s.
 _MANY_NODES = 10_000
 
 
 def opening_options(nodes: int) -> SessionOptions | None:
-    """How to open a model of so many nodes that is run a few times only."""
+    """Return how to open a model with this many nodes that is run only a few times."""
     return AS_WRITTEN if nodes > _MANY_NODES else None
 
 
@@ -34,7 +34,7 @@ def has_reference() -> bool:
 
 
 def require_reference() -> None:
-    """Make sure that there is something to calibrate with.
+    """Make sure that the engine for calibration is installed.
 
     Raises:
         EngineError: If the reference engine is not installed.
@@ -48,7 +48,7 @@ def require_reference() -> None:
 
 
 def reference_worker(*, log_path: Path | None = None, scratch: Path | None = None) -> Worker:
-    """A worker of the reference engine; see `Worker` for the arguments.
+    """Create a worker of the reference engine; see `Worker` for the arguments.
 
     Raises:
         EngineError: If it is not installed.

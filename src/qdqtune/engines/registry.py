@@ -1,4 +1,4 @@
-"""The engines qdqtune knows by name, and whether they are here. Imports none of them."""
+"""The engines that qdqtune knows by name, and whether they are available. Imports none of them."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ __all__ = [
 
 AUTO = "auto"
 REFERENCE = "onnxruntime"
-"""The engine that calibrates, and that runs models as they are written, whatever they are for."""
+"""The engine that calibrates, and that runs models as written, for any target engine."""
 GUIDES_MODULE = "tensorrt"
-"""What the autotuning guides measure with, as a Python module."""
+"""The engine that NVIDIA's autotuning guides measure with, as a Python module."""
 GUIDES_PROGRAM = "trtexec"
-"""The same as a program."""
+"""The same engine as a program."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class EngineStatus:
     """Whether an engine can measure here.
 
     Attributes:
-        usable: Installed, this version of qdqtune measures with it, and what it runs on is here.
+        usable: Installed, supported by this version of qdqtune, and its hardware is present.
         version: Installed version; empty when not installed or unknown.
         reason: Why it is not usable, with what to do; empty when it is.
         lists_layers: Whether it can list the layers of a model, even if it can't time it.
-        program: Where its program is; empty if it is a module, or not there.
+        program: Path of its program; empty if it is a module, or missing.
     """
 
     usable: bool
@@ -71,19 +71,19 @@ class EngineStatus:
 
 
 ENGINES: dict[str, EngineEntry] = {entry.name: entry for entry in BUILTIN_ENGINES}
-"""Those that are part of qdqtune; `engines` has the others, too."""
+"""The built-in engines; `engines` also has those of other packages."""
 
 _AUTO_ORDER = (GUIDES_MODULE, REFERENCE, "openvino")
 
 
 @functools.cache
 def plugins() -> Plugins:
-    """What other packages bring; looked for once."""
+    """Return the engines of other packages, cached."""
     return find_plugins([AUTO, *ENGINES])
 
 
 def versioned(name: str) -> tuple[str, str]:
-    """An engine's name and the version that it may end in: ``tensorrt8`` is ``tensorrt``, ``8``."""
+    """Split an engine's name from an optional version: ``tensorrt8`` is ``tensorrt``, ``8``."""
     known = engines()
     bare = name.rstrip("0123456789")
     if name in known or bare not in known:
@@ -92,16 +92,16 @@ def versioned(name: str) -> tuple[str, str]:
 
 
 def engines() -> dict[str, EngineEntry]:
-    """Every engine that has a name here."""
+    """Return every known engine by name."""
     return {**ENGINES, **plugins().entries}
 
 
 def entry(name: str) -> EngineEntry:
-    """Returns what is known of an engine.
+    """Returns the entry of an engine.
 
     Raises:
         UsageError: No engine has that name.
-        EngineError: One that another package announces has, but can't be used.
+        EngineError: Another package announces that engine, but it can't be used.
     """
     if name in ENGINES:
         return ENGINES[name]
@@ -120,16 +120,16 @@ def entry(name: str) -> EngineEntry:
 
 
 def title(name: str) -> str:
-    """What people call an engine."""
+    """Return the display name of an engine."""
     return entry(name).title or name
 
 
 def available(name: str, options: Mapping[str, str] | None = None) -> EngineStatus:
-    """Says whether an engine can measure here, with this version of qdqtune.
+    """Returns whether an engine can measure here, with this version of qdqtune.
 
     Args:
         name: The engine.
-        options: Its own options, as far as they say where it is.
+        options: Its options, as far as they locate it.
     """
     engine, options = entry(name), options or {}
     program = _program(engine, options)
@@ -147,8 +147,8 @@ def available(name: str, options: Mapping[str, str] | None = None) -> EngineStat
 def worker_class(name: str) -> str:
     """Returns the ``module:Class`` that opens models with an engine.
 
-    Whether it can time them here, too, is what `resolve` says. An engine that is a program says by
-    itself if it isn't there.
+    `resolve` says whether it can also time them here. An engine that is a program reports by itself
+    if it is missing.
 
     Raises:
         UsageError: No engine has that name.
@@ -173,8 +173,8 @@ def resolve(
 
     Args:
         name: An engine, or ``auto``.
-        options: Its own options, as far as they say where it is.
-        only_layers: Whether it need not time models, only list their layers.
+        options: Its options, as far as they locate it.
+        only_layers: Whether listing the layers of models is enough, without timing.
 
     Raises:
         UsageError: No engine has that name.
@@ -199,13 +199,13 @@ def resolve(
 def build_line(
     info: EngineInfo, file: Path, shapes: Mapping[str, tuple[int, ...]], name: str
 ) -> str:
-    """The command that builds a model as it was measured; empty where nothing has to be built.
+    """Return the command that builds a model as measured; empty where no build is needed.
 
     Args:
-        info: What measured it.
+        info: The engine that measured it.
         file: The model.
-        shapes: Those that it was measured at, by input.
-        name: What the file is called in the command.
+        shapes: The input shapes at which it was measured.
+        name: Name of the file in the command.
     """
     module, _, function = entry(info.name).build_line_function.partition(":")
     if not function:
@@ -228,7 +228,7 @@ def _first_usable() -> str:
 
 
 def _starts(name: str) -> bool:
-    """Whether an engine answers. Where it runs on a GPU, a module that is there may not load."""
+    """Whether an engine starts. On a GPU, an installed module may fail to load."""
     if not entry(name).needs_gpu:
         return True
     from qdqtune.engines.probe import probe_engine  # workers look engines up here
@@ -240,7 +240,7 @@ def _starts(name: str) -> bool:
 
 
 def _missing_gpu(engine: EngineEntry) -> str:
-    """Why an engine has nothing to run on; empty if it has."""
+    """Return why an engine has no hardware to run on; empty if it has."""
     if not engine.needs_gpu or find_gpus().gpus:
         return ""
     return f"no NVIDIA GPU answers ({find_gpus().reason})"
@@ -253,7 +253,7 @@ def _not_installed(engine: EngineEntry) -> EngineError:
 
 
 def _program(engine: EngineEntry, options: Mapping[str, str]) -> str:
-    """Where an engine's program is; empty if it isn't there, or is none."""
+    """Return the path of an engine's program; empty if it is missing, or not a program."""
     if not engine.program:
         return ""
     return shutil.which(options.get(engine.path_option) or engine.program) or ""

@@ -1,12 +1,12 @@
-"""Files compared in several fresh processes, so that the luck of one opening is not taken for gain.
+"""Compares files in several fresh processes, so that a lucky opening is not taken for a gain.
 
-Two openings of one file differ for as long as they are open: by where their memory lies, by which
-kernels a builder happened to prefer. Within one process that can't be seen, however long it runs.
-So every process gives one log ratio, and the interval comes from how much these differ, by
-Student's t distribution: noise inside of a process moves them as well, and is in it.
+Two openings of one file differ for as long as they are open: by their memory addresses, or by the
+kernels that a builder happened to choose. One process can't show that, however long it runs. So
+every process contributes one log ratio, and the interval follows from their spread, by Student's t
+distribution; noise within a process also adds to that spread, so the interval includes it.
 
-Seen with equal models on simulated machines whose openings differ by 2 % (one deviation): in one
-process 22 of 100 comparisons found a gain of 2 % and more; in five, fewer than one.
+For equal models on simulated machines whose openings differ by 2 % (one deviation), 22 of 100
+comparisons in one process found a gain of 2 % or more; with five processes, fewer than one did.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from qdqtune.engines.interface import Feeds
 
 FEWEST_OPENINGS = 3
-"""Below this number, how much openings differ can't be told."""
+"""Below this number of openings, their variation can't be estimated."""
 MOST_OPENINGS = 5
 
 _CONFIDENCE = 0.99
 # The quantiles of Student's distribution for that level, by degrees of freedom.
 _STUDENT = {2: 9.925, 3: 5.841, 4: 4.604}
-# Openings that agree so well are not repeated: more of them could not tell anything else.
+# Openings that agree this well are not repeated: more of them would not change the result.
 _AGREEING = 0.0002
-# What the ratio moves by for whoever opens the files again, at least, as a log ratio.
+# Minimum change of the ratio when the files are opened again, as a log ratio.
 _LEAST_HALF_WIDTH = 0.003
-# What openings are taken to differ by where there is no time to find out: the deviation of a log
-# ratio, and how many degrees of freedom that is worth beside what was seen of the baseline.
+# Assumed variation of openings where there is no time to measure it: the deviation of a log ratio,
+# and its weight in degrees of freedom beside the measured variation of the baseline.
 _ASSUMED, _WORTH = 0.0085, 2
 # Enough for the median of one opening out of several.
 _FEWEST_ROUNDS_AGAIN = 4
@@ -52,16 +52,15 @@ _MOST_ROUNDS_PER_S = 60
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a comparison in several processes may take.
+    """The time limits of a comparison in several processes.
 
     Attributes:
         timing_s: Seconds of timed runs per candidate, in all processes together.
-        reopening_s: Seconds for opening the files again, beside that.
-        left_s: Tells the seconds until everything has to be over.
-        baseline_ratio: What two openings of the baseline were seen to differ by: one over the
-            other. It counts where there is no time to open the files again.
-        is_real: Whether runs take the time that the engine says; where they don't, all rounds are
-            played.
+        reopening_s: Additional seconds for opening the files again.
+        left_s: Returns the seconds left until everything must be finished.
+        baseline_ratio: Latency ratio of two openings of the baseline, used where there is no time
+            to open the files again.
+        is_real: Whether runs take the time that the engine reports; if not, all rounds are made.
     """
 
     timing_s: float
@@ -79,7 +78,7 @@ class Reopened:
         latency_ms: Its typical latency.
         error: Why it could not be timed; None if it could.
         comparison: Over the first file; None for that one itself, and if it could not be timed.
-        log_ratios: What each process said.
+        log_ratios: The log ratio from each process.
     """
 
     latency_ms: float
@@ -94,16 +93,16 @@ def compare_reopened(
     feeds: Feeds,
     allowance: Allowance,
 ) -> list[Reopened]:
-    """Time files against the first of them, in turns, in one fresh process after another.
+    """Time files against the first of them, interleaved, in one fresh process after another.
 
-    A candidate that fails in one of the processes has failed. Where the baseline does, which ran
-    before, that process is repeated once.
+    A candidate that fails in one of the processes has failed. If the baseline fails, although it
+    ran before, that process is repeated once.
 
     Args:
-        new_worker: Makes the worker of process number so-and-so, from 0 on; it is closed here.
+        new_worker: Creates the worker of a process by its number, from 0 on; it is closed here.
         paths: The baseline and its candidates.
         feeds: The inputs.
-        allowance: What it may take.
+        allowance: The time limits.
     """
     openings = _Openings(new_worker, list(paths), feeds, allowance)
     openings.play()
@@ -128,7 +127,7 @@ class _Openings:
         self._processes = 0
 
     def play(self) -> None:
-        """Open and time the files as often as it takes, and as there is time for."""
+        """Open and time the files as often as needed, within the time limits."""
         wanted, is_repeated = MOST_OPENINGS, False
         while len(self._compared) < wanted and len(self._errors) < len(self._paths) - 1:
             began = time.monotonic()
@@ -146,7 +145,7 @@ class _Openings:
                 return
 
     def outcome(self, index: int) -> Reopened:
-        """What all processes say of a file."""
+        """Return the combined result of all processes for a file."""
         if 0 in self._errors or index in self._errors:
             return Reopened(math.inf, self._errors.get(index, self._errors.get(0)))
         latency_ms = statistics.median(each[index] for each in self._latencies_ms)
@@ -157,7 +156,7 @@ class _Openings:
         return Reopened(latency_ms, None, comparison, tuple(math.log(each.ratio) for each in found))
 
     def _open_once(self) -> str | None:
-        """One process; returns why the baseline failed in it, if it did."""
+        """Run one process; returns why the baseline failed in it, if it did."""
         present = [index for index in range(len(self._paths)) if index not in self._errors]
         timing_s = self._allowance.timing_s / MOST_OPENINGS
         fewest = _FEWEST_ROUNDS_AGAIN if self._compared else FEWEST_ROUNDS
@@ -185,7 +184,7 @@ class _Openings:
         self._latencies_ms.append({i: each.latency_ms for i, each in measured.items() if each.ok})
 
     def _affordable(self, took_s: float) -> int:
-        """How many openings there is time for, by what the first one took beside its timing."""
+        """Return how many openings fit in the time, from the overhead of the first one."""
         allowance = self._allowance
         timing_s = allowance.timing_s / MOST_OPENINGS * (len(self._paths) - 1)
         more_s = max(took_s - timing_s, 1e-3)
@@ -204,12 +203,12 @@ class _Openings:
 
 
 def combine(found: Sequence[Comparison], baseline_ratio: float = 1.0) -> Comparison:
-    """What comparisons of the same files in several processes say together.
+    """Combine comparisons of the same files from several processes.
 
     Args:
-        found: One for each process.
-        baseline_ratio: What two openings of one file were seen to differ by; it counts where there
-            are too few processes to tell.
+        found: One comparison per process.
+        baseline_ratio: Latency ratio of two openings of one file, used where there are too few
+            processes.
     """
     log_ratios = [math.log(each.ratio) for each in found]
     contention = statistics.fmean(each.contention for each in found)
@@ -218,7 +217,7 @@ def combine(found: Sequence[Comparison], baseline_ratio: float = 1.0) -> Compari
     if len(found) < FEWEST_OPENINGS:
         half_width = math.hypot(_inside(found), _assumed(baseline_ratio))
     elif contention:
-        # What a busy machine does to all of them alike is not in their differences.
+        # What a busy machine does to all of them alike does not show in their differences.
         half_width = math.hypot(half_width, least_half_width(contention))
     return replace(
         found[0],
@@ -233,11 +232,11 @@ def combine(found: Sequence[Comparison], baseline_ratio: float = 1.0) -> Compari
 
 
 def is_faster(log_ratios: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether one of two files that took turns in the same processes is significantly faster.
+    """Whether one of two files interleaved in the same processes is significantly faster.
 
     Args:
-        log_ratios: What each process said of it, over the baseline.
-        other: The same of the other one.
+        log_ratios: Its log ratio over the baseline from each process.
+        other: Those of the other file.
     """
     differences = [one - two for one, two in zip(log_ratios, other, strict=True)]
     if len(differences) < FEWEST_OPENINGS:
@@ -246,7 +245,7 @@ def is_faster(log_ratios: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _half_width(log_ratios: Sequence[float]) -> float:
-    """Half of the interval that the differences between processes lead to."""
+    """Return half of the interval that follows from the differences between processes."""
     count = len(log_ratios)
     if count < FEWEST_OPENINGS:
         return math.inf
@@ -255,7 +254,7 @@ def _half_width(log_ratios: Sequence[float]) -> float:
 
 
 def _inside(found: Sequence[Comparison]) -> float:
-    """Half of the widest interval that one process gives."""
+    """Return half of the widest interval within one process."""
     return max(
         math.log(each.high / each.low) / 2.0 if each.low > 0.0 and math.isfinite(each.high)
         else math.inf
@@ -264,7 +263,7 @@ def _inside(found: Sequence[Comparison]) -> float:
 
 
 def _assumed(baseline_ratio: float) -> float:
-    """How far an unknown opening may move a ratio, by a convention and by what was seen once."""
+    """Return how far an unknown opening may move a ratio, by convention and by observation."""
     freedom = _WORTH + 1
     variance = (_WORTH * _ASSUMED**2 + math.log(baseline_ratio) ** 2) / freedom
     return _STUDENT[freedom] * math.sqrt(variance)

@@ -1,4 +1,4 @@
-"""Shapes of inputs among the arguments that are meant for an engine's program."""
+"""Input shapes among the arguments for an engine's program."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _SHAPES = re.compile(r"--(min|opt|max|)[sS]hapes=(.+)")
 
 @dataclass
 class ShapeArguments:
-    """What some arguments say.
+    """Shape arguments, separated from the others.
 
     Attributes:
-        least: Of `--minShapes`, as our own flags take it.
-        best: Of `--optShapes`.
-        most: Of `--maxShapes`.
-        run: Of `--shapes`.
-        others: Arguments that are about something else.
+        least: Shapes from `--minShapes`, in the form of our own flags.
+        best: Shapes from `--optShapes`.
+        most: Shapes from `--maxShapes`.
+        run: Shapes from `--shapes`.
+        others: All other arguments.
     """
 
     least: list[str] = field(default_factory=list)
@@ -29,7 +29,7 @@ class ShapeArguments:
 
     @classmethod
     def found_in(cls, arguments: Iterable[str]) -> ShapeArguments:
-        """Read a command line that was taken apart."""
+        """Parse a split command line."""
         shapes = cls()
         places = {"min": shapes.least, "opt": shapes.best, "max": shapes.most, "": shapes.run}
         for argument in arguments:
@@ -42,16 +42,16 @@ class ShapeArguments:
 
     @property
     def usual(self) -> list[str]:
-        """What models are run at."""
+        """The shapes that models are run at."""
         return self.run or self.best
 
     @property
     def built_for(self) -> list[str]:
-        """What kernels are chosen for."""
+        """The shapes that kernels are chosen for."""
         return self.best or self.run
 
     def as_options(self) -> dict[str, str]:
-        """The same for an engine that is told ranges; nothing if only one shape is said."""
+        """Return engine options for the ranges; empty if only one shape is given."""
         if not self.least and not self.most:
             return {}
         said = {"min_shapes": self.least, "opt_shapes": self.built_for, "max_shapes": self.most}

@@ -1,4 +1,4 @@
-"""Ranges of input shapes as options of the engines that are told them."""
+"""Ranges of input shapes as options of the engines that need them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OPTIONS = {MIN: "min_shapes", OPT: "opt_shapes", MAX: "max_shapes"}
 
 
 def range_options(shapes: Mapping[str, Shapes]) -> dict[str, str]:
-    """The options that say what inputs may look like.
+    """Return the options for ranges of input shapes.
 
     Args:
         shapes: By `MIN`, `OPT` and `MAX`: shapes by input.
@@ -22,5 +22,5 @@ def range_options(shapes: Mapping[str, Shapes]) -> dict[str, str]:
 
 
 def without_ranges(options: Mapping[str, str]) -> dict[str, str]:
-    """Options that hold for inputs of any shape."""
+    """Return the options without shape ranges."""
     return {name: value for name, value in options.items() if name not in _OPTIONS.values()}

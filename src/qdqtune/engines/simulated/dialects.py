@@ -1,4 +1,4 @@
-"""Which dialect a simulated machine speaks."""
+"""The dialect of a simulated machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qdqtune.records.errors import UsageError
 
 
 def dialect_of(options: Mapping[str, str]) -> str:
-    """The name of the dialect of the machine that options ask for.
+    """Return the name of the dialect of the machine that options select.
 
     Raises:
         UsageError: If there is no such machine.

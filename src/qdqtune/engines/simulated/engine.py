@@ -1,4 +1,4 @@
-"""The simulated engine: opened in the worker like any other, but nothing is measured."""
+"""The simulated engine: runs in the worker like any other, but measures nothing."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from qdqtune.engines.interface import Feeds, Outputs
 
 COST_MODEL_VERSION = "1"
-"""To be raised with every change that makes a model cost something else."""
+"""Must be raised with every change to the cost of any model."""
 
 _ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
 _MOST_REMEMBERED = 256
-# What it takes to load a model that was built before.
+# Time to load a model that was built before.
 _LOADING_S = 0.5
-# What other engines call the types that ONNX has short names for.
+# Other engines' names of the types for which ONNX has short names.
 _PRECISIONS = {"double": "float64", "float": "float32"}
 
 
@@ -42,7 +42,7 @@ class SimulatedEngine:
         self._plans: dict[tuple[bytes, Profile, _ShapeKey], tuple[Kernel, ...]] = {}
 
     def info(self, options: SessionOptions) -> EngineInfo:
-        """Says which machine is simulated, with all options."""
+        """Returns the simulated machine, with all options."""
         settings = Settings.from_options(options.engine_options)
         return EngineInfo(
             name="simulated",
@@ -68,7 +68,7 @@ class SimulatedEngine:
     def plan(
         self, proto: onnx.ModelProto, content: bytes, profile: Profile, shapes: _ShapeKey
     ) -> tuple[Kernel, ...]:
-        """The kernels of a model; the last ones are remembered, as a baseline is opened often."""
+        """Return the kernels of a model; recent ones are cached, as a baseline is opened often."""
         key = (content, profile, shapes)
         if key not in self._plans:
             if len(self._plans) >= _MOST_REMEMBERED:
@@ -81,10 +81,10 @@ class SimulatedSession:
     """A model on a simulated machine.
 
     Args:
-        path: The model file. Its weights are not looked at but by `run`.
-        settings: The machine's data, and whether builds are remembered.
+        path: The model file. Only `run` reads its weights.
+        settings: The machine's data, and whether builds are cached.
         machine: The machine's state.
-        engine: Whose session it is.
+        engine: The engine of this session.
     """
 
     def __init__(
@@ -105,26 +105,26 @@ class SimulatedSession:
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
-        """What the model wants."""
+        """The model's inputs."""
         return self._inputs
 
     def set_feeds(self, feeds: Feeds) -> None:
-        """Takes the shapes of the inputs; their values don't matter.
+        """Records the shapes of the inputs; their values don't matter.
 
         Raises:
-            ValueError: If they are not what the model wants.
+            ValueError: If they don't match the model's inputs.
         """
         self._check(feeds)
         open_inputs = [s.name for s in self._inputs if not all(isinstance(d, int) for d in s.shape)]
         self._kernels = self._plan({name: feeds[name].shape for name in open_inputs})
 
     def run(self, feeds: Feeds) -> Outputs:
-        """Runs once with ONNX's reference implementation: right, but slow for large models.
+        """Runs once with ONNX's reference implementation: correct, but slow for large models.
 
         Raises:
-            ValueError: If the feeds are not what the model wants.
+            ValueError: If the feeds don't match the model's inputs.
         """
-        from onnx.reference import ReferenceEvaluator  # slow to import, and hardly ever needed
+        from onnx.reference import ReferenceEvaluator  # slow to import, and rarely needed
 
         self._check(feeds)
         evaluator = ReferenceEvaluator(onnx.load(self._path))
@@ -132,11 +132,11 @@ class SimulatedSession:
         return dict(zip(evaluator.output_names, map(np.asarray, results), strict=True))
 
     def time_runs(self, runs: int) -> list[float]:
-        """Samples of as many runs; virtual time passes."""
+        """Returns one sample per run; virtual time passes."""
         return self._noise.samples_ms(total_ms(self._fed()), runs)
 
     def layer_times(self, runs: int) -> list[LayerTime]:
-        """The kernels without noise: their sum is the true latency, whatever the runs."""
+        """Returns the kernels without noise: their sum is the true latency, for any `runs`."""
         del runs
         return [
             LayerTime(
@@ -151,10 +151,10 @@ class SimulatedSession:
         ]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: the session holds no resources."""
 
     def _building_s(self, settings: Settings) -> float:
-        """Seconds until the model is open: what was built before is only loaded."""
+        """Seconds until the model is open: a model that was built before is only loaded."""
         profile, kernels = settings.profile, self._plan({})
         building_s = profile.build_s + profile.build_kernel_s * len(kernels)
         if not settings.plan_cache:

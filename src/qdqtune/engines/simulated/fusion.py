@@ -1,7 +1,7 @@
-"""Which ops become one kernel.
+"""Fuses ops into kernels.
 
-A plan is the same whatever the order and the names of the nodes: where two ops could take a third
-one along, the one further down the graph does, then the one with more work.
+A plan doesn't depend on the order and the names of the nodes: where two ops could both fuse a third
+one, the one further down the graph does, then the one with more work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qdqtune.engines.simulated.work import MOVES, POINTWISE, REDUCTIONS, is_free
 from qdqtune.graph.op_classes import DEQUANTIZE, QUANTIZE, WEIGHTED_OPS
 
 _ROW_OPS = POINTWISE | REDUCTIONS
-# Longer chains than any activation or normalization has; keeps the search for them linear.
+# Longer than the chain of any activation or normalization; keeps the search linear.
 _LONGEST_CHAIN = 24
 
 
@@ -34,7 +34,7 @@ class Group:
 
 
 def group_ops(wiring: Wiring, low: LowPrecision, profile: Profile) -> list[Group]:
-    """Groups all ops but Q, DQ, those that only move values, and those that cost nothing."""
+    """Groups all ops except Q, DQ, passthrough ops, and ops that cost nothing."""
     return _Fuser(wiring, low, profile).groups()
 
 
@@ -50,7 +50,7 @@ class _Fuser:
         self._groups: list[Group] = []
 
     def groups(self) -> list[Group]:
-        """Finds the groups, the most special ones first."""
+        """Finds the groups, the most specific ones first."""
         if self._profile.fuses:
             self._take_normalizations()
             if self._profile.fuses_pointwise:
@@ -70,7 +70,7 @@ class _Fuser:
         self._groups.append(Group(tuple(members), lead))
 
     def _weighted_ops(self) -> list[Op]:
-        """Those left, the ones that may choose first in front."""
+        """Return the remaining weighted ops, in the order in which they may fuse others."""
         weighted = [op for op in self._left if op.op_type in WEIGHTED_OPS]
         return sorted(weighted, key=self._rank, reverse=True)
 
@@ -79,10 +79,10 @@ class _Fuser:
         shape = wiring.shape(op.inputs[1])
         return (wiring.depth[op], macs(wiring, op), op in self._low.kernels, *shape)
 
-    # Normalizations and activations that the exporter has spelled out.
+    # Normalizations and activations that the exporter has decomposed.
 
     def _take_normalizations(self) -> None:
-        """Takes chains up to the first tensor that a reduction in them reads."""
+        """Fuses chains up to the first tensor that a reduction in them reads."""
         if not any(op.op_type in REDUCTIONS for op in self._left):
             return
         for end in self._ends():
@@ -104,12 +104,12 @@ class _Fuser:
                 self._take(longest, end)
 
     def _ends(self) -> list[Op]:
-        """Ops that a chain may end in. The deepest comes first, as it may take others along."""
+        """Return ops that may end a chain, deepest first, as it may include others."""
         ends = [op for op in self._left if op.op_type in POINTWISE and op not in self._low.kernels]
         return sorted(ends, key=lambda op: -self._wiring.depth[op])
 
     def _chains(self, end: Op, kinds: frozenset[str]) -> Iterator[list[Op]]:
-        """Ever longer chains that make a result from one tensor of its size, and nothing else."""
+        """Yield ever longer chains that compute a result from a single tensor of its size."""
         chain = [end]
         sources = self._sources(end)
         while len(chain) < _LONGEST_CHAIN:
@@ -135,14 +135,14 @@ class _Fuser:
         return {tensor for tensor in op.inputs if tensor} - self._wiring.constant
 
     def _take_units(self) -> None:
-        """Takes only what is quantized as one with the op before it, also where it is float."""
+        """Fuses only ops that are quantized as one with the op before them, also in float."""
         for op in list(self._left):
             if op in self._left and self._low.has_kernel(op):
                 activation = self._low.fused_activation(op)
                 taken = [activation] if activation in self._left and activation is not None else []
                 self._take([op, *taken], op)
 
-    # What an op takes along on a machine that knows a list of patterns.
+    # Fusion on a machine that knows a list of patterns.
 
     def _take_known_patterns(self) -> None:
         for op in [*self._weighted_ops(), *self._low.kernels]:
@@ -175,10 +175,10 @@ class _Fuser:
             return False
         return op.op_type in self._profile.epilogues
 
-    # Any pointwise ops, on a machine that writes its kernels itself.
+    # Fusion of any pointwise ops, on a machine that generates its kernels.
 
     def _take_clusters(self) -> None:
-        """Takes pointwise ops whose results all go to one end, with a weighted op before them."""
+        """Fuses pointwise ops whose results all lead to one end, with a weighted op before them."""
         end_of: dict[Op, Op] = {}
         for op in reversed(self._left):
             if op.op_type in POINTWISE:
@@ -194,7 +194,7 @@ class _Fuser:
             self._take(members, end)
 
     def _end(self, op: Op, end_of: dict[Op, Op]) -> Op | None:
-        """The end of the cluster that reads all results of an op; None if others read them, too."""
+        """Return the end of the cluster that reads all results of an op; None if others do, too."""
         if self._wiring.leaves(op):
             return None
         ends = {end_of.get(reader) for reader in self._wiring.readers_of(op)}

@@ -1,4 +1,4 @@
-"""What a model comes to on a machine: its kernels, conversions included, and what each costs."""
+"""The kernels of a model on a simulated machine, including conversions, with their costs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Kernel:
     """One kernel.
 
     Attributes:
-        nodes: Names of the nodes that it computes; Q and DQ that cost nothing are not among them.
+        nodes: Names of the nodes that it computes, except Q and DQ that cost nothing.
         op_type: Type of the node that it is named after; `QuantizeLinear` and `DequantizeLinear`
-            for conversions, `Reformat` for changes of layout.
-        precision: What it computes in.
+            for conversions, `Reformat` for layout changes.
+        precision: The type it computes in.
         compute_us: Microseconds of arithmetic.
-        memory_us: Microseconds of reading and writing, at the same time.
-        launch_us: Microseconds beside both.
+        memory_us: Microseconds of memory access, overlapping with the arithmetic.
+        launch_us: Microseconds of launch overhead.
     """
 
     nodes: tuple[str, ...]
@@ -60,7 +60,7 @@ class Kernel:
 
 
 def plan_kernels(wiring: Wiring, profile: Profile) -> tuple[Kernel, ...]:
-    """The kernels of a model in order of execution."""
+    """Return the kernels of a model in order of execution."""
     return _Planner(wiring, profile).plan()
 
 
@@ -87,7 +87,7 @@ class _Planner:
         return tuple(kernel for _, kernel in self._placed)
 
     def _stays(self, dequantize: Op) -> bool:
-        """Whether a DQ remains as a pass: somebody reads floats, or no kernel knows its type."""
+        """Whether a DQ remains as a pass: a reader needs floats, or no kernel knows its type."""
         tensor = dequantize.outputs[0]
         if tensor in self._wiring.constant:
             return False
@@ -116,7 +116,7 @@ class _Planner:
         return count * ns_per_mac(self._wiring, op, dtype, self._profile) / 1000.0 if count else 0.0
 
     def _steps(self, group: Group) -> float:
-        """Simple operations on elements in a kernel."""
+        """Return the number of simple elementwise operations in a kernel."""
         low = group.lead in self._low.kernels
         total = sum(steps(self._wiring, op, low=low) for op in group.ops)
         if not low or is_table(group.lead):
@@ -142,7 +142,7 @@ class _Planner:
         return total
 
     def _stored_type(self, tensor: str) -> ir.DataType | None:
-        """The type in which a tensor lies in memory; None for its own."""
+        """Return the type in which a tensor is stored; None for its own."""
         if not self._storage.is_quantized(tensor):
             return None
         return self._low.available.get(tensor) or self._low.wanted[tensor].dtype
@@ -154,7 +154,7 @@ class _Planner:
             written = sum(wiring.nbytes(tensor, dtype) for tensor in op.outputs)
             read = touched_bytes(wiring, op, op.inputs[0], dtype)
             speed = profile.reformat_bandwidth if scatters(op) else profile.bandwidth
-            # Nothing is computed, so narrow elements are handled more at a time.
+            # Nothing is computed, so more narrow elements are handled at a time.
             width = written / _FLOAT_BYTES / max(1, sum(map(wiring.size, op.outputs)))
             kernel = Kernel(
                 (op.name,),
@@ -168,7 +168,7 @@ class _Planner:
         self._add_dequantized(op)
 
     def _add_dequantized(self, op: Op) -> None:
-        """Makes floats of the results of an op that are quantized, and wanted as floats, too."""
+        """Dequantize the quantized results of an op that are also needed as floats."""
         for tensor in op.outputs:
             if self._storage.is_quantized(tensor) and self._storage.float_too(tensor):
                 self._add_dequantize(op, tensor)
@@ -183,7 +183,7 @@ class _Planner:
             self._add_reformat(op, result, dtype)
 
     def _add_dequantize(self, op: Op, tensor: str) -> None:
-        """Makes floats of what a DQ, or an op that a DQ was moved behind, hands on."""
+        """Dequantize the output of a DQ, or of an op that a DQ was moved behind."""
         dtype = self._stored_type(tensor) or self._wiring.dtype(op.inputs[0])
         if self._storage.reformats_after(tensor):
             self._add_reformat(op, tensor, dtype)

@@ -17,10 +17,10 @@ def kernels_of(
     profile: str | Profile = DEFAULT_PROFILE,
     input_shapes: Shapes | None = None,
 ) -> tuple[Kernel, ...]:
-    """The kernels that a model comes to, in order of execution.
+    """Return the kernels of a model, in order of execution.
 
     Args:
-        model: A file or a proto; the values of its weights are not looked at.
+        model: A file or a proto; the values of its weights are not used.
         profile: The machine, or its name.
         input_shapes: Shapes of inputs whose dims the model leaves open; open dims are 1.
 
@@ -37,10 +37,10 @@ def true_latency_ms(
     profile: str | Profile = DEFAULT_PROFILE,
     input_shapes: Shapes | None = None,
 ) -> float:
-    """The latency around which the simulated engine's samples scatter; see `kernels_of`."""
+    """Return the latency around which the simulated samples scatter; see `kernels_of`."""
     return total_ms(kernels_of(model, profile, input_shapes))
 
 
 def total_ms(kernels: tuple[Kernel, ...]) -> float:
-    """What all kernels take, one after the other."""
+    """Return the total time of all kernels."""
     return sum(kernel.ms for kernel in kernels)

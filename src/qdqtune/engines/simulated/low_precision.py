@@ -1,4 +1,4 @@
-"""Which ops compute in low precision, read off the Q and DQ around them."""
+"""Ops that compute in low precision, determined from the Q and DQ around them."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Form(NamedTuple):
 class LowPrecision:
     """The low-precision kernels of a graph.
 
-    An op has one if its inputs come from DQ, and if its dialect's rule asks for it, if all readers
-    of its result are Q. Ops that only move values don't count as something in between: Q can be
-    moved up through them, DQ down.
+    An op has one if its inputs come from DQ and, where its dialect's rule requires it, all readers
+    of its result are Q. Passthrough ops in between don't matter: Q can be moved up through them, DQ
+    down.
 
     Args:
         wiring: The graph.
         profile: The machine.
 
     Attributes:
-        available: Tensors that can be had quantized, with the type: results of DQ, also moved.
-        wanted: Tensors that nobody reads but Q of one form, also moved; with that form.
+        available: Tensors available in quantized form, with the type: results of DQ, also moved.
+        wanted: Tensors read only by Q of one form, also moved; with that form.
         kernels: Ops that compute in low precision, with the type of their activations.
     """
 
@@ -61,18 +61,18 @@ class LowPrecision:
             self.available.update((self._result(op), dtype) for op, dtype in self.kernels.items())
 
     def has_kernel(self, op: Op) -> bool:
-        """Whether there is a low-precision kernel for such ops that computes something."""
+        """Whether such ops have a low-precision kernel that computes something."""
         return op.op_type in self._dialect.rules and op.op_type not in MOVES
 
     def fused_activation(self, op: Op) -> Op | None:
-        """The activation that disappears into a low-precision kernel."""
+        """Return the activation that is fused into a low-precision kernel."""
         reader = self._wiring.only_reader(op.outputs[0]) if len(op.outputs) == 1 else None
         if reader is None or reader.op_type not in self._dialect.fused_activations:
             return None
         return reader
 
     def reads_quantized(self, op: Op, position: int) -> bool:
-        """Whether a low-precision kernel takes this input as it is stored."""
+        """Whether a low-precision kernel reads this input in its stored form."""
         if op not in self.kernels or op.inputs[position] not in self.available:
             return False
         rule = self._dialect.rules[op.op_type]
@@ -104,7 +104,7 @@ class LowPrecision:
                     self.wanted[tensor] = form
 
     def _wanted_form(self, op: Op, position: int) -> Form | None:
-        """The form in which a reader would take a tensor, if it is not float."""
+        """Return the form in which a reader would read a tensor, if it is not float."""
         if position != 0:
             return None
         if op.op_type == QUANTIZE:
@@ -132,7 +132,7 @@ class LowPrecision:
         return dtype
 
     def _operand_type(self, tensor: str, rule: OpRule) -> ir.DataType | None:
-        """The type in which a kernel can have an operand, if it is not float."""
+        """Return the type in which a kernel can read an operand, if it is not float."""
         if tensor in self.available or self._profile.fuses or not rule.joins_producer:
             return self.available.get(tensor)
         maker = self._wiring.producer.get(tensor)

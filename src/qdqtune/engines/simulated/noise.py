@@ -1,13 +1,13 @@
-"""Noise as machines have it: of each run, of each open, and of the machine, which is slow at times.
+"""Simulated noise: of each run, of each open, and of the machine, which is slow at times.
 
 A sample is ``true latency x exp(open + run + machine) x spike``:
 
-- open: one normal number per open, of deviation `offset`: where the memory came to lie.
-- run: an AR(1) sequence per open, of deviation `noise`; neighbouring runs are correlated with
+- open: one normal number per open, with deviation `offset`: the effect of memory placement.
+- run: an AR(1) sequence per open, with deviation `noise`; neighbouring runs are correlated with
   `correlation`.
-- machine: one process for all opens, of deviation `drift`. It runs on virtual time: values that
-  are t seconds apart are correlated with ``exp(-t / drift_s)``. Whoever runs in a slow time is
-  slow.
+- machine: one process for all opens, with deviation `drift`. It runs on virtual time: values that
+  are t seconds apart are correlated with ``exp(-t / drift_s)``. All models that run in a slow
+  period are slow.
 - spike: ``1 + spike_size`` with the probability `spikes`, otherwise 1.
 
 All sequences are stationary from their first value on. Without spikes, the true latency is the
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# More than any process has: the noise of opens is numbered through.
+# More than any process has: opens are numbered consecutively across processes.
 _OPENS_PER_PROCESS = 1_000_000
 
 
@@ -57,13 +57,13 @@ class Noise:
 
 
 class Machine:
-    """What all opens with one seed share: the machine's state, and virtual time.
+    """State that all opens with one seed share: the machine's speed, and virtual time.
 
     Args:
         noise: How noisy it is.
         seed: The same seed and the same requests give the same samples.
         process: Number of the process, where several make one comparison: opens of a model have
-            other noise in each.
+            different noise in each.
 
     Attributes:
         clock_s: Virtual seconds that have passed.
@@ -83,18 +83,18 @@ class Machine:
         """The noise of one more open of a model.
 
         Args:
-            content: A hash of the model. Every open of it gets noise of its own.
+            content: A hash of the model. Every open of it gets its own noise.
         """
         count = self._opens[content] = self._opens.get(content, 0) + 1
         return RunNoise(self, _generator(self._seed, content, self._opens_before + count))
 
     def draw(self, count: int) -> list[float]:
-        """Normal numbers for as many calls of `slowness`."""
+        """Draw normal numbers for as many calls of `slowness`."""
         numbers: list[float] = self._generator.standard_normal(count).tolist()
         return numbers
 
     def slowness(self, normal: float) -> float:
-        """How slow the machine is now, as a logarithm; it changes with the time that has passed.
+        """Return the machine's log slowness now; it changes with the time that has passed.
 
         Args:
             normal: A fresh number from `draw`.
