@@ -1,8 +1,8 @@
-"""The process between a parent and its worker: nothing that an engine started outlives the worker.
+"""The process between a parent and its worker: makes sure that nothing outlives the worker.
 
-Killing a process group misses whatever moved to a session of its own, as daemons do. On Linux the
-orphans of a *subreaper*'s descendants become its children, wherever they moved to. The supervisor
-is one; it does nothing but wait, so nothing that an engine does can bring it down.
+Killing a process group misses processes that started their own session, as daemons do. On Linux the
+orphans of a *subreaper*'s descendants become its children, whatever their session. The supervisor
+is a subreaper; it only waits, so nothing that an engine does can bring it down.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NoReturn
 from qdqtune.resources.parent_death import end_with_parent
 
 END = signal.SIGUSR1
-"""Asks a supervisor to end the worker and all that it started, and itself."""
+"""Signal that tells a supervisor to end the worker, everything it started, and itself."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _STANDARD_STREAMS = 3
@@ -29,18 +29,18 @@ _LOOK_AGAIN_S = 0.02
 
 
 def supervise(parent: int) -> None:
-    """Returns in a child of this process, which is to be the worker; this process watches over it.
+    """Fork a worker and supervise it; returns only in the child, which becomes the worker.
 
-    To be called before anything has started a thread. Systems other than Linux have nothing of the
-    kind: there it returns in this process.
+    Must be called before any thread is started. On systems other than Linux there is no supervisor:
+    there it returns in this process.
 
     Args:
-        parent: The process that started this one; all of it ends when that does.
+        parent: The process that started this one; supervisor and worker end when it does.
     """
     if sys.platform != "linux":
         end_with_parent(parent)
         return
-    # From here on signals only end `_watch`'s waiting, and those of terminals are the parent's.
+    # From here on signals only interrupt `_watch`; those of the terminal are for the parent.
     ours = {END, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
     end_with_parent(parent, END)
@@ -57,7 +57,7 @@ def supervise(parent: int) -> None:
 
 
 def _watch(worker: int) -> int:
-    """Waits for the worker's end or the order to end it; returns its exit code as Popen has it."""
+    """Waits for the worker to end or for the order to end it; returns a Popen-style exit code."""
     code: int | None = None
     while code is None:
         if signal.sigwait({END, signal.SIGCHLD}) == END:
@@ -68,7 +68,7 @@ def _watch(worker: int) -> int:
     deadline = time.monotonic() + _ALL_GONE_WITHIN_S
     while _has_children() and time.monotonic() < deadline:
         for pid in _children():
-            # What has another user's rights can't be ended, nor what just did.
+            # Processes of other users, and those that just ended, can't be killed.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         signal.sigtimedwait({signal.SIGCHLD}, _LOOK_AGAIN_S)
@@ -76,7 +76,7 @@ def _watch(worker: int) -> int:
 
 
 def _ended() -> Iterator[tuple[int, int]]:
-    """Children that have ended, with their status, each once."""
+    """Yield children that have ended, with their status, each once."""
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             yield found
@@ -93,7 +93,7 @@ def _has_children() -> bool:
 
 
 def _children() -> Iterator[int]:
-    """The children of this process. When they are killed, theirs take their place."""
+    """Yield the children of this process. When they are killed, their children take their place."""
     own = str(os.getpid())
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -108,7 +108,7 @@ def _highest_descriptor() -> int:
 
 
 def _end_as(code: int) -> NoReturn:
-    """Ends this process as the worker ended, so that the parent is told how."""
+    """Ends this process in the same way as the worker ended, so that the parent sees it."""
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the crash was the worker's
         if -code != signal.SIGKILL:

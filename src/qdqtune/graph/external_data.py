@@ -59,7 +59,7 @@ def load_attributes(found: Contents, model_file: Path) -> None:
 
 
 def is_small(model_file: Path) -> bool:
-    """Whether a model is small, including its weights, judging by the file alone."""
+    """Whether a model is small, including its weights, as far as the file alone shows."""
     try:
         if model_file.stat().st_size > _SMALL_BYTES:
             return False

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from qdqtune.records.errors import LimitError
 
 TEXT_BYTES = 128 << 20
-"""The largest file that is read and parsed in one piece."""
+"""The largest file that is read and parsed as a whole."""
 
 # An object or a list takes about 100 bytes on average at worst, so these take less than 1 GB.
 _MOST_PARTS = 8_000_000

@@ -58,14 +58,14 @@ class Profile:
         half_full: Results, in elements, at which half of the machine is busy; 0 for one core.
         fuses_pointwise: Whether any neighbouring pointwise ops become one kernel, also behind a
             weighted op, and whether such a kernel can write quantized values.
-        epilogues: Otherwise, what a float weighted op takes along.
+        epilogues: Otherwise, the ops that a float weighted op fuses.
         build_s: Seconds to open a model.
-        build_kernel_s: Seconds on top for each kernel.
-        fuses: Whether ops become one kernel at all, but for an activation that the dialect counts
-            to the op before it. If not, each op's cost is its own: a low-precision kernel reads and
-            writes quantized values whoever its neighbours are, and where they meet floats, a pass
-            converts a tensor once.
-        has_layouts: Whether low-precision Convs have a layout of their own.
+        build_kernel_s: Additional seconds for each kernel.
+        fuses: Whether ops are fused at all, except for an activation that the dialect counts as
+            part of the op before it. If not, each op's cost is independent: a low-precision kernel
+            reads and writes quantized values whatever its neighbours are, and where they meet
+            floats, a pass converts a tensor once.
+        has_layouts: Whether low-precision Convs have their own layout.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Profile:
     has_layouts: bool = True
 
     def unit(self, dtype: ir.DataType) -> MacUnit:
-        """How fast it multiplies a type; types that no kernel knows are as fast as float."""
+        """Return the multiply unit of a type; types without kernels are as fast as float."""
         return self.units.get(dtype, self.units[_FLOAT])
 
 
@@ -175,10 +175,10 @@ DEFAULT_PROFILE = _CPU_VNNI
 
 
 def profile_named(name: str) -> Profile:
-    """A profile by its name.
+    """Return the profile with a name.
 
     Raises:
-        ValueError: If there is none of that name.
+        ValueError: If no profile has that name.
     """
     if name not in PROFILES:
         near = difflib.get_close_matches(name, PROFILES, n=1)

@@ -11,7 +11,7 @@ from qdqtune.engines.simulated.noise import Noise
 from qdqtune.engines.simulated.profiles import DEFAULT_PROFILE, Profile, profile_named
 
 _NOISE_KEYS = tuple(entry.name for entry in fields(Noise))
-# What may differ from the profile.
+# Options that override the profile.
 _PROFILE_KEYS = ("fusion", "layout", "build_s", "build_kernel_s")
 KEYS = ("profile", *_PROFILE_KEYS, "plan_cache", "seed", *_NOISE_KEYS)
 """All options."""
@@ -22,13 +22,13 @@ QUIET: dict[str, str] = {"noise": "0", "drift": "0", "spikes": "0", "offset": "0
 
 @dataclass(frozen=True)
 class Settings:
-    """What to simulate.
+    """Settings of a simulation.
 
     Attributes:
-        profile: The machine, with what options change about it.
-        seed: Of the noise.
+        profile: The machine, with overrides from options.
+        seed: Seed of the noise.
         noise: How noisy the machine is.
-        plan_cache: A folder that remembers what was built; empty if nothing does.
+        plan_cache: Folder that caches builds; empty for none.
     """
 
     profile: Profile = DEFAULT_PROFILE
@@ -41,7 +41,7 @@ class Settings:
         """Reads an engine's options.
 
         Raises:
-            ValueError: If there is no such option, or it can't have that value.
+            ValueError: If an option is unknown or has an invalid value.
         """
         for key in options:
             if key not in KEYS:
@@ -59,7 +59,7 @@ class Settings:
         return cls(_profile(options), int(seed), noise, options.get("plan_cache", ""))
 
     def to_options(self) -> dict[str, str]:
-        """All options as text, those left at their defaults included."""
+        """Return all options as text, including defaults."""
         noise = {key: f"{value:g}" for key, value in asdict(self.noise).items()}
         machine = self.profile
         return {

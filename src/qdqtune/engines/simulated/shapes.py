@@ -1,8 +1,8 @@
 """Shapes of all tensors of a model, also where the model computes them from other shapes.
 
-ONNX's inference tells them at once for candidates, whose constants are folded. Files as exporters
-write them compute sizes from the shapes of earlier tensors; there, what has become known is
-evaluated and inferred with again, until nothing new comes out.
+For candidates, whose constants are folded, ONNX's inference is enough. Files from exporters compute
+sizes from the shapes of earlier tensors; there, known values are evaluated and inference is
+repeated, until nothing new is found.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Shapes = Mapping[str, Sequence[int]]
 """Input name to shape."""
 
 LARGEST_READ_BYTES = 1024
-"""Constants that shapes are made of are smaller; the values of larger ones are never used."""
+"""Constants used for shapes are smaller; the values of larger ones are never used."""
 
 _MOST_ROUNDS = 64
 _MOST_ELEMENTS = LARGEST_READ_BYTES // 8
@@ -38,15 +38,15 @@ _ARITHMETIC = frozenset(
 def with_shapes(
     proto: onnx.ModelProto, input_shapes: Shapes
 ) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
-    """Works out the shapes of all tensors.
+    """Infers the shapes of all tensors.
 
     Args:
         proto: The model; it is not changed.
         input_shapes: Shapes of inputs; dims that are neither here nor in the model are 1.
 
     Returns:
-        The model with its functions inlined, and the shapes by name: 0 for dims that can't be
-        told, no entry if not even the rank can.
+        The model with its functions inlined, and the shapes by name: 0 for unknown dims, no entry
+        if the rank is unknown.
     """
     model = onnx.inliner.inline_local_functions(proto) if proto.functions else proto
     fixed = onnx.ModelProto()
@@ -90,7 +90,7 @@ def _evaluate(model: onnx.ModelProto, known: Mapping[str, tuple[int, ...]]) -> b
     """Turns ops that compute sizes from known ones into constants, in place.
 
     Returns:
-        Whether there were any but constants.
+            Whether there were any besides constants.
     """
     graph = model.graph
     ready = {t.name: t for t in graph.initializer if 0 < _elements(t.dims) <= _MOST_ELEMENTS}
@@ -132,7 +132,7 @@ def _is_small_arithmetic(
 def _run(
     model: onnx.ModelProto, nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto]
 ) -> list[onnx.TensorProto] | None:
-    """The results of some ops as constants; None if they can't be computed."""
+    """Return the results of some ops as constants; None if they can't be computed."""
     from onnx.reference import ReferenceEvaluator  # slow to import, and not needed for candidates
 
     names = [name for node in nodes for name in node.output]
@@ -145,7 +145,7 @@ def _run(
             numpy_helper.from_array(np.asarray(value), name)
             for name, value in zip(names, values, strict=True)
         ]
-    except Exception:  # whatever a strange op raises: its shapes stay unknown
+    except Exception:  # anything that an op raises: its shapes stay unknown
         return None
 
 

@@ -1,4 +1,4 @@
-"""In which form each tensor lies in memory: float, quantized, or quantized in a Conv's layout."""
+"""The form in which each tensor is stored: float, quantized, or quantized in a Conv's layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _IMAGE_RANK = 4
 
 
 class Storage:
-    """Where Q and DQ disappear into kernels, and where they remain as passes over memory.
+    """Determines which Q and DQ are fused into kernels, and which remain as passes over memory.
 
     Args:
         wiring: The graph.
@@ -41,7 +41,7 @@ class Storage:
         self._find_quantized()
 
     def reads(self, group: Group) -> dict[str, Op]:
-        """Tensors that a kernel reads, and an op in it that does."""
+        """Return the tensors that a kernel reads, each with an op in it that does."""
         return self._reads[group.lead]
 
     def takes(self, group: Group, tensor: str) -> bool:
@@ -49,33 +49,33 @@ class Storage:
         return tensor in self._takes[group.lead]
 
     def is_quantized(self, tensor: str) -> bool:
-        """Whether a float tensor lies in memory in its quantized form."""
+        """Whether a float tensor is stored in quantized form."""
         return tensor in self._quantized
 
     def float_too(self, tensor: str) -> bool:
-        """Whether a tensor that lies there quantized is needed as float as well."""
+        """Whether a tensor stored in quantized form is needed as float as well."""
         if tensor in self._wiring.outputs:
             return True
         return any(self._as_float(op, tensor) for op, _ in self._wiring.readers(tensor))
 
     def absorbed(self, quantize: Op) -> bool:
-        """Whether a Q is part of the kernel that makes what it reads."""
+        """Whether a Q is fused into the kernel that produces its input."""
         tensor = quantize.inputs[0]
         maker = self._wiring.producer.get(tensor)
         return tensor in self._quantized and maker is not None and maker.op_type != DEQUANTIZE
 
     def reformats_before(self, quantize: Op) -> bool:
-        """Whether what a Q makes is brought into the layout of a low-precision Conv."""
+        """Whether the result of a Q is converted to the layout of a low-precision Conv."""
         back = (op for op, _ in self._wiring.readers(quantize.outputs[0]))
         wanted = any(not self._needed_by_conv.isdisjoint(op.outputs) for op in back)
         return wanted and self._is_image(quantize.inputs[0])
 
     def reformats_after(self, tensor: str) -> bool:
-        """Whether a tensor is brought out of the layout of a low-precision Conv."""
+        """Whether a tensor is converted from the layout of a low-precision Conv."""
         return tensor in self._blocked and self._is_image(tensor)
 
     def _taken(self, group: Group) -> set[str]:
-        """What a kernel reads in quantized form: a weighted op's residual, too, if it can."""
+        """Return what a kernel reads in quantized form, including a residual if it can."""
         low, lead = self._low, group.lead
         taken = {
             tensor
@@ -90,7 +90,7 @@ class Storage:
         return taken
 
     def _find_needed(self, groups: list[Group]) -> None:
-        """Tensors that low-precision kernels read in their quantized form, also moved."""
+        """Find tensors that low-precision kernels read in quantized form, also moved."""
         for group in groups:
             taken = self._takes[group.lead]
             self._needed.update(taken)
@@ -123,7 +123,7 @@ class Storage:
                 self._blocked.update(results)
 
     def _results(self, group: Group) -> list[str]:
-        """What a kernel writes in quantized form."""
+        """Return what a kernel writes in quantized form."""
         results = [t for op in group.ops for t in op.outputs if t in self._low.wanted]
         profile = self._profile
         if group.lead in self._low.kernels:
@@ -140,7 +140,7 @@ class Storage:
         return not self._blocked.isdisjoint(self._takes[group.lead])
 
     def _comes_to_use(self, tensor: str) -> bool:
-        """Whether a low-precision kernel reads what Q makes of a tensor."""
+        """Whether a low-precision kernel reads the quantized form of a tensor."""
         for op, _ in self._wiring.readers(tensor):
             if op.op_type == QUANTIZE:
                 back = (reader for reader, _ in self._wiring.readers(op.outputs[0]))
@@ -151,7 +151,7 @@ class Storage:
         return False
 
     def _as_float(self, op: Op, tensor: str) -> bool:
-        """Whether an op reads a tensor as float, although it lies there quantized."""
+        """Whether an op reads a tensor as float although it is stored in quantized form."""
         if op in self._group:
             return not self.takes(self._group[op], tensor)
         if op.op_type == QUANTIZE:

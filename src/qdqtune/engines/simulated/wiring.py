@@ -1,7 +1,7 @@
-"""Who makes and who reads each tensor of a model file, with shapes and types.
+"""Producers and readers of each tensor of a model file, with shapes and types.
 
-It looks up in the proto itself: building an onnx_ir model of a candidate takes several times as
-long as everything else that the simulated engine does with it.
+It works on the proto itself: building an onnx_ir model of a candidate takes several times as long
+as everything else that the simulated engine does with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qdqtune.engines.simulated.shapes import LARGEST_READ_BYTES, Shapes, with_sh
 from qdqtune.graph.op_classes import QDQ_OPS
 
 _WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-# Of the others, only type or shape matter, and both are known beforehand.
+# Of the others, only type or shape matter, and both are known in advance.
 _INPUTS_THAT_COUNT = {"CastLike": 1, "Shape": 0, "Size": 0}
 _STANDARD_DOMAINS = ("", "ai.onnx")
 _ITEM_BYTES = {int(t): t.bitwidth / 8 for t in ir.DataType if t.value and t.name != "STRING"}
@@ -64,14 +64,14 @@ class Wiring:
         input_shapes: Shapes of inputs; dims that are neither here nor in the model are 1.
 
     Attributes:
-        ops: The nodes in the file's order.
-        producer: Who makes a tensor.
+        ops: The nodes in file order.
+        producer: The producer of a tensor.
         outputs: Names of the graph's outputs.
         constant: Tensors that are known before the model runs.
-        depth: Ops on the longest way to an op, without Q and DQ.
+        depth: Number of ops on the longest path to an op, without Q and DQ.
 
     Raises:
-        ValueError: If an op reads what nobody made before it.
+        ValueError: If an op reads a tensor that was not produced before it.
     """
 
     def __init__(self, proto: onnx.ModelProto, input_shapes: Shapes | None = None) -> None:
@@ -101,22 +101,22 @@ class Wiring:
         }
 
     def readers(self, tensor: str) -> list[tuple[Op, int]]:
-        """Ops that read a tensor, and at which input."""
+        """Return the ops that read a tensor, with the input position."""
         return self._readers.get(tensor, [])
 
     def only_reader(self, tensor: str) -> Op | None:
-        """The op that reads a tensor, if nobody else does."""
+        """Return the only op that reads a tensor; None if there are others."""
         readers = self.readers(tensor)
         return readers[0][0] if len(readers) == 1 and tensor not in self.outputs else None
 
     def readers_of(self, op: Op) -> Iterator[Op]:
-        """Ops that read any result of an op."""
+        """Yield ops that read any result of an op."""
         for tensor in op.outputs:
             for reader, _ in self.readers(tensor):
                 yield reader
 
     def leaves(self, op: Op) -> bool:
-        """Whether a result of an op is an output of the graph, or nobody's."""
+        """Whether a result of an op is an output of the graph, or unused."""
         return any(t in self.outputs or t not in self._readers for t in op.outputs)
 
     def dtype(self, tensor: str) -> ir.DataType:
@@ -124,20 +124,20 @@ class Wiring:
         return ir.DataType(self._dtypes.get(tensor, 0) or 1)
 
     def shape(self, tensor: str) -> tuple[int, ...]:
-        """Dimensions, with 1 for those that can't be known; empty if the rank can't either."""
+        """Dimensions, with 1 for unknown ones; empty if the rank is unknown."""
         return self._shapes.get(tensor, ())
 
     def size(self, tensor: str) -> int:
-        """How many elements a tensor has."""
+        """Number of elements of a tensor."""
         return self._sizes.get(tensor, 1)
 
     def nbytes(self, tensor: str, dtype: ir.DataType | None = None) -> float:
-        """How many bytes a tensor takes, in its own or another type."""
+        """Number of bytes of a tensor, in its own or another type."""
         kind = self._dtypes.get(tensor, 0) if dtype is None else int(dtype)
         return self.size(tensor) * _ITEM_BYTES.get(kind, 4.0)
 
     def value_of(self, tensor: str) -> str | bytes:
-        """The bytes of a small constant; its name where the values are unknown or elsewhere."""
+        """Return the bytes of a small constant; its name where the values are unknown."""
         proto = self._initializers.get(tensor)
         if proto is None or proto.data_location == onnx.TensorProto.EXTERNAL:
             return tensor
@@ -219,7 +219,7 @@ def _op(position: int, node: onnx.NodeProto) -> Op:
 
 
 def _read_from_outside(node: onnx.NodeProto) -> set[str]:
-    """Tensors that the bodies of a control-flow op read from the graph around them."""
+    """Return tensors that the bodies of a control-flow op read from the enclosing graph."""
     outside: set[str] = set()
     for attribute in node.attribute:
         for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:

@@ -1,4 +1,4 @@
-"""What an op has to do: multiply-adds, steps per element, how well its shape fits the machine."""
+"""The work of an op: multiply-adds, elementwise steps, and how well its shape fits the machine."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _COSTLY = {
     "Softsign", "Swish", "Tan", "Tanh",
 }  # fmt: skip
 POINTWISE = frozenset(_CHEAP | _COSTLY)
-"""Ops that make each element from the elements at the same place."""
+"""Pointwise ops: each element depends only on elements at the same position."""
 REDUCTIONS = frozenset(
     {"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare"}
 )
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 VIEWS = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
-"""Ops that only look at the same memory in another way."""
+"""Ops that are views of the same memory."""
 MOVES = COPY_OPS | {"Dropout", "MaxPool", "Resize"}
-"""Ops that give the values they read, at other places: Q and DQ can be moved through them."""
-# They touch what they hand on, not all of what they are given.
+"""Ops that move values unchanged: Q and DQ can be moved through them."""
+# They access only what they return, not all of their input.
 _PICKS = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Split"})
 
-# A polynomial or two per element.
+# One or two polynomials per element.
 _COSTLY_STEPS = 8.0
-# A look into a table of 256 entries, whatever the function.
+# A lookup in a table of 256 entries, for any function.
 _TABLE_STEPS = 2.0
 _STEPS = {"Softmax": 12.0, "LogSoftmax": 12.0, "LayerNormalization": 6.0, "RMSNormalization": 5.0}
 _STEPS |= {"InstanceNormalization": 6.0, "GroupNormalization": 6.0, "Resize": 4.0}
@@ -44,7 +44,7 @@ _BOOKKEEPING_TYPES = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 
 
 def is_free(wiring: Wiring, op: Op) -> bool:
-    """Whether an op costs nothing: known beforehand, a view, or the arithmetic of shapes."""
+    """Whether an op costs nothing: known in advance, a view, or shape arithmetic."""
     if op.op_type in VIEWS or all(tensor in wiring.constant for tensor in op.outputs):
         return True
     return all(
@@ -54,7 +54,7 @@ def is_free(wiring: Wiring, op: Op) -> bool:
 
 
 def macs(wiring: Wiring, op: Op) -> float:
-    """How many multiply-adds an op makes."""
+    """Return the number of multiply-adds of an op."""
     if op.op_type in RECURRENT:
         steps = math.prod(wiring.shape(op.inputs[0])[:2])
         return float(steps * sum(wiring.size(weight) for weight in op.inputs[1:3]))
@@ -69,7 +69,7 @@ def macs(wiring: Wiring, op: Op) -> float:
 
 
 def ns_per_mac(wiring: Wiring, op: Op, dtype: ir.DataType, profile: Profile) -> float:
-    """Nanoseconds that one of an op's multiply-adds takes, on average."""
+    """Return the mean nanoseconds per multiply-add of an op."""
     unit = profile.unit(dtype)
     inputs, outputs, depthwise = _channels(wiring, op)
     part = unit.depthwise if depthwise else _filled(inputs, unit.input_step)
@@ -81,12 +81,12 @@ def ns_per_mac(wiring: Wiring, op: Op, dtype: ir.DataType, profile: Profile) -> 
 
 
 def is_table(op: Op) -> bool:
-    """Whether a low-precision kernel of an op is a look into a table."""
+    """Whether the low-precision kernel of an op is a table lookup."""
     return op.op_type in _COSTLY
 
 
 def steps(wiring: Wiring, op: Op, *, low: bool) -> float:
-    """How many simple operations on elements an op makes, beside multiply-adds.
+    """Return the number of simple elementwise operations of an op, besides multiply-adds.
 
     Args:
         wiring: The graph.
@@ -108,7 +108,7 @@ def steps(wiring: Wiring, op: Op, *, low: bool) -> float:
 
 
 def scatters(op: Op) -> bool:
-    """Whether an op takes rows apart, so that neighbours in memory are none afterwards."""
+    """Whether an op scatters rows, so that neighbours in memory are separated."""
     if op.op_type != "Transpose":
         return False
     for attribute in op.proto.attribute:
@@ -118,7 +118,7 @@ def scatters(op: Op) -> bool:
 
 
 def touched_bytes(wiring: Wiring, op: Op, tensor: str, dtype: ir.DataType | None) -> float:
-    """How many bytes of a tensor an op reads."""
+    """Return the number of bytes of a tensor that an op reads."""
     everything = wiring.nbytes(tensor, dtype)
     if op.op_type not in _PICKS or not wiring.size(tensor):
         return everything
@@ -141,7 +141,7 @@ def _channels(wiring: Wiring, op: Op) -> tuple[int, int, bool]:
 
 
 def _depth_of_product(wiring: Wiring, op: Op) -> int:
-    """How long the sums of a matrix product are."""
+    """Return the reduction length of a matrix product."""
     left = wiring.shape(op.inputs[0])
     if not left:
         return 1
@@ -156,6 +156,6 @@ def _window(op: Op) -> int:
 
 
 def _filled(channels: int, step: int) -> float:
-    """Which part of the padded channels is real."""
+    """Return the share of the padded channels that is real."""
     padded = -(-channels // step) * step
     return channels / padded if channels > 0 else 1.0

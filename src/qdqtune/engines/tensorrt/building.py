@@ -1,4 +1,4 @@
-"""From a model file to a built engine."""
+"""Builds an engine from a model file."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class BuildError(RuntimeError):
 
 
 class ParseError(BuildError):
-    """A model could not even be read."""
+    """A model could not be parsed."""
 
 
 class ShapesMissing(Exception):
-    """A model can't be built before the shapes of a run are known, or values that decide shapes.
+    """A model can't be built before run shapes, or values that determine shapes, are known.
 
     Args:
         names: The inputs.
@@ -36,13 +36,13 @@ class ShapesMissing(Exception):
 
 @dataclass(frozen=True)
 class ModelToBuild:
-    """A model, and what has to be known to build it.
+    """A model, with the information needed to build it.
 
     Attributes:
         path: The file.
-        low_types: What its Q and DQ convert to and from.
-        shapes: What inputs with open dims look like.
-        values: What inputs hold that decide shapes.
+        low_types: Types that its Q and DQ convert to and from.
+        shapes: Shapes of inputs with open dims.
+        values: Values of inputs that determine shapes.
     """
 
     path: str
@@ -56,8 +56,8 @@ class BuiltPlan:
     """A built engine.
 
     Attributes:
-        content: The engine, as it is stored.
-        layer_list: The text about its layers that the build printed; empty if it printed none.
+        content: The serialized engine.
+        layer_list: The layer list that the build printed; empty if it printed none.
     """
 
     content: bytes
@@ -69,11 +69,11 @@ class PlanBuilder:
 
     Args:
         library: TensorRT.
-        settings: How.
-        timing_cache: What is known of kernels; None to find everything out anew.
+        settings: How to build.
+        timing_cache: Known kernel timings; None to start without.
 
     Raises:
-        BuildError: If there can't be a builder, as without a GPU.
+        BuildError: If no builder can be created, as without a GPU.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class PlanBuilder:
 
         Raises:
             BuildError: If it can't be built.
-            ShapesMissing: If an input has neither.
+            ShapesMissing: If an input has neither shapes nor values.
         """
         content = self._attempt(model)
         if content is None and self._cache is not None and self._cache.is_doubtful:
-            # Seen with 8.6: what an earlier process had found out made a later build fail.
+            # In 8.6, timings from an earlier process made a later build fail.
             reasons, self._library.log.errors = self._library.log.errors, []
             self._cache.forget()
             content = self._attempt(model)
@@ -133,7 +133,7 @@ class PlanBuilder:
     def _config(self, low_types: Collection[str]) -> Any:
         api, settings = self._library.api, self._settings
         config = self._builder.create_builder_config()
-        config.profiling_verbosity = api.ProfilingVerbosity.DETAILED  # else no layer is told
+        config.profiling_verbosity = api.ProfilingVerbosity.DETAILED  # else no layers are reported
         if (sharing := _profile_sharing(api)) is not None:
             config.set_preview_feature(sharing, True)
         if settings.level is not None and hasattr(config, "builder_optimization_level"):
@@ -179,12 +179,12 @@ class PlanBuilder:
 
 
 def _profile_sharing(api: Any) -> Any:
-    """What lets several contexts use one range of shapes, where that has to be asked for."""
+    """Return the flag that lets several contexts share one profile, where it is required."""
     return getattr(getattr(api, "PreviewFeature", None), "PROFILE_SHARING_0806", None)
 
 
 def _weak_flags(api: Any, precision: str, low_types: Collection[str]) -> list[str]:
-    """What the builder may choose from: the float type, and what Q and DQ are there for."""
+    """Return the types the builder may choose from: the float type, and those of Q and DQ."""
     flags = {"fp16": ["FP16"], "bf16": ["BF16"]}.get(precision, [])
     is_float8 = {name.startswith("float8") for name in low_types}
     flags += ["INT8"] if False in is_float8 else []
@@ -215,10 +215,10 @@ def _tactics(api: Any, names: tuple[str, ...]) -> int:
 
 
 def check_capability(api: Any, name: str) -> Any:
-    """A kind of GPU, as the library has it.
+    """Return the library's constant for a compute capability.
 
     Raises:
-        ValueError: If it builds for no such GPU.
+        ValueError: If the library can't build for such a GPU.
     """
     known = {key.lower(): value for key, value in api.ComputeCapability.__members__.items()}
     known.pop("none", None)

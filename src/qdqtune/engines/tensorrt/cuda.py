@@ -1,4 +1,4 @@
-"""The little of CUDA that running a built engine takes: memory, a stream, events, graphs."""
+"""The part of CUDA needed to run a built engine: memory, a stream, events, graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CudaError(RuntimeError):
 
 
 class Cuda:
-    """CUDA's runtime on one GPU; every failure is an exception with CUDA's own words.
+    """CUDA's runtime on one GPU; every failure is an exception with CUDA's message.
 
     Args:
         device: Number of the GPU.
@@ -43,7 +43,7 @@ class Cuda:
 
     @property
     def device_name(self) -> str:
-        """What the GPU is called."""
+        """Name of the GPU."""
         name = self._properties.name
         text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
         return text.rstrip("\0")
@@ -64,11 +64,11 @@ class Cuda:
         return results[0] if len(results) == 1 else tuple(results)
 
     def allocate(self, size: int) -> Any:
-        """Memory on the GPU; none is as little as there can be."""
+        """Allocates GPU memory; a size of 0 allocates the minimum."""
         return self.call("cudaMalloc", max(1, size))
 
     def free(self, address: Any) -> None:
-        """Gives memory back."""
+        """Frees memory."""
         self.call("cudaFree", address)
 
     def upload(self, address: Any, array: Array) -> None:
@@ -88,26 +88,26 @@ class Cuda:
         self.call("cudaStreamSynchronize", self.stream)
 
     def events(self, count: int) -> list[tuple[Any, Any]]:
-        """So many pairs of events, made once."""
+        """Returns this many pairs of events, which are cached."""
         while len(self._events) < count:
             self._events.append((self.call("cudaEventCreate"), self.call("cudaEventCreate")))
         return self._events[:count]
 
     def record(self, event: Any) -> None:
-        """Lets the stream note the time when it gets there."""
+        """Records an event on the stream."""
         self.call("cudaEventRecord", event, self.stream)
 
     def elapsed_ms(self, start: Any, end: Any) -> float:
-        """Milliseconds between two events that are over."""
+        """Milliseconds between two completed events."""
         return float(self.call("cudaEventElapsedTime", start, end))
 
     def begin_capture(self) -> None:
-        """From here on, what is put on the stream goes into a graph instead."""
+        """Starts capturing work on the stream into a graph."""
         mode = self._api.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self.call("cudaStreamBeginCapture", self.stream, mode)
 
     def end_capture(self) -> Any:
-        """The graph of what was put on the stream, ready to be launched."""
+        """Returns the captured graph, ready to be launched."""
         captured = self.call("cudaStreamEndCapture", self.stream)
         try:
             # The other one takes other arguments before CUDA 12.
@@ -116,7 +116,7 @@ class Cuda:
             self.call("cudaGraphDestroy", captured)
 
     def drop_capture(self) -> None:
-        """Ends a capture that came to nothing, and forgets the error that it left."""
+        """Ends a failed capture, and clears its error."""
         self._api.cudaStreamEndCapture(self.stream)
         self._api.cudaGetLastError()
 
@@ -125,12 +125,12 @@ class Cuda:
         self.call("cudaGraphLaunch", graph, self.stream)
 
     def drop_graph(self, graph: Any) -> None:
-        """Gives back what a graph takes."""
+        """Frees a graph."""
         self.call("cudaGraphExecDestroy", graph)
 
 
 class DeviceArray:
-    """A block of the GPU's memory, as large as somebody once wanted it.
+    """A block of GPU memory that grows as needed.
 
     Args:
         cuda: CUDA.
@@ -143,11 +143,11 @@ class DeviceArray:
 
     @property
     def address(self) -> int:
-        """Where it is."""
+        """Its address."""
         return int(self._address) if self._address is not None else 0
 
     def reserve(self, size: int) -> int:
-        """Makes it at least so large; what was in it is lost if it wasn't. Returns the address."""
+        """Makes it at least this large; growing discards its contents. Returns the address."""
         if self._address is None or self._size < size:
             self.free()
             self._address, self._size = self._cuda.allocate(size), size
@@ -163,7 +163,7 @@ class DeviceArray:
         self._cuda.download(self._address, array)
 
     def free(self) -> None:
-        """Gives it back."""
+        """Frees it."""
         if self._address is not None:
             self._cuda.free(self._address)
             self._address, self._size = None, 0

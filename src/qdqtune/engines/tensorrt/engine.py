@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT-RTX. Live in the worker; the parent never imports this module."""
+"""TensorRT and TensorRT-RTX. Run in the worker; the parent never imports this module."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from qdqtune.engines.tensorrt.timing_cache import NO_CACHE, TimingCacheFile, def
 from qdqtune.engines.worker_environment import scratch_folder
 from qdqtune.records.measurement import EngineInfo
 
-# What is built for where there is no GPU: Ada, the oldest with float8.
+# The build target where there is no GPU: Ada, the oldest with float8.
 _WITHOUT_GPU = "sm89"
-# Options on which it depends where a built engine comes from, but not what it is.
+# Options that determine where a built engine comes from, but not its content.
 _NOT_BUILT_IN = (
     "plan_cache",
     "timing_cache",
@@ -51,7 +51,7 @@ class TensorRtEngine:
         self._builders: dict[tuple[str, ...], PlanBuilder] = {}
 
     def info(self, options: SessionOptions) -> EngineInfo:
-        """Says which version runs on which GPU, with the options that are in effect."""
+        """Returns the version and the GPU, with the options in effect."""
         settings = self._settings(options)
         cuda = self._cuda_of(settings.device)
         typing = self._library.typing_of(settings.typing)
@@ -66,7 +66,7 @@ class TensorRtEngine:
         )
 
     def open(self, path: str, options: SessionOptions) -> TensorRtSession:
-        """Opens the model file; it is built now, or when the shapes of its inputs are known."""
+        """Opens the model file; builds it now, or when the shapes of its inputs are known."""
         settings = self._settings(options)
         try:
             signature = read_signature(path)
@@ -107,7 +107,7 @@ class TensorRtEngine:
         return TimingCacheFile(path, self.name, version, device)
 
     def _cuda_of(self, device: int) -> Cuda | None:
-        """CUDA on a GPU; None if none answers and models can be built without."""
+        """Return CUDA on a GPU; None if there is none and models can be built without."""
         if device not in self._cuda and not self._why_no_gpu:
             if self.builds_without_gpu and not find_gpus().gpus:
                 self._why_no_gpu = f"no NVIDIA GPU answers ({find_gpus().reason})"
@@ -129,7 +129,7 @@ class TensorRtEngine:
 
 
 def _state_of(path: str) -> str:
-    """What tells a library from one that was built anew; empty if it lies elsewhere."""
+    """Return a stamp that changes when a library is rebuilt; empty if it isn't at that path."""
     try:
         found = os.stat(path)
     except OSError:

@@ -41,10 +41,10 @@ class Execution:
         library: TensorRT.
         cuda: CUDA.
         engine: The built engine.
-        profiler: Told the time of every layer in every run; such runs are slower.
+        profiler: Receives the time of every layer in every run; such runs are slower.
 
     Raises:
-        ExecutionError: If there can't be a context, as without memory.
+        ExecutionError: If no context can be created, for lack of memory for example.
     """
 
     def __init__(self, library: Library, cuda: Cuda, engine: Any, profiler: Any = None) -> None:
@@ -66,10 +66,10 @@ class Execution:
         self._graph: Any = None
 
     def put(self, feeds: Feeds) -> None:
-        """Copies inputs to the GPU, and makes room for what comes out.
+        """Copies inputs to the GPU, and allocates memory for outputs.
 
         Raises:
-            ExecutionError: If TensorRT doesn't take them.
+            ExecutionError: If TensorRT rejects them.
         """
         self._forget_graph()
         for name in self._inputs:
@@ -95,14 +95,14 @@ class Execution:
                 self._set_address(name, self._memory[name].reserve(size))
 
     def run(self) -> None:
-        """Puts one run on the stream."""
+        """Enqueues one run on the stream."""
         if self._graph is not None:
             self._cuda.launch(self._graph)
         elif not self._context.execute_async_v3(self._cuda.stream_handle):
             raise ExecutionError(self._reason("TensorRT could not start a run"))
 
     def capture(self) -> bool:
-        """Makes later runs launches of a CUDA graph; False if the engine can't be captured."""
+        """Captures later runs as a CUDA graph; False if the engine can't be captured."""
         if self._allocators:
             return False
         self.run()
@@ -119,7 +119,7 @@ class Execution:
         return True
 
     def time(self, runs: int) -> list[float]:
-        """Runs back to back; milliseconds on the GPU of each."""
+        """Runs back to back; returns the GPU milliseconds of each run."""
         events = self._cuda.events(runs)
         for start, end in events:
             self._cuda.record(start)
@@ -129,17 +129,17 @@ class Execution:
         return [self._cuda.elapsed_ms(start, end) for start, end in events]
 
     def profile(self, runs: int, ahead: Execution) -> None:
-        """Lets the profiler see so many runs.
+        """Profiles a number of runs.
 
-        Each is launched behind runs that keep the GPU busy meanwhile: layers that wait to be
-        launched look slower than they are, and most so in small models.
+        Each is launched behind runs that keep the GPU busy: layers that wait to be launched look
+        slower than they are, especially in small models.
 
         Args:
-            runs: How many.
-            ahead: What runs before each of them.
+            runs: Number of runs.
+            ahead: The execution that runs before each of them.
 
         Raises:
-            ExecutionError: If TensorRT doesn't tell.
+            ExecutionError: If TensorRT reports no times.
         """
         self._context.enqueue_emits_profile = False
         for _ in range(runs):
@@ -151,10 +151,10 @@ class Execution:
                 raise ExecutionError(self._reason("TensorRT tells no times of layers"))
 
     def outputs(self, dtypes: Mapping[str, str]) -> Outputs:
-        """What the last run computed.
+        """Return the outputs of the last run.
 
         Args:
-            dtypes: The names of outputs in order, and the types that the model gives them.
+            dtypes: The names of outputs in order, and their types in the model.
         """
         self._cuda.wait()
         found: Outputs = {}
@@ -165,12 +165,12 @@ class Execution:
             array = self._host.get(name, np.empty(shape, self._dtype(name)))
             if name not in self._host:
                 self._memory[name].take(array)
-            # Integers of 64 bits are computed with 32 in versions before 10.
+            # Versions before 10 compute 64-bit integers with 32 bits.
             found[name] = array if array.dtype.name == wanted else array.astype(wanted)
         return found
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Frees everything."""
         self._forget_graph()
         self._context = None
         self._allocators = {}
@@ -202,7 +202,7 @@ class Execution:
             raise ExecutionError(self._reason(f"TensorRT refuses the memory for '{name}'"))
 
     def _leave_room_to(self, name: str) -> None:
-        """Lets TensorRT say how large an output is when it knows: some depend on values."""
+        """Lets TensorRT report the size of an output when it is known: some depend on values."""
         allocator = _make_allocator(self._library.api, self._memory[name])
         self._allocators[name] = allocator
         if not self._context.set_output_allocator(name, allocator):

@@ -1,7 +1,7 @@
-"""Reads what TensorRT tells about the layers of an engine.
+"""Reads TensorRT's information about the layers of an engine.
 
-That is the JSON of `trtexec --exportLayerInfo` and of the engine inspector, whose form differs
-between versions, the same as text, or a log that has the text in it.
+Its forms are the JSON of `trtexec --exportLayerInfo` and of the engine inspector, which differs
+between versions, the same as text, or a log that contains the text.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class LayerInfo:
 
     Attributes:
         layers: In order of execution, for the engine's first optimization profile.
-        bindings: Names of the engine's inputs and outputs; empty if they are not told.
+        bindings: Names of the engine's inputs and outputs; empty if unknown.
         detailed: Whether there is more than names.
-        profiles: How many optimization profiles the engine has.
+        profiles: Number of optimization profiles of the engine.
     """
 
     layers: tuple[Layer, ...]
@@ -58,7 +58,7 @@ def read_layer_info(path: str | Path) -> LayerInfo:
     """Reads a file with layer information.
 
     Raises:
-        UsageError: If there is no such file, or no layers in it.
+        UsageError: If there is no such file, or it has no layers.
     """
     try:
         text = read_bytes(path).decode("utf-8-sig", errors="replace")
@@ -79,10 +79,10 @@ def parse_layer_info(text: str, source: str = "The layer information") -> LayerI
 
     Args:
         text: The text.
-        source: What to call it in an error message.
+        source: Its name in an error message.
 
     Raises:
-        ValueError: If it is none; the message says what is wrong where.
+        ValueError: If it is not valid; the message says what is wrong where.
     """
     text = text.lstrip("\ufeff").replace("\r\n", "\n")
     start = text.rfind(LIST_START + "Name: ")
@@ -100,7 +100,7 @@ def parse_layer_info(text: str, source: str = "The layer information") -> LayerI
 
 def _json(text: str, source: str) -> Any:
     try:
-        # Not strict: names hold control characters as they are.
+        # Not strict: names may contain unescaped control characters.
         return parse_json(text, source, strict=False)
     except json.JSONDecodeError as error:
         if not text.strip():
@@ -118,7 +118,7 @@ def _json(text: str, source: str) -> Any:
 
 
 def _lowered(value: Any) -> dict[str, Any]:
-    """An object with keys in lower case, the first of equals; anything else is an empty one."""
+    """Lowercase an object's keys, keeping the first of equals; other values give an empty one."""
     found: dict[str, Any] = {}
     for key, each in value.items() if isinstance(value, Mapping) else ():
         found.setdefault(key.lower(), each)
@@ -173,7 +173,7 @@ def _tensors(value: Any) -> tuple[LayerTensor, ...]:
 
 
 def _dims(value: Any) -> tuple[int, ...]:
-    """The dims of a shape; what is no integer counts as open."""
+    """Return the dims of a shape; non-integers count as open."""
     listed = value if isinstance(value, list) else []
     return tuple(dim if type(dim) is int else -1 for dim in listed)
 
@@ -184,7 +184,7 @@ def _text(given: Mapping[str, Any], key: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """The text with half characters, which JSON allows and nothing can print, replaced."""
+    """Replace lone surrogates, which JSON allows and nothing can print."""
     return text.encode("utf-8", errors="replace").decode()
 
 
@@ -195,7 +195,7 @@ def _bindings(value: Any) -> tuple[str, ...]:
 
 
 def _listed_bindings(text: str) -> Iterator[str]:
-    """What stands in the block behind the layers: bare names, or names with more about them."""
+    """Yield the entries of the block after the layers: bare names, or names with details."""
     _, _, behind = text.partition("\n\n")
     title, *lines = behind.partition("\n\n")[0].split("\n")
     if title.rstrip(":").lower() not in _BINDINGS_KEYS:
@@ -209,14 +209,14 @@ def _listed_bindings(text: str) -> Iterator[str]:
 def _of_first_profile(
     layers: Iterable[Layer], bindings: Iterable[str], *, detailed: bool
 ) -> LayerInfo:
-    """Leaves out what repeats for further profiles: it follows, with a suffix in some names."""
+    """Remove the repetition for further profiles, which follows with a suffix in some names."""
     listed = tuple(layers)
     numbers = [_profile_of(layer) for layer in listed]
     end = next((i for i, number in enumerate(numbers) if number), len(listed))
     part = _PART.search(listed[end].name) if end < len(listed) else None
     while part and end and _same_part(part, listed[end - 1]):
         end -= 1
-    if not end:  # whatever that means, it is no repetition
+    if not end:  # whatever that is, it is not a repetition
         return LayerInfo(listed, tuple(bindings), detailed)
     first = tuple(name for name in bindings if not _PROFILE.search(name))
     return LayerInfo(listed[:end], first, detailed, max(numbers) + 1)

@@ -1,4 +1,4 @@
-"""What the layers of a TensorRT engine are there for."""
+"""The purposes of the layers of a TensorRT engine."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from qdqtune.engines.tensorrt.layers import LOW_PRECISION, Layer, LayerTensor
 
 
 class LayerKind(enum.Enum):
-    """What the time of a layer is spent on."""
+    """What a layer spends its time on."""
 
     COMPUTE = "compute"
     """It executes ops of the model."""
     REFORMAT = "reformat"
-    """It copies, for the sake of a layout or of a float type."""
+    """It copies, to change a layout or a float type."""
     QDQ = "qdq"
-    """It quantizes or dequantizes, which is what a placement costs."""
+    """It quantizes or dequantizes, which is the cost of a placement."""
     OTHER = "other"
-    """It holds constants, finds out shapes, or makes streams wait for each other."""
+    """It holds constants, computes shapes, or synchronizes streams."""
 
 
 _BY_TYPE = {
@@ -35,7 +35,7 @@ _BY_ORIGIN = {"QDQ": LayerKind.QDQ}
 _COPY = re.compile(r"^Reformatting CopyNode for | copy$|_copy_(?:input|output)$")
 _REFORMAT = "Reformat"
 
-# Generated kernels are called after what they do, in four letters each.
+# Generated kernels are named after their operations, in four letters each.
 _GENERATED = re.compile(r"^__myl_(?P<does>[A-Z][A-Za-z0-9]*?)(?:_\d+)*_myl\d+_\d+$")
 _MOVES = "(?:Move|Tran|Resh|Conc|Slic)*"
 _COPIES = re.compile("^(?:Move|Tran|Resh|Cast)+$")
@@ -44,7 +44,7 @@ _DEQUANTIZES = re.compile(f"^{_MOVES}Cast{_MOVES}Mul(?:Cast)?{_MOVES}$")
 _BOTH = re.compile(
     f"^{_MOVES}(?:Cast)?(?:Mul|Div)(?:MinMax|MaxMin)RounCastCastMul(?:Cast)?{_MOVES}$"
 )
-# What is left to do behind a kernel that sums up products of integers.
+# Operations that remain after a kernel that sums up integer products.
 _RESCALES = re.compile(f"^{_MOVES}Mul(?:Cast)?{_MOVES}$")
 
 

@@ -1,7 +1,7 @@
-"""Which nodes of a model TensorRT means by the name of a layer.
+"""Finds the nodes of a model in the names of TensorRT layers.
 
 A layer that executes several nodes is called `a + b`, `a + b || c`, `PWN(PWN(a), b)` or
-`a+b_myl0_3`, and all of that can stand in the name of a node, too.
+`a+b_myl0_3`, and each of these can also be part of a node's name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AROUND = (
     "reshape_before_", "reshape_after_", "unsqueeze_node_after_", "copied_squeeze_after_",
     "squeeze_after_", "unsqueeze_after_",
 )  # fmt: skip
-# Names with more separators inside are not looked for; every end is tried for each beginning.
+# Names with more separators are not searched for; every end is tried for each start.
 _MOST_SEPARATORS = 40
 
 
@@ -34,7 +34,7 @@ def is_foreign(name: str) -> bool:
 
 
 class NodeNames:
-    """The names that a model has to offer.
+    """The node names of a model, for matching.
 
     Args:
         index: The model.
@@ -50,21 +50,21 @@ class NodeNames:
         self._most = min(max(separators, default=0), _MOST_SEPARATORS)
 
     def node(self, name: str) -> str:
-        """The node that metadata mean by a name; empty if none is."""
+        """Return the node that a name in metadata refers to; empty if none."""
         return self._exact(name) or self._unnamed(name) or ""
 
     def nodes(self, layer: str) -> tuple[str, ...]:
-        """The nodes in the name of a layer, each once."""
+        """Return the nodes in the name of a layer, each once."""
         text = _KERNEL.sub("", _PROFILE.sub("", _HELPER.sub("", layer)))
         return tuple(dict.fromkeys(filter(None, self._terms(text))))
 
     def ends(self, layer: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The nodes in the names of the first and the last thing in a part compiled as a whole."""
+        """Return the nodes in the first and the last name of a part compiled as a whole."""
         first, last = self._ends(layer)
         return self.nodes(first), self.nodes(last)
 
     def readers_at_start(self, layer: str) -> tuple[str, ...]:
-        """The nodes that read the weight which is the first thing in such a part."""
+        """Return the nodes that read the weight at the start of such a part."""
         first, _ = self._ends(layer)
         edges = self._index.readers(first) if self._node.get(first) == "" else ()
         return tuple(dict.fromkeys(edge.node for edge in edges if edge.node))
@@ -78,7 +78,7 @@ class NodeNames:
         return text[:place], text[place + len(_TO) :]
 
     def _is_between_names(self, text: str, place: int) -> bool:
-        """Whether what is before a place, or behind it, is a name that the model has."""
+        """Whether the text before or after a position is a name of the model."""
         behind = place + len(_TO)
         # Texts are not copied to be looked up if no name is as long.
         return (place <= self._longest and text[:place] in self._node) or (
@@ -86,7 +86,7 @@ class NodeNames:
         )
 
     def _terms(self, text: str) -> Iterator[str]:
-        """Goes through the text; the longest known name that begins at a place is taken."""
+        """Yield terms of the text; the longest known name at each position is taken."""
         marks = [match.span() for match in _BETWEEN.finditer(text)]
         ends = [*(start for start, _ in marks), len(text)]
         starts = [0, *(end for _, end in marks)]
@@ -100,7 +100,7 @@ class NodeNames:
                 at += found[1]
 
     def _term(self, text: str, start: int, ends: list[int]) -> tuple[str, int] | None:
-        """The node that begins at a place and how many parts of text it takes."""
+        """Return the node at a position and the number of text parts it takes."""
         for resolve in (self._exact, self._similar):
             for count in range(len(ends), 0, -1):
                 node = resolve(text[start : ends[count - 1]])
@@ -119,7 +119,7 @@ class NodeNames:
         return producer.name if producer is not None else None
 
     def _similar(self, name: str) -> str | None:
-        """What TensorRT made a name of its own from."""
+        """Return the node that TensorRT derived a name from."""
         original = _COPY.sub("", name)
         for prefix in _AROUND:
             original = original.removeprefix(prefix)

@@ -1,4 +1,4 @@
-"""Which nodes of a model each layer of a TensorRT engine executes.
+"""Maps the layers of a TensorRT engine to the nodes of a model.
 
 A node can be in several layers: a convolution in its kernel, and in the one that scales its result.
 """
@@ -35,8 +35,8 @@ def map_layers(index: GraphIndex, info: LayerInfo) -> list[MappedLayer]:
     one per natural sublayer, numbered behind its name.
 
     Args:
-        index: The model that the engine was built from, with its nodes as they were.
-        info: What TensorRT told about the engine.
+        index: The model that the engine was built from, with its original nodes.
+        info: TensorRT's information about the engine.
 
     Returns:
         The layers in order of execution, without times.
@@ -49,13 +49,13 @@ def map_layers(index: GraphIndex, info: LayerInfo) -> list[MappedLayer]:
 
 
 def precision_of(layer: Layer) -> str:
-    """The type that a layer computes in, by its first operand; empty if it isn't told."""
+    """Return the type that a layer computes in, by its first operand; empty if unknown."""
     told = (_PRECISIONS.get(tensor.dtype) for tensor in (*layer.inputs, *layer.outputs))
     return next(filter(None, told), "")
 
 
 class _Mapping:
-    """The nodes of layers as they become known; layers are told by their positions."""
+    """The nodes of layers found so far; layers are identified by position."""
 
     def __init__(self, index: GraphIndex, info: LayerInfo) -> None:
         self._index = index
@@ -84,7 +84,7 @@ class _Mapping:
         return self._names.nodes(layer.name)
 
     def take_named(self) -> None:
-        """Layers that compute have the nodes that their names or their metadata tell."""
+        """Assign nodes in names or metadata to layers that compute."""
         for number, (layer, told) in enumerate(zip(self._info.layers, self._told, strict=True)):
             kind = self._kinds[number]
             runs = kind is LayerKind.COMPUTE and not self._nodes.fixed.issuperset(told)
@@ -92,7 +92,7 @@ class _Mapping:
                 self._take(number, told, NAMED)
 
     def take_wired(self) -> None:
-        """Of the others that compute, what they read and write tells what is in between."""
+        """Assign nodes between the inputs and outputs of the other layers that compute."""
         for number, layer in enumerate(self._info.layers):
             if number in self._sublayers or self._kinds[number] is not LayerKind.COMPUTE:
                 continue
@@ -105,7 +105,7 @@ class _Mapping:
                 self._take(number, found, how)
 
     def take_left_over(self) -> None:
-        """Layers that copy or do nothing may stand for nodes that nobody else executes."""
+        """Assign nodes that no other layer executes to layers that copy or do nothing."""
         for number, told in enumerate(self._told):
             own = set(told) - self._taken - self._nodes.fixed
             if own and number not in self._sublayers:
@@ -122,7 +122,7 @@ class _Mapping:
         self._taken |= nodes
 
     def _foreign(self, layer: Layer) -> set[str]:
-        """Everything between the inputs and the outputs of a part, or between its ends."""
+        """Return all nodes between the inputs and the outputs of a part, or between its ends."""
         read = [self._tensors.read(name) for name in names(layer.inputs)]
         written = [self._tensors.written(name) for name in names(layer.outputs)]
         starts, ends = set(read), self._nodes.producers_of(filter(None, written))
@@ -137,13 +137,13 @@ class _Mapping:
 
     @cached_property
     def _begun(self) -> set[str]:
-        """The nodes at the beginnings of parts that were compiled as a whole."""
+        """Return the nodes at the starts of parts that were compiled as a whole."""
         parts = (layer.name for layer in self._info.layers if is_foreign(layer.name))
         begun = {node for name in parts for node in self._names.ends(name)[0]}
         return begun - self._nodes.fixed
 
     def _needs(self, nodes: Iterable[str]) -> set[str]:
-        """The tensors that nodes read and that have to be computed for them."""
+        """Return the computed tensors that nodes read."""
         read = (value for name in nodes for value in self._nodes.reads(self._index.node[name]))
         computed = ((value, value.producer()) for value in read)
         return {
@@ -161,7 +161,7 @@ class _Mapping:
         return set(ends) - self._taken  # where it begins is not known
 
     def layers(self) -> list[MappedLayer]:
-        """Everything that is known."""
+        """Return the mapped layers."""
         found = []
         for number, layer in enumerate(self._info.layers):
             sublayers = self._sublayers.get(number)
@@ -189,7 +189,7 @@ class _Mapping:
         )
 
     def _served(self, number: int, layer: Layer) -> tuple[list[str], str]:
-        """Whose nodes a layer helps to execute: those told, else the consumer's or producer's."""
+        """Return the nodes that a layer serves: those named, else a consumer's or producer's."""
         how = PART if self._kinds[number] is LayerKind.COMPUTE else BETWEEN
         told = self._told[number]
         if told and not self._nodes.fixed.issuperset(told):
@@ -208,7 +208,7 @@ class _Mapping:
         return list(told), how if told else UNKNOWN
 
     def _reading(self, target: int, layer: Layer, writes: bool) -> list[str]:
-        """The sublayer that reads what another layer prepares for it, or that writes it."""
+        """Return the sublayer that reads or writes what another layer prepares."""
         sublayers = self._sublayers[target]
         if len(sublayers) == 1:
             return sublayers[0]

@@ -1,4 +1,4 @@
-"""What the tensors of TensorRT's layers tell about the nodes in them."""
+"""Relates the tensors of TensorRT's layers to those of the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ModelTensors:
     Args:
         index: The model.
         layers: The engine's layers.
-        kinds: What they are there for.
+        kinds: Their kinds.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class ModelTensors:
                 self._copied_to.setdefault(read, written)
 
     def read(self, tensor: str) -> str:
-        """The tensor of the model that a layer reads, maybe a copy of it; empty if unknown."""
+        """Return the model tensor that a layer reads, perhaps as a copy; empty if unknown."""
         return self._follow(tensor, self._copied_from)
 
     def written(self, tensor: str) -> str:
-        """The tensor of the model that a layer's output becomes; empty if unknown."""
+        """Return the model tensor that a layer's output becomes; empty if unknown."""
         return self._follow(tensor, self._copied_to)
 
     def _follow(self, tensor: str, copies: dict[str, str]) -> str:
@@ -55,7 +55,7 @@ class ModelTensors:
 
 
 class NodeWiring:
-    """Who feeds whom in a model; what bodies of control flow read, the node reads.
+    """The wiring of a model; reads of control-flow bodies count as reads of the node.
 
     Attributes:
         fixed: Names of nodes whose values don't depend on the model's inputs.
@@ -73,12 +73,12 @@ class NodeWiring:
                 self.fixed.add(name)
 
     def reads(self, node: ir.Node) -> Iterator[ir.Value]:
-        """The values that a node needs."""
+        """Yield the values that a node needs."""
         yield from (value for value in node.inputs if value is not None)
         yield from self._captured.get(node.name or "", ())
 
     def producers(self, node: ir.Node) -> Iterator[ir.Node]:
-        """The nodes that make them; one may come twice."""
+        """Yield the nodes that produce them, possibly with repetitions."""
         for value in self.reads(node):
             producer = value.producer()
             if producer is not None and producer.name in self._index.node:
@@ -87,12 +87,12 @@ class NodeWiring:
     def behind(
         self, ends: Iterable[str], starts: Collection[str], taken: Collection[str]
     ) -> set[str]:
-        """The nodes on the way to some nodes.
+        """Return the nodes on the way to some nodes.
 
         Args:
-            ends: Names of the nodes where to begin; they belong to it.
-            starts: Tensors that are there already.
-            taken: Nodes that are not to be passed, nor to be taken in.
+            ends: Names of the nodes to start from, included in the result.
+            starts: Tensors that are already available.
+            taken: Nodes that are neither passed nor included.
         """
         found: set[str] = set()
         waiting = [name for name in ends if name not in taken]
@@ -110,7 +110,7 @@ class NodeWiring:
         return found
 
     def ahead(self, starts: Iterable[str], limits: Sequence[Collection[str]]) -> list[str]:
-        """Some nodes and those that depend on them, up to nodes that are in one of the limits."""
+        """Return some nodes and their dependents, up to nodes in one of the limits."""
         found: dict[str, None] = dict.fromkeys(starts)
         waiting = list(found)
         while waiting:
@@ -124,7 +124,7 @@ class NodeWiring:
         return list(found)
 
     def producers_of(self, tensors: Iterable[str]) -> list[str]:
-        """Names of the nodes that write tensors of the model."""
+        """Return names of the nodes that write tensors of the model."""
         producers = (self._index.value[tensor].producer() for tensor in tensors)
         return [node.name or "" for node in producers if node is not None]
 
@@ -144,5 +144,5 @@ class NodeWiring:
 
 
 def names(tensors: Iterable[LayerTensor]) -> tuple[str, ...]:
-    """The engine's names of tensors."""
+    """Return the engine's names of tensors."""
     return tuple(tensor.name for tensor in tensors)

@@ -1,4 +1,4 @@
-"""The layers of a built engine with their times, in terms of the model that was opened."""
+"""The layers of a built engine with their times, mapped to the nodes of the model."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from qdqtune.records.measurement import LayerTime
 def layer_times_of(
     model: str, info: LayerInfo, profile: Sequence[tuple[str, float]]
 ) -> list[LayerTime]:
-    """Brings layers, their times and the model's nodes together.
+    """Combines layers, their times and the model's nodes.
 
     Args:
         model: The model file; only its structure is read.
-        info: What TensorRT says about the layers.
-        profile: Names of layers and milliseconds, in order of execution; empty if nobody timed.
+        info: TensorRT's information about the layers.
+        profile: Names of layers and milliseconds, in order of execution; empty if not timed.
     """
     timed = ms_of_layers(info, profile) if profile else [TimedLayer(e, 0.0) for e in info.layers]
     origins = _origins(model, info)
@@ -37,7 +37,7 @@ def layer_times_of(
 
 
 def make_profiler(api: Any) -> Any:
-    """A profiler that keeps what it is told: `medians(runs)` has names and milliseconds."""
+    """Create a profiler; `medians(runs)` returns names and milliseconds."""
 
     class Profiler(api.IProfiler):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -58,7 +58,7 @@ def make_profiler(api: Any) -> Any:
 
 
 def _origins(model: str, info: LayerInfo) -> dict[str, tuple[str, ...]]:
-    """The nodes that each layer executes, where its name or its wiring tells more than it says."""
+    """Return the nodes of each layer, where name or wiring reveals more than its metadata."""
     proto = onnx.load(model, load_external_data=False)
     found: defaultdict[str, list[str]] = defaultdict(list)
     for layer in map_layers(GraphIndex(ir.from_proto(proto)), info):
@@ -68,7 +68,7 @@ def _origins(model: str, info: LayerInfo) -> dict[str, tuple[str, ...]]:
 
 
 def _with_own_names(layers: Iterable[LayerTime]) -> list[LayerTime]:
-    """Layers of equal names get numbers: times are looked up by name."""
+    """Number layers of equal names: times are looked up by name."""
     seen: defaultdict[str, int] = defaultdict(int)
     found = []
     for layer in layers:

@@ -1,7 +1,7 @@
-"""The kernels of a TensorRT engine, and the list of them that logs hold as text.
+"""The kernels of a TensorRT engine, and the parser of the layer list in build logs.
 
-The list has one line per kernel with its tensors, their types, and the ONNX nodes it stands for.
-From it follows whether an op that is quantized in the model is so in the engine.
+The list has one line per kernel with its tensors, their types, and its ONNX nodes. It shows whether
+an op that is quantized in the model is also quantized in the engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LOW_PRECISION = frozenset({"Int8", "FP8"})
 """TensorRT's names of the types that a quantized op reads."""
 
 LIST_START = "Layers:\n"
-"""What a layer list begins with."""
+"""The start of a layer list."""
 
 # No tensor reaches into the next one, so that a list of broken ones is not searched for each.
 _TENSOR = re.compile(
