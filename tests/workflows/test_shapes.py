@@ -258,7 +258,7 @@ def test_mistakes(tmp_path: Path) -> None:
         fix_shapes(source, out, NOTHING)
     with pytest.raises(UsageError, match="starts with 3"):
         fix_shapes(source, out, InputRequest({"x": (3, 3)}), batch_size=2)
-    with pytest.raises(UsageError, match="can't be 0"):
+    with pytest.raises(UsageError, match="from 1 up"):
         fix_shapes(source, out, NOTHING, batch_size=0)
     with pytest.raises(OutputError, match="exists already"):
         fix_shapes(source, source, NOTHING, batch_size=2)

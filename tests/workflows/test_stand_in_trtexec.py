@@ -52,15 +52,15 @@ def brief() -> Iterator[str]:
         assemblies=2,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "brief", short)
-        yield "brief"
+        patch.setitem(PRESETS, "quick", short)
+        yield "quick"
 
 
 @pytest.fixture
 def sure(brief: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The same, with a last comparison that is long enough to be certain of something."""
-    monkeypatch.setitem(PRESETS, "sure", replace(PRESETS[brief], final_s=30.0))
-    return "sure"
+    monkeypatch.setitem(PRESETS, "extensive", replace(PRESETS[brief], final_s=30.0))
+    return "extensive"
 
 
 @pytest.fixture
