@@ -7,7 +7,7 @@ from qdqtune.engines.engine_entry import DialectChoice, EngineEntry
 # Builds of large models can take many minutes.
 _BUILD_LIMIT_S = 3600.0
 # Small models usually take seconds; a small file that takes minutes was designed to.
-_SMALL_LIMIT_S = 45.0
+_SMALL_LIMIT_S = 30.0
 _BUILD_LINE = "qdqtune.engines.trtexec.deployment:build_line"
 _TENSORRT_DIALECTS = (DialectChoice("tensorrt-8", before_version=10), DialectChoice("tensorrt"))
 # Options that may be taken from a record; see `EngineEntry.recorded_options`.
