@@ -175,15 +175,23 @@ def seen(*folders: Path) -> dict[str, object]:
     return found
 
 
+# What `verify` allows between the error that is claimed and the one that it measures.
+_ALLOWED_DB = 1.0
+
+
 def sqnr_db(outputs: np.ndarray, of_float: np.ndarray) -> float:
     error = float(np.sum((outputs - of_float) ** 2))
     return 10.0 * math.log10(float(np.sum(of_float**2)) / error) if error else math.inf
 
 
 def wrong_verify(run: Path, base: Genuine) -> Iterator[str]:
-    """What is wrong with an answer that all is well."""
-    if not np.array_equal(outputs_of(run / "optimized_final.onnx"), base.outputs):
-        yield "the model computes something else"
+    """What is wrong with an answer that all is well.
+
+    Nothing is signed: another model under a rewritten hash passes if every claim is true of it.
+    """
+    outputs = outputs_of(run / "optimized_final.onnx")
+    if sqnr_db(outputs, base.of_float) < sqnr_db(base.outputs, base.of_float) - _ALLOWED_DB:
+        yield "the model is less accurate than is claimed"
     try:
         yield from wrong_claim(json.loads((run / "summary.json").read_text()), base)
     except (OSError, ValueError, TypeError, LookupError) as error:
