@@ -18,7 +18,7 @@ from qdqtune.qdq.read_back import read
 from qdqtune.records.errors import ModelError
 from qdqtune.records.placement import Placement
 from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning.export import export_candidate, list_candidates
+from qdqtune.workflows.tuning.export import export, list_candidates
 from tests.promises.models import four_convs
 
 
@@ -68,7 +68,7 @@ def test_every_export_holds_the_edges_that_were_measured(run: Path, tmp_path: Pa
     assert len(keys) >= 4
     sizes = set()
     for name, key in keys.items():
-        exported = export_candidate(run, name, tmp_path / f"{name}.onnx")
+        exported = export(run, name, tmp_path / f"{name}.onnx").output
         found = edges_of(exported, run)
         assert found.digest() == key
         sizes.add(len(found.edges))
@@ -108,8 +108,8 @@ def test_a_candidate_that_is_not_what_was_measured_is_refused(
     change: Callable[[Path, str], None], run: Path, tmp_path: Path
 ) -> None:
     widest = max(list_candidates(run), key=lambda each: each.tensors or 0).id
-    export_candidate(run, widest, tmp_path / "before.onnx")
+    export(run, widest, tmp_path / "before.onnx")
     change(run, widest)
     with pytest.raises(ModelError, match="is not what was measured"):
-        export_candidate(run, widest, tmp_path / "after.onnx")
+        export(run, widest, tmp_path / "after.onnx")
     assert not (tmp_path / "after.onnx").exists()

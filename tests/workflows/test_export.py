@@ -24,7 +24,7 @@ from qdqtune.qdq.read_back import read
 from qdqtune.records.errors import ModelError, OutputError, UsageError
 from qdqtune.records.placement import Placement
 from qdqtune.records.ranges import Ranges
-from qdqtune.workflows.tuning.export import export_candidate, list_candidates
+from qdqtune.workflows.tuning.export import export, list_candidates
 from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, JOURNAL
 from qdqtune.workflows.tuning.journal import Journal
 from qdqtune.workflows.tuning.journal_format import encode, whole_lines
@@ -122,7 +122,7 @@ def test_an_export_needs_nothing_of_the_run(
     expected = onnxruntime.InferenceSession(candidate).run(None, feeds)[0]
     output = tmp_path / "alone" / "model.onnx"
     output.parent.mkdir()
-    assert export_candidate(run_dir, "c0002", output) == output
+    assert export(run_dir, "c0002", output).output == output
     shutil.rmtree(run_dir)
     assert [file.name for file in output.parent.iterdir()] == ["model.onnx"]
     onnx.checker.check_model(str(output), full_check=True)
@@ -139,7 +139,7 @@ def test_weights_go_where_the_given_model_had_them(
         residual, run_dir / BASELINE, save_as_external_data=True, location="w", size_threshold=0
     )
     output = tmp_path / "model.onnx"
-    export_candidate(run_dir, "c0001", output)
+    export(run_dir, "c0001", output)
     shutil.rmtree(run_dir)
     assert (tmp_path / "model.onnx.data").is_file()
     onnxruntime.InferenceSession(output)
@@ -148,7 +148,7 @@ def test_weights_go_where_the_given_model_had_them(
 def test_a_file_that_was_not_measured_is_refused(run_dir: Path, tmp_path: Path) -> None:
     shutil.copy(run_dir / CANDIDATES / "c0002.onnx", run_dir / CANDIDATES / "c0001.onnx")
     with pytest.raises(ModelError, match="not what was measured as c0001"):
-        export_candidate(run_dir, "c0001", tmp_path / "out.onnx")
+        export(run_dir, "c0001", tmp_path / "out.onnx")
     assert not (tmp_path / "out.onnx").exists()
 
 
@@ -176,10 +176,10 @@ def test_one_flipped_bit_of_the_weights_is_refused(
         content[offset + int(place * length)] ^= 1
         weights.write_bytes(content)
         with pytest.raises(ModelError, match=f"not what was measured as {candidate}"):
-            export_candidate(run_dir, candidate, tmp_path / "out.onnx")
+            export(run_dir, candidate, tmp_path / "out.onnx")
         assert not (tmp_path / "out.onnx").exists(), name
     weights.write_bytes(sound)
-    export_candidate(run_dir, candidate, tmp_path / "out.onnx")
+    export(run_dir, candidate, tmp_path / "out.onnx")
 
 
 def test_damage_to_the_weights_of_others_does_not_matter(run_dir: Path, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_damage_to_the_weights_of_others_does_not_matter(run_dir: Path, tmp_path
     content = bytearray(weights.read_bytes())
     content[offset] ^= 1
     weights.write_bytes(content)
-    export_candidate(run_dir, "c0001", tmp_path / "out.onnx")
+    export(run_dir, "c0001", tmp_path / "out.onnx")
 
 
 def test_where_the_weights_lie_does_not_matter(run_dir: Path, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_where_the_weights_lie_does_not_matter(run_dir: Path, tmp_path: Path) ->
             if entry.key == "offset":
                 entry.value = str(int(entry.value) + 4096)
     candidate.write_bytes(proto.SerializeToString())
-    export_candidate(run_dir, "c0002", tmp_path / "out.onnx")
+    export(run_dir, "c0002", tmp_path / "out.onnx")
 
 
 def test_a_candidate_whose_digest_is_lost_is_refused(run_dir: Path, tmp_path: Path) -> None:
@@ -212,8 +212,8 @@ def test_a_candidate_whose_digest_is_lost_is_refused(run_dir: Path, tmp_path: Pa
     assert len(kept) == len(lines) - 1
     (run_dir / JOURNAL).write_text("".join(kept))
     with pytest.raises(ModelError, match="Nothing says what"):
-        export_candidate(run_dir, "c0002", tmp_path / "out.onnx")
-    export_candidate(run_dir, "c0001", tmp_path / "out.onnx")
+        export(run_dir, "c0002", tmp_path / "out.onnx")
+    export(run_dir, "c0001", tmp_path / "out.onnx")
 
 
 def as_written_before_digests(run_dir: Path, *, sha256: bool) -> None:
@@ -233,12 +233,12 @@ def test_a_run_without_digests_is_checked_by_the_index(
 ) -> None:
     as_written_before_digests(run_dir, sha256=True)
     output, weights = tmp_path / "out.onnx", run_dir / CANDIDATES / "weights.bin"
-    export_candidate(run_dir, "c0002", output)
+    export(run_dir, "c0002", output)
     assert not caplog.records
     index = weights.with_suffix(".index")
     sound = index.read_text()
     index.write_text("".join(sound.splitlines(keepends=True)[1:]))
-    export_candidate(run_dir, "c0000", output, force=True)
+    export(run_dir, "c0000", output, force=True)
     assert "kept no digests: c0000.onnx, the weight 'w" in caplog.text
     index.write_text(sound)
     content = bytearray(weights.read_bytes())
@@ -246,7 +246,7 @@ def test_a_run_without_digests_is_checked_by_the_index(
     content[offset] ^= 64
     weights.write_bytes(content)
     with pytest.raises(ModelError, match="not what was measured as c0002"):
-        export_candidate(run_dir, "c0002", output, force=True)
+        export(run_dir, "c0002", output, force=True)
 
 
 def test_an_id_that_leads_out_of_the_folder_is_none(run_dir: Path, tmp_path: Path) -> None:
@@ -255,23 +255,23 @@ def test_an_id_that_leads_out_of_the_folder_is_none(run_dir: Path, tmp_path: Pat
     journal.close()
     assert "../../residual" not in {one.id for one in list_candidates(run_dir)}
     with pytest.raises(UsageError, match="has no candidate"):
-        export_candidate(run_dir, "../../residual", tmp_path / "out.onnx")
+        export(run_dir, "../../residual", tmp_path / "out.onnx")
 
 
 def test_mistakes(run_dir: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.onnx"
     with pytest.raises(UsageError, match="has no candidate 'c9'"):
-        export_candidate(run_dir, "c9", output)
+        export(run_dir, "c9", output)
     with pytest.raises(ModelError, match="c0003 is missing"):
-        export_candidate(run_dir, "c0003", output)
+        export(run_dir, "c0003", output)
     with pytest.raises(UsageError, match="not the folder of a tuning run"):
         list_candidates(tmp_path)
     output.write_text("mine")
     with pytest.raises(OutputError, match="exists already"):
-        export_candidate(run_dir, "c0001", output)
+        export(run_dir, "c0001", output)
     assert output.read_text() == "mine"
     weights = run_dir / CANDIDATES / "weights.bin"
     before = weights.read_bytes()
     with pytest.raises(OutputError, match="among the candidates"):
-        export_candidate(run_dir, "c0001", weights, force=True)
+        export(run_dir, "c0001", weights, force=True)
     assert weights.read_bytes() == before

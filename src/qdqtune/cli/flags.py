@@ -8,6 +8,7 @@ from qdqtune.cli.config_flags import add_config, typed
 from qdqtune.config import CalibrationConfig, EngineConfig, InputConfig
 from qdqtune.options import SECONDS, whole
 from qdqtune.records.memory_sizes import parse_size
+from qdqtune.records.precision import QUANT_TYPES
 
 natural, positive, seconds = typed(whole(0)), typed(whole(1)), typed(SECONDS)
 
@@ -65,6 +66,22 @@ def add_output(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
         "-o", "--output", required=required, metavar="OUT", help="the file to write"
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
+
+
+def add_dialect(group: argparse._ActionsContainer, engine: str) -> None:
+    """Add `--engine`, `--dialect` and `--quant_type` to a command that need not run the model.
+
+    Args:
+        group: The argument group to add them to.
+        engine: What the engine is for.
+    """
+    group.add_argument("--engine", default="auto", help=f"{engine} (default: the one usable here)")
+    group.add_argument(
+        "--dialect", metavar="NAME", help="a dialect by its name (default: the engine's own here)"
+    )
+    group.add_argument(
+        "--quant_type", default="int8", choices=QUANT_TYPES, help="the type (default: %(default)s)"
+    )
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:

@@ -7,10 +7,10 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from qdqtune.cli.flags import add_calibration, add_format, add_inputs, add_output
+from qdqtune.cli.flags import add_calibration, add_dialect, add_format, add_inputs, add_output
 from qdqtune.cli.input_flags import input_request
 from qdqtune.cli.lists import ListAction
-from qdqtune.records.precision import QUANT_TYPES, Precision
+from qdqtune.records.precision import Precision
 from qdqtune.records.ranges import CalibrationSource, RangeMethod
 
 if TYPE_CHECKING:
@@ -39,18 +39,7 @@ def add_parser(add: AddParser) -> None:
         chosen.add_argument(f"--{flag}", action=ListAction, default=[], metavar=metavar, help=what)
     chosen.add_argument("--placement", metavar="FILE", help="a placement.json, exactly as it is")
     written = parser.add_argument_group("quantization")
-    written.add_argument(
-        "--engine",
-        default="auto",
-        help="the engine whose dialect is written; it need not be installed (default: the one "
-        "usable here)",
-    )
-    written.add_argument(
-        "--dialect", metavar="NAME", help="a dialect by its name (default: the engine's own here)"
-    )
-    written.add_argument(
-        "--quant_type", default="int8", choices=QUANT_TYPES, help="the type (default: %(default)s)"
-    )
+    add_dialect(written, "the engine whose dialect is written; it need not be installed")
     written.add_argument(
         "--high_precision_dtype",
         choices=[precision.value for precision in Precision],

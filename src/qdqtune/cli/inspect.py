@@ -7,12 +7,11 @@ import json
 from typing import TYPE_CHECKING
 
 from qdqtune.cli.config_flags import add_config
-from qdqtune.cli.flags import add_engine, add_format, natural, positive
+from qdqtune.cli.flags import add_dialect, add_engine, add_format, natural, positive
 from qdqtune.cli.input_flags import add_dim, add_shapes, shape_request
 from qdqtune.config import ShapeRangeConfig
 from qdqtune.records.errors import UsageError
 from qdqtune.records.inputs import InputRequest
-from qdqtune.records.precision import QUANT_TYPES
 
 if TYPE_CHECKING:
     from qdqtune.cli import AddParser
@@ -41,18 +40,7 @@ def add_parser(add: AddParser) -> None:
         metavar="TENSOR",
         help="show only where this tensor can be quantized, and why not elsewhere",
     )
-    parser.add_argument(
-        "--engine",
-        default="auto",
-        help="the engine whose dialect counts, and that runs the model (default: the one usable "
-        "here)",
-    )
-    parser.add_argument(
-        "--dialect", metavar="NAME", help="a dialect by its name (default: the engine's own here)"
-    )
-    parser.add_argument(
-        "--quant_type", default="int8", choices=QUANT_TYPES, help="the type (default: %(default)s)"
-    )
+    add_dialect(parser, "the engine whose dialect counts, and that runs the model")
     regions = parser.add_argument_group("regions")
     regions.add_argument(
         "--max_sequence_size",

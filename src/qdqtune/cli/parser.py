@@ -15,18 +15,8 @@ from qdqtune.report.tables import message as printable_lines
 _USAGE = 2
 
 
-class DashedValueAction(argparse.Action):
+class DashedValueAction(argparse._StoreAction):
     """Stores a value that may begin with dashes, such as a nested command line."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,  # noqa: ARG002
-    ) -> None:
-        """Store the value."""
-        setattr(namespace, self.dest, values)
 
 
 class Parser(argparse.ArgumentParser):

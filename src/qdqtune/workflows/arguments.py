@@ -5,69 +5,48 @@ An argument name means the same in all functions, so its type is declared here o
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import replace
 
+from qdqtune.options import FUNCTION, NAME, PATH, SWITCH, WILDCARDS, Kind, whole
 from qdqtune.records.errors import UsageError
 
 
-class _Kind(NamedTuple):
-    """The expected type of an argument, in words and as a check."""
-
-    words: str
-    fits: Callable[[object], bool]
+def _optional(kind: Kind) -> Kind:
+    return replace(kind, must_be=f"{kind.must_be}, or None", takes_none=True)
 
 
-def _optional(kind: _Kind) -> _Kind:
-    return _Kind(f"{kind.words}, or None", lambda value: value is None or kind.fits(value))
-
-
-def _is_texts(value: object) -> bool:
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    return is_list and all(isinstance(each, str) for each in value)  # type: ignore[attr-defined]
-
-
-def _is_options(value: object) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(each, str) for each in value)
-
-
-_TEXT = _Kind("a text", lambda value: isinstance(value, str))
-_TEXTS = _Kind("a list of texts", _is_texts)
-_PATH = _Kind("a path", lambda value: isinstance(value, str | os.PathLike))
-_SWITCH = _Kind("True or False", lambda value: isinstance(value, bool))
-_FUNCTION = _Kind("a function", callable)
-_OPTIONS = _Kind("a dict of options by name", _is_options)
-_POSITIVE = _Kind(
-    "a whole number from 1 up",
-    lambda value: isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1,
+_TEXT = replace(NAME, must_be="a text")
+_TEXTS = replace(WILDCARDS, must_be="a list of texts")
+_OPTIONS = Kind(
+    "a dict of options by name",
+    lambda value: isinstance(value, Mapping) and all(isinstance(each, str) for each in value),
 )
-
+_POSITIVE = whole(1)
 
 _SEE = "docs/python.md says what goes in."
 
 _KINDS = {
     "batch_size": _optional(_POSITIVE),
-    "by_shape": _SWITCH,
+    "by_shape": SWITCH,
     "calibration_samples": _optional(_POSITIVE),
     "candidate": _TEXT,
     "dialect": _optional(_TEXT),
     "engine": _TEXT,
     "engine_options": _optional(_OPTIONS),
-    "folder": _PATH,
-    "force": _SWITCH,
-    "graph_json": _optional(_PATH),
+    "folder": PATH,
+    "force": SWITCH,
+    "graph_json": _optional(PATH),
     "max_sequence_size": _POSITIVE,
     "nodes": _TEXTS,
     "ops": _TEXTS,
-    "output": _optional(_PATH),
-    "placement": _optional(_PATH),
-    "progress": _optional(_FUNCTION),
+    "output": _optional(PATH),
+    "placement": _optional(PATH),
+    "progress": _optional(FUNCTION),
     "quant_type": _TEXT,
     "runs": _optional(_POSITIVE),
     "samples": _optional(_POSITIVE),
-    "save_placement": _optional(_PATH),
+    "save_placement": _optional(PATH),
     "tensors": _TEXTS,
     "threads": _optional(_POSITIVE),
     "why": _optional(_TEXT),
@@ -81,8 +60,9 @@ def check_arguments(**arguments: object) -> None:
         UsageError: If one has not; it names the argument, its value and the expected type.
     """
     for name, value in arguments.items():
-        if not _KINDS[name].fits(value):
-            raise wrong_type(name, value, _KINDS[name].words)
+        kind = _KINDS[name]
+        if not (kind.takes_none if value is None else kind.accepts(value)):
+            raise wrong_type(name, value, kind.must_be)
 
 
 def wrong_type(name: str, value: object, expected: str) -> UsageError:

@@ -88,16 +88,18 @@ def list_candidates(run_dir: str | os.PathLike[str]) -> list[Candidate]:
     """
     check_arguments(folder=run_dir)
     run = _read(Path(run_dir))
-    return [
-        Candidate(
-            id=name,
-            tensors=_quantized_tensors(run.file_of(name)),
-            latency_ms=tried.latency_ms,
-            speedup=speedup_of(tried.gain) if tried.gain is not None else None,
-            failure=tried.failure,
-        )
-        for name, tried in run.tried.items()
-    ]
+    return [_candidate(run, name) for name in run.tried]
+
+
+def _candidate(run: _Run, name: str) -> Candidate:
+    tried = run.tried[name]
+    return Candidate(
+        id=name,
+        tensors=_quantized_tensors(run.file_of(name)),
+        latency_ms=tried.latency_ms,
+        speedup=speedup_of(tried.gain) if tried.gain is not None else None,
+        failure=tried.failure,
+    )
 
 
 def export(
@@ -116,42 +118,16 @@ def export(
         force: Whether an existing file may be replaced.
 
     Raises:
-        QdqtuneError: For any error that the user can act on.
-    """
-    check_arguments(folder=folder, candidate=candidate, output=output, force=force)
-    written = export_candidate(folder, candidate, output, force=force)
-    (chosen,) = (one for one in list_candidates(folder) if one.id == candidate)
-    return ExportReport(written, chosen)
-
-
-def export_candidate(
-    run_dir: str | os.PathLike[str],
-    candidate: str,
-    output: str | os.PathLike[str],
-    *,
-    force: bool = False,
-) -> Path:
-    """Write a candidate as a model that needs nothing of the run's folder.
-
-    Args:
-        run_dir: The run's output folder.
-        candidate: The candidate's id.
-        output: Where to write.
-        force: Whether an existing file may be replaced.
-
-    Returns:
-        The path written.
-
-    Raises:
         UsageError: If the folder is not a run's, or there is no such candidate.
         ModelError: If the candidate's file is missing, or is not what was measured.
         OutputError: If the output can't be written.
     """
-    run = _read(Path(run_dir))
+    check_arguments(folder=folder, candidate=candidate, output=output, force=force)
+    run = _read(Path(folder))
     if candidate not in run.tried:
         raise UsageError(
-            f"{run_dir} has no candidate {candidate!r}.",
-            f"`qdqtune export {run_dir} --list` shows all {len(run.tried)}.",
+            f"{folder} has no candidate {candidate!r}.",
+            f"`qdqtune export {folder} --list` shows all {len(run.tried)}.",
         )
     file = run.file_of(candidate)
     if not file.is_file():
@@ -177,11 +153,11 @@ def export_candidate(
             f"{file} is not what was measured as {candidate}: the file, or its weights in "
             f"{WEIGHTS_FILE}, were changed since, or come from another run.",
             "Run the same `qdqtune tune` again: it writes the candidates anew. The others may be "
-            f"sound: `qdqtune export {run_dir} --list`.",
+            f"sound: `qdqtune export {folder} --list`.",
         )
     # Candidates share a file of weights; a model of its own has them where the given one had.
     model.meta[EXTERNAL] = bool(external_files(run.folder / BASELINE))
-    return save_model(model, output, force=force)
+    return ExportReport(save_model(model, output, force=force), _candidate(run, candidate))
 
 
 def _is_as_written(file: Path, known: _Tried) -> bool:

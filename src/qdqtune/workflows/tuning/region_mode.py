@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from qdqtune.autotune.search.placement_search import PlacementSearch
 from qdqtune.autotune.search.space import Space
 from qdqtune.qdq.quantization_planner import QuantizationPlanner
-from qdqtune.workflows.tuning.baseline import Baseline
 from qdqtune.workflows.tuning.calibrate import Calibration
-from qdqtune.workflows.tuning.context import RunContext
+from qdqtune.workflows.tuning.modes import Mode
 from qdqtune.workflows.tuning.preflight import latency_shares, seeds_of
-from qdqtune.workflows.tuning.run_records import RunRecords
 from qdqtune.workflows.tuning.search_problem import SearchProblem
-from qdqtune.workflows.tuning.setup import TuningTarget
 
 
-@dataclass(frozen=True)
-class RegionMode:
-    """Every group of ops is a choice; the engine's profile of the float model says which matter.
-
-    Attributes:
-        ctx: The run.
-        target: What is tuned.
-        records: What is known, and where the profile goes.
-        baseline: The float model.
-    """
-
-    ctx: RunContext
-    target: TuningTarget
-    records: RunRecords
-    baseline: Baseline
+class RegionMode(Mode):
+    """Every group of ops is a choice; the engine's profile of the float model says which matter."""
 
     def profile(self) -> None:
         """Find out where the float model's time goes, unless that is known."""

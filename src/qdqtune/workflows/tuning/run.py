@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable, Mapping
 
+from qdqtune.config import REGION, SUBGRAPH
 from qdqtune.records.tuning import INTERRUPTED, TuneResult
 from qdqtune.workflows.sample_provider import SampleProvider
 from qdqtune.workflows.source_model import Source
@@ -18,15 +20,23 @@ from qdqtune.workflows.tuning.finalists import Finalists
 from qdqtune.workflows.tuning.finalize import Finalized, Finalizer
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.measured_accuracy import MeasuredAccuracy
-from qdqtune.workflows.tuning.modes import MODES
+from qdqtune.workflows.tuning.modes import Mode
 from qdqtune.workflows.tuning.progress_reporter import ProgressReporter
+from qdqtune.workflows.tuning.region_mode import RegionMode
 from qdqtune.workflows.tuning.request import TuneRequest
 from qdqtune.workflows.tuning.run_records import RunRecords, open_records
 from qdqtune.workflows.tuning.search_loop import SearchOutcome, search
 from qdqtune.workflows.tuning.setup import TuningTarget, setup
 from qdqtune.workflows.tuning.snapshot import Candidate
+from qdqtune.workflows.tuning.subgraph_mode import SubgraphMode
 from qdqtune.workflows.tuning.summarize import RunResult
 from qdqtune.workflows.tuning.time_budget import TimeBudget
+
+# By the names that `--workflow` has for them.
+_MODES: Mapping[str, Callable[[RunContext, TuningTarget, RunRecords, Baseline], Mode]] = {
+    REGION: RegionMode,
+    SUBGRAPH: SubgraphMode,
+}
 
 
 def run_tune(
@@ -71,7 +81,7 @@ def _tuned(
     if found.reason:
         final = Finalized(found.reason, earlier=records.earlier)
         return RunResult(target, records, baseline, final, grouping=found.grouping)
-    mode = MODES[target.request.config.workflow](ctx, target, records, baseline)
+    mode = _MODES[target.request.config.workflow](ctx, target, records, baseline)
     mode.profile()
     calibration = calibrate(ctx, target, journal, baseline, found)
     problem = mode.prepare(found.planner, calibration)

@@ -70,7 +70,7 @@ def open_records(ctx: RunContext, target: TuningTarget) -> Iterator[RunRecords]:
     """
     request, folder, reporter = target.request, ctx.folder, ctx.reporter
     path = folder / names.JOURNAL
-    header = as_said_before(path, target.header(target.info, target.provider))
+    header = as_said_before(path, target.header())
     lines = _lines_of_state(ctx, target, header)
     journal = Journal(path, header, lambda: reporter.elapsed_s, str(request.model))
     with contextlib.closing(journal):

@@ -64,7 +64,7 @@ class TuningTarget:
     cache: PatternCache | None = None
     float_metric: float | None = None
 
-    def header(self, info: EngineInfo, provider: SampleProvider) -> dict[str, object]:
+    def header(self) -> dict[str, object]:
         """What measurements depend on."""
         # Runs of versions that did not convert have no such entry.
         is_given = self.form.name == UNCHANGED
@@ -72,10 +72,10 @@ class TuningTarget:
         return {
             **precision,
             "model": self.fingerprint,
-            "engine": info.to_dict(),
+            "engine": self.info.to_dict(),
             "dialect": self.request.dialect.name,
             "quant_type": self.request.config.quant_type,
-            "shapes": {name: list(shape) for name, shape in provider.shapes.items()},
+            "shapes": {name: list(shape) for name, shape in self.provider.shapes.items()},
         }
 
 

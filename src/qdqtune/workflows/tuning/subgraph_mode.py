@@ -38,12 +38,11 @@ from qdqtune.records.measurement import LayerTime
 from qdqtune.records.subgraphs import Batch
 from qdqtune.records.tuning import INTERRUPTED
 from qdqtune.workflows.tuning import folder as names
-from qdqtune.workflows.tuning.baseline import Baseline
 from qdqtune.workflows.tuning.calibrate import Calibration
 from qdqtune.workflows.tuning.context import RunContext
 from qdqtune.workflows.tuning.engine_groups import find_engine_groups, layer_files
+from qdqtune.workflows.tuning.modes import Mode
 from qdqtune.workflows.tuning.preflight import AS_GIVEN, seeds_of
-from qdqtune.workflows.tuning.run_records import RunRecords
 from qdqtune.workflows.tuning.search_problem import Preparation, SearchProblem
 from qdqtune.workflows.tuning.setup import TuningTarget
 from qdqtune.workflows.tuning.shape_ranges import MAX, MIN, shapes_inside
@@ -151,21 +150,8 @@ class AssemblyProblem(SearchProblem):
         self.cache.keep_batches(self.strategy.batches)
 
 
-@dataclass(frozen=True)
-class SubgraphMode:
-    """Profiles the subgraphs that the engine fuses, and tries the best assembly of them.
-
-    Attributes:
-        ctx: The run.
-        target: What is tuned.
-        records: What is known.
-        baseline: The float model.
-    """
-
-    ctx: RunContext
-    target: TuningTarget
-    records: RunRecords
-    baseline: Baseline
+class SubgraphMode(Mode):
+    """Profiles the subgraphs that the engine fuses, and tries the best assembly of them."""
 
     def profile(self) -> None:
         """Nothing: the subgraphs tell where the time goes."""

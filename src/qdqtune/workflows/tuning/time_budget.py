@@ -99,11 +99,6 @@ class TimeBudget:
         return seconds + self.trial_s(1, Effort.CONFIRM) + self.end_s() <= self.left_s()
 
     @property
-    def is_too_short(self) -> bool:
-        """Whether there is no time for a single candidate and the end."""
-        return self.fitting(1, Effort.CONFIRM, least=True) == 0
-
-    @property
     def least_s(self) -> float:
         """What a single candidate and the end take, as far as that is known."""
         return self.trial_s(1, Effort.CONFIRM) + self.end_s(least=True)
