@@ -37,7 +37,7 @@ from qdqtune.workflows.interrupts import interrupt_on_signals
 from qdqtune.workflows.tune import tune
 from qdqtune.workflows.tuning import handover
 from qdqtune.workflows.tuning.candidate_evaluator import CandidateEvaluator
-from qdqtune.workflows.tuning.export import export_candidate, list_candidates
+from qdqtune.workflows.tuning.export import export, list_candidates
 from qdqtune.workflows.tuning.folder import RunFolder
 from qdqtune.workflows.tuning.journal import Journal
 from tests.conftest import model_from_text
@@ -562,7 +562,7 @@ def test_candidates_of_all_runs_in_a_folder_can_be_exported(
     for name, content in before.items():
         if (run / f"region_models/{name}.onnx").read_bytes() == content:  # not written anew
             kept.append(name)
-        export_candidate(run, name, tmp_path / f"{name}.onnx")
+        export(run, name, tmp_path / f"{name}.onnx")
     assert len(kept) > len(before) / 2
     now = (run / "region_models/weights.bin").read_bytes()
     assert now.startswith(weights)
@@ -577,16 +577,16 @@ def test_candidates_whose_weights_were_repaired_can_be_exported(
     file, names = run / "region_models" / damaged, [one.id for one in list_candidates(run)]
     before = {name: (run / f"region_models/{name}.onnx").read_bytes() for name in names}
     last = sorted(names)[-1]
-    export_candidate(run, last, tmp_path / "before.onnx")
+    export(run, last, tmp_path / "before.onnx")
     content = file.read_bytes()
     file.write_bytes(content[1:] if damaged == "weights.index" else bytes(len(content)))
     if damaged == "weights.bin":
         with pytest.raises(ModelError, match="not what was measured"):
-            export_candidate(run, last, tmp_path / "damaged.onnx")
+            export(run, last, tmp_path / "damaged.onnx")
     simulated(model, run)
     assert before != {name: (run / f"region_models/{name}.onnx").read_bytes() for name in names}
     for name in names:
-        export_candidate(run, name, tmp_path / f"{name}.onnx")
+        export(run, name, tmp_path / f"{name}.onnx")
     sound, repaired = (
         onnxruntime.InferenceSession(tmp_path / f"{name}.onnx").run(None, feeds)[0]
         for name in ("before", last)
