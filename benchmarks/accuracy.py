@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import results
 from benchmarks.real.wheels import Sample, Wheels
 from qdqtune import quantize
-from qdqtune.calibration.range_cache import FOLDER
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.reference_engine import AS_WRITTEN, reference_worker
-from qdqtune.records.quantization import QuantizeReport
+from qdqtune.calibration._ranges import FOLDER
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._reference_engine import AS_WRITTEN, reference_worker
+from qdqtune.engines._worker import Worker
+from qdqtune.records._quantization import QuantizeReport
 
 if TYPE_CHECKING:
     from benchmarks.real.task import Score, Task

@@ -20,21 +20,21 @@ from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
 from benchmarks import results
 from qdqtune import zoo
-from qdqtune.calibration.minmax import collect_ranges
-from qdqtune.calibration.output_error import output_sqnr
-from qdqtune.calibration.random_inputs import Feeds, random_inputs
-from qdqtune.engines.comparison import compare_files
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.native_dialect import native_dialect
-from qdqtune.graph.files import load_model, save_model
-from qdqtune.graph.folding import fold
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.selection import select_ops
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.measurement import Comparison
-from qdqtune.records.ranges import CalibrationSource
+from qdqtune.calibration._output_error import output_sqnr
+from qdqtune.calibration._random_inputs import Feeds, random_inputs
+from qdqtune.calibration._ranges import collect_ranges
+from qdqtune.engines._comparison import compare_files
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._files import load_model, save_model
+from qdqtune.graph._folding import fold
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._selection import select_ops
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._measurement import Comparison
+from qdqtune.records._ranges import CalibrationSource
 
 KIND = "against_quantize_static"
 WEIGHTED = ("Conv", "Gemm", "MatMul")

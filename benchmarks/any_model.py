@@ -25,17 +25,17 @@ import onnx_ir as ir
 
 from benchmarks.blame import blame
 from benchmarks.corpus import Fed, fed_with, find_models, weighted_ops
-from qdqtune.calibration.output_error import output_sqnr
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.native_dialect import native_dialect
-from qdqtune.engines.reference_engine import AS_WRITTEN
-from qdqtune.graph.files import load_model
-from qdqtune.qdq.integer_ops import refuse_integer_ops
-from qdqtune.records.errors import ModelError, QdqtuneError
-from qdqtune.report.tables import message, text_table
-from qdqtune.workflows.insertion import Choice, insert_qdq
-from qdqtune.workflows.source_model import Source, open_source
-from qdqtune.workflows.stripping import strip_qdq
+from qdqtune.calibration._output_error import output_sqnr
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._reference_engine import AS_WRITTEN
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._files import load_model
+from qdqtune.qdq._preprocess import refuse_integer_ops
+from qdqtune.records._errors import ModelError, QdqtuneError
+from qdqtune.report._formatting import message, text_table
+from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._source_model import Source, open_source
+from qdqtune.workflows._strip import strip_qdq
 
 VARIANTS = (
     "onnxruntime", "onnxruntime:uint8", "onnxruntime-novnni", "tensorrt", "tensorrt:fp8",

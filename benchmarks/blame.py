@@ -10,17 +10,17 @@ from typing import Any
 import numpy.typing as npt
 
 from benchmarks.corpus import Fed, calibration_samples
-from qdqtune.calibration.minmax import collect_ranges
-from qdqtune.calibration.output_error import SignalToNoise
-from qdqtune.calibration.random_inputs import Feeds
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.reference_engine import AS_WRITTEN
-from qdqtune.graph.prepared_model import PreparedModel
+from qdqtune.calibration._output_error import SignalToNoise
+from qdqtune.calibration._random_inputs import Feeds
+from qdqtune.calibration._ranges import collect_ranges
+from qdqtune.engines._reference_engine import AS_WRITTEN
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._selection import select_nodes
 from qdqtune.qdq.dialects import dialect_named
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.selection import select_nodes
-from qdqtune.records.placement import Edge, Placement
-from qdqtune.workflows.source_model import Source, open_source
+from qdqtune.records._placement import Edge, Placement
+from qdqtune.workflows._source_model import Source, open_source
 
 _NAMED = 3
 _RANKED_ON = 3  # samples: an order is wanted, not a number

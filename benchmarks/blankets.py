@@ -11,14 +11,14 @@ from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
 from benchmarks.against_quantize_static import SampleReader
 from qdqtune import zoo
-from qdqtune.calibration.random_inputs import Feeds
-from qdqtune.engines.comparison import compare_files
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.timing import compare_blocks
-from qdqtune.graph.files import load_model, save_model
-from qdqtune.graph.folding import fold
-from qdqtune.graph.shapes import infer_shapes
-from qdqtune.records.measurement import Comparison
+from qdqtune.calibration._random_inputs import Feeds
+from qdqtune.engines._comparison import compare_files
+from qdqtune.engines._timing import compare_blocks
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._files import load_model, save_model
+from qdqtune.graph._folding import fold
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.records._measurement import Comparison
 
 CONFIDENCE = 0.90
 _S8, _U8 = QuantType.QInt8, QuantType.QUInt8

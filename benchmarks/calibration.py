@@ -34,18 +34,18 @@ from onnxruntime.quantization import (
 from benchmarks import results
 from benchmarks.against_quantize_static import WEIGHTED, SampleReader
 from qdqtune import zoo
-from qdqtune.calibration.random_inputs import Feeds, random_inputs
-from qdqtune.calibration.range_cache import FOLDER
-from qdqtune.calibration.tensor_statistics import collect_statistics, watched_tensors
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.native_dialect import native_dialect
-from qdqtune.graph.files import load_model
-from qdqtune.graph.folding import fold
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.qdq.selection import select_ops
-from qdqtune.records.ranges import RangeMethod
-from qdqtune.workflows.insertion import Choice, insert_qdq
+from qdqtune.calibration._random_inputs import Feeds, random_inputs
+from qdqtune.calibration._ranges import FOLDER
+from qdqtune.calibration._tensor_statistics import collect_statistics, watched_tensors
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._files import load_model
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._selection import select_ops
+from qdqtune.records._ranges import RangeMethod
+from qdqtune.workflows._insert import Choice, insert_qdq
 
 KIND = "calibration"
 COLUMNS = {
@@ -56,9 +56,9 @@ COLUMNS = {
 }  # fmt: skip
 METHODS = {"max": CalibrationMethod.MinMax, "entropy": CalibrationMethod.Entropy}
 _LOADER = """
-from qdqtune.calibration.random_inputs import random_inputs
-from qdqtune.graph.files import load_model
-from qdqtune.graph.index import GraphIndex
+from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.graph._files import load_model
+from qdqtune.graph._index import GraphIndex
 
 def samples():
     return random_inputs(GraphIndex(load_model("zoo.onnx")), {count})

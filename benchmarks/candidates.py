@@ -19,19 +19,19 @@ import onnx_ir as ir
 import psutil
 
 from qdqtune import zoo
-from qdqtune.calibration.minmax import collect_ranges
-from qdqtune.calibration.random_inputs import random_inputs
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.native_dialect import native_dialect
-from qdqtune.graph.fingerprint import fingerprint
-from qdqtune.graph.folding import fold
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.op_units import merge, rule_of, unit
-from qdqtune.records.placement import Placement
-from qdqtune.records.ranges import CalibrationSource
+from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.calibration._ranges import collect_ranges
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._fingerprint import fingerprint
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._op_units import merge, rule_of, unit
+from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import CalibrationSource
 
 
 def make_inserter(model: onnx.ModelProto, folder: Path, worker: Worker) -> Inserter:

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from qdqtune.calibration.expected_inputs import expected_inputs
-from qdqtune.calibration.random_inputs import Feeds, random_inputs
-from qdqtune.calibration.sample_set import open_samples
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.ranges import CalibrationSource
-from qdqtune.workflows.source_model import Source
+from qdqtune.calibration._expected_inputs import expected_inputs
+from qdqtune.calibration._random_inputs import Feeds, random_inputs
+from qdqtune.calibration._sample_set import open_samples
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._ranges import CalibrationSource
+from qdqtune.workflows._source_model import Source
 
 _EVALUATION_SAMPLES = 8
 

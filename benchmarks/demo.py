@@ -20,17 +20,16 @@ import onnx
 
 from benchmarks.blankets import BLANKETS, write_blanket, write_folded
 from qdqtune import zoo
-from qdqtune.calibration.random_inputs import random_inputs
+from qdqtune.calibration._random_inputs import random_inputs
 from qdqtune.cli.main import main as qdqtune
-from qdqtune.engines.timing import compare_blocks
-from qdqtune.graph.files import load_model
-from qdqtune.graph.index import GraphIndex
-from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
-from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.measurement import Verdict
-from qdqtune.report.bench import bench_text
-from qdqtune.workflows.comparison import bench
+from qdqtune.engines._timing import compare_blocks
+from qdqtune.graph._files import load_model
+from qdqtune.graph._index import GraphIndex
+from qdqtune.records._accuracy import DEFAULT_MIN_SQNR_DB
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._measurement import BenchmarkEntry, BenchRecord, Verdict
+from qdqtune.report._bench import bench_text
+from qdqtune.workflows._bench import bench
 
 ENGINE = "onnxruntime"
 MODELS = "resnet18,efficientnet"

@@ -37,16 +37,16 @@ from benchmarks.blankets import (
     write_folded,
 )
 from qdqtune import quantize, zoo
-from qdqtune.calibration.random_inputs import Feeds, random_inputs
-from qdqtune.calibration.range_cache import FOLDER
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.intervals import median_interval
-from qdqtune.engines.isolated import Worker
-from qdqtune.graph.files import load_model
-from qdqtune.graph.index import GraphIndex
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.measurement import Comparison
-from qdqtune.records.quantization import QuantizeReport
+from qdqtune.calibration._random_inputs import Feeds, random_inputs
+from qdqtune.calibration._ranges import FOLDER
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._intervals import median_interval
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._files import load_model
+from qdqtune.graph._index import GraphIndex
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._measurement import Comparison
+from qdqtune.records._quantization import QuantizeReport
 
 KIND = "one_shot"
 COLUMNS = {

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from qdqtune.autotune.regions.canonical import canonical_region
-from qdqtune.autotune.regions.region import leaves, walk
-from qdqtune.autotune.regions.region_search import CombinedRegionSearch
-from qdqtune.graph.index import GraphIndex
+from qdqtune.graph._index import GraphIndex
+from qdqtune.search.regions._canonical import canonical_region
+from qdqtune.search.regions._region import leaves, walk
+from qdqtune.search.regions._region_search import CombinedRegionSearch
 
 _SHAPE = ir.Shape((1, 8, 4, 4))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from qdqtune.report.tables import text_table
+from qdqtune.report._formatting import text_table
 
 RESULTS = Path(__file__).parent / "results.jsonl"
 

@@ -6,20 +6,25 @@ from collections.abc import Callable
 
 import onnx
 
-from qdqtune.zoo.builder import GraphBuilder, Value
-from qdqtune.zoo.convolution import POINTWISE, Window
-from qdqtune.zoo.image_layers import (
+from qdqtune.zoo._builder import GraphBuilder, Value
+from qdqtune.zoo._layers import (
+    POINTWISE,
+    Window,
     add,
     concat,
     conv,
     flatten,
+    gelu,
+    gemm,
     global_average_pool,
     image_input,
+    layer_norm,
+    linear,
     max_pool,
+    mixed_heads,
     relu,
     silu,
 )
-from qdqtune.zoo.token_layers import gelu, gemm, layer_norm, linear, mixed_heads
 
 
 def convs() -> onnx.ModelProto:

@@ -29,23 +29,23 @@ import numpy as np
 import onnx_ir as ir
 
 from benchmarks.search_models import MODELS
-from qdqtune.autotune.search.placement_search import Limits, PlacementSearch
-from qdqtune.autotune.search.space import Group, Space, State
-from qdqtune.autotune.search.trial import Effort, Score, Trial
-from qdqtune.engines.latency_shares import shares_of_latency
-from qdqtune.engines.simulated import PROFILES, kernels_of, true_latency_ms
-from qdqtune.engines.simulated.engine import COST_MODEL_VERSION
-from qdqtune.engines.simulated.noise import Machine, Noise
-from qdqtune.engines.timing import plan_turns, take_turns, typical_gain
-from qdqtune.graph.folding import fold
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared_model import PreparedModel
+from qdqtune.engines._timing import plan_turns, take_turns, typical_gain
+from qdqtune.engines.layers._latency import shares_of_latency
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq.dialects import dialect_named
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.quantization_planner import QuantizationPlanner
-from qdqtune.records.measurement import Comparison, LayerTime, Verdict
-from qdqtune.records.ranges import CalibrationSource, Ranges
-from qdqtune.report.tables import text_table
+from qdqtune.records._measurement import Comparison, LayerTime, Verdict
+from qdqtune.records._ranges import CalibrationSource, Ranges
+from qdqtune.report._formatting import text_table
+from qdqtune.search._space import Group, Space, State
+from qdqtune.search.strategies._placement_search import Limits, PlacementSearch
+from qdqtune.search.strategies._strategy import Effort, Score, Trial
+from qdqtune.testing.simulated import PROFILES, kernels_of, true_latency_ms
+from qdqtune.testing.simulated._engine import COST_MODEL_VERSION
+from qdqtune.testing.simulated._machine import Machine, Noise
 
 TABLES = Path(__file__).parents[1] / "work" / "search_quality"
 # Blocks of two kept runs, the shortest there are: the noise is as large as it gets.

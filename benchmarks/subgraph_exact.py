@@ -19,26 +19,19 @@ from typing import Any
 import onnx
 
 from benchmarks.subgraph_models import random_model
-from qdqtune.autotune.subgraphs.assembly import Costs, Crossing, assemble
-from qdqtune.autotune.subgraphs.fusion_groups import fusion_groups
-from qdqtune.engines.layer_nodes import nodes_of_layers
-from qdqtune.engines.simulated import (
-    PROFILES,
-    QUIET,
-    Kernel,
-    Profile,
-    kernels_of,
-    true_latency_ms,
-)
-from qdqtune.engines.simulated.engine import COST_MODEL_VERSION
-from qdqtune.graph.prepared_model import PreparedModel
+from qdqtune.engines.layers._mapper import nodes_of_layers
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq.dialects import dialect_named
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.quantization_planner import QuantizationPlanner
-from qdqtune.records.measurement import LayerTime
-from qdqtune.records.ranges import CalibrationSource, Ranges
-from qdqtune.workflows.source_model import open_source
-from qdqtune.workflows.tune import tune
+from qdqtune.records._measurement import LayerTime
+from qdqtune.records._ranges import CalibrationSource, Ranges
+from qdqtune.search.subgraphs._assembly import Costs, Crossing, assemble
+from qdqtune.search.subgraphs._fusion_groups import fusion_groups
+from qdqtune.testing.simulated import PROFILES, QUIET, Kernel, Profile, kernels_of, true_latency_ms
+from qdqtune.testing.simulated._engine import COST_MODEL_VERSION
+from qdqtune.workflows._source_model import open_source
+from qdqtune.workflows.tuning._tune import tune
 
 TABLES = Path(__file__).parents[1] / "work" / "subgraphs"
 ADDITIVE, COUPLED = "additive", "coupled"

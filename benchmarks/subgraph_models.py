@@ -8,21 +8,22 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 
-from qdqtune.zoo.builder import GraphBuilder, Value
-from qdqtune.zoo.convolution import POINTWISE, Window
-from qdqtune.zoo.image_layers import (
+from qdqtune.zoo._builder import GraphBuilder, Value
+from qdqtune.zoo._layers import (
+    POINTWISE,
+    Window,
     add,
     concat,
     conv,
     flatten,
+    gemm,
     global_average_pool,
     image_input,
     max_pool,
     relu,
     relu6,
 )
-from qdqtune.zoo.marginals import Marginal
-from qdqtune.zoo.token_layers import gemm
+from qdqtune.zoo._marginals import Marginal
 
 MOST_CHOICES = 12
 """Ops of a model that can be quantized, at most."""

@@ -10,13 +10,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from qdqtune.calibration.random_inputs import Feeds
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.native_dialect import native_dialect
-from qdqtune.workflows.insertion import insert_qdq
-from qdqtune.workflows.manual_selection import Choice
-from qdqtune.workflows.source_model import open_source
+from qdqtune.calibration._random_inputs import Feeds
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._worker import Worker
+from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._source_model import open_source
 
 SCHEMES_PER_PATTERN = 30
 RUNS_PER_CANDIDATE = 10 + 50

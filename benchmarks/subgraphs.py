@@ -31,16 +31,16 @@ from benchmarks import results, subgraph_exact
 from benchmarks.blankets import CONFIDENCE
 from benchmarks.subgraph_peer import candidate_s, peer_s, write_all_quantized
 from qdqtune import zoo
-from qdqtune.calibration.random_inputs import Feeds, random_inputs
-from qdqtune.engines.comparison import compare_files
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.timing import compare_blocks
-from qdqtune.graph.files import load_model
-from qdqtune.graph.index import GraphIndex
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.measurement import Comparison
-from qdqtune.workflows.tune import plan_tune, tune
+from qdqtune.calibration._random_inputs import Feeds, random_inputs
+from qdqtune.engines._comparison import compare_files
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._timing import compare_blocks
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._files import load_model
+from qdqtune.graph._index import GraphIndex
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._measurement import Comparison
+from qdqtune.workflows.tuning._tune import plan_tune, tune
 
 KIND = "subgraphs"
 MODELS: dict[str, dict[str, Any]] = {

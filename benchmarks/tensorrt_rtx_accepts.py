@@ -22,22 +22,22 @@ import onnx_ir as ir
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.rtx_builds import BuildReport, build_in_child, quantized_inputs
 from qdqtune import zoo
-from qdqtune.calibration.minmax import collect_ranges
-from qdqtune.calibration.random_inputs import random_inputs
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.tensorrt.layers import not_low_precision
-from qdqtune.engines.tensorrt.rtx_builds import BuildReport, build_in_child, quantized_inputs
-from qdqtune.graph.files import save_model
-from qdqtune.graph.folding import fold
-from qdqtune.graph.naming import name_nodes
-from qdqtune.graph.op_classes import WEIGHTED_OPS
-from qdqtune.graph.opset import raise_opset
-from qdqtune.graph.prepared_model import PreparedModel
+from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.calibration._ranges import collect_ranges
+from qdqtune.engines._worker import Worker
+from qdqtune.engines.layers._tensorrt_layers import not_low_precision
+from qdqtune.graph._files import save_model
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import name_nodes
+from qdqtune.graph._op_classes import WEIGHTED_OPS
+from qdqtune.graph._opset import raise_opset
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._selection import Selection, select_ops
 from qdqtune.qdq.dialects import TENSORRT
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.selection import Selection, select_ops
-from qdqtune.records.ranges import CalibrationSource
+from qdqtune.records._ranges import CalibrationSource
 
 QUANT_TYPES = ("int8", "fp8")
 # `chain` is a chain of blocks of any length, for scaling tests: not an architecture.

@@ -42,15 +42,15 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtune.engines.comparison import compare_files
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import StoredFeeds, Worker
-from qdqtune.engines.reopened_comparison import FEWEST_OPENINGS, MOST_OPENINGS, combine
-from qdqtune.engines.simulated.noise import Machine, Noise, RunNoise
-from qdqtune.engines.timing import plan_turns, take_turns
-from qdqtune.records.measurement import Comparison
-from qdqtune.records.tuning import DEFAULT_THRESHOLD
-from qdqtune.workflows.tuning.final_model import why_not_shipped
+from qdqtune.engines._comparison import compare_files
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._reopened_comparison import FEWEST_OPENINGS, MOST_OPENINGS, combine
+from qdqtune.engines._timing import plan_turns, take_turns
+from qdqtune.engines._worker import StoredFeeds, Worker
+from qdqtune.records._measurement import Comparison
+from qdqtune.records._tuning import DEFAULT_THRESHOLD
+from qdqtune.testing.simulated._machine import Machine, Noise, RunNoise
+from qdqtune.workflows.tuning._final_model import why_not_shipped
 
 CHANNELS = 64
 # The files of a simulated comparison take so long, and have so many rounds in all processes.

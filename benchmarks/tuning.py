@@ -30,17 +30,17 @@ from benchmarks.blankets import (
     write_folded,
 )
 from qdqtune import zoo
-from qdqtune.calibration.random_inputs import Feeds, random_inputs
-from qdqtune.engines import registry
-from qdqtune.engines.comparison import compare_files
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.timing import compare_blocks
-from qdqtune.graph.files import load_model
-from qdqtune.graph.index import GraphIndex
-from qdqtune.records.inputs import InputRequest
-from qdqtune.report.tables import text_table
-from qdqtune.workflows.tune import tune
+from qdqtune.calibration._random_inputs import Feeds, random_inputs
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._comparison import compare_files
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._timing import compare_blocks
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._files import load_model
+from qdqtune.graph._index import GraphIndex
+from qdqtune.records._inputs import InputRequest
+from qdqtune.report._formatting import text_table
+from qdqtune.workflows.tuning._tune import tune
 
 KIND = "tuning"
 COLUMNS = {

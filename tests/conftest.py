@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from onnx import numpy_helper, parser
 
-from qdqtune.calibration import range_cache
-from qdqtune.engines import registry
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.openvino_settings import settings_of
+from qdqtune.calibration import _ranges as range_cache
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._openvino_settings import settings_of
 
 settings.register_profile(
     "ci",

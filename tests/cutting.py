@@ -11,30 +11,29 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune import zoo
-from qdqtune.autotune.subgraphs.content import Content, content_of
-from qdqtune.autotune.subgraphs.distinct_subgraphs import (
+from qdqtune.engines.layers._latency import split_at_borders
+from qdqtune.engines.layers._mapper import nodes_of_layers
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import GraphIndex, name_nodes
+from qdqtune.graph._prepared_model import PreparedModel, extract
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.qdq.dialects import dialect_named
+from qdqtune.records._measurement import LayerTime
+from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import CalibrationSource, Ranges
+from qdqtune.records._subgraphs import BY_LAYERS, SchemeTimes, SubgraphTimes
+from qdqtune.rules._order import draft_placement
+from qdqtune.search.subgraphs._distinct_subgraphs import (
     NONE,
+    Content,
     Subgraph,
+    content_of,
     find_subgraphs,
     placement_inside,
 )
-from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup, fusion_groups
-from qdqtune.engines.layer_borders import split_at_borders
-from qdqtune.engines.layer_nodes import nodes_of_layers
-from qdqtune.engines.simulated import PROFILES, Profile, kernels_of
-from qdqtune.graph.extraction import extract
-from qdqtune.graph.folding import fold
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.naming import name_nodes
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.qdq.dialects import dialect_named
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.quantization_planner import QuantizationPlanner
-from qdqtune.records.measurement import LayerTime
-from qdqtune.records.placement import Placement
-from qdqtune.records.ranges import CalibrationSource, Ranges
-from qdqtune.records.subgraphs import BY_LAYERS, SchemeTimes, SubgraphTimes
-from qdqtune.rules.order import draft_placement
+from qdqtune.search.subgraphs._fusion_groups import FusionGroup, fusion_groups
+from qdqtune.testing.simulated import PROFILES, Profile, kernels_of
 
 SMALL: dict[str, dict[str, Any]] = {
     "resnet18": {"blocks": (1, 1), "width": 8, "image": 32, "classes": 10},

@@ -8,10 +8,10 @@ import onnx_ir as ir
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtune.graph.index import GraphIndex
-from qdqtune.qdq.dialect import Dialect
-from qdqtune.qdq.op_units import merge, role_rule, unit
-from qdqtune.records.placement import Edge, Placement
+from qdqtune.graph._index import GraphIndex
+from qdqtune.qdq._dialect import Dialect
+from qdqtune.qdq._op_units import merge, role_rule, unit
+from qdqtune.records._placement import Edge, Placement
 
 CHANNELS, SIZE = 4, 4
 SHAPE = [1, CHANNELS, SIZE, SIZE]

@@ -12,17 +12,17 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.cli.config_flags import config_from
+from qdqtune.cli._flags import config_from
 from qdqtune.cli.main import get_parser, main
 from qdqtune.config import BenchConfig, NameFilters, QuantizeConfig, TuneConfig
 from qdqtune.options import options_of
-from qdqtune.records.errors import UsageError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.precision import Precision
-from qdqtune.records.ranges import RangeMethod
-from qdqtune.workflows.comparison import bench
-from qdqtune.workflows.quantization import quantize
-from qdqtune.workflows.tune import plan_tune, tune
+from qdqtune.records._errors import UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._precision import Precision
+from qdqtune.records._ranges import RangeMethod
+from qdqtune.workflows._bench import bench
+from qdqtune.workflows._quantize import quantize
+from qdqtune.workflows.tuning._tune import plan_tune, tune
 from tests.conftest import model_from_text
 
 

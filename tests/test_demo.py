@@ -9,9 +9,8 @@ import pytest
 from benchmarks.demo import FLOAT, TUNED, verdict, write_rivals
 
 from qdqtune import zoo
-from qdqtune.engines.timing import compare_blocks
-from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
-from qdqtune.records.measurement import EngineInfo, Measurement
+from qdqtune.engines._timing import compare_blocks
+from qdqtune.records._measurement import BenchmarkEntry, BenchRecord, EngineInfo, Measurement
 
 RIVALS = ("quantize_static u8/s8", "quantize_static s8/s8")
 ROUNDS = 30

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from qdqtune.cli.main import main
-from qdqtune.records.placement import Placement
-from qdqtune.workflows import quantize_steps
-from qdqtune.workflows.tuning.settings import PRESETS
+from qdqtune.records._placement import Placement
+from qdqtune.workflows import _quantize_steps as quantize_steps
+from qdqtune.workflows.tuning._time_budget import PRESETS
 from qdqtune.zoo.__main__ import main as make_model
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 

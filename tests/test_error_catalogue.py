@@ -15,10 +15,10 @@ from onnx import TensorProto, helper
 
 from qdqtune import zoo
 from qdqtune.cli.main import main
-from qdqtune.graph.protobuf_wire import field_part
-from qdqtune.workflows.insertion import Choice, insert_qdq
-from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, FINAL, JOURNAL, LOGS
-from qdqtune.workflows.tuning.journal import Journal
+from qdqtune.graph._protobuf import field_part
+from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows.tuning._folder import BASELINE, CANDIDATES, FINAL, JOURNAL, LOGS
+from qdqtune.workflows.tuning._journal import Journal
 from tests.conftest import model_from_text
 from tests.fuzz.seeds import function_chain
 from tests.graph.test_endless_loops import loop_of

@@ -40,7 +40,7 @@ def test_it_is_a_part_of_linting() -> None:
     [
         ('name = "onnxruntime"', "onnxruntime"),
         ("import openvino", "openvino"),
-        ("from qdqtune.engines.tensorrt.rtx_builds import accepts", "tensorrt"),
+        ("from qdqtune.engines.tensorrt._engine import accepts", "tensorrt"),
         ("from qdqtune.qdq.dialects import OPENVINO_NO_VNNI", "OPENVINO_NO_VNNI"),
         ("is_tensorrt = True", "is_tensorrt"),
         ("# ONNX Runtime has no such kernel", "ONNX Runtime"),
@@ -78,11 +78,11 @@ def test_a_name_that_is_allowed_for_nothing_is_found(package: Path) -> None:
 MOST_ARGUMENTS, MOST_ATTRIBUTES = 8, 12
 # Those that are larger. The first is the guides' own list of settings; the others wait to be split.
 LARGE_CLASSES = {
-    "autotune/config.py:Config",
-    "autotune/session/tuning_session.py:TuningSession",
-    "engines/isolated.py:Worker",
-    "qdq/encoder.py:Encoder",
-    "workflows/tuning/journal.py:Journal",
+    "search/_config.py:Config",
+    "autotune/_tuning_session.py:TuningSession",
+    "engines/_worker.py:Worker",
+    "qdq/_encoder.py:Encoder",
+    "workflows/tuning/_journal.py:Journal",
 }
 
 

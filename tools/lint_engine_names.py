@@ -16,9 +16,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from qdqtune.engines import registry
+from qdqtune.engines import _registry as registry
 
-LAYERS = ("autotune", "workflows")
+LAYERS = ("autotune", "search", "workflows")
+COMMAND = "autotune/_command.py"  # a command line, with the flags of the autotuning guides
 
 # Names that are no engine's, by why; most are public ones that people of other autotuners know.
 ALLOWED = {
@@ -42,6 +43,8 @@ def find_names(package: Path) -> list[Finding]:
     used: set[str] = set()
     for layer in LAYERS:
         for path in sorted((package / layer).rglob("*.py")):
+            if path.relative_to(package).as_posix() == COMMAND:
+                continue
             for line, word in sorted(set(_words(path))):
                 used.add(word)
                 if word not in ALLOWED:

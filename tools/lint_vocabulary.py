@@ -101,13 +101,12 @@ ALLOWED: dict[str, dict[str, str]] = {
 #: Code that is about to be replaced by one `SearchStrategy` and by stages that return values: old
 #: words that it may use until then, and in which folders.
 TEMPORARY = {
-    "story|stories": ("src/qdqtune/workflows/", "tests/workflows/"),
     "AskedAndTold": ("src/qdqtune/workflows/tuning/",),
-    "Asking": ("src/qdqtune/autotune/subgraphs/",),
+    "Asking": ("src/qdqtune/search/strategies/",),
     "PlacementSearch": ("src/qdqtune/", "tests/", "benchmarks/", "docs/"),
     "Searching": ("src/qdqtune/workflows/tuning/",),
-    "all_sizes": ("src/qdqtune/workflows/tuning/",),
-    "shapes_inside": ("src/qdqtune/workflows/tuning/", "tests/"),
+    "all_sizes": ("src/qdqtune/workflows/",),
+    "shapes_inside": ("src/qdqtune/workflows/", "tests/"),
 }
 
 #: Folders and pages that are searched, and what of them is not: this file, and recorded data.

@@ -13,43 +13,38 @@ from qdqtune._version import __version__
 
 if TYPE_CHECKING:
     from qdqtune.config import BenchConfig, QuantizeConfig, TuneConfig
-    from qdqtune.records.candidates import Candidate, ExportReport
-    from qdqtune.records.comparison import BenchRecord
-    from qdqtune.records.error_report import ErrorReport
-    from qdqtune.records.errors import (
+    from qdqtune.records._accuracy import ErrorReport
+    from qdqtune.records._errors import (
         EngineError,
         ModelError,
         OutputError,
         QdqtuneError,
         UsageError,
     )
-    from qdqtune.records.fusion import GroupsRecord
-    from qdqtune.records.inputs import InputRequest
-    from qdqtune.records.insertion import InsertReport
-    from qdqtune.records.inspection import Inspection
-    from qdqtune.records.layers import LayersRecord
-    from qdqtune.records.placement import Placement
-    from qdqtune.records.precision import Precision
-    from qdqtune.records.quantization import QuantizeResult
-    from qdqtune.records.ranges import RangeMethod
-    from qdqtune.records.shapes import ShapesReport
-    from qdqtune.records.stripping import StripReport
-    from qdqtune.records.tuning import TuneResult
-    from qdqtune.records.verification import VerifyReport
-    from qdqtune.resources.limits import resource_limits
-    from qdqtune.workflows.comparison import bench
-    from qdqtune.workflows.error_comparison import compare
-    from qdqtune.workflows.fusion import groups_of
-    from qdqtune.workflows.insertion import insert
-    from qdqtune.workflows.inspection import inspect
-    from qdqtune.workflows.layers import layers_of
-    from qdqtune.workflows.optimization import optimize
-    from qdqtune.workflows.quantization import quantize
-    from qdqtune.workflows.shapes import fix_shapes
-    from qdqtune.workflows.stripping import strip
-    from qdqtune.workflows.tune import tune
-    from qdqtune.workflows.tuning.export import export, list_candidates
-    from qdqtune.workflows.verification import verify
+    from qdqtune.records._inputs import InputRequest
+    from qdqtune.records._inspection import Inspection
+    from qdqtune.records._layers import GroupsRecord, LayersRecord
+    from qdqtune.records._measurement import BenchRecord
+    from qdqtune.records._placement import Placement
+    from qdqtune.records._precision import Precision
+    from qdqtune.records._quantization import InsertReport, QuantizeResult, StripReport
+    from qdqtune.records._ranges import RangeMethod
+    from qdqtune.records._results import Candidate, ExportReport, ShapesReport
+    from qdqtune.records._tuning import TuneResult
+    from qdqtune.records._verification import VerifyReport
+    from qdqtune.resources._limits import resource_limits
+    from qdqtune.workflows._bench import bench
+    from qdqtune.workflows._compare import compare
+    from qdqtune.workflows._export import export, list_candidates
+    from qdqtune.workflows._insert import insert
+    from qdqtune.workflows._inspect import inspect
+    from qdqtune.workflows._layers import groups_of, layers_of
+    from qdqtune.workflows._optimize import optimize
+    from qdqtune.workflows._quantize import quantize
+    from qdqtune.workflows._shapes import fix_shapes
+    from qdqtune.workflows._strip import strip
+    from qdqtune.workflows._verify import verify
+    from qdqtune.workflows.tuning._tune import tune
 
 __all__ = [
     "BenchConfig",
@@ -97,45 +92,45 @@ __all__ = [
 
 _HOMES = {
     "BenchConfig": "qdqtune.config",
-    "BenchRecord": "qdqtune.records.comparison",
-    "Candidate": "qdqtune.records.candidates",
-    "EngineError": "qdqtune.records.errors",
-    "ErrorReport": "qdqtune.records.error_report",
-    "ExportReport": "qdqtune.records.candidates",
-    "GroupsRecord": "qdqtune.records.fusion",
-    "InputRequest": "qdqtune.records.inputs",
-    "InsertReport": "qdqtune.records.insertion",
-    "Inspection": "qdqtune.records.inspection",
-    "LayersRecord": "qdqtune.records.layers",
-    "ModelError": "qdqtune.records.errors",
-    "OutputError": "qdqtune.records.errors",
-    "Placement": "qdqtune.records.placement",
-    "Precision": "qdqtune.records.precision",
-    "QdqtuneError": "qdqtune.records.errors",
+    "BenchRecord": "qdqtune.records._measurement",
+    "Candidate": "qdqtune.records._results",
+    "EngineError": "qdqtune.records._errors",
+    "ErrorReport": "qdqtune.records._accuracy",
+    "ExportReport": "qdqtune.records._results",
+    "GroupsRecord": "qdqtune.records._layers",
+    "InputRequest": "qdqtune.records._inputs",
+    "InsertReport": "qdqtune.records._quantization",
+    "Inspection": "qdqtune.records._inspection",
+    "LayersRecord": "qdqtune.records._layers",
+    "ModelError": "qdqtune.records._errors",
+    "OutputError": "qdqtune.records._errors",
+    "Placement": "qdqtune.records._placement",
+    "Precision": "qdqtune.records._precision",
+    "QdqtuneError": "qdqtune.records._errors",
     "QuantizeConfig": "qdqtune.config",
-    "QuantizeResult": "qdqtune.records.quantization",
-    "RangeMethod": "qdqtune.records.ranges",
-    "ShapesReport": "qdqtune.records.shapes",
-    "StripReport": "qdqtune.records.stripping",
+    "QuantizeResult": "qdqtune.records._quantization",
+    "RangeMethod": "qdqtune.records._ranges",
+    "ShapesReport": "qdqtune.records._results",
+    "StripReport": "qdqtune.records._quantization",
     "TuneConfig": "qdqtune.config",
-    "TuneResult": "qdqtune.records.tuning",
-    "UsageError": "qdqtune.records.errors",
-    "VerifyReport": "qdqtune.records.verification",
-    "bench": "qdqtune.workflows.comparison",
-    "compare": "qdqtune.workflows.error_comparison",
-    "export": "qdqtune.workflows.tuning.export",
-    "fix_shapes": "qdqtune.workflows.shapes",
-    "groups_of": "qdqtune.workflows.fusion",
-    "insert": "qdqtune.workflows.insertion",
-    "inspect": "qdqtune.workflows.inspection",
-    "layers_of": "qdqtune.workflows.layers",
-    "list_candidates": "qdqtune.workflows.tuning.export",
-    "optimize": "qdqtune.workflows.optimization",
-    "quantize": "qdqtune.workflows.quantization",
-    "resource_limits": "qdqtune.resources.limits",
-    "strip": "qdqtune.workflows.stripping",
-    "tune": "qdqtune.workflows.tune",
-    "verify": "qdqtune.workflows.verification",
+    "TuneResult": "qdqtune.records._tuning",
+    "UsageError": "qdqtune.records._errors",
+    "VerifyReport": "qdqtune.records._verification",
+    "bench": "qdqtune.workflows._bench",
+    "compare": "qdqtune.workflows._compare",
+    "export": "qdqtune.workflows._export",
+    "fix_shapes": "qdqtune.workflows._shapes",
+    "groups_of": "qdqtune.workflows._layers",
+    "insert": "qdqtune.workflows._insert",
+    "inspect": "qdqtune.workflows._inspect",
+    "layers_of": "qdqtune.workflows._layers",
+    "list_candidates": "qdqtune.workflows._export",
+    "optimize": "qdqtune.workflows._optimize",
+    "quantize": "qdqtune.workflows._quantize",
+    "resource_limits": "qdqtune.resources._limits",
+    "strip": "qdqtune.workflows._strip",
+    "tune": "qdqtune.workflows.tuning._tune",
+    "verify": "qdqtune.workflows._verify",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -29,11 +29,11 @@ from qdqtune.options import (
     option,
     whole,
 )
-from qdqtune.records.accuracy import DEFAULT_MIN_SQNR_DB
-from qdqtune.records.inputs import InputRequest, ShapesOrRequest, request_of
-from qdqtune.records.precision import AUTO, CHOICES, FLOAT_TYPES, QUANT_TYPES, Precision
-from qdqtune.records.ranges import RangeMethod
-from qdqtune.records.tuning import (
+from qdqtune.records._accuracy import DEFAULT_MIN_SQNR_DB
+from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of
+from qdqtune.records._precision import AUTO, CHOICES, FLOAT_TYPES, QUANT_TYPES, Precision
+from qdqtune.records._ranges import RangeMethod
+from qdqtune.records._tuning import (
     DEFAULT_MAX_DROP,
     DEFAULT_OUTPUT_DIR,
     DEFAULT_THRESHOLD,

@@ -19,7 +19,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 
-from qdqtune.records.errors import UsageError
+from qdqtune.records._errors import UsageError
 
 _OPTION = "option"
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -6,8 +6,8 @@ import os
 
 import onnx
 
-from qdqtune.graph.files import load_model, model_from_proto
-from qdqtune.qdq.read_back import read
+from qdqtune.graph._files import load_model, model_from_proto
+from qdqtune.qdq._read_back import read
 
 __all__ = ["get_quantized_tensors"]
 

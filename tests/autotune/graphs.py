@@ -11,10 +11,9 @@ import onnx_ir as ir
 from benchmarks.regions import chain
 
 from qdqtune import zoo
-from qdqtune.autotune.regions.region import Region, RegionType
-from qdqtune.graph.folding import fold
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.naming import name_nodes
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import GraphIndex, name_nodes
+from qdqtune.search.regions._region import Region, RegionType
 from tests.conftest import model_from_text
 
 COMMUTATIVE = {"Add", "Mul"}

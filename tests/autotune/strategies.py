@@ -6,14 +6,14 @@ import math
 
 from hypothesis import strategies as st
 
-from qdqtune.autotune.patterns.insertion_points import (
+from qdqtune.search.patterns._insertion_points import (
     ChildRegionInputInsertionPoint,
     NodeInputInsertionPoint,
     RegionOutputInsertionPoint,
 )
-from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
-from qdqtune.autotune.patterns.region_pattern import RegionPattern
-from qdqtune.autotune.patterns.scheme import InsertionScheme
+from qdqtune.search.patterns._pattern_cache import PatternSchemes
+from qdqtune.search.patterns._region_pattern import RegionPattern
+from qdqtune.search.patterns._scheme import InsertionScheme
 
 _PLACES = st.integers(0, 4)
 _NODE_INPUTS = st.builds(NodeInputInsertionPoint, _PLACES, _PLACES)

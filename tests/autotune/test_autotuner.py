@@ -30,10 +30,10 @@ from qdqtune.autotune import (
     RegionPattern,
     RegionType,
 )
-from qdqtune.autotune.patterns.resolved import merge_resolved_insertion_points, to_placement
-from qdqtune.records.errors import ModelError
-from qdqtune.records.placement import Edge
-from qdqtune.records.ranges import CalibrationSource, Ranges
+from qdqtune.records._errors import ModelError
+from qdqtune.records._placement import Edge
+from qdqtune.records._ranges import CalibrationSource, Ranges
+from qdqtune.search.patterns._insertion_points import merge_resolved_insertion_points, to_placement
 from tests.autotune.graphs import composite, leaf, weight
 from tests.autotune.tuning import candidates, checked, node_types, run, small, started, tune
 from tests.conftest import model_from_text
@@ -356,8 +356,8 @@ def test_a_model_over_two_gigabytes_needs_a_file(
     tuner = started(QDQAutotuner(small("resnet18")))
     tune(tuner, count, 1)
     whole = tuner.export_onnx()
-    monkeypatch.setattr("qdqtune.autotune.session.candidate_writer._MOST_BYTES", 1000)
-    monkeypatch.setattr("qdqtune.graph.files._EMBED_LIMIT_BYTES", 1000)
+    monkeypatch.setattr("qdqtune.autotune._tuned_model._MOST_BYTES", 1000)
+    monkeypatch.setattr("qdqtune.graph._files._EMBED_LIMIT_BYTES", 1000)
     with pytest.raises(AutotunerError, match="2 GB"):
         tuner.export_onnx()
     output = tmp_path / "large.onnx"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from qdqtune.autotune.config import Config
-from qdqtune.autotune.errors import AutotunerError
-from qdqtune.records.errors import QdqtuneError
+from qdqtune.records._errors import QdqtuneError
+from qdqtune.search._config import Config
+from qdqtune.search._errors import AutotunerError
 
 SEEDS_DEFAULTS = {
     "verbose": False,

@@ -7,21 +7,19 @@ import numpy as np
 import pytest
 
 from qdqtune.autotune import ChildRegionOutputInsertionPoint
-from qdqtune.autotune.errors import InvalidSchemeError
-from qdqtune.autotune.patterns.eligibility import why_not, why_not_output
-from qdqtune.autotune.patterns.insertion_points import (
+from qdqtune.graph._index import GraphIndex
+from qdqtune.search._errors import InvalidSchemeError
+from qdqtune.search.patterns._eligibility import why_not, why_not_output
+from qdqtune.search.patterns._insertion_points import (
     ChildRegionInputInsertionPoint,
     InsertionPoint,
     NodeInputInsertionPoint,
     RegionOutputInsertionPoint,
-    has_quantizable_operations,
-)
-from qdqtune.autotune.patterns.resolved import (
     ResolvedInsertionPoint,
+    has_quantizable_operations,
     merge_resolved_insertion_points,
     to_placement,
 )
-from qdqtune.graph.index import GraphIndex
 from tests.autotune.graphs import composite, from_text, leaf, weight
 
 

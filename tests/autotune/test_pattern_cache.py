@@ -11,12 +11,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qdqtune.autotune.errors import AutotunerError
-from qdqtune.autotune.patterns.insertion_points import NodeInputInsertionPoint
-from qdqtune.autotune.patterns.pattern_cache import PatternCache
-from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
-from qdqtune.autotune.patterns.region_pattern import RegionPattern
-from qdqtune.autotune.patterns.scheme import InsertionScheme
+from qdqtune.search._errors import AutotunerError
+from qdqtune.search.patterns._insertion_points import NodeInputInsertionPoint
+from qdqtune.search.patterns._pattern_cache import PatternCache, PatternSchemes
+from qdqtune.search.patterns._region_pattern import RegionPattern
+from qdqtune.search.patterns._scheme import InsertionScheme
 from tests.autotune.graphs import from_text, leaf, weight
 from tests.autotune.strategies import patterns, schemes
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import pytest
 from benchmarks.regions import split_concat_chain
 
-from qdqtune.autotune.errors import InvalidSchemeError
-from qdqtune.autotune.patterns.eligibility import why_not
-from qdqtune.autotune.patterns.insertion_points import (
+from qdqtune.search._errors import InvalidSchemeError
+from qdqtune.search.patterns._eligibility import why_not
+from qdqtune.search.patterns._insertion_points import (
     ChildRegionInputInsertionPoint,
     NodeInputInsertionPoint,
-)
-from qdqtune.autotune.patterns.region_pattern import RegionPattern
-from qdqtune.autotune.patterns.resolved import (
     ResolvedInsertionPoint,
     merge_resolved_insertion_points,
     to_placement,
 )
-from qdqtune.autotune.regions.canonical import canonical_region
-from qdqtune.autotune.regions.region import leaves
-from qdqtune.autotune.regions.region_search import CombinedRegionSearch
+from qdqtune.search.patterns._region_pattern import RegionPattern
+from qdqtune.search.regions._canonical import canonical_region
+from qdqtune.search.regions._region import leaves
+from qdqtune.search.regions._region_search import CombinedRegionSearch
 from tests.autotune.graphs import composite, from_text, leaf, weight
 
 

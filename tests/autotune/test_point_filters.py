@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqtune.autotune.patterns.point_filters import (
+from qdqtune.graph._index import GraphIndex
+from qdqtune.search.patterns._insertion_points import (
+    ResolvedInsertionPoint,
     get_autotuner_quantizable_ops,
     get_autotuner_skip_ops,
     resolve_region_io_insertion_points,
     skip_invalid_insertion_points,
 )
-from qdqtune.autotune.patterns.resolved import ResolvedInsertionPoint
-from qdqtune.graph.index import GraphIndex
 from tests.autotune.graphs import composite, from_text, leaf, weight
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.autotune.presets import (
+from qdqtune.records._errors import UsageError
+from qdqtune.search._config import (
     MODE_PRESETS,
     StoreWithExplicitFlag,
     apply_mode_presets,
     get_node_filter_list,
     validate_file_path,
 )
-from qdqtune.records.errors import UsageError
 
 
 def parse(*words: str) -> argparse.Namespace:

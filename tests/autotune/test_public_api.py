@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import qdqtune.autotune as autotune
-from qdqtune.autotune import aliases
+from qdqtune.autotune import _aliases as aliases
 
 IN_WORKFLOWS = {"TensorRTPyBenchmark", "TrtExecBenchmark"}
 SEEDS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtune.autotune.regions.region import Region, RegionType, leaves, walk
+from qdqtune.search.regions._region import Region, RegionType, leaves, walk
 
 DEPTH = 20_000
 

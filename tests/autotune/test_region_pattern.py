@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.autotune.errors import AutotunerError, InvalidSchemeError
-from qdqtune.autotune.patterns.region_pattern import RegionPattern
-from qdqtune.autotune.patterns.resolved import ResolvedInsertionPoint
-from qdqtune.autotune.patterns.scheme import InsertionScheme
-from qdqtune.autotune.regions.canonical import canonical_region
-from qdqtune.autotune.regions.region import Region
-from qdqtune.graph.index import GraphIndex
+from qdqtune.graph._index import GraphIndex
+from qdqtune.search._errors import AutotunerError, InvalidSchemeError
+from qdqtune.search.patterns._insertion_points import ResolvedInsertionPoint
+from qdqtune.search.patterns._region_pattern import RegionPattern
+from qdqtune.search.patterns._scheme import InsertionScheme
+from qdqtune.search.regions._canonical import canonical_region
+from qdqtune.search.regions._region import Region
 from tests.autotune.graphs import (
     composite,
     disguised,

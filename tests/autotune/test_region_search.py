@@ -11,15 +11,15 @@ from benchmarks.regions import long_skips, residual_stack, split_concat_chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.autotune.patterns.region_pattern import RegionPattern
-from qdqtune.autotune.regions.region import Region, RegionType, leaves, walk
-from qdqtune.autotune.regions.region_search import (
+from qdqtune.graph._index import GraphIndex
+from qdqtune.records._errors import ModelError, UsageError
+from qdqtune.search.patterns._region_pattern import RegionPattern
+from qdqtune.search.regions._region import Region, RegionType, leaves, walk
+from qdqtune.search.regions._region_search import (
     CombinedRegionSearch,
     RegionPartitioner,
     TopDownRegionBuilder,
 )
-from qdqtune.graph.index import GraphIndex
-from qdqtune.records.errors import ModelError, UsageError
 from tests.autotune.graphs import from_text, index_of, leaf, long_chain, weight, zoo_index
 from tests.conftest import model_from_text
 from tests.models import small_models

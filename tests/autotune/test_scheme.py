@@ -6,15 +6,15 @@ import math
 
 import pytest
 
-from qdqtune.autotune.errors import InvalidSchemeError
-from qdqtune.autotune.patterns.insertion_points import (
+from qdqtune.search._errors import InvalidSchemeError
+from qdqtune.search.patterns._insertion_points import (
     ChildRegionInputInsertionPoint,
     NodeInputInsertionPoint,
     RegionOutputInsertionPoint,
 )
-from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
-from qdqtune.autotune.patterns.region_pattern import RegionPattern
-from qdqtune.autotune.patterns.scheme import InsertionScheme
+from qdqtune.search.patterns._pattern_cache import PatternSchemes
+from qdqtune.search.patterns._region_pattern import RegionPattern
+from qdqtune.search.patterns._scheme import InsertionScheme
 
 A, B = NodeInputInsertionPoint(0, 0), NodeInputInsertionPoint(1, 0)
 

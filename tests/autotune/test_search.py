@@ -16,15 +16,15 @@ import pytest
 from benchmarks.search_quality import NOISES, Table, limits_for, replay, synthetic_table, table
 
 from qdqtune import zoo
-from qdqtune.autotune.search.local_search import LocalSearch
-from qdqtune.autotune.search.placement_search import Limits, PlacementSearch
-from qdqtune.autotune.search.space import Group, Space, State
-from qdqtune.autotune.search.trial import Effort, Score, Trial
-from qdqtune.graph.folding import fold
-from qdqtune.graph.index import GraphIndex
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import GraphIndex
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq.dialects import ONNXRUNTIME
-from qdqtune.qdq.quantization_planner import QuantizationPlanner
-from qdqtune.workflows.tuning.settings import PRESETS
+from qdqtune.search._space import Group, Space, State
+from qdqtune.search.strategies._local_search import LocalSearch
+from qdqtune.search.strategies._placement_search import Limits, PlacementSearch
+from qdqtune.search.strategies._strategy import Effort, Score, Trial
+from qdqtune.workflows.tuning._time_budget import PRESETS
 
 ROOT = Path(__file__).parents[2]
 NOTHING: State = frozenset()

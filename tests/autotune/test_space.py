@@ -9,10 +9,10 @@ import onnx.shape_inference
 import onnx_ir as ir
 import pytest
 
-from qdqtune.autotune.search.space import Group, Space
-from qdqtune.graph.index import GraphIndex
+from qdqtune.graph._index import GraphIndex
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq.dialects import ONNXRUNTIME
-from qdqtune.qdq.quantization_planner import QuantizationPlanner
+from qdqtune.search._space import Group, Space
 
 MODEL = """
 <ir_version: 9, opset_import: ["" : 17]>

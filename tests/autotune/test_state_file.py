@@ -12,11 +12,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qdqtune.autotune.config import Config
-from qdqtune.autotune.errors import AutotunerError
-from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
-from qdqtune.autotune.patterns.state_file import pattern_cache_path, read_state, write_state
-from qdqtune.records.errors import OutputError
+from qdqtune.records._errors import OutputError
+from qdqtune.search._config import Config
+from qdqtune.search._errors import AutotunerError
+from qdqtune.search.patterns._pattern_cache import PatternSchemes
+from qdqtune.search.patterns._state_file import pattern_cache_path, read_state, write_state
 from tests.autotune.strategies import patterns
 
 FEW = settings(

@@ -22,8 +22,8 @@ from qdqtune.autotune import (
     region_of,
 )
 from qdqtune.qdq.dialects import ONNXRUNTIME
-from qdqtune.records.errors import UsageError
-from qdqtune.records.placement import Edge
+from qdqtune.records._errors import UsageError
+from qdqtune.records._placement import Edge
 from tests.autotune.graphs import leaf, weight
 from tests.autotune.tuning import candidates, node_types, small, started, tune
 from tests.conftest import model_from_text

@@ -12,7 +12,7 @@ import onnxruntime
 
 from qdqtune import zoo
 from qdqtune.autotune import QDQAutotunerBase
-from qdqtune.records.placement import Edge
+from qdqtune.records._placement import Edge
 
 Latency = Callable[[frozenset[Edge]], float]
 

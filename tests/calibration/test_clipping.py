@@ -11,19 +11,19 @@ import onnx_ir as ir
 import psutil
 import pytest
 
-from qdqtune.calibration.clipping import ranges_by_way
-from qdqtune.calibration.random_inputs import random_inputs
-from qdqtune.calibration.reductions import even_step
-from qdqtune.calibration.tensor_statistics import (
+from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.calibration._ranges import ranges_by_way
+from qdqtune.calibration._tensor_statistics import (
     TensorStatistics,
     collect_statistics,
+    even_step,
     watched_tensors,
 )
-from qdqtune.engines.isolated import Worker
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.graph.shapes import infer_shapes
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.graph._shapes import infer_shapes
 from qdqtune.qdq.dialects import ONNXRUNTIME
-from qdqtune.records.ranges import RangeMethod
+from qdqtune.records._ranges import RangeMethod
 from tests.conftest import model_from_text
 
 UNSIGNED = ONNXRUNTIME.formats["int8"].activation

@@ -13,11 +13,10 @@ from typing import IO
 import numpy as np
 import pytest
 
-from qdqtune.calibration import column_major
-from qdqtune.calibration.array_files import numpy_entries, numpy_file
-from qdqtune.calibration.column_major import column_major_samples
-from qdqtune.calibration.sample_layout import Layout
-from qdqtune.records.errors import UsageError
+from qdqtune.calibration import _array_files as column_major
+from qdqtune.calibration._array_files import column_major_samples, numpy_entries, numpy_file
+from qdqtune.calibration._expected_inputs import Layout
+from qdqtune.records._errors import UsageError
 
 
 class _Watched(io.BytesIO):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.calibration.histogram import BINS, Histogram
+from qdqtune.calibration._range_fitting import BINS, Histogram
 
 SINGLE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

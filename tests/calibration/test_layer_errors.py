@@ -13,24 +13,24 @@ import onnxruntime as ort
 import pytest
 
 from qdqtune import zoo
-from qdqtune.calibration.layer_errors import op_errors, own_errors
-from qdqtune.calibration.layer_errors_model import Wiring
-from qdqtune.calibration.layer_errors_pairs import Pairing
-from qdqtune.calibration.minmax import collect_ranges
-from qdqtune.calibration.random_inputs import random_inputs
-from qdqtune.engines.isolated import OpenModel, Worker
-from qdqtune.graph.files import load_model, save_model
-from qdqtune.graph.folding import fold
-from qdqtune.graph.opset import raise_opset
-from qdqtune.graph.precision import convert_precision
-from qdqtune.graph.prepared_model import PreparedModel
+from qdqtune.calibration._layer_errors import op_errors, own_errors
+from qdqtune.calibration._layer_errors_model import Wiring
+from qdqtune.calibration._layer_errors_pairs import Pairing
+from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.calibration._ranges import collect_ranges
+from qdqtune.engines._worker import OpenModel, Worker
+from qdqtune.graph._files import load_model, save_model
+from qdqtune.graph._folding import fold
+from qdqtune.graph._opset import raise_opset
+from qdqtune.graph._precision import convert_precision
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq.dialects import DIALECTS
-from qdqtune.qdq.insert import Inserter
-from qdqtune.records.errors import EngineError, ModelError
-from qdqtune.records.precision import Precision
-from qdqtune.records.ranges import CalibrationSource, Ranges
-from qdqtune.records.tensor_errors import OpError, TensorError
-from qdqtune.workflows.manual_selection import Choice, select
+from qdqtune.records._accuracy import OpError, TensorError
+from qdqtune.records._errors import EngineError, ModelError
+from qdqtune.records._precision import Precision
+from qdqtune.records._ranges import CalibrationSource, Ranges
+from qdqtune.workflows._insert import Choice, select
 from tests.conftest import model_from_text
 
 Feeds = dict[str, np.ndarray]

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 from onnx import parser
 
-from qdqtune.calibration.logits import add_scores
+from qdqtune.calibration._output_error import add_scores
 
 X = np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32)
 Q = "s = Constant<value = float {0.1}>() z = Constant<value = uint8 {128}>()"

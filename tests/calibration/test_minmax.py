@@ -14,16 +14,16 @@ import psutil
 import pytest
 
 from qdqtune import zoo
-from qdqtune.calibration.minmax import collect_ranges
-from qdqtune.calibration.output_error import SignalToNoise
-from qdqtune.calibration.random_inputs import random_inputs
-from qdqtune.calibration.tensor_statistics import watched_tensors
-from qdqtune.engines.isolated import Worker
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.graph.shapes import infer_shapes
-from qdqtune.records.errors import EngineError, ModelError
-from qdqtune.records.placement import Placement
-from qdqtune.records.ranges import CalibrationSource, Ranges
+from qdqtune.calibration._output_error import SignalToNoise
+from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.calibration._ranges import collect_ranges
+from qdqtune.calibration._tensor_statistics import watched_tensors
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.records._errors import EngineError, ModelError
+from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import CalibrationSource, Ranges
 from tests.conftest import model_from_text
 
 

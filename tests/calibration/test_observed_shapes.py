@@ -8,11 +8,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qdqtune.calibration.observed_shapes import observe_shapes, unknown_tensors
-from qdqtune.engines.isolated import Worker
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.graph.shapes import at_shapes
-from qdqtune.records.errors import EngineError
+from qdqtune.calibration._tensor_capture import observe_shapes, unknown_tensors
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.graph._shapes import at_shapes
+from qdqtune.records._errors import EngineError
 from tests.conftest import model_from_text
 
 

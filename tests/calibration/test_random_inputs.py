@@ -9,11 +9,11 @@ import onnx_ir as ir
 import pytest
 
 from qdqtune import zoo
-from qdqtune.calibration.random_inputs import random_inputs
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.shapes import infer_shapes
-from qdqtune.records.errors import ModelError, UsageError
-from qdqtune.records.inputs import InputRequest
+from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.records._errors import ModelError, UsageError
+from qdqtune.records._inputs import InputRequest
 from tests.conftest import model_from_text
 
 

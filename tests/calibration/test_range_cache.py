@@ -10,15 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from qdqtune.calibration import range_cache
-from qdqtune.calibration.range_cache import (
-    Calibrated,
-    RangeCache,
-    SampleDigest,
-    key_of,
-    user_cache,
-)
-from qdqtune.records.ranges import RangeMethod
+from qdqtune.calibration import _ranges as range_cache
+from qdqtune.calibration._ranges import Calibrated, RangeCache, SampleDigest, key_of, user_cache
+from qdqtune.records._ranges import RangeMethod
 
 SAMPLE = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array([1])}
 WHOLE = {RangeMethod.MAX: {"x": (-0.1, 1 / 3)}}

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.calibration.histogram import BINS, Histogram
-from qdqtune.calibration.range_fitting import (
+from qdqtune.calibration._range_fitting import (
+    BINS,
+    Histogram,
     Range,
     frequent_range,
     least_divergence_range,
     least_error_range,
 )
+from qdqtune.qdq._encoding import TensorFormat, dequantize, encode_range, quantize
 from qdqtune.qdq.dialects import ONNXRUNTIME, TENSORRT
-from qdqtune.qdq.encoding import TensorFormat, dequantize, encode_range, quantize
 
 UNSIGNED = ONNXRUNTIME.formats["int8"].activation
 SIGNED = TENSORRT.formats["int8"].activation

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from qdqtune.calibration.sample_set import ExpectedInput, SampleSet, expected_inputs, open_samples
-from qdqtune.records.errors import ModelError, UsageError
+from qdqtune.calibration._sample_set import ExpectedInput, SampleSet, expected_inputs, open_samples
+from qdqtune.records._errors import ModelError, UsageError
 from tests.conftest import model_from_text
 
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64

@@ -10,10 +10,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.calibration import tensor_capture
-from qdqtune.calibration.tensor_capture import capture_tensors
-from qdqtune.engines.isolated import Worker
-from qdqtune.graph.prepared_model import PreparedModel
+from qdqtune.calibration import _tensor_capture as tensor_capture
+from qdqtune.calibration._tensor_capture import capture_tensors
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._prepared_model import PreparedModel
 from tests.conftest import model_from_text
 
 TEXT = """g (float[2,3] x) => (float[2,3] y) {

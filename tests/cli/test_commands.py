@@ -16,11 +16,11 @@ import pytest
 from qdqtune import zoo
 from qdqtune._version import __version__
 from qdqtune.cli.main import main
-from qdqtune.graph.files import load_model
-from qdqtune.graph.fingerprint import fingerprint
-from qdqtune.graph.folding import fold
-from qdqtune.qdq.read_back import read
-from qdqtune.records.placement import Placement
+from qdqtune.graph._files import load_model
+from qdqtune.graph._fingerprint import fingerprint
+from qdqtune.graph._folding import fold
+from qdqtune.qdq._read_back import read
+from qdqtune.records._placement import Placement
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.cli.engine_flags import add_engine_flags, chosen_engine
-from qdqtune.cli.flags import add_engine, add_inputs
+from qdqtune.cli._engine_flags import add_engine_flags, chosen_engine
+from qdqtune.cli._flags import add_engine, add_inputs
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 
 RANGE = "--minShapes=x:1x3 --maxShapes=x:8x3"

@@ -12,8 +12,8 @@ import pytest
 
 from qdqtune.autotune.__main__ import main as autotune
 from qdqtune.autotune.region_inspect import main as region_inspect
+from qdqtune.cli._parser import Parser
 from qdqtune.cli.main import get_parser, main
-from qdqtune.cli.parser import Parser
 from qdqtune.zoo.__main__ import main as zoo
 from tests.cli.test_parser import PARSERS
 from tests.conftest import model_from_text

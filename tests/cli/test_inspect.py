@@ -12,8 +12,8 @@ import pytest
 from qdqtune import zoo
 from qdqtune.autotune.region_inspect import inspect_region_search
 from qdqtune.autotune.region_inspect import main as region_inspect
-from qdqtune.autotune.regions.region import Region, walk
 from qdqtune.cli.main import main
+from qdqtune.search.regions._region import Region, walk
 from tests.conftest import model_from_text
 
 Capture = pytest.CaptureFixture[str]

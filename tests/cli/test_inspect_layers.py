@@ -10,8 +10,8 @@ import pytest
 
 from qdqtune import zoo
 from qdqtune.cli.main import main
-from qdqtune.engines import registry
-from qdqtune.records.health import GpuHealth
+from qdqtune.engines import _registry as registry
+from qdqtune.records._health import GpuHealth
 
 Capture = pytest.CaptureFixture[str]
 

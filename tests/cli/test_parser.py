@@ -8,13 +8,20 @@ from collections.abc import Callable
 import pytest
 
 from qdqtune.autotune.__main__ import get_parser as autotune_parser
-from qdqtune.cli.lists import AssignmentsAction, InputItemsAction, ListAction, split_commas
+from qdqtune.autotune.region_inspect import get_parser as region_inspect_parser
+from qdqtune.cli._parser import (
+    AssignmentsAction,
+    DashedValueAction,
+    InputItemsAction,
+    ListAction,
+    Parser,
+    group_titled,
+    split_commas,
+)
+from qdqtune.cli._zoo import get_parser as zoo_parser
 from qdqtune.cli.main import get_parser
-from qdqtune.cli.parser import DashedValueAction, Parser, group_titled
-from qdqtune.cli.region_inspect import get_parser as region_inspect_parser
-from qdqtune.cli.zoo import get_parser as zoo_parser
 from qdqtune.config import ENGINE_SPECIFIC
-from qdqtune.records.precision import QUANT_TYPES
+from qdqtune.records._precision import QUANT_TYPES
 
 
 def all_parsers() -> dict[str, argparse.ArgumentParser]:
@@ -159,7 +166,7 @@ def test_typos_of_each_program(
 
 @pytest.mark.parametrize("prog", PARSERS)
 def test_help_names_engines_and_dialects_and_ends_in_what_few_need(prog: str) -> None:
-    from qdqtune.engines import registry
+    from qdqtune.engines import _registry as registry
     from qdqtune.qdq.dialects import DIALECTS
 
     parser = PARSERS[prog]

@@ -12,7 +12,7 @@ import pytest
 
 import qdqtune
 from qdqtune.cli.main import main
-from qdqtune.report.quantization import quantize_text
+from qdqtune.report._quantization import quantize_text
 from tests.conftest import model_from_text
 
 

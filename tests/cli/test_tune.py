@@ -24,14 +24,14 @@ import pytest
 import qdqtune
 from qdqtune import zoo
 from qdqtune.cli.main import get_parser, main
-from qdqtune.graph.files import load_model
-from qdqtune.qdq.read_back import read
-from qdqtune.records.measurement import EngineInfo
-from qdqtune.records.placement import Placement
-from qdqtune.records.tuning import Blanket, Noise, Seconds, Summary, TuneEvent, TuneResult
-from qdqtune.report.insertion import RANDOM_WARNING
-from qdqtune.report.tune_progress import event_line, tune_progress
-from qdqtune.report.tuning import tune_text
+from qdqtune.graph._files import load_model
+from qdqtune.qdq._read_back import read
+from qdqtune.records._measurement import EngineInfo
+from qdqtune.records._placement import Placement
+from qdqtune.records._tuning import Blanket, Noise, Seconds, Summary, TuneEvent, TuneResult
+from qdqtune.report._progress import event_line, tune_progress
+from qdqtune.report._quantization import RANDOM_WARNING
+from qdqtune.report._tuning import tune_text
 
 Capture = pytest.CaptureFixture[str]
 
@@ -440,7 +440,7 @@ def test_importing_is_light_and_offers_what_it_says() -> None:
         "assert {'tune', 'compare', 'TuneResult'} <= set(dir(qdqtune))\n"
         "for name in qdqtune.__all__: assert getattr(qdqtune, name) is not None\n"
         "from qdqtune import tune\n"
-        "from qdqtune.workflows.tune import tune as same\n"
+        "from qdqtune.workflows.tuning._tune import tune as same\n"
         "assert tune is same\n"
         "try: qdqtune.tuna\n"
         "except AttributeError as error: print(error)\n"

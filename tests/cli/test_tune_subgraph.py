@@ -18,15 +18,15 @@ import pytest
 from qdqtune import zoo
 from qdqtune.autotune.__main__ import main as autotune
 from qdqtune.cli.main import main
-from qdqtune.graph.files import load_model
-from qdqtune.qdq.read_back import read
-from qdqtune.records.placement import Placement
-from qdqtune.records.subgraphs import Batch
-from qdqtune.records.tuning import TuneEvent, TuneResult
-from qdqtune.report.subgraphs import batches_table
-from qdqtune.report.tune_progress import event_line, tune_progress
-from qdqtune.report.tuning import tune_text
-from qdqtune.workflows.tuning.settings import PRESETS
+from qdqtune.graph._files import load_model
+from qdqtune.qdq._read_back import read
+from qdqtune.records._placement import Placement
+from qdqtune.records._subgraphs import Batch
+from qdqtune.records._tuning import TuneEvent, TuneResult
+from qdqtune.report._progress import event_line, tune_progress
+from qdqtune.report._subgraphs import batches_table
+from qdqtune.report._tuning import tune_text
+from qdqtune.workflows.tuning._time_budget import PRESETS
 from tests.cli.test_tune import summary
 
 Capture = pytest.CaptureFixture[str]

@@ -11,8 +11,8 @@ import onnx
 import onnx.parser
 import pytest
 
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._worker import Worker
 
 HERE = Path(__file__).parent
 PATH = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from qdqtune.engines.interface import InputSpec, SessionOptions
-from qdqtune.records.measurement import EngineInfo, LayerTime
+from qdqtune.engines._interface import InputSpec, SessionOptions
+from qdqtune.records._measurement import EngineInfo, LayerTime
 
 # Twice away: an orphan in a session that is not even its starter's.
 _DAEMON = """

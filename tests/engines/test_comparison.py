@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqtune.engines import comparison
-from qdqtune.engines.comparison import compare_files
-from qdqtune.records.measurement import Verdict
+from qdqtune.engines import _comparison as comparison
+from qdqtune.engines._comparison import compare_files
+from qdqtune.records._measurement import Verdict
 
 FEEDS = {"x": np.zeros(1, dtype=np.float32)}
 
@@ -80,7 +80,7 @@ def test_a_hanging_open_is_stopped_by_its_limit(faulty, model_that):
 
 
 def test_a_candidate_hang_is_measured_by_the_baseline(faulty, model_that, monkeypatch):
-    monkeypatch.setattr("qdqtune.engines.comparison._SHORTEST_LIMIT_S", 1.0)
+    monkeypatch.setattr("qdqtune.engines._comparison._SHORTEST_LIMIT_S", 1.0)
     paths = [model_that(latency_ms=8), model_that("hang")]
     measurements, _ = compare_files(faulty, paths, FEEDS, budget_s=0.5)
     assert "no answer to 'time' within 1 s" in measurements[1].error

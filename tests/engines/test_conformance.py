@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.native_dialect import native_dialect
-from qdqtune.engines.openvino_settings import settings_of
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._openvino_settings import settings_of
 from qdqtune.testing import EngineConformance, EngineUnderTest
 
 ONE_THREAD = SessionOptions(threads=1)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 
-from qdqtune.engines.gpu import find_gpus
-from qdqtune.engines.interface import SessionOptions
+from qdqtune.engines._gpu import find_gpus
+from qdqtune.engines._interface import SessionOptions
 from qdqtune.testing import EngineConformance, EngineUnderTest
 
-TRTEXEC = "qdqtune.engines.trtexec.engine:TrtexecEngine"
-TENSORRT_RTX = "qdqtune.engines.tensorrt.engine:TensorRtRtxEngine"
+TRTEXEC = "qdqtune.engines.tensorrt._trtexec:TrtexecEngine"
+TENSORRT_RTX = "qdqtune.engines.tensorrt._engine:TensorRtRtxEngine"
 # trtexec writes outputs with six digits.
 SIX_DIGITS_DB = 100.0
 # Models differ by version in nothing but their layers.

@@ -9,12 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qdqtune.engines import contention
-from qdqtune.engines.noisy_comparison import BUSY_SHARE
-from qdqtune.engines.timing import compare_blocks, plan_turns, take_turns
-from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
-from qdqtune.records.measurement import Comparison, EngineInfo, Measurement
-from qdqtune.report.bench import bench_text
+from qdqtune.engines import _clock as contention
+from qdqtune.engines._intervals import BUSY_SHARE
+from qdqtune.engines._timing import compare_blocks, plan_turns, take_turns
+from qdqtune.records._measurement import (
+    BenchmarkEntry,
+    BenchRecord,
+    Comparison,
+    EngineInfo,
+    Measurement,
+)
+from qdqtune.report._bench import bench_text
 
 FLOAT_MS, INT8_MS = 0.8, 0.32
 INVOCATIONS = 60

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.engines.flags import EngineFlags
-from qdqtune.engines.shape_arguments import ShapeArguments
-from qdqtune.engines.shape_options import range_options, without_ranges
-from qdqtune.records.errors import UsageError
+from qdqtune.engines._options import EngineFlags, ShapeArguments, range_options, without_ranges
+from qdqtune.records._errors import UsageError
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from qdqtune.engines import gpu
-from qdqtune.records.health import Gpu
+from qdqtune.engines import _gpu as gpu
+from qdqtune.records._health import Gpu
 
 
 class Driver:

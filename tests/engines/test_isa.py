@@ -4,7 +4,7 @@ import platform
 
 import pytest
 
-from qdqtune.engines.isa import (
+from qdqtune.engines._isa import (
     inherited_limit,
     parse_cpuinfo,
     parse_sysctl,

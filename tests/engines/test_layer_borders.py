@@ -11,13 +11,13 @@ import pytest
 from tests.conftest import model_from_text
 from tests.cutting import Cut, cut, cut_zoo, layers_of
 
-from qdqtune.autotune.subgraphs.distinct_subgraphs import placement_inside
-from qdqtune.engines import registry
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.layer_borders import Borders, split_at_borders
-from qdqtune.graph.index import GraphIndex
-from qdqtune.records.measurement import LayerTime
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._worker import Worker
+from qdqtune.engines.layers._latency import Borders, split_at_borders
+from qdqtune.graph._index import GraphIndex
+from qdqtune.records._measurement import LayerTime
+from qdqtune.search.subgraphs._distinct_subgraphs import placement_inside
 
 TEXT = """g (float[1,32,32,32] x) => (float[1,32,32,32] y) {
     a = Conv<pads=[1,1,1,1]>(x, w)

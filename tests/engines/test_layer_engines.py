@@ -11,21 +11,21 @@ import pytest
 from tests.zoo.runs import random_inputs
 
 from qdqtune import zoo
-from qdqtune.engines import registry
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.layer_kinds import LEADS, fits, kind_of, takes_anything
-from qdqtune.engines.layer_nodes import nodes_of_layers
-from qdqtune.engines.native_dialect import native_dialect
-from qdqtune.graph.files import load_model
-from qdqtune.graph.folding import fold
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.graph.shapes import infer_shapes
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.quantization_planner import QuantizationPlanner
-from qdqtune.records.layers import MappedLayer
-from qdqtune.records.ranges import Ranges
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._worker import Worker
+from qdqtune.engines.layers._mapper import nodes_of_layers
+from qdqtune.engines.layers._naming import LEADS, fits, kind_of, takes_anything
+from qdqtune.graph._files import load_model
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.records._layers import MappedLayer
+from qdqtune.records._ranges import Ranges
 
 MODELS = {
     "resnet18": {"blocks": (1, 1), "width": 8, "image": 32},

@@ -12,12 +12,11 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper, parser
 
-from qdqtune.engines.layer_nodes import nodes_of_layers
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.naming import name_nodes
-from qdqtune.records.layers import BETWEEN, CLOSED, NAMED, PART, UNKNOWN, MappedLayer
-from qdqtune.records.measurement import LayerTime
-from qdqtune.records.placement import Edge
+from qdqtune.engines.layers._mapper import nodes_of_layers
+from qdqtune.graph._index import GraphIndex, name_nodes
+from qdqtune.records._layers import BETWEEN, CLOSED, NAMED, PART, UNKNOWN, MappedLayer
+from qdqtune.records._measurement import LayerTime
+from qdqtune.records._placement import Edge
 
 
 def graph(body: str, *constants: str, names: bool = True) -> GraphIndex:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.conftest import model_from_text
 
-from qdqtune.engines.openvino_layers import layer_times_of
+from qdqtune.engines._openvino_layers import layer_times_of
 
 openvino = pytest.importorskip("openvino")
 

@@ -5,9 +5,9 @@ import onnx_ir as ir
 import pytest
 from tests.conftest import model_from_text
 
-from qdqtune.engines.latency_shares import estimated_shares, shares_of_latency
-from qdqtune.graph.index import GraphIndex
-from qdqtune.records.measurement import LayerTime
+from qdqtune.engines.layers._latency import estimated_shares, shares_of_latency
+from qdqtune.graph._index import GraphIndex
+from qdqtune.records._measurement import LayerTime
 
 
 @pytest.fixture

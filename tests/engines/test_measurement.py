@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from qdqtune.records.measurement import Comparison, EngineInfo, LayerTime, Measurement, Verdict
+from qdqtune.records._measurement import Comparison, EngineInfo, LayerTime, Measurement, Verdict
 
 
 def through_json(value):

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtune.engines.onnxruntime_files import to_open
+from qdqtune.engines._onnxruntime import to_open
 
 MANY = 12_000
 

@@ -7,9 +7,9 @@ import time
 import pytest
 from onnx import parser
 
-from qdqtune.engines.clock import thread_clock_is_fine
-from qdqtune.engines.onnxruntime_profile import layer_times_of
-from qdqtune.records.measurement import LayerTime
+from qdqtune.engines._clock import thread_clock_is_fine
+from qdqtune.engines._onnxruntime_profile import layer_times_of
+from qdqtune.records._measurement import LayerTime
 
 
 def event(name, start_us, duration_us, **details):

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from qdqtune.engines import openvino_settings
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isa import Cpu, limited_isa
-from qdqtune.engines.isolated import Worker, WorkerFailure
-from qdqtune.engines.native_dialect import native_dialect
-from qdqtune.engines.openvino_precision import with_float_kernels
-from qdqtune.engines.openvino_settings import Settings, check_device, settings_of
+from qdqtune.engines import _openvino_settings as openvino_settings
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._isa import Cpu, limited_isa
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._openvino import with_float_kernels
+from qdqtune.engines._openvino_settings import Settings, check_device, settings_of
+from qdqtune.engines._worker import Worker, WorkerFailure
 
 AMX = Cpu("a CPU with tiles", "amx_int8")
 AVX2 = Cpu("an older CPU", "avx2")

@@ -13,19 +13,16 @@ import onnx
 import pytest
 from tests.conftest import model_from_text
 
-from qdqtune.engines import registry
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isa import read_cpu
-from qdqtune.engines.isolated import Worker, WorkerFailure
-from qdqtune.engines.native_dialect import native_dialect
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._isa import read_cpu
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._worker import Worker, WorkerFailure
 from qdqtune.testing import Bench, EngineUnderTest
-from qdqtune.testing.arithmetic import ComputesQuantized
-from qdqtune.testing.bench import FLOAT_PROMISES
-from qdqtune.testing.conformance import HasBench
-from qdqtune.testing.fingerprint import TellsWhatItIs
-from qdqtune.testing.layering import TellsLayers
-from qdqtune.testing.models import nearness_db
-from qdqtune.testing.running import RunsModels
+from qdqtune.testing._bench import FLOAT_PROMISES, nearness_db
+from qdqtune.testing._computing import ComputesQuantized, RunsModels
+from qdqtune.testing._conformance import HasBench
+from qdqtune.testing._measuring import TellsLayers, TellsWhatItIs
 
 NATIVE: dict[str, str] = {}
 AVX2 = {"max_cpu_isa": "AVX2"}

@@ -12,14 +12,14 @@ import pytest
 from tests.conftest import matmul_file
 
 from qdqtune.cli.main import main
-from qdqtune.engines import registry
-from qdqtune.engines.native_dialect import native_dialect
-from qdqtune.engines.simulated import QUIET
-from qdqtune.records.errors import EngineError, UsageError
-from qdqtune.workflows.tune import tune
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.records._errors import EngineError, UsageError
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows.tuning._tune import tune
 
 ENTRY = """
-from qdqtune.engines.registry import EngineEntry, DialectChoice
+from qdqtune.engines._registry import EngineEntry, DialectChoice
 
 ENTRY = EngineEntry(
     "acme", "pip install acme-engine", title="Acme", module="acme_engine",
@@ -29,7 +29,7 @@ ENTRY = EngineEntry(
 """
 RUNNING = """
 from dataclasses import replace
-from qdqtune.engines.simulated import SimulatedEngine
+from qdqtune.testing.simulated import SimulatedEngine
 
 class AcmeEngine(SimulatedEngine):
     def info(self, options):

@@ -6,12 +6,12 @@ import sys
 import pytest
 from tests.stand_ins.tensorrt_api.fixtures import api_environment
 
-from qdqtune.engines import registry
-from qdqtune.engines.isa import Cpu
-from qdqtune.engines.native_dialect import native_dialect
-from qdqtune.engines.probe import probe_engine
-from qdqtune.records.errors import EngineError, UsageError
-from qdqtune.records.health import Gpu, GpuHealth
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._isa import Cpu
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._worker import probe_engine
+from qdqtune.records._errors import EngineError, UsageError
+from qdqtune.records._health import Gpu, GpuHealth
 
 VARIABLES = ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"]
 

@@ -11,13 +11,13 @@ import onnx
 import pytest
 from tests.conftest import model_from_text
 
-from qdqtune.engines import reopened_comparison
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.noisy_comparison import least_half_width
-from qdqtune.engines.reopened_comparison import Allowance, combine, compare_reopened, is_faster
-from qdqtune.engines.simulated import QUIET
-from qdqtune.records.measurement import Comparison, Measurement, Verdict
+from qdqtune.engines import _reopened_comparison as reopened_comparison
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._intervals import least_half_width
+from qdqtune.engines._reopened_comparison import Allowance, combine, compare_reopened, is_faster
+from qdqtune.engines._worker import Worker
+from qdqtune.records._measurement import Comparison, Measurement, Verdict
+from qdqtune.testing.simulated import QUIET
 
 NARROW = Comparison(1.1, 1.099, 1.101, 0.96, 20, margin=0.01)
 

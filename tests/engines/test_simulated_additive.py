@@ -14,17 +14,17 @@ import pytest
 from benchmarks.subgraph_models import random_model
 from tests.conftest import model_from_text
 
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.layer_nodes import nodes_of_layers
-from qdqtune.engines.simulated import PROFILES, Kernel, SimulatedEngine, kernels_of
-from qdqtune.engines.simulated.settings import Settings
-from qdqtune.graph.folding import fold
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.prepared_model import PreparedModel
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines.layers._mapper import nodes_of_layers
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq.dialects import dialect_named
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.quantization_planner import QuantizationPlanner
-from qdqtune.records.ranges import CalibrationSource, Ranges
+from qdqtune.records._ranges import CalibrationSource, Ranges
+from qdqtune.testing.simulated import PROFILES, Kernel, SimulatedEngine, kernels_of
+from qdqtune.testing.simulated._engine import Settings
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 ADDITIVE = {

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from qdqtune import zoo
-from qdqtune.engines.simulated import PROFILES, kernels_of, true_latency_ms
-from qdqtune.graph.folding import fold
-from qdqtune.graph.prepared_model import PreparedModel
+from qdqtune.graph._folding import fold
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._op_units import merge, rule_of, unit, why_not
 from qdqtune.qdq.dialects import dialect_named
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.op_units import merge, rule_of, unit, why_not
-from qdqtune.records.ranges import CalibrationSource, Ranges
+from qdqtune.records._ranges import CalibrationSource, Ranges
+from qdqtune.testing.simulated import PROFILES, kernels_of, true_latency_ms
 
 CONVERSIONS = {"QuantizeLinear", "DequantizeLinear", "Reformat"}
 SHAPE = [1, 16, 10, 10]
@@ -174,7 +174,7 @@ def test_other_processes_find_the_same(tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(zoo.build("mobilenet_v2", image=32, width=0.5), path)
     code = (
-        "import sys; from qdqtune.engines.simulated import true_latency_ms\n"
+        "import sys; from qdqtune.testing.simulated import true_latency_ms\n"
         "print(repr(true_latency_ms(sys.argv[1], sys.argv[2])))"
     )
     found = {

@@ -10,17 +10,17 @@ import pytest
 from tests.conftest import model_from_text
 
 from qdqtune import zoo
-from qdqtune.engines import registry
-from qdqtune.engines.comparison import compare_files
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker, WorkerFailure
-from qdqtune.engines.native_dialect import native_dialect
-from qdqtune.engines.simulated import PROFILES, QUIET, SimulatedEngine, true_latency_ms
-from qdqtune.engines.simulated.settings import KEYS, Settings
-from qdqtune.records.errors import EngineError
-from qdqtune.records.measurement import Verdict
-from qdqtune.report.bench import bench_text
-from qdqtune.workflows.comparison import bench
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._comparison import compare_files
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._worker import Worker, WorkerFailure
+from qdqtune.records._errors import EngineError
+from qdqtune.records._measurement import Verdict
+from qdqtune.report._bench import bench_text
+from qdqtune.testing.simulated import PROFILES, QUIET, SimulatedEngine, true_latency_ms
+from qdqtune.testing.simulated._engine import KEYS, Settings
+from qdqtune.workflows._bench import bench
 
 FEEDS = {"x": np.zeros((1, 32, 32, 32), np.float32)}
 

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from tests.conftest import model_from_text
 
-from qdqtune.engines.simulated import kernels_of
+from qdqtune.testing.simulated import kernels_of
 
 C, S = 16, 12
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qdqtune.engines.simulated.noise import Machine, Noise
-from qdqtune.engines.timing import plan_turns, take_turns
-from qdqtune.records.measurement import Verdict
+from qdqtune.engines._timing import plan_turns, take_turns
+from qdqtune.records._measurement import Verdict
+from qdqtune.testing.simulated._machine import Machine, Noise
 
 SILENT = Noise(noise=0, drift=0, spikes=0, offset=0)
 SEEDS = 200

@@ -17,8 +17,8 @@ from tests.conftest import model_from_text
 from tests.stand_ins.tensorrt_api.fixtures import StandInWorkers
 from tests.stand_ins.tensorrt_api.timing_cache import cache_bytes
 
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._worker import Worker
 
 VERSION = "10.16.1"
 WEIGHTS = itertools.count(1)

@@ -18,10 +18,10 @@ from tests.conftest import model_from_text
 from tests.stand_ins.tensorrt_api.fixtures import ENGINE, StandInWorkers, api_environment
 from tests.stand_ins.tensorrt_api.situation import VERSIONS
 
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import FailureKind, Worker, WorkerFailure
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._worker import FailureKind, Worker, WorkerFailure
 from qdqtune.testing import EngineConformance, EngineUnderTest
-from qdqtune.testing.quantized import quantized_op
+from qdqtune.testing._computing import quantized_op
 
 OPEN = "g (float[n,8] x) => (float[n,4] y) { h = MatMul(x, w) y = Relu(h) }"
 FIXED = OPEN.replace("n,", "4,")

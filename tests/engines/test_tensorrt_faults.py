@@ -13,9 +13,9 @@ from tests.conftest import model_from_text
 from tests.stand_ins.tensorrt_api.fixtures import StandInWorkers
 from tests.stand_ins.tensorrt_api.situation import FAULTS, VERSIONS
 
-from qdqtune.engines.comparison import compare_files
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import FailureKind, WorkerFailure
+from qdqtune.engines._comparison import compare_files
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._worker import FailureKind, WorkerFailure
 
 FEEDS = {"x": np.arange(24, dtype=np.float32).reshape(3, 8) - 8}
 REASONS = {

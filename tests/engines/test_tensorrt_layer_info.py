@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.engines.tensorrt.layer_info import LayerInfo, parse_layer_info, read_layer_info
-from qdqtune.engines.tensorrt.layer_kinds import LayerKind, kind_of
-from qdqtune.engines.tensorrt.layer_nodes import map_layers
-from qdqtune.engines.tensorrt.layers import (
+from qdqtune.engines.layers._tensorrt_layer_info import LayerInfo, parse_layer_info, read_layer_info
+from qdqtune.engines.layers._tensorrt_layers import (
     Layer,
     LayerTensor,
     not_low_precision,
     operand_types,
     type_named,
 )
-from qdqtune.graph.index import GraphIndex
-from qdqtune.records.errors import UsageError
+from qdqtune.engines.layers._tensorrt_mapper import map_layers
+from qdqtune.engines.layers._tensorrt_naming import LayerKind, kind_of
+from qdqtune.graph._index import GraphIndex
+from qdqtune.records._errors import UsageError
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt"
 NAMES_ONLY = {"Layers": ["a + b", "c"], "Bindings": ["x", "y"]}

@@ -13,16 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import parser
 
-from qdqtune.autotune.subgraphs.fusion_groups import fusion_groups
-from qdqtune.engines.tensorrt.layer_info import LayerInfo, read_layer_info
-from qdqtune.engines.tensorrt.layer_nodes import map_layers
-from qdqtune.engines.tensorrt.layer_tensors import NodeWiring
-from qdqtune.engines.tensorrt.layers import Layer, LayerTensor
-from qdqtune.engines.tensorrt.sublayers import split
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.naming import name_nodes
-from qdqtune.graph.op_classes import WEIGHTED_OPS
-from qdqtune.records.layers import BETWEEN, CLOSED, NAMED, PART, UNKNOWN, MappedLayer
+from qdqtune.engines.layers._tensorrt_layer_info import LayerInfo, read_layer_info
+from qdqtune.engines.layers._tensorrt_layers import Layer, LayerTensor
+from qdqtune.engines.layers._tensorrt_mapper import NodeWiring, map_layers
+from qdqtune.engines.layers._tensorrt_sublayers import split
+from qdqtune.graph._index import GraphIndex, name_nodes
+from qdqtune.graph._op_classes import WEIGHTED_OPS
+from qdqtune.records._layers import BETWEEN, CLOSED, NAMED, PART, UNKNOWN, MappedLayer
+from qdqtune.search.subgraphs._fusion_groups import fusion_groups
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt"
 LISTS = sorted(

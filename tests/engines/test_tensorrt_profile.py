@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.engines.tensorrt.layer_info import LayerInfo, parse_layer_info, read_layer_info
-from qdqtune.engines.tensorrt.layer_kinds import LayerKind
-from qdqtune.engines.tensorrt.layers import Layer, LayerTensor
-from qdqtune.engines.tensorrt.profile import TimedLayer, ms_by_kind, ms_of_layers, parse_profile
-from qdqtune.records.measurement import LayerTime
+from qdqtune.engines.layers._tensorrt_layer_info import LayerInfo, parse_layer_info, read_layer_info
+from qdqtune.engines.layers._tensorrt_layers import Layer, LayerTensor
+from qdqtune.engines.layers._tensorrt_naming import LayerKind
+from qdqtune.engines.tensorrt._profile import TimedLayer, ms_by_kind, ms_of_layers, parse_profile
+from qdqtune.records._measurement import LayerTime
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt" / "trex_resnet18_a100"
 

@@ -10,26 +10,25 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from benchmarks.rtx_builds import BuildReport, build, build_in_child
 from benchmarks.tensorrt_rtx_accepts import QUANT_TYPES, decide
 from onnx import numpy_helper, parser
 
 from qdqtune import zoo
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.tensorrt.layers import (
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._worker import Worker
+from qdqtune.engines.layers._tensorrt_layers import (
     Layer,
     LayerTensor,
     not_low_precision,
     operand_types,
     parse_layers,
 )
-from qdqtune.engines.tensorrt.rtx_builds import BuildReport, build, build_in_child
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.naming import name_nodes
-from qdqtune.graph.shapes import infer_shapes
+from qdqtune.graph._index import GraphIndex, name_nodes
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.qdq._selection import select_ops
 from qdqtune.qdq.dialects import TENSORRT, TENSORRT_8
-from qdqtune.qdq.selection import select_ops
-from qdqtune.records.errors import EngineError, UsageError
+from qdqtune.records._errors import EngineError, UsageError
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt" / "rtx171"
 BUILD_LIMIT_S = 120.0

@@ -12,16 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import model_from_text
 
-from qdqtune.engines.interface import InputSpec, SessionOptions
-from qdqtune.engines.tensorrt.settings import COMMON, Settings, float_type_of, settings_of
-from qdqtune.engines.tensorrt.shapes import (
+from qdqtune.engines._interface import InputSpec, SessionOptions
+from qdqtune.engines.tensorrt._settings import (
+    COMMON,
+    Settings,
     ShapeRange,
     ShapeRequest,
+    float_type_of,
     parse_shapes,
+    settings_of,
     shapes_text,
     sizes_text,
 )
-from qdqtune.engines.tensorrt.signature import read_signature
+from qdqtune.engines.tensorrt._signature import read_signature
 
 NAMES = st.text(
     st.characters(codec="utf-8", exclude_categories=("C", "Z"), exclude_characters="'"), min_size=1

@@ -15,7 +15,7 @@ from tests.conftest import model_from_text
 from tests.stand_ins.tensorrt_api.fixtures import api_environment
 from tests.stand_ins.tensorrt_api.situation import VERSIONS
 
-from qdqtune.engines import registry
+from qdqtune.engines import _registry as registry
 
 Facts = dict[str, dict[str, Any]]
 BUILT = "built"

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.engines.intervals import correlation_time, median_interval
-from qdqtune.engines.timing import BlockShape, compare_blocks, plan_turns, scores, take_turns
-from qdqtune.records.measurement import Verdict
+from qdqtune.engines._intervals import correlation_time, median_interval
+from qdqtune.engines._timing import BlockShape, compare_blocks, plan_turns, scores, take_turns
+from qdqtune.records._measurement import Verdict
 
 
 class NoisyMachine:

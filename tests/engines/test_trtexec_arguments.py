@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.trtexec.arguments import asked_by
-from qdqtune.engines.trtexec.flags import DISPENSABLE, NOT_WHEN_SAFE
-from qdqtune.engines.trtexec.settings import trtexec_settings
-from qdqtune.engines.trtexec.version import Version
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines.tensorrt._trtexec_settings import asked_by, trtexec_settings
+from qdqtune.engines.tensorrt._trtexec_version import DISPENSABLE, NOT_WHEN_SAFE, Version
 
 V8_4, V8_6, V9_2 = Version(8, 4, 3), Version(8, 6, 1), Version(9, 2)
 V10_3, V10_16, V11_1 = Version(10, 3), Version(10, 16, 1), Version(11, 1)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.tensorrt.shapes import ShapeRange
-from qdqtune.engines.trtexec.command import (
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines.tensorrt._settings import ShapeRange
+from qdqtune.engines.tensorrt._trtexec_command import (
     build_arguments,
     build_command,
     load_arguments,
@@ -16,8 +16,8 @@ from qdqtune.engines.trtexec.command import (
     rebuild_arguments,
     time_command,
 )
-from qdqtune.engines.trtexec.settings import TrtexecSettings, trtexec_settings
-from qdqtune.engines.trtexec.version import Version
+from qdqtune.engines.tensorrt._trtexec_settings import TrtexecSettings, trtexec_settings
+from qdqtune.engines.tensorrt._trtexec_version import Version
 
 VERSIONS = {
     text: Version(*map(int, text.split(".")))

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from tests.conftest import model_from_text
 
-from qdqtune.engines.registry import build_line
-from qdqtune.records.measurement import EngineInfo
+from qdqtune.engines._registry import build_line
+from qdqtune.records._measurement import EngineInfo
 
 OPEN = """g (float[n,8] x) => (float[n,8] y) {
     q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Relu(d)

@@ -15,13 +15,13 @@ import onnx.parser
 import pytest
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.tensorrt.layer_info import read_layer_info
-from qdqtune.engines.trtexec.engine import TrtexecEngine
-from qdqtune.engines.trtexec.program import TrtexecError
-from qdqtune.engines.trtexec.settings import notes_on
-from qdqtune.engines.worker_environment import LOGS, SCRATCH
-from qdqtune.records.health import Gpu, GpuHealth
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._worker_environment import LOGS, SCRATCH
+from qdqtune.engines.layers._tensorrt_layer_info import read_layer_info
+from qdqtune.engines.tensorrt._trtexec import TrtexecEngine
+from qdqtune.engines.tensorrt._trtexec_program import TrtexecError
+from qdqtune.engines.tensorrt._trtexec_settings import notes_on
+from qdqtune.records._health import Gpu, GpuHealth
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt" / "rtx171"
 FLOAT = str(SAMPLES / "fp32.onnx")
@@ -108,7 +108,7 @@ class TestInfo:
         self, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         gpus = GpuHealth("550.54", "12.4", (Gpu("NVIDIA A", "8.6"), Gpu("NVIDIA B", "9.0")), "")
-        monkeypatch.setattr("qdqtune.engines.trtexec.engine.find_gpus", lambda: gpus)
+        monkeypatch.setattr("qdqtune.engines.tensorrt._trtexec.find_gpus", lambda: gpus)
         engine = stand_in.engine()
         told = [engine.info(options(device=number)) for number in "012"]
         assert [(info.device, info.isa) for info in told] == [
@@ -126,7 +126,7 @@ class TestInfo:
         self, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         gpus = GpuHealth("550.54", "12.4", (Gpu("NVIDIA A", "8.6"), Gpu("NVIDIA B", "9.0")), "")
-        monkeypatch.setattr("qdqtune.engines.trtexec.engine.find_gpus", lambda: gpus)
+        monkeypatch.setattr("qdqtune.engines.tensorrt._trtexec.find_gpus", lambda: gpus)
         engine = stand_in.engine()
         for said in (options(args="--device=1"), options(device="1")):
             assert engine.info(said).device == "NVIDIA B"
@@ -464,7 +464,7 @@ class TestFeeds:
 def test_trtexec_ends_with_its_parent(tmp_path: Path) -> None:
     script = (
         "import sys\n"
-        "from qdqtune.engines.trtexec.running import run_command\n"
+        "from qdqtune.engines.tensorrt._trtexec_program import run_command\n"
         "run_command(['/bin/sh', '-c', f'echo $$ > {sys.argv[1]}; exec sleep 60'])"
     )
     told = tmp_path / "pid"

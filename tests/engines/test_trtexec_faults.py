@@ -14,11 +14,11 @@ from tests.conftest import model_from_text
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 from tests.stand_ins.trtexec_faults import HARMLESS, NAMED, WHEN_BUILDING, WHEN_RUNNING
 
-from qdqtune.engines.comparison import compare_files
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import FailureKind, Worker, WorkerFailure
+from qdqtune.engines._comparison import compare_files
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._worker import FailureKind, Worker, WorkerFailure
 
-TRTEXEC = "qdqtune.engines.trtexec.engine:TrtexecEngine"
+TRTEXEC = "qdqtune.engines.tensorrt._trtexec:TrtexecEngine"
 VERSIONS = ("8.6.1", "10.16.1", "11.1.0")
 FEEDS = {"x": np.ones((4, 8), np.float32)}
 REASONS = {

@@ -6,16 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qdqtune.engines.trtexec.output import (
+from qdqtune.engines.tensorrt._trtexec import last_times_ms, parse_outputs
+from qdqtune.engines.tensorrt._trtexec_program import (
+    Program,
+    TrtexecError,
     gpu_median_ms,
     has_passed,
     reason_of,
+    run_command,
     unknown_options,
 )
-from qdqtune.engines.trtexec.program import Program, TrtexecError
-from qdqtune.engines.trtexec.results import last_times_ms, parse_outputs
-from qdqtune.engines.trtexec.running import run_command
-from qdqtune.engines.trtexec.version import Version
+from qdqtune.engines.tensorrt._trtexec_version import Version
 
 DATA = Path(__file__).parents[1] / "data" / "tensorrt"
 STAMP = "[07/07/2026-02:11:29] "

@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.engines.trtexec.flags import joined, require, takes
-from qdqtune.engines.trtexec.version import Version, find_program, parse_version, version_of
+from qdqtune.engines.tensorrt._trtexec_version import (
+    Version,
+    find_program,
+    joined,
+    parse_version,
+    require,
+    takes,
+    version_of,
+)
 
 LOG = Path(__file__).parents[1] / "data" / "tensorrt" / "trt1016" / "result-04.log"
 

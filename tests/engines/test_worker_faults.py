@@ -16,9 +16,9 @@ import psutil
 import pytest
 from tests.engines.conftest import PATH
 
-from qdqtune.engines.isolated import FailureKind, Worker, WorkerFailure
-from qdqtune.records.errors import OutputError
-from qdqtune.resources.limits import resource_limits
+from qdqtune.engines._worker import FailureKind, Worker, WorkerFailure
+from qdqtune.records._errors import OutputError
+from qdqtune.resources._limits import resource_limits
 
 FEEDS = {"x": np.zeros(1, dtype=np.float32)}
 
@@ -260,7 +260,7 @@ def test_a_child_outlives_the_thread_that_started_it(faulty, model_that):
 PARENT = """
 import sys
 from pathlib import Path
-from qdqtune.engines.isolated import Worker
+from qdqtune.engines._worker import Worker
 log = Path(sys.argv[2]) if sys.argv[2] else None
 worker = Worker("faulty_engine:FaultyEngine", timeout_s=100, log_path=log)
 worker.info()

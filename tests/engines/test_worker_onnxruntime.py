@@ -13,9 +13,9 @@ import onnx.parser
 import psutil
 import pytest
 
-from qdqtune.engines.array_transfer import read_arrays, write_arrays
-from qdqtune.engines.interface import InputSpec, SessionOptions
-from qdqtune.engines.isolated import FailureKind, Worker, WorkerFailure
+from qdqtune.engines._interface import InputSpec, SessionOptions
+from qdqtune.engines._worker import FailureKind, Worker, WorkerFailure
+from qdqtune.engines._worker_environment import read_arrays, write_arrays
 
 
 def test_info_names_version_device_and_isa(worker):
@@ -30,8 +30,8 @@ def test_info_names_version_device_and_isa(worker):
 def test_parent_never_imports_the_engine(worker, conv_path, conv_feeds):
     code = (
         "import sys, numpy as np\n"
-        "from qdqtune.engines.isolated import Worker\n"
-        "import qdqtune.engines.timing\n"
+        "from qdqtune.engines._worker import Worker\n"
+        "import qdqtune.engines._timing\n"
         "with Worker() as worker:\n"
         f"    model = worker.open({str(conv_path)!r})\n"
         "    assert model.build_s > 0\n"
@@ -228,7 +228,7 @@ def test_an_output_of_another_rank_than_declared_is_timed_all_the_same(tmp_path)
 def test_weights_are_written_only_where_there_is_room(
     external, free, is_wired, conv_path, conv_feeds, monkeypatch, caplog
 ):
-    from qdqtune.engines.onnxruntime import OnnxRuntimeEngine
+    from qdqtune.engines._onnxruntime import OnnxRuntimeEngine
 
     model = onnx.load(conv_path)
     weights = np.full((400, 3, 1, 1), 0.5, np.float32)

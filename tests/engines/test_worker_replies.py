@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.engines.comparison import compare_files
-from qdqtune.engines.isolated import FailureKind, OpenModel, StoredFeeds, Worker, WorkerFailure
-from qdqtune.records.measurement import Measurement
+from qdqtune.engines._comparison import compare_files
+from qdqtune.engines._worker import FailureKind, OpenModel, StoredFeeds, Worker, WorkerFailure
+from qdqtune.records._measurement import Measurement
 
 INFO = {"name": "e", "version": "1", "device": "d", "isa": "i", "threads": 1, "options": {"a": "b"}}
 LAYER = {"name": "n", "op_type": "Conv", "ms": 1.0, "origins": ["n"], "inputs": [], "outputs": []}

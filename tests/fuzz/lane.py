@@ -25,16 +25,16 @@ from pathlib import Path
 
 import onnxscript.version_converter  # noqa: F401  imported before the fork
 
-import qdqtune.workflows.comparison
-import qdqtune.workflows.insertion  # noqa: F401
+import qdqtune.workflows._bench
+import qdqtune.workflows._insert  # noqa: F401
 from qdqtune.cli.main import get_parser, main
-from qdqtune.graph.files import load_model, save_model
-from qdqtune.graph.fingerprint import fingerprint
-from qdqtune.graph.folding import fold
-from qdqtune.graph.opset import raise_opset
+from qdqtune.graph._files import load_model, save_model
+from qdqtune.graph._fingerprint import fingerprint
+from qdqtune.graph._folding import fold
+from qdqtune.graph._opset import raise_opset
 from qdqtune.qdq.dialects import DIALECTS
-from qdqtune.records.errors import QdqtuneError
-from qdqtune.report.tables import message
+from qdqtune.records._errors import QdqtuneError
+from qdqtune.report._formatting import message
 from tests.fuzz.mutants import Mutant, make_mutant
 
 MEMORY_BYTES = 4 << 30

@@ -10,9 +10,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from qdqtune.graph.conv_biases import fold_conv_biases
-from qdqtune.graph.folding import fold
-from qdqtune.graph.onnx_checks import inconsistency
+from qdqtune.graph._folding import fold, fold_conv_biases
+from qdqtune.graph._onnx_checks import inconsistency
 from tests.conftest import model_from_text
 
 CHANNELS, SIZE = 4, 5

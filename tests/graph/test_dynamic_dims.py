@@ -8,9 +8,9 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
-from qdqtune.graph.dynamic_dims import measured_shapes, with_sizes_from
-from qdqtune.records.errors import UsageError
-from qdqtune.records.inputs import InputRequest
+from qdqtune.graph._measured_shapes import measured_shapes, with_sizes_from
+from qdqtune.records._errors import UsageError
+from qdqtune.records._inputs import InputRequest
 from tests.conftest import model_from_text
 
 Dims = list[int | str | None]

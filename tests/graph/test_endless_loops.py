@@ -7,8 +7,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.graph.endless_loops import check_ends
-from qdqtune.records.errors import ModelError
+from qdqtune.graph._measured_shapes import check_ends
+from qdqtune.records._errors import ModelError
 from tests.conftest import model_from_text
 
 BODY = "b (int64 i, bool go, float[2,4] v) => (bool on, float[2,4] r)"

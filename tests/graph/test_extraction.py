@@ -13,14 +13,13 @@ import onnxruntime
 import pytest
 
 from qdqtune import zoo
-from qdqtune.calibration.tensor_capture import capture_tensors
-from qdqtune.engines.isolated import Worker
-from qdqtune.graph.dims import dims_of
-from qdqtune.graph.extraction import extract
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.graph.shapes import at_shapes
-from qdqtune.records.errors import ModelError
-from qdqtune.testing.models import feeds_of
+from qdqtune.calibration._tensor_capture import capture_tensors
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._dims import dims_of
+from qdqtune.graph._prepared_model import PreparedModel, extract
+from qdqtune.graph._shapes import at_shapes
+from qdqtune.records._errors import ModelError
+from qdqtune.testing._bench import feeds_of
 from tests.conftest import model_from_text
 from tests.cutting import SMALL, Cut, cut
 

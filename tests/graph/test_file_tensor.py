@@ -13,10 +13,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.graph.file_tensor import FileTensor
-from qdqtune.graph.files import load_model, save_model
-from qdqtune.graph.fingerprint import fingerprint
-from qdqtune.records.errors import ModelError
+from qdqtune.graph._external_data import FileTensor
+from qdqtune.graph._files import load_model, save_model
+from qdqtune.graph._fingerprint import fingerprint
+from qdqtune.records._errors import ModelError
 from tests.conftest import model_from_text
 
 
@@ -45,7 +45,7 @@ def test_what_was_read_stays_when_the_file_is_cut(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from qdqtune.graph.files import load_model
+from qdqtune.graph._files import load_model
 model = load_model(sys.argv[1])
 values = model.graph.initializers["w"].const_value.numpy()
 before = values.sum()

@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.graph.files import check_targets, load_model, save_model
-from qdqtune.graph.fingerprint import fingerprint
-from qdqtune.graph.folding import fold
-from qdqtune.records.errors import ModelError, OutputError
+from qdqtune.graph._files import check_targets, load_model, save_model
+from qdqtune.graph._fingerprint import fingerprint
+from qdqtune.graph._folding import fold
+from qdqtune.records._errors import ModelError, OutputError
 from tests.conftest import model_from_text
 from tests.fuzz.seeds import nested
 
@@ -56,7 +56,7 @@ def test_saving_leaves_the_model_external(residual: onnx.ModelProto, tmp_path: P
 def test_large_models_get_a_data_file(
     residual: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qdqtune.graph.files._EMBED_LIMIT_BYTES", 100)
+    monkeypatch.setattr("qdqtune.graph._files._EMBED_LIMIT_BYTES", 100)
     path = tmp_path / "in.onnx"
     onnx.save(residual, path)
     before = load_model(path)
@@ -70,7 +70,7 @@ def test_large_models_get_a_data_file(
 def test_a_data_file_is_not_overwritten_unasked(
     residual_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qdqtune.graph.files._EMBED_LIMIT_BYTES", 100)
+    monkeypatch.setattr("qdqtune.graph._files._EMBED_LIMIT_BYTES", 100)
     precious = tmp_path / "m.onnx.data"
     precious.write_text("precious")
     with pytest.raises(OutputError, match=r"m\.onnx\.data exists already"):

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
-from qdqtune.graph.fingerprint import fingerprint
+from qdqtune.graph._fingerprint import fingerprint
 from tests.conftest import model_from_text
 
 WEIGHT = np.arange(4, dtype=np.float32)

@@ -7,8 +7,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.graph.fold_limits import FoldLimits
-from qdqtune.graph.folding import fold
+from qdqtune.graph._fold_limits import FoldLimits
+from qdqtune.graph._folding import fold
 from tests.conftest import model_from_text
 
 MATMUL = "g (float[1,8] x) => (float[1,8] y) {{ w = {made} y = MatMul(x, w) }}"

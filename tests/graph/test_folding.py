@@ -10,9 +10,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from qdqtune.graph.files import load_model, save_model
-from qdqtune.graph.fingerprint import fingerprint
-from qdqtune.graph.folding import fold
+from qdqtune.graph._files import load_model, save_model
+from qdqtune.graph._fingerprint import fingerprint
+from qdqtune.graph._folding import fold
 from tests.conftest import model_from_text
 
 

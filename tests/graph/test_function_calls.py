@@ -7,9 +7,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from qdqtune.graph.files import load_model
-from qdqtune.graph.opset import raise_opset
-from qdqtune.records.errors import ModelError
+from qdqtune.graph._files import load_model
+from qdqtune.graph._opset import raise_opset
+from qdqtune.records._errors import ModelError
 
 HEAD = '<ir_version: 8, opset_import: ["" : {opset}, "d" : 1]>'
 GRAPH = "g (float[1,8] x) => (float[1,8] y) {{ y = d.f{last}(x) }}"

@@ -7,9 +7,9 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given
 
-from qdqtune.graph.index import GraphIndex
-from qdqtune.records.errors import ModelError
-from qdqtune.records.placement import Edge, Placement
+from qdqtune.graph._index import GraphIndex
+from qdqtune.records._errors import ModelError
+from qdqtune.records._placement import Edge, Placement
 from tests.conftest import model_from_text
 from tests.models import small_models
 

@@ -7,8 +7,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.graph import inference
-from qdqtune.graph.inference import infer
+from qdqtune.graph import _shapes as inference
+from qdqtune.graph._shapes import infer
 from tests.conftest import model_from_text
 
 

@@ -9,10 +9,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.graph.files import model_from_proto
-from qdqtune.graph.inline_weights import external_bytes, inlined
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.records.errors import ModelError
+from qdqtune.graph._files import model_from_proto
+from qdqtune.graph._prepared_model import PreparedModel, external_bytes, inlined
+from qdqtune.records._errors import ModelError
 from tests.conftest import model_from_text
 
 

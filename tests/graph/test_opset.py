@@ -10,10 +10,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from qdqtune.graph.files import load_model, save_model
-from qdqtune.graph.folding import fold
-from qdqtune.graph.opset import raise_opset
-from qdqtune.records.errors import ModelError
+from qdqtune.graph._files import load_model, save_model
+from qdqtune.graph._folding import fold
+from qdqtune.graph._opset import raise_opset
+from qdqtune.records._errors import ModelError
 from tests.conftest import model_from_text
 
 _RNG = np.random.default_rng(0)

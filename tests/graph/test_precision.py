@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtune import zoo
-from qdqtune.graph.fingerprint import fingerprint
-from qdqtune.graph.half_precision_emulation import compute_in_float32
-from qdqtune.graph.naming import name_nodes
-from qdqtune.graph.precision import convert_precision
-from qdqtune.records.errors import UsageError
-from qdqtune.records.precision import Precision, PrecisionReport
+from qdqtune.graph._fingerprint import fingerprint
+from qdqtune.graph._index import name_nodes
+from qdqtune.graph._precision import compute_in_float32, convert_precision
+from qdqtune.records._errors import UsageError
+from qdqtune.records._precision import Precision, PrecisionReport
 from tests.conftest import model_from_text
 from tests.models import small_models
 from tests.zoo.runs import SMALL

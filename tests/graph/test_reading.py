@@ -12,16 +12,16 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from qdqtune.graph.files import load_model, save_model
-from qdqtune.graph.folding import fold
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.op_classes import WEIGHTED_OPS, is_op
-from qdqtune.graph.prepared_model import PreparedModel
+from qdqtune.graph._files import load_model, save_model
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._selection import select_ops
 from qdqtune.qdq.dialects import dialect_named
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.selection import select_ops
-from qdqtune.records.errors import ModelError
-from qdqtune.records.ranges import CalibrationSource, Ranges
+from qdqtune.records._errors import ModelError
+from qdqtune.records._ranges import CalibrationSource, Ranges
 from tests.conftest import model_from_text
 
 _RNG = np.random.default_rng(3)

@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qdqtune.graph.folding import fold
-from qdqtune.graph.runaway_nodes import runaway_nodes
+from qdqtune.graph._fold_limits import runaway_nodes
+from qdqtune.graph._folding import fold
 from tests.conftest import model_from_text
 
 

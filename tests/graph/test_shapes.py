@@ -11,11 +11,11 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.input_shapes import bind_dims, input_dims, resolve_shapes, symbols_of
-from qdqtune.graph.shapes import at_shapes, infer_shapes, set_input_dims
-from qdqtune.records.errors import ModelError, UsageError
-from qdqtune.records.inputs import InputRequest
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._input_shapes import bind_dims, input_dims, resolve_shapes, symbols_of
+from qdqtune.graph._shapes import at_shapes, infer_shapes, set_input_dims
+from qdqtune.records._errors import ModelError, UsageError
+from qdqtune.records._inputs import InputRequest
 from tests.conftest import model_from_text
 
 Given = dict[str, tuple[int | None, ...]]

@@ -13,16 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.graph import temporary_files
-from qdqtune.graph.atomic_files import replacing
-from qdqtune.graph.temporary_files import TemporaryFolder, remove_abandoned
-from qdqtune.records.errors import OutputError
+from qdqtune.graph import _atomic_files as temporary_files
+from qdqtune.graph._atomic_files import TemporaryFolder, remove_abandoned, replacing
+from qdqtune.records._errors import OutputError
 
 OWNER = """
 import sys
 from pathlib import Path
-from qdqtune.graph.temporary_files import TemporaryFolder
-from qdqtune.graph.atomic_files import replacing
+from qdqtune.graph._atomic_files import TemporaryFolder
+from qdqtune.graph._atomic_files import replacing
 place = Path(sys.argv[1])
 folder = TemporaryFolder(place)
 (folder.path / "sub").mkdir()
@@ -140,12 +139,12 @@ def test_a_place_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 INSIDE_OURS = {
-    "engines/onnxruntime.py",
-    "workflows/error_comparison.py",
-    "workflows/sample_provider.py",
-    "workflows/remeasured_error.py",
-    "autotune/session/tuned_model.py",
-    "calibration/output_error.py",
+    "engines/_onnxruntime.py",
+    "workflows/_compare.py",
+    "workflows/_sample_provider.py",
+    "workflows/_claims.py",
+    "autotune/_tuned_model.py",
+    "calibration/_output_error.py",
 }
 """They make folders inside folders of ours, which go with those."""
 

@@ -6,9 +6,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qdqtune.graph.tensor_sizes import check_fits
-from qdqtune.records.errors import ModelError
-from qdqtune.resources.limits import resource_limits
+from qdqtune.graph._measured_shapes import check_fits
+from qdqtune.records._errors import ModelError
+from qdqtune.resources._limits import resource_limits
 from tests.conftest import model_from_text
 
 TERA = 1 << 40

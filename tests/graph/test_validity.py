@@ -9,10 +9,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.graph.files import load_model
-from qdqtune.graph.input_shapes import InputRequest, resolve_shapes
-from qdqtune.records.errors import ModelError, UsageError
-from qdqtune.resources.limits import resource_limits
+from qdqtune.graph._files import load_model
+from qdqtune.graph._input_shapes import InputRequest, resolve_shapes
+from qdqtune.records._errors import ModelError, UsageError
+from qdqtune.resources._limits import resource_limits
 from tests.conftest import model_from_text
 
 

@@ -9,8 +9,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.graph.file_digest import stored_digest
-from qdqtune.graph.weights import WEIGHTS_FILE, WeightStore
+from qdqtune.graph._parsing import stored_digest
+from qdqtune.graph._weights import WEIGHTS_FILE, WeightStore
 
 
 def tensor(seed: int, size: int = 2000) -> ir.Tensor:

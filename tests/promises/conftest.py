@@ -8,10 +8,10 @@ from typing import Any
 import onnx
 import pytest
 
-from qdqtune.engines import registry
-from qdqtune.engines.simulated import QUIET
-from qdqtune.records.tuning import TuneResult
-from qdqtune.workflows.tune import tune
+from qdqtune.engines import _registry as registry
+from qdqtune.records._tuning import TuneResult
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows.tuning._tune import tune
 from tests.promises.faulty import ENTRY
 
 ROOT = Path(__file__).parents[2]

@@ -20,11 +20,11 @@ from typing import Any
 
 import onnx
 
-from qdqtune.engines.interface import InputSpec, SessionOptions
-from qdqtune.engines.registry import EngineEntry
-from qdqtune.engines.simulated import SimulatedEngine
-from qdqtune.engines.simulated.engine import SimulatedSession
-from qdqtune.records.measurement import EngineInfo, LayerTime
+from qdqtune.engines._interface import InputSpec, SessionOptions
+from qdqtune.engines._registry import EngineEntry
+from qdqtune.records._measurement import EngineInfo, LayerTime
+from qdqtune.testing.simulated import SimulatedEngine
+from qdqtune.testing.simulated._engine import SimulatedSession
 
 ENTRY = EngineEntry(
     "faulty",

@@ -28,13 +28,13 @@ from typing import Any
 import numpy as np
 import onnx
 
-from qdqtune.calibration import range_cache
-from qdqtune.engines import isolated
-from qdqtune.engines.process import FailureKind, WorkerFailure
-from qdqtune.engines.worker import Server
-from qdqtune.graph.atomic_files import open_to_append
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning.journal import Journal
+from qdqtune.calibration import _ranges as range_cache
+from qdqtune.engines import _worker as isolated
+from qdqtune.engines._process import FailureKind, WorkerFailure
+from qdqtune.engines._worker_main import Server
+from qdqtune.graph._atomic_files import open_to_append
+from qdqtune.workflows.tuning._journal import Journal
+from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 
 _CHANGES = (

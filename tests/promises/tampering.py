@@ -20,8 +20,8 @@ import numpy as np
 import onnx
 import yaml
 
-from qdqtune.workflows.tuning.journal_format import _checksum, whole_lines
-from qdqtune.workflows.tuning.previous_result import sha256_of_model
+from qdqtune.workflows.tuning._journal_format import _checksum, whole_lines
+from qdqtune.workflows.tuning._run_records import sha256_of_model
 
 REGION, SUBGRAPH, EXTERNAL = "region", "subgraph", "external"
 BASES = (REGION, SUBGRAPH, EXTERNAL)

@@ -16,19 +16,19 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.calibration.output_error import SignalToNoise
-from qdqtune.calibration.user_code import TookTooLong, UserFunction
-from qdqtune.engines.isolated import OpenModel, Worker
-from qdqtune.engines.simulated import QUIET
-from qdqtune.records.errors import UsageError
-from qdqtune.records.placement import Placement
-from qdqtune.records.tuning import TuneResult
-from qdqtune.report.tuning import tune_text
-from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator
-from qdqtune.workflows.quantization import quantize
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning import measured_accuracy
-from qdqtune.workflows.tuning.journal_format import encode
+from qdqtune.calibration._output_error import SignalToNoise
+from qdqtune.calibration._user_code import TookTooLong, UserFunction
+from qdqtune.engines._worker import OpenModel, Worker
+from qdqtune.records._errors import UsageError
+from qdqtune.records._placement import Placement
+from qdqtune.records._tuning import TuneResult
+from qdqtune.report._tuning import tune_text
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator
+from qdqtune.workflows._quantize import quantize
+from qdqtune.workflows.tuning import _accuracy as measured_accuracy
+from qdqtune.workflows.tuning._journal_format import encode
+from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 
 CONVS = """g (float[1,64,32,32] x) => (float[1,64,32,32] y) {
@@ -119,7 +119,7 @@ def test_what_a_dead_worker_left_unknown_is_measured_by_the_next_run(
 
 
 def _raises_engine_error(*_: Any) -> Any:
-    from qdqtune.records.errors import EngineError
+    from qdqtune.records._errors import EngineError
 
     raise EngineError("it died", "")
 

@@ -24,15 +24,15 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qdqtune.calibration.expected_inputs import ExpectedInput
-from qdqtune.calibration.sample_set import open_samples
+from qdqtune.calibration._expected_inputs import ExpectedInput
+from qdqtune.calibration._sample_set import open_samples
 from qdqtune.cli.main import main
-from qdqtune.engines.simulated import QUIET
-from qdqtune.records.errors import QdqtuneError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.measurement import EngineInfo
-from qdqtune.records.placement import Placement
-from qdqtune.records.ranges import CalibrationSource, Ranges
+from qdqtune.records._errors import QdqtuneError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._measurement import EngineInfo
+from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import CalibrationSource, Ranges
+from qdqtune.testing.simulated import QUIET
 from tests.promises.models import one_matmul
 
 EXAMPLES = settings(max_examples=60)
@@ -256,8 +256,8 @@ TAGGED = [
 
 
 def sound_state() -> dict[str, Any]:
-    from qdqtune.autotune.config import Config
-    from qdqtune.autotune.patterns.state_file import KIND, SCHEMA
+    from qdqtune.search._config import Config
+    from qdqtune.search.patterns._state_file import KIND, SCHEMA
 
     def pattern() -> dict[str, Any]:  # anew each time: one that is in two places is an alias
         scheme = {"latency_ms": 1.5, "error": False}
@@ -282,8 +282,8 @@ yaml_texts = (
 @settings(max_examples=100)
 @given(yaml_texts)
 def test_state_files_and_pattern_caches(run_folder: Path, text: str) -> None:
-    from qdqtune.autotune.patterns.pattern_cache import PatternCache
-    from qdqtune.autotune.patterns.state_file import read_state
+    from qdqtune.search.patterns._pattern_cache import PatternCache
+    from qdqtune.search.patterns._state_file import read_state
 
     file = run_folder / "state.yaml"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -295,8 +295,8 @@ def test_state_files_and_pattern_caches(run_folder: Path, text: str) -> None:
 
 
 def test_the_state_is_sound(run_folder: Path) -> None:
-    from qdqtune.autotune.patterns.pattern_cache import PatternCache
-    from qdqtune.autotune.patterns.state_file import read_state
+    from qdqtune.search.patterns._pattern_cache import PatternCache
+    from qdqtune.search.patterns._state_file import read_state
 
     file = run_folder / "sound.yaml"
     file.write_text(yaml.safe_dump(sound_state()))
@@ -307,8 +307,8 @@ def test_the_state_is_sound(run_folder: Path) -> None:
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value)[:20])
 def test_any_latency_in_a_state_file(run_folder: Path, value: Any) -> None:
-    from qdqtune.autotune.patterns.pattern_cache import PatternCache
-    from qdqtune.autotune.patterns.state_file import read_state
+    from qdqtune.search.patterns._pattern_cache import PatternCache
+    from qdqtune.search.patterns._state_file import read_state
 
     file, state = run_folder / "latency.yaml", sound_state()
     state["patterns"][0]["schemes"][0]["latency_ms"] = value
@@ -320,7 +320,7 @@ def test_any_latency_in_a_state_file(run_folder: Path, value: Any) -> None:
 
 
 def test_every_tag_in_a_state_file(run_folder: Path) -> None:
-    from qdqtune.autotune.patterns.state_file import read_state
+    from qdqtune.search.patterns._state_file import read_state
 
     file = run_folder / "tagged.yaml"
     wrong = {}
@@ -346,10 +346,10 @@ DETAILS = {"latency_ms": 1.5, "reference_ms": 2.0, "groups": [0], "rounds": 8, "
 @pytest.fixture(scope="module")
 def journal_bodies(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What a journal says that has lines of every kind."""
-    from qdqtune.autotune.search.trial import Score
-    from qdqtune.engines.timing import Round
-    from qdqtune.workflows.tuning.journal import AccuracyKey, Journal
-    from qdqtune.workflows.tuning.journal_format import whole_lines
+    from qdqtune.engines._timing import Round
+    from qdqtune.search.strategies._strategy import Score
+    from qdqtune.workflows.tuning._journal import AccuracyKey, Journal
+    from qdqtune.workflows.tuning._journal_format import whole_lines
 
     path = tmp_path_factory.mktemp("journal") / "measurements.jsonl"
     journal = Journal(path, HEADER)
@@ -372,15 +372,14 @@ def journal_bodies(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, A
 
 def sealed(body: Any) -> bytes:
     """A line with the checksum that it has to have, whatever it says."""
-    from qdqtune.workflows.tuning.journal_format import _checksum
+    from qdqtune.workflows.tuning._journal_format import _checksum
 
     whole = {**body, "checksum": _checksum(body)} if isinstance(body, dict) else body
     return json.dumps(whole).encode() + b"\n"
 
 
 def test_the_journal_is_sound(run_folder: Path, journal_bodies: list[dict[str, Any]]) -> None:
-    from qdqtune.workflows.tuning.journal_fields import _FIELDS
-    from qdqtune.workflows.tuning.journal_format import whole_lines
+    from qdqtune.workflows.tuning._journal_format import _FIELDS, whole_lines
 
     path = run_folder / "sound.jsonl"
     path.write_bytes(b"".join(map(sealed, journal_bodies)))
@@ -394,11 +393,11 @@ def test_a_journal_with_sound_checksums(
     run_folder: Path, journal_bodies: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     """One field of one line is anything at all: what is opened afterwards can be resumed."""
-    from qdqtune.records.claim import Claim
-    from qdqtune.workflows.claims import shapes_of_run
-    from qdqtune.workflows.tuning.export import list_candidates
-    from qdqtune.workflows.tuning.folder import JOURNAL
-    from qdqtune.workflows.tuning.journal import Journal
+    from qdqtune.records._claim import Claim
+    from qdqtune.workflows._claims import shapes_of_run
+    from qdqtune.workflows._export import list_candidates
+    from qdqtune.workflows.tuning._folder import JOURNAL
+    from qdqtune.workflows.tuning._journal import Journal
 
     number = data.draw(st.integers(0, len(journal_bodies) - 1))
     lines = [*journal_bodies]
@@ -411,7 +410,7 @@ def test_a_journal_with_sound_checksums(
 
 
 def _list_in_words(list_candidates: Callable[[Path], Any], folder: Path) -> None:
-    from qdqtune.report.candidates import candidates_record, candidates_text
+    from qdqtune.report._export import candidates_record, candidates_text
 
     candidates = list_candidates(folder)
     candidates_text(candidates)
@@ -420,7 +419,7 @@ def _list_in_words(list_candidates: Callable[[Path], Any], folder: Path) -> None
 
 def _go_on(journal_class: Any, path: Path) -> None:
     """What a run that goes on does with a journal."""
-    from qdqtune.autotune.search.trial import Score, speedup_of
+    from qdqtune.search.strategies._strategy import Score, speedup_of
 
     journal = journal_class(path, HEADER)
     keys = [Placement().digest(), "one", "two", "bad"]
@@ -443,9 +442,9 @@ def _go_on(journal_class: Any, path: Path) -> None:
 @pytest.fixture(scope="module")
 def subgraph_cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What subgraph mode keeps, with something in every part of it."""
-    from qdqtune.autotune.subgraphs.costs import ObservedCosts
-    from qdqtune.records.subgraphs import BY_LAYERS, Batch, SchemeTimes, SubgraphTimes
-    from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
+    from qdqtune.records._subgraphs import BY_LAYERS, Batch, SchemeTimes, SubgraphTimes
+    from qdqtune.search.subgraphs._costs import ObservedCosts
+    from qdqtune.workflows.tuning._subgraph_costs import SubgraphCache
 
     cache = SubgraphCache(tmp_path_factory.mktemp("cache") / "autotune_cache.json", HEADER)
     cache.keep_groups([(("n0", "n1"), 0.4), (("n2",), 0.2)], 1)
@@ -468,7 +467,7 @@ def test_the_cache_of_subgraph_mode(
     run_folder: Path, subgraph_cache: dict[str, Any], data: st.DataObject
 ) -> None:
     """What is read is written again, and is the same then; what can't be is done without."""
-    from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
+    from qdqtune.workflows.tuning._subgraph_costs import SubgraphCache
 
     path = run_folder / "autotune_cache.json"
     path.write_text(json.dumps(data.draw(changed(subgraph_cache) | odd_values)))
@@ -488,9 +487,9 @@ def test_the_cache_of_subgraph_mode(
 @pytest.mark.parametrize("mode", ["region", "subgraph"])
 def test_the_summary_of_an_earlier_run(mode: str) -> None:
     """It is told again if nothing better was found: what is read can be told."""
-    from qdqtune.records.subgraphs import Batch
-    from qdqtune.records.tuning import Summary, TuneResult
-    from qdqtune.report.tuning import tune_text
+    from qdqtune.records._subgraphs import Batch
+    from qdqtune.records._tuning import Summary, TuneResult
+    from qdqtune.report._tuning import tune_text
 
     sound = Summary.from_dict(json.loads(OLD_SUMMARY.read_text())).to_dict()
     if mode == "subgraph":

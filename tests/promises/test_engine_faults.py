@@ -18,10 +18,10 @@ import onnx
 import psutil
 import pytest
 
-from qdqtune.engines import comparison
-from qdqtune.graph.files import load_model
-from qdqtune.qdq.read_back import read
-from qdqtune.records.tuning import Summary, TuneResult
+from qdqtune.engines import _comparison as comparison
+from qdqtune.graph._files import load_model
+from qdqtune.qdq._read_back import read
+from qdqtune.records._tuning import Summary, TuneResult
 from tests.promises.conftest import ROOT
 from tests.promises.models import four_convs, two_convs
 
@@ -134,8 +134,8 @@ def test_what_an_engine_prints_and_jumps_of_the_wall_clock_change_nothing(
 KILLED = """
 import sys
 from qdqtune.engines import registry
-from qdqtune.engines.simulated import QUIET
-from qdqtune.workflows.tune import tune
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows.tuning._tune import tune
 from tests.promises.faulty import ENTRY
 registry.ENGINES[ENTRY.name] = ENTRY
 options = {**QUIET, "fault": "hang_with_gil", "poisoned": "*"}

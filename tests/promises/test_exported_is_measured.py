@@ -10,15 +10,15 @@ from pathlib import Path
 import onnx
 import pytest
 
-from qdqtune.engines.simulated import QUIET
-from qdqtune.graph.files import load_model
-from qdqtune.graph.index import GraphIndex
-from qdqtune.qdq.op_units import canonical
-from qdqtune.qdq.read_back import read
-from qdqtune.records.errors import ModelError
-from qdqtune.records.placement import Placement
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning.export import export, list_candidates
+from qdqtune.graph._files import load_model
+from qdqtune.graph._index import GraphIndex
+from qdqtune.qdq._op_units import canonical
+from qdqtune.qdq._read_back import read
+from qdqtune.records._errors import ModelError
+from qdqtune.records._placement import Placement
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows._export import export, list_candidates
+from qdqtune.workflows.tuning._tune import tune
 from tests.promises.models import four_convs
 
 

@@ -14,11 +14,11 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.graph.atomic_files import make_folder, make_own, open_to_append, replacing
-from qdqtune.graph.files import load_model, save_model, write_text
-from qdqtune.records.errors import OutputError
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning.folder import SUBGRAPHS, RunFolder
+from qdqtune.graph._atomic_files import make_folder, make_own, open_to_append, replacing
+from qdqtune.graph._files import load_model, save_model, write_text
+from qdqtune.records._errors import OutputError
+from qdqtune.workflows.tuning._folder import SUBGRAPHS, RunFolder
+from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import matmul_file, model_from_text
 
 TIMEOUT_S = 120

@@ -18,7 +18,7 @@ SLACK_BYTES = 110 * 2**20
 
 MEASURED = """
 import json, resource, sys
-import qdqtune.workflows.insertion, qdqtune.workflows.stripping, qdqtune.workflows.precision
+import qdqtune.workflows._insert, qdqtune.workflows._strip, qdqtune.workflows._convert
 from qdqtune.cli.main import main
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 codes = [main(line) for line in json.loads(sys.argv[1])]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from benchmarks.trust import simulated_final
 
-from qdqtune.engines.reopened_comparison import FEWEST_OPENINGS, MOST_OPENINGS
-from qdqtune.engines.simulated.noise import Noise
-from qdqtune.records.measurement import Verdict
-from qdqtune.records.tuning import DEFAULT_THRESHOLD, TuneResult
-from qdqtune.workflows.tuning.final_model import why_not_shipped
+from qdqtune.engines._reopened_comparison import FEWEST_OPENINGS, MOST_OPENINGS
+from qdqtune.records._measurement import Verdict
+from qdqtune.records._tuning import DEFAULT_THRESHOLD, TuneResult
+from qdqtune.testing.simulated._machine import Noise
+from qdqtune.workflows.tuning._final_model import why_not_shipped
 from tests.promises.models import two_convs
 
 SEEDS = 1000

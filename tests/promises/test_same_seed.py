@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.records.tuning import TuneEvent, TuneResult
+from qdqtune.records._tuning import TuneEvent, TuneResult
 from tests.promises.faulty import OTHER_NOISE
 from tests.promises.models import two_convs
 

@@ -28,7 +28,7 @@ import onnxruntime
 import pytest
 
 from qdqtune.cli.main import main
-from qdqtune.workflows.tuning.export import list_candidates
+from qdqtune.workflows._export import list_candidates
 from tests.conftest import model_from_text
 from tests.promises import tampering
 from tests.promises.tampering import EXTERNAL, MEASURED, REGION, SUBGRAPH, Tampering

@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtune.cli.main import main
-from qdqtune.graph.duplicates import _MOST_INPUTS
+from qdqtune.graph._optimizing import _MOST_INPUTS
 
 FEW = _MOST_INPUTS + 200
 

@@ -11,8 +11,7 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from qdqtune.qdq.dialects import DIALECTS
-from qdqtune.qdq.encoding import (
+from qdqtune.qdq._encoding import (
     TensorFormat,
     dequantize,
     encode_bias,
@@ -21,6 +20,7 @@ from qdqtune.qdq.encoding import (
     least_weight_scale,
     quantize,
 )
+from qdqtune.qdq.dialects import DIALECTS
 
 ACTIVATIONS = {
     layout.activation for dialect in DIALECTS.values() for layout in dialect.formats.values()

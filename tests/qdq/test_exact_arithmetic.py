@@ -9,16 +9,16 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.native_dialect import native_dialect
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.graph.shapes import infer_shapes
-from qdqtune.qdq.dialect import Dialect
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.qdq._dialect import Dialect
+from qdqtune.qdq._encoding import quantize
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._selection import select_ops
 from qdqtune.qdq.dialects import DIALECTS
-from qdqtune.qdq.encoding import quantize
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.selection import select_ops
-from qdqtune.records.ranges import Ranges
+from qdqtune.records._ranges import Ranges
 from tests.conftest import model_from_text
 
 # The dialect for this machine, and the one that must be exact on every machine.

@@ -13,18 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.graph.files import load_model
-from qdqtune.graph.naming import name_nodes
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.graph.shapes import infer_shapes
+from qdqtune.graph._files import load_model
+from qdqtune.graph._index import name_nodes
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.qdq._encoding import dequantize, quantize
+from qdqtune.qdq._existing_scales import ReadEncoding, given_activation, given_weight
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._read_back import read, strip
+from qdqtune.qdq._selection import translate
 from qdqtune.qdq.dialects import DIALECTS, ONNXRUNTIME, ONNXRUNTIME_NO_VNNI, TENSORRT, TENSORRT_8
-from qdqtune.qdq.encoding import dequantize, quantize
-from qdqtune.qdq.existing_scales import given_activation, given_weight
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.read_back import read, strip
-from qdqtune.qdq.read_result import ReadEncoding
-from qdqtune.qdq.translate import translate
-from qdqtune.records.ranges import Ranges
+from qdqtune.records._ranges import Ranges
 from tests.conftest import model_from_text
 from tests.models import draw_placement, small_models
 

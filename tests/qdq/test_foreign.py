@@ -12,10 +12,10 @@ import onnxruntime as ort
 import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
-from qdqtune.graph.files import load_model, save_model
-from qdqtune.graph.folding import fold
-from qdqtune.qdq.read_back import read, strip
-from qdqtune.records.errors import ModelError
+from qdqtune.graph._files import load_model, save_model
+from qdqtune.graph._folding import fold
+from qdqtune.qdq._read_back import read, strip
+from qdqtune.records._errors import ModelError
 from tests.conftest import model_from_text
 
 
@@ -164,7 +164,7 @@ def test_scales_in_constant_nodes() -> None:
 
 def test_a_node_of_very_many_inputs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rewiring takes the square of their number."""
-    monkeypatch.setattr("qdqtune.qdq.read_back._MOST_INPUTS", 2)
+    monkeypatch.setattr("qdqtune.qdq._read_back._MOST_INPUTS", 2)
     text = """g (float[4] x) => (float[12] y) <float s = {0.1}, int8 z = {0}> {
         q = QuantizeLinear(x, s, z)
         d = DequantizeLinear(q, s, z)

@@ -10,14 +10,14 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from qdqtune.graph.folding import fold
-from qdqtune.graph.prepared_model import PreparedModel
+from qdqtune.graph._folding import fold
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._selection import select_ops
 from qdqtune.qdq.dialects import DIALECTS, dialect_named
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.selection import select_ops
-from qdqtune.records.errors import UsageError
-from qdqtune.records.placement import Placement
-from qdqtune.records.ranges import CalibrationSource, Ranges
+from qdqtune.records._errors import UsageError
+from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import CalibrationSource, Ranges
 from tests.conftest import model_from_text
 
 
@@ -65,7 +65,7 @@ def test_tensorrt_stores_weights_from_10_on_and_not_before(
 
 
 def test_fp8(residual: onnx.ModelProto, tmp_path: Path) -> None:
-    from qdqtune.graph.opset import raise_opset
+    from qdqtune.graph._opset import raise_opset
 
     model = ir.from_proto(residual)
     dialect = DIALECTS["tensorrt"]

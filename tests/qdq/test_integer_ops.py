@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from qdqtune.qdq.integer_ops import refuse_integer_ops
-from qdqtune.records.errors import ModelError
+from qdqtune.qdq._preprocess import refuse_integer_ops
+from qdqtune.records._errors import ModelError
 from tests.conftest import model_from_text
 
 QLINEAR = "y = QLinearMatMul(x, s, z, w, s, z, s, z)"

@@ -10,18 +10,18 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.calibration.minmax import collect_ranges
-from qdqtune.calibration.output_error import SignalToNoise
-from qdqtune.calibration.random_inputs import random_inputs
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.native_dialect import native_dialect
-from qdqtune.engines.reference_engine import AS_WRITTEN
-from qdqtune.graph.folding import fold
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.op_units import unit, why_not
-from qdqtune.records.ranges import CalibrationSource
+from qdqtune.calibration._output_error import SignalToNoise
+from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.calibration._ranges import collect_ranges
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._reference_engine import AS_WRITTEN
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._folding import fold
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._op_units import unit, why_not
+from qdqtune.records._ranges import CalibrationSource
 from tests.conftest import model_from_text
 
 rng = np.random.default_rng(3)

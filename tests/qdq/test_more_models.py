@@ -9,18 +9,18 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.graph.files import load_model
-from qdqtune.graph.fingerprint import fingerprint
-from qdqtune.graph.folding import fold
-from qdqtune.graph.prepared_model import PreparedModel
+from qdqtune.graph._files import load_model
+from qdqtune.graph._fingerprint import fingerprint
+from qdqtune.graph._folding import fold
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._op_units import canonical
+from qdqtune.qdq._read_back import read, strip
+from qdqtune.qdq._selection import select_ops, select_tensors
 from qdqtune.qdq.dialects import DIALECTS
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.op_units import canonical
-from qdqtune.qdq.read_back import read, strip
-from qdqtune.qdq.selection import select_ops, select_tensors
-from qdqtune.records.errors import UsageError
-from qdqtune.records.placement import Placement
-from qdqtune.records.ranges import Ranges
+from qdqtune.records._errors import UsageError
+from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import Ranges
 from tests.conftest import model_from_text
 
 

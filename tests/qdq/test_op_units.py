@@ -7,13 +7,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.graph.folding import fold
-from qdqtune.graph.index import GraphIndex
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import GraphIndex
+from qdqtune.qdq._op_units import canonical, close, unit
+from qdqtune.qdq._selection import select_nodes, select_ops, select_tensors
 from qdqtune.qdq.dialects import ONNXRUNTIME, TENSORRT
-from qdqtune.qdq.op_units import canonical, close, unit
-from qdqtune.qdq.selection import select_nodes, select_ops, select_tensors
-from qdqtune.records.errors import UsageError
-from qdqtune.records.placement import Edge, Placement
+from qdqtune.records._errors import UsageError
+from qdqtune.records._placement import Edge, Placement
 from tests.conftest import model_from_text
 
 

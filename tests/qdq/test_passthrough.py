@@ -12,25 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.calibration.minmax import collect_ranges
-from qdqtune.calibration.random_inputs import random_inputs
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
-from qdqtune.graph.folding import fold
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.naming import name_nodes
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.graph.shapes import infer_shapes
+from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.calibration._ranges import collect_ranges
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import GraphIndex, name_nodes
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.qdq._encoder import Encoder
+from qdqtune.qdq._existing_scales import ReadEncoding
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._op_units import canonical
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.qdq._read_back import read
+from qdqtune.qdq._selection import translate
 from qdqtune.qdq.dialects import DIALECTS, ONNXRUNTIME, OPENVINO
-from qdqtune.qdq.encoder import Encoder
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.op_units import canonical
-from qdqtune.qdq.quantization_planner import QuantizationPlanner
-from qdqtune.qdq.read_back import read
-from qdqtune.qdq.read_result import ReadEncoding
-from qdqtune.qdq.translate import translate
-from qdqtune.records.placement import Edge, Placement
-from qdqtune.records.ranges import CalibrationSource, Ranges
+from qdqtune.records._placement import Edge, Placement
+from qdqtune.records._ranges import CalibrationSource, Ranges
 from tests.conftest import model_from_text
 from tests.models import small_models
 

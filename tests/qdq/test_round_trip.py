@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.graph.files import load_model, save_model
-from qdqtune.graph.fingerprint import fingerprint
-from qdqtune.graph.naming import name_nodes
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.graph.shapes import infer_shapes
-from qdqtune.qdq.dialect import Dialect
+from qdqtune.graph._files import load_model, save_model
+from qdqtune.graph._fingerprint import fingerprint
+from qdqtune.graph._index import name_nodes
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.qdq._dialect import Dialect
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._op_units import canonical
+from qdqtune.qdq._read_back import read, strip
 from qdqtune.qdq.dialects import DIALECTS
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.op_units import canonical
-from qdqtune.qdq.read_back import read, strip
-from qdqtune.records.placement import Placement
-from qdqtune.records.ranges import Ranges
+from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import Ranges
 from tests.models import draw_placement, small_models
 
 WRITTEN = [
@@ -102,7 +102,7 @@ def test_strip_restores_quantized_weights_within_half_a_step(
     dialect = DIALECTS["onnxruntime"]
     inserter = inserter_for(residual, dialect, "int8", str(tmp_path))
     conv = inserter.index.node["n3"]
-    from qdqtune.qdq.op_units import unit
+    from qdqtune.qdq._op_units import unit
 
     model = inserter.model(unit(inserter.index, dialect, conv, whole=True))
     reading = strip(model)

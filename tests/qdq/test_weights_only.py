@@ -9,13 +9,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.autotune.search.space import Form, Group, Space
-from qdqtune.engines import registry
-from qdqtune.engines.isolated import Worker
-from qdqtune.graph.fingerprint import fingerprint
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._fingerprint import fingerprint
+from qdqtune.qdq._read_back import read, strip
 from qdqtune.qdq.dialects import DIALECTS
-from qdqtune.qdq.read_back import read, strip
-from qdqtune.records.placement import Edge
+from qdqtune.records._placement import Edge
+from qdqtune.search._space import Form, Group, Space
 from tests.conftest import model_from_text
 from tests.cutting import Cut, cut
 

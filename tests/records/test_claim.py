@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtune.records.claim import Claim
-from qdqtune.records.measurement import Comparison, EngineInfo
+from qdqtune.records._claim import Claim
+from qdqtune.records._measurement import Comparison, EngineInfo
 
 ENGINE = EngineInfo("simulated", "1", "machine", "cpu-vnni")
 

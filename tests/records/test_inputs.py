@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.records.errors import UsageError
-from qdqtune.records.inputs import InputRequest, shape_text
+from qdqtune.records._errors import UsageError
+from qdqtune.records._inputs import InputRequest, shape_text
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.records.errors import UsageError
-from qdqtune.records.placement import Edge, Placement
-from qdqtune.records.ranges import CalibrationSource, Ranges
+from qdqtune.records._errors import UsageError
+from qdqtune.records._placement import Edge, Placement
+from qdqtune.records._ranges import CalibrationSource, Ranges
 
 names = st.text(min_size=1, max_size=8)
 edges = st.builds(Edge, names, names, st.integers(0, 9))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.records.errors import LimitError
-from qdqtune.records.untrusted_files import parse_json, read_bytes, read_text
+from qdqtune.records._errors import LimitError
+from qdqtune.records._untrusted_files import parse_json, read_bytes, read_text
 
 
 def test_a_file_is_read_up_to_a_limit_and_not_beyond(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import threading
 import pytest
 
 import qdqtune
-from qdqtune.records.errors import UsageError
-from qdqtune.records.memory_sizes import parse_size, size_text
-from qdqtune.resources.limits import current_limits, is_out_of_memory
+from qdqtune.records._errors import UsageError
+from qdqtune.records._untrusted_files import parse_size, size_text
+from qdqtune.resources._limits import current_limits, is_out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_native_code_says_of_memory_is_understood() -> None:
 def test_this_process_is_held_to_the_limit_and_told_so() -> None:
     script = """
 import argparse, resource, sys
-from qdqtune.cli.running import run_safely
+from qdqtune.cli._runner import run_safely
 options = argparse.Namespace(max_memory=1 << 30, timeout=None)
 code = run_safely(lambda: len(bytearray(2 << 30)), options)
 assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY

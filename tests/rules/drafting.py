@@ -6,14 +6,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from qdqtune.graph.folding import fold
-from qdqtune.graph.index import GraphIndex
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import GraphIndex
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq.dialects import dialect_named
-from qdqtune.qdq.quantization_planner import QuantizationPlanner
-from qdqtune.records.placement import Edge
-from qdqtune.records.quantization import Decision
-from qdqtune.rules.order import draft_placement
-from qdqtune.rules.placement_draft import Constraints, Draft
+from qdqtune.records._placement import Edge
+from qdqtune.records._quantization import Decision
+from qdqtune.rules._order import draft_placement
+from qdqtune.rules._placement_draft import Constraints, Draft
 from tests.conftest import model_from_text
 
 _RNG = np.random.default_rng(11)

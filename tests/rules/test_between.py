@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtune.records.placement import Edge
-from qdqtune.rules.placement_draft import Constraints
+from qdqtune.records._placement import Edge
+from qdqtune.rules._placement_draft import Constraints
 from tests.rules.drafting import decision, decisions, draft_of_text, edges_into, normal
 
 ENGINES = ["onnxruntime", "openvino", "tensorrt"]

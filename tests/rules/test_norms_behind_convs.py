@@ -11,8 +11,8 @@ import pytest
 
 import qdqtune
 from qdqtune import zoo
-from qdqtune.records.placement import Edge
-from qdqtune.rules.placement_draft import Constraints, Draft, RuleDecision
+from qdqtune.records._placement import Edge
+from qdqtune.rules._placement_draft import Constraints, Draft, RuleDecision
 from tests.conftest import model_from_text
 from tests.rules.drafting import decision, draft_of_text, drafted, edges_into, ints, normal
 

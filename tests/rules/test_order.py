@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from qdqtune.qdq.dialects import DIALECTS
-from qdqtune.rules.order import RULES
-from qdqtune.rules.placement_draft import Constraints
+from qdqtune.rules._order import RULES
+from qdqtune.rules._placement_draft import Constraints
 from tests.rules.drafting import decision, decisions, draft_of_text, normal
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "quantize.md"

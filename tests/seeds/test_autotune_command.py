@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtune.autotune import _command as autotune
 from qdqtune.autotune.__main__ import apply_mode_presets, get_parser, main
-from qdqtune.cli import autotune
 from qdqtune.config import TuneConfig
-from qdqtune.records.inputs import InputRequest
-from qdqtune.workflows import tune as tuning
+from qdqtune.records._inputs import InputRequest
+from qdqtune.workflows.tuning import _tune as tuning
 from tests.conftest import model_from_text
 
 Capture = pytest.CaptureFixture[str]

@@ -21,8 +21,8 @@ from qdqtune.autotune.workflows import (
     init_benchmark_instance,
     subgraph_autotuning_workflow,
 )
-from qdqtune.engines.tensorrt.profile import parse_profile
-from qdqtune.records.errors import UsageError
+from qdqtune.engines.tensorrt._profile import parse_profile
+from qdqtune.records._errors import UsageError
 from tests.conftest import model_from_text
 
 #: By seed: modules below `modelopt.onnx.quantization`, and what is named in them.

@@ -13,17 +13,17 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.autotune.search.trial import Effort
+from qdqtune.autotune._command import main
 from qdqtune.autotune.workflows import generate_graph_json, groups_of
-from qdqtune.cli.autotune import main
-from qdqtune.engines.comparison import compare_files
-from qdqtune.engines.layer_files import read_layer_info
+from qdqtune.engines._comparison import compare_files
+from qdqtune.engines.layers._files import read_layer_info
 from qdqtune.qdq_utils import get_quantized_tensors
-from qdqtune.records.errors import EngineError, ModelError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.measurement import Comparison
-from qdqtune.workflows.tuning import float_type
-from qdqtune.workflows.tuning.settings import PRESETS
+from qdqtune.records._errors import EngineError, ModelError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._measurement import Comparison
+from qdqtune.search.strategies._strategy import Effort
+from qdqtune.workflows import _convert as float_type
+from qdqtune.workflows.tuning._time_budget import PRESETS
 from tests.conftest import model_from_text
 from tests.seeds.test_guide import block
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec

@@ -15,17 +15,17 @@ import pytest
 
 from qdqtune import zoo
 from qdqtune.autotune import QDQAutotuner
+from qdqtune.autotune import workflows as region_patterns
 from qdqtune.autotune.workflows import (
     benchmark_onnx_model,
     init_benchmark_instance,
     region_pattern_autotuning_workflow,
 )
-from qdqtune.graph.precision import convert_precision
+from qdqtune.graph._precision import convert_precision
 from qdqtune.qdq_utils import get_quantized_tensors
-from qdqtune.records.errors import EngineError, ModelError, QdqtuneError, UsageError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.precision import Precision
-from qdqtune.workflows import region_patterns
+from qdqtune.records._errors import EngineError, ModelError, QdqtuneError, UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._precision import Precision
 from tests.conftest import model_from_text
 
 

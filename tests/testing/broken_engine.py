@@ -15,8 +15,8 @@ from my_engine import MyEngine, MySession
 from onnx.parser import parse_model
 from onnx.reference.op_run import OpRun
 
-from qdqtune.engines.interface import InputSpec, SessionOptions
-from qdqtune.records.measurement import EngineInfo, LayerTime
+from qdqtune.engines._interface import InputSpec, SessionOptions
+from qdqtune.records._measurement import EngineInfo, LayerTime
 
 _MINE = ("fault", "another")
 _ANYTHING = """

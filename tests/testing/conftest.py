@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def faulty_bench(shown: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """The engine that the page shows, with faults by option."""
-    path = os.pathsep.join(map(str, (HERE, shown)))
+    path = os.pathsep.join(map(str, (HERE, shown, *sys.path)))
     environment = {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
     engine = EngineUnderTest("broken_engine:BrokenEngine", environment=environment)
     bench = Bench(engine, tmp_path_factory.mktemp("faulty"))

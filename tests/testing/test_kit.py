@@ -12,10 +12,20 @@ from pathlib import Path
 import pytest
 
 from qdqtune import zoo
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import WorkerFailure
-from qdqtune.testing import Bench, EngineConformance, EngineUnderTest, failing, layering
-from qdqtune.testing.models import SMALL
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._worker import WorkerFailure
+from qdqtune.testing import (
+    Bench,
+    EngineConformance,
+    EngineUnderTest,
+)
+from qdqtune.testing import (
+    _measuring as layering,
+)
+from qdqtune.testing import (
+    _robustness as failing,
+)
+from qdqtune.testing._bench import SMALL
 
 pytest_plugins = ["pytester"]
 
@@ -164,7 +174,7 @@ def test_a_class_without_an_engine_says_what_is_missing(pytester: pytest.Pyteste
 
 
 def test_without_pytest_the_kit_says_what_to_install() -> None:
-    code = "import sys; sys.modules['pytest'] = None; import qdqtune.testing"
+    code = "import sys; sys.modules['pytest'] = None; from qdqtune.testing import Bench"
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 1

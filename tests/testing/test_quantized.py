@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qdqtune.qdq.dialects import DIALECTS
-from qdqtune.testing.quantized import op_type_of, quantized_op
+from qdqtune.testing._computing import op_type_of, quantized_op
 
 TYPES = [(name, kind) for name, dialect in DIALECTS.items() for kind in dialect.formats]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import onnx
 
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.registry import EngineEntry
-from qdqtune.engines.simulated import SimulatedEngine
-from qdqtune.records.measurement import EngineInfo, LayerTime
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._registry import EngineEntry
+from qdqtune.records._measurement import EngineInfo, LayerTime
+from qdqtune.testing.simulated import SimulatedEngine
 
 MUTE = EngineEntry(
     "mute",

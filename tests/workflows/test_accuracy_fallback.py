@@ -7,11 +7,11 @@ import pytest
 from onnx import ModelProto
 
 import qdqtune
-from qdqtune.records.accuracy import allowed_sqnr_db
-from qdqtune.records.quantization import QuantizeReport
-from qdqtune.records.tuning import TuneEvent
-from qdqtune.workflows.accuracy_evaluator import Quality
-from qdqtune.workflows.accuracy_fallback import is_enough, joined
+from qdqtune.records._accuracy import allowed_sqnr_db
+from qdqtune.records._quantization import QuantizeReport
+from qdqtune.records._tuning import TuneEvent
+from qdqtune.workflows._accuracy_evaluator import Quality
+from qdqtune.workflows._accuracy_fallback import is_enough, joined
 from tests.conftest import model_from_text
 
 RNG = np.random.default_rng(5)
@@ -113,7 +113,7 @@ def test_a_long_repair_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> N
         d = Sigmoid(c)
         y = Conv<pads=[1,1,1,1]>(d, w3)
     }"""
-    monkeypatch.setattr("qdqtune.workflows.tuning.progress_reporter.SHOWN_EVERY_S", 0.0)
+    monkeypatch.setattr("qdqtune.workflows.tuning._context.SHOWN_EVERY_S", 0.0)
     events: list[TuneEvent] = []
     quantized(model_from_text(text, **weights), min_sqnr_db=70.0, callbacks=[events.append])
     told = [(event.stage, event.message.partition(":")[0]) for event in events]

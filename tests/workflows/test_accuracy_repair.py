@@ -11,16 +11,16 @@ import onnx
 import pytest
 from benchmarks.search_quality import synthetic_table
 
-from qdqtune.autotune.search.space import Space, State
-from qdqtune.engines.simulated import QUIET
-from qdqtune.records.tuning import TuneResult
-from qdqtune.report.tuning import tune_text
-from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning import accuracy as repairing
-from qdqtune.workflows.tuning.accuracy import AccuracyRepair
-from qdqtune.workflows.tuning.folder import JOURNAL
-from qdqtune.workflows.tuning.journal_format import encode, whole_lines
+from qdqtune.records._tuning import TuneResult
+from qdqtune.report._tuning import tune_text
+from qdqtune.search._space import Space, State
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator
+from qdqtune.workflows.tuning import _accuracy as repairing
+from qdqtune.workflows.tuning._accuracy import AccuracyRepair
+from qdqtune.workflows.tuning._folder import JOURNAL
+from qdqtune.workflows.tuning._journal_format import encode, whole_lines
+from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 
 CHECK_S, PART_S = 4.0, 1.0

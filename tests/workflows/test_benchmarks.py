@@ -12,15 +12,11 @@ import onnx
 import psutil
 import pytest
 
-from qdqtune.records.errors import EngineError, UsageError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.workflows import benchmark_instance
-from qdqtune.workflows.benchmark_instance import benchmark_onnx_model, init_benchmark_instance
-from qdqtune.workflows.benchmarks import (
-    EngineBenchmark,
-    TensorRTPyBenchmark,
-    TrtExecBenchmark,
-)
+from qdqtune.records._errors import EngineError, UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.workflows import _benchmark_instance as benchmark_instance
+from qdqtune.workflows._benchmark_instance import benchmark_onnx_model, init_benchmark_instance
+from qdqtune.workflows._benchmarks import EngineBenchmark, TensorRTPyBenchmark, TrtExecBenchmark
 from tests.conftest import model_from_text
 
 

@@ -13,18 +13,17 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.autotune.search.trial import Effort
-from qdqtune.calibration.output_error import Reference
-from qdqtune.calibration.tensor_statistics import TensorStatistics
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.simulated import QUIET
-from qdqtune.records.tuning import TuneEvent, TuneResult
-from qdqtune.report.tuning import tune_text
-from qdqtune.workflows import sample_provider
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning.bounded_samples import BoundedSamples
-from qdqtune.workflows.tuning.settings import PRESETS
-from qdqtune.workflows.tuning.time_budget import TimeBudget
+from qdqtune.calibration._output_error import Reference
+from qdqtune.calibration._tensor_statistics import TensorStatistics
+from qdqtune.engines._worker import Worker
+from qdqtune.records._tuning import TuneEvent, TuneResult
+from qdqtune.report._tuning import tune_text
+from qdqtune.search.strategies._strategy import Effort
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows import _sample_provider as sample_provider
+from qdqtune.workflows.tuning._calibrate import BoundedSamples
+from qdqtune.workflows.tuning._time_budget import PRESETS, TimeBudget
+from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 
 BUILD_S, EVALUATION_S, EVALUATE_S = 4.0, 6.0, 15.0

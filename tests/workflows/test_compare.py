@@ -13,14 +13,14 @@ import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
 import qdqtune
-from qdqtune.calibration.output_error import SignalToNoise
-from qdqtune.graph.files import load_model
-from qdqtune.records.error_report import ErrorReport
-from qdqtune.records.errors import EngineError, UsageError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.ranges import CalibrationSource
-from qdqtune.report.error_report import error_text
-from qdqtune.workflows.insertion import Choice, insert_qdq
+from qdqtune.calibration._output_error import SignalToNoise
+from qdqtune.graph._files import load_model
+from qdqtune.records._accuracy import ErrorReport
+from qdqtune.records._errors import EngineError, UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._ranges import CalibrationSource
+from qdqtune.report._error_report import error_text
+from qdqtune.workflows._insert import Choice, insert_qdq
 from tests.conftest import model_from_text
 
 MANY = """

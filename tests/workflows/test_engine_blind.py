@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from qdqtune.cli.main import main
-from qdqtune.engines import registry
-from qdqtune.engines.isa import Cpu
-from qdqtune.records.health import BrokenEngine, EngineHealth, Gpu, GpuHealth, Health, IsaLimit
-from qdqtune.report.health import health_record, health_text
-from qdqtune.workflows import health
-from qdqtune.workflows.accuracy_evaluator import has_own_kernels
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._isa import Cpu
+from qdqtune.records._health import BrokenEngine, EngineHealth, Gpu, GpuHealth, Health, IsaLimit
+from qdqtune.report._health import health_record, health_text
+from qdqtune.workflows import _doctor as health
+from qdqtune.workflows._accuracy_evaluator import has_own_kernels
 from tests.conftest import matmul_file
 
 

@@ -13,12 +13,11 @@ import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
 from qdqtune.cli.main import main
-from qdqtune.records.errors import ModelError
-from qdqtune.report.exclusion_list import TOOLS, exclusion_list
-from qdqtune.workflows.exclusion_list import exclusion_lists, float_nodes
-from qdqtune.workflows.insertion import insert_qdq
-from qdqtune.workflows.manual_selection import Choice
-from qdqtune.workflows.tuning.folder import BASELINE, FINAL
+from qdqtune.records._errors import ModelError
+from qdqtune.report._export import TOOLS, exclusion_list
+from qdqtune.workflows._exclusion_list import exclusion_lists, float_nodes
+from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows.tuning._folder import BASELINE, FINAL
 from tests.conftest import model_from_text
 
 

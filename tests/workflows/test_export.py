@@ -11,23 +11,23 @@ import onnx
 import onnxruntime
 import pytest
 
-from qdqtune.autotune.search.trial import Score
-from qdqtune.graph.atomic_files import sha256_of
-from qdqtune.graph.file_digest import model_digest
-from qdqtune.graph.files import load_model
-from qdqtune.graph.folding import fold
-from qdqtune.graph.prepared_model import PreparedModel
+from qdqtune.graph._atomic_files import sha256_of
+from qdqtune.graph._files import load_model
+from qdqtune.graph._folding import fold
+from qdqtune.graph._parsing import model_digest
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.qdq._read_back import read
 from qdqtune.qdq.dialects import dialect_named
-from qdqtune.qdq.insert import Inserter
-from qdqtune.qdq.quantization_planner import QuantizationPlanner
-from qdqtune.qdq.read_back import read
-from qdqtune.records.errors import ModelError, OutputError, UsageError
-from qdqtune.records.placement import Placement
-from qdqtune.records.ranges import Ranges
-from qdqtune.workflows.tuning.export import export, list_candidates
-from qdqtune.workflows.tuning.folder import BASELINE, CANDIDATES, JOURNAL
-from qdqtune.workflows.tuning.journal import Journal
-from qdqtune.workflows.tuning.journal_format import encode, whole_lines
+from qdqtune.records._errors import ModelError, OutputError, UsageError
+from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import Ranges
+from qdqtune.search.strategies._strategy import Score
+from qdqtune.workflows._export import export, list_candidates
+from qdqtune.workflows.tuning._folder import BASELINE, CANDIDATES, JOURNAL
+from qdqtune.workflows.tuning._journal import Journal
+from qdqtune.workflows.tuning._journal_format import encode, whole_lines
 from tests.conftest import model_from_text
 
 FLOAT = Placement()

@@ -11,20 +11,19 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.autotune.search.placement_search import PlacementSearch
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.reopened_comparison import Allowance, combine
-from qdqtune.engines.simulated import QUIET
-from qdqtune.engines.timing import FEWEST_ROUNDS
-from qdqtune.graph.files import load_model
-from qdqtune.qdq.read_back import read
-from qdqtune.records.measurement import Comparison
-from qdqtune.records.placement import Edge, Placement
-from qdqtune.records.ranges import RangeMethod
-from qdqtune.records.tuning import TuneResult
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning.final_model import Timed, time_final
-from qdqtune.workflows.tuning.final_round import Finalist, FinalRound
+from qdqtune.engines._reopened_comparison import Allowance, combine
+from qdqtune.engines._timing import FEWEST_ROUNDS
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._files import load_model
+from qdqtune.qdq._read_back import read
+from qdqtune.records._measurement import Comparison
+from qdqtune.records._placement import Edge, Placement
+from qdqtune.records._ranges import RangeMethod
+from qdqtune.records._tuning import TuneResult
+from qdqtune.search.strategies._placement_search import PlacementSearch
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows.tuning._final_model import Finalist, FinalRound, Timed, time_final
+from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 
 THRESHOLD = 1.02

@@ -12,23 +12,23 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto
 
-from qdqtune.engines.float_types import float_type_in_effect, preferred_float_type
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.simulated import QUIET
-from qdqtune.graph.precision import convert_precision
-from qdqtune.records.errors import EngineError, UsageError
-from qdqtune.records.measurement import EngineInfo
-from qdqtune.records.precision import Precision
-from qdqtune.records.tuning import TuneResult
-from qdqtune.report.tuning import tune_text
-from qdqtune.workflows.insertion import Choice, insert_qdq
-from qdqtune.workflows.quantization import quantize
-from qdqtune.workflows.source_model import open_source
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning import float_type
-from qdqtune.workflows.tuning.float_type import FloatForm, convert_to, told_options, wanted_type
-from qdqtune.workflows.tuning.journal import Journal
-from qdqtune.workflows.tuning.settings import PRESETS
+from qdqtune.engines._options import float_type_in_effect, preferred_float_type
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._precision import convert_precision
+from qdqtune.records._errors import EngineError, UsageError
+from qdqtune.records._measurement import EngineInfo
+from qdqtune.records._precision import Precision
+from qdqtune.records._tuning import TuneResult
+from qdqtune.report._tuning import tune_text
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows import _convert as float_type
+from qdqtune.workflows._convert import FloatForm, convert_to, told_options, wanted_type
+from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._quantize import quantize
+from qdqtune.workflows._source_model import open_source
+from qdqtune.workflows.tuning._journal import Journal
+from qdqtune.workflows.tuning._time_budget import PRESETS
+from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 

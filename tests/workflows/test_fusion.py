@@ -10,15 +10,14 @@ import onnx
 import pytest
 
 from qdqtune import zoo
-from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
-from qdqtune.records.errors import EngineError, ModelError, QdqtuneError, UsageError
-from qdqtune.records.fusion import GroupRecord, GroupsRecord
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.layers import MappedLayer
-from qdqtune.records.measurement import EngineInfo
-from qdqtune.report.fusion import groups_text
-from qdqtune.workflows.fusion import groups_of
-from qdqtune.workflows.tuning.layer_groups import spent_by_group
+from qdqtune.records._errors import EngineError, ModelError, QdqtuneError, UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._layers import GroupRecord, GroupsRecord, MappedLayer
+from qdqtune.records._measurement import EngineInfo
+from qdqtune.report._layers import groups_text
+from qdqtune.search.subgraphs._fusion_groups import FusionGroup
+from qdqtune.workflows._layers import groups_of
+from qdqtune.workflows.tuning._layer_groups import spent_by_group
 from tests.conftest import model_from_text
 
 DATA = Path(__file__).parents[1] / "data" / "tensorrt" / "rtx171"

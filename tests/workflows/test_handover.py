@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from qdqtune.workflows.tuning.folder import JOURNAL, RunFolder
+from qdqtune.workflows.tuning._folder import JOURNAL, RunFolder
 from tests.conftest import matmul_file
 
 MODEL, DATA = "optimized_final.onnx", "optimized_final.onnx.data"

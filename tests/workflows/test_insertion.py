@@ -11,19 +11,19 @@ import pytest
 from onnx import numpy_helper
 
 from qdqtune import zoo
-from qdqtune.calibration.output_error import SignalToNoise
-from qdqtune.calibration.random_inputs import random_inputs
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.reference_engine import AS_WRITTEN
-from qdqtune.graph.index import GraphIndex
+from qdqtune.calibration._output_error import SignalToNoise
+from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._reference_engine import AS_WRITTEN
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._index import GraphIndex
 from qdqtune.qdq.dialects import DIALECTS
-from qdqtune.records.errors import UsageError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.precision import Precision
-from qdqtune.records.ranges import CalibrationSource, RangeMethod
-from qdqtune.workflows.insertion import Choice, insert_qdq
-from qdqtune.workflows.precision import convert_model
+from qdqtune.records._errors import UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._precision import Precision
+from qdqtune.records._ranges import CalibrationSource, RangeMethod
+from qdqtune.workflows._convert import convert_model
+from qdqtune.workflows._insert import Choice, insert_qdq
 from tests.conftest import model_from_text
 
 WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "MatMul"}

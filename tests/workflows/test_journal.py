@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqtune.autotune.search.trial import Score
-from qdqtune.engines.timing import Round
-from qdqtune.records.errors import OutputError, QdqtuneError, UsageError
-from qdqtune.workflows.tuning.header import as_said_before
-from qdqtune.workflows.tuning.journal import QUARANTINE, AccuracyKey, Journal
-from qdqtune.workflows.tuning.journal_format import SCHEMA, encode, read_journal, whole_lines
+from qdqtune.engines._timing import Round
+from qdqtune.records._errors import OutputError, QdqtuneError, UsageError
+from qdqtune.search.strategies._strategy import Score
+from qdqtune.workflows.tuning._header import as_said_before
+from qdqtune.workflows.tuning._journal import QUARANTINE, AccuracyKey, Journal
+from qdqtune.workflows.tuning._journal_format import SCHEMA, encode, read_journal, whole_lines
 
 HEADER: dict[str, Any] = {
     "model": "0123",
@@ -146,7 +146,7 @@ def test_a_journal_of_too_many_lines_is_refused(
 ) -> None:
     path = tmp_path / "measurements.jsonl"
     write(path)
-    monkeypatch.setattr("qdqtune.workflows.tuning.journal_format._MOST_LINES", 12)
+    monkeypatch.setattr("qdqtune.workflows.tuning._journal_format._MOST_LINES", 12)
     with pytest.raises(UsageError, match=r"more than 12 lines or 1,024 MB"):
         Journal(path, HEADER)
 
@@ -209,7 +209,7 @@ def test_a_newer_schema_is_refused_not_thrown_away(
 ) -> None:
     path = tmp_path / "measurements.jsonl"
     write(path)
-    monkeypatch.setattr("qdqtune.workflows.tuning.journal_format.SCHEMA", SCHEMA + 1)
+    monkeypatch.setattr("qdqtune.workflows.tuning._journal_format.SCHEMA", SCHEMA + 1)
     newer = encode({"kind": "measurement", "something": "new"})
     monkeypatch.undo()
     path.write_text(path.read_text() + newer)
@@ -352,9 +352,9 @@ FILLS_THE_DISK = """
 import sys
 from pathlib import Path
 from tests.workflows.test_journal import DETAILS, HEADER
-from qdqtune.autotune.search.trial import Score
-from qdqtune.records.errors import OutputError
-from qdqtune.workflows.tuning.journal import Journal
+from qdqtune.search.strategies._strategy import Score
+from qdqtune.records._errors import OutputError
+from qdqtune.workflows.tuning._journal import Journal
 journal = Journal(Path(sys.argv[1]), HEADER)
 try:
     for number in range(1000):

@@ -8,12 +8,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.engines.layer_files import read_layer_info
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.naming import name_nodes
-from qdqtune.graph.shapes import infer_shapes
-from qdqtune.records.measurement import LayerTime
-from qdqtune.workflows.tuning.layer_file import layers_in_file
+from qdqtune.engines.layers._files import read_layer_info
+from qdqtune.graph._index import GraphIndex, name_nodes
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.records._measurement import LayerTime
+from qdqtune.workflows.tuning._layer_groups import layers_in_file
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt" / "trt860_h200"
 

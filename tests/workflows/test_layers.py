@@ -7,12 +7,12 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.records.errors import ModelError, QdqtuneError, UsageError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.layers import BETWEEN, NAMED, LayersRecord, MappedLayer
-from qdqtune.records.measurement import EngineInfo
-from qdqtune.report.layers import layers_text
-from qdqtune.workflows.layers import layers_of
+from qdqtune.records._errors import ModelError, QdqtuneError, UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._layers import BETWEEN, NAMED, LayersRecord, MappedLayer
+from qdqtune.records._measurement import EngineInfo
+from qdqtune.report._layers import layers_text
+from qdqtune.workflows._layers import layers_of
 from tests.conftest import model_from_text
 
 ENGINE = EngineInfo("onnxruntime", "1", "a cpu", "avx2", threads=1)

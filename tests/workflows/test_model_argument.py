@@ -17,11 +17,11 @@ import pytest
 import qdqtune
 from qdqtune import zoo
 from qdqtune.cli.main import main
-from qdqtune.graph import files
-from qdqtune.records.errors import ModelError, QdqtuneError, UsageError
-from qdqtune.records.result import Result
-from qdqtune.workflows.model_argument import as_file
-from qdqtune.workflows.tuning.settings import PRESETS
+from qdqtune.graph import _files as files
+from qdqtune.records._errors import ModelError, QdqtuneError, UsageError
+from qdqtune.records._results import Result
+from qdqtune.workflows._arguments import as_file
+from qdqtune.workflows.tuning._time_budget import PRESETS
 from tests.conftest import model_from_text
 
 HOSTILE = "<script>alert(1)</script>"

@@ -13,18 +13,18 @@ import onnx
 import pytest
 
 import qdqtune
-from qdqtune.autotune.patterns.pattern_cache import PatternCache
-from qdqtune.autotune.patterns.state_file import read_state
-from qdqtune.calibration.range_cache import Calibrated, RangeCache
+from qdqtune.calibration._ranges import Calibrated, RangeCache
 from qdqtune.cli.main import main
-from qdqtune.records.errors import NewerSchemaError
-from qdqtune.records.placement import Placement
-from qdqtune.records.ranges import Ranges
-from qdqtune.records.schemas import SCHEMAS
-from qdqtune.records.tuning import Summary
-from qdqtune.workflows.tuning.folder import READ_AGAIN, SUBGRAPH_CACHE
-from qdqtune.workflows.tuning.journal_format import encode, read_journal
-from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
+from qdqtune.records._errors import NewerSchemaError
+from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import Ranges
+from qdqtune.records._tuning import Summary
+from qdqtune.records._untrusted_files import SCHEMAS
+from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.patterns._state_file import read_state
+from qdqtune.workflows.tuning._folder import READ_AGAIN, SUBGRAPH_CACHE
+from qdqtune.workflows.tuning._journal_format import encode, read_journal
+from qdqtune.workflows.tuning._subgraph_costs import SubgraphCache
 from tests.promises.models import two_convs
 
 RUN = Path(__file__).parents[1] / "data/runs/schema-2"

@@ -8,12 +8,13 @@ from pathlib import Path
 import onnx
 import pytest
 
-from qdqtune.engines.simulated import QUIET
-from qdqtune.records.tuning import Noise
-from qdqtune.report.tuning import tune_text
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning import baseline, noise
-from qdqtune.workflows.tuning.noise import Found, noise_when_quiet
+from qdqtune.records._tuning import Noise
+from qdqtune.report._tuning import tune_text
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows.tuning import _baseline as baseline
+from qdqtune.workflows.tuning import _baseline as noise
+from qdqtune.workflows.tuning._baseline import Found, noise_when_quiet
+from qdqtune.workflows.tuning._tune import tune
 from tests.promises.models import two_convs
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.autotune.patterns.pattern_cache import PatternCache
-from qdqtune.autotune.patterns.state_file import read_state
-from qdqtune.records.placement import Placement
-from qdqtune.records.ranges import Ranges
-from qdqtune.records.tuning import Summary
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning.export import list_candidates
-from qdqtune.workflows.tuning.journal import Journal
-from qdqtune.workflows.tuning.journal_format import SCHEMA, read_journal
+from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import Ranges
+from qdqtune.records._tuning import Summary
+from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.patterns._state_file import read_state
+from qdqtune.workflows._export import list_candidates
+from qdqtune.workflows.tuning._journal import Journal
+from qdqtune.workflows.tuning._journal_format import SCHEMA, read_journal
+from qdqtune.workflows.tuning._tune import tune
 
 RUNS = Path(__file__).parents[1] / "data/runs"
 FOLDERS = sorted(RUNS.glob("schema-*"))

@@ -13,30 +13,30 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.calibration.output_error import Reference
-from qdqtune.engines import registry
-from qdqtune.engines.float_types import exact_options
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import FailureKind, Worker, WorkerFailure
-from qdqtune.engines.reference_engine import AS_WRITTEN, reference_worker
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.records.errors import EngineError, QdqtuneError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.measurement import EngineInfo
-from qdqtune.records.precision import Precision
-from qdqtune.records.tuning import TuneResult
-from qdqtune.report.bench import engine_line
-from qdqtune.report.tuning import tune_text
-from qdqtune.workflows import accuracy_evaluator
-from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator, Kernels
-from qdqtune.workflows.insertion import Choice, insert_qdq
-from qdqtune.workflows.precision import convert_model
-from qdqtune.workflows.quantization import quantize
-from qdqtune.workflows.sample_provider import sample_provider
-from qdqtune.workflows.source_model import open_source
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning.settings import PRESETS
-from qdqtune.workflows.verification import verify
+from qdqtune.calibration._output_error import Reference
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._options import exact_options
+from qdqtune.engines._reference_engine import AS_WRITTEN, reference_worker
+from qdqtune.engines._worker import FailureKind, Worker, WorkerFailure
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.records._errors import EngineError, QdqtuneError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._measurement import EngineInfo
+from qdqtune.records._precision import Precision
+from qdqtune.records._tuning import TuneResult
+from qdqtune.report._bench import engine_line
+from qdqtune.report._tuning import tune_text
+from qdqtune.workflows import _accuracy_evaluator as accuracy_evaluator
+from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator, Kernels
+from qdqtune.workflows._convert import convert_model
+from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._quantize import quantize
+from qdqtune.workflows._sample_provider import sample_provider
+from qdqtune.workflows._source_model import open_source
+from qdqtune.workflows._verify import verify
+from qdqtune.workflows.tuning._time_budget import PRESETS
+from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 
 pytestmark = pytest.mark.skipif(

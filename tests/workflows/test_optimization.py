@@ -16,13 +16,13 @@ import pytest
 
 import qdqtune
 from qdqtune.cli.main import main
-from qdqtune.graph.files import load_model
-from qdqtune.graph.fingerprint import fingerprint
-from qdqtune.records.errors import ModelError, UsageError
-from qdqtune.workflows.optimization import optimize_file
-from qdqtune.workflows.source_model import open_source
-from qdqtune.workflows.tune import plan_tune
-from qdqtune.workflows.tuning.settings import PRESETS
+from qdqtune.graph._files import load_model
+from qdqtune.graph._fingerprint import fingerprint
+from qdqtune.records._errors import ModelError, UsageError
+from qdqtune.workflows._optimize import optimize_file
+from qdqtune.workflows._source_model import open_source
+from qdqtune.workflows.tuning._time_budget import PRESETS
+from qdqtune.workflows.tuning._tune import plan_tune
 from tests.conftest import model_from_text
 
 FOLDED = ["Conv", "Relu", "Conv", "Add"]

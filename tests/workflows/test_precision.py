@@ -10,11 +10,11 @@ import pytest
 from onnx import numpy_helper
 
 from qdqtune import zoo
-from qdqtune.graph.files import load_model
-from qdqtune.records.errors import OutputError, UsageError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.precision import Precision
-from qdqtune.workflows.precision import convert_model
+from qdqtune.graph._files import load_model
+from qdqtune.records._errors import OutputError, UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._precision import Precision
+from qdqtune.workflows._convert import convert_model
 from tests.conftest import model_from_text
 
 

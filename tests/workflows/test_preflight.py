@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,27 +15,35 @@ import onnx
 import pytest
 
 from qdqtune import zoo
-from qdqtune.autotune.search.grouping import Grouping
-from qdqtune.engines import registry
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.engines.isolated import OpenModel, StoredFeeds, Worker
-from qdqtune.engines.simulated import QUIET
-from qdqtune.graph.prepared_model import PreparedModel
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._worker import OpenModel, StoredFeeds, Worker
+from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq.dialects import dialect_named
-from qdqtune.records.errors import EngineError, UsageError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.workflows.sample_provider import sample_provider
-from qdqtune.workflows.source_model import open_source
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning import baseline, context, preflight
-from qdqtune.workflows.tuning.layer_file import write_layer_file
-from qdqtune.workflows.tuning.preflight import (
+from qdqtune.records._errors import EngineError, UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.search._space import Grouping
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows._sample_provider import sample_provider
+from qdqtune.workflows._source_model import open_source
+from qdqtune.workflows.tuning import (
+    _baseline as baseline,
+)
+from qdqtune.workflows.tuning import (
+    _context as context,
+)
+from qdqtune.workflows.tuning import (
+    _preflight as preflight,
+)
+from qdqtune.workflows.tuning._layer_groups import write_layer_file
+from qdqtune.workflows.tuning._preflight import (
     build_limit_s,
     check_runs,
     find_choices,
     layers_told,
     with_ranges,
 )
+from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 
 ENGINES = Path(__file__).parents[1] / "engines"
@@ -43,7 +53,7 @@ PreflightStep = Callable[[Worker, Path, StoredFeeds], object]
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
     """With the engine whose models say how they misbehave."""
-    environment = {"PYTHONPATH": str(ENGINES)}
+    environment = {"PYTHONPATH": os.pathsep.join([str(ENGINES), *sys.path])}
     with Worker("faulty_engine:FaultyEngine", SessionOptions(), environment=environment) as worker:
         yield worker
 

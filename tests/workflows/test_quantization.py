@@ -16,15 +16,15 @@ from onnx import numpy_helper
 
 import qdqtune
 from qdqtune.config import NameFilters
-from qdqtune.graph.index import GraphIndex
-from qdqtune.qdq.read_back import read
-from qdqtune.records.errors import QdqtuneError, UsageError
-from qdqtune.records.placement import Placement
-from qdqtune.records.quantization import Decision, QuantizeResult
-from qdqtune.records.ranges import RangeMethod
-from qdqtune.workflows import quantize_steps
-from qdqtune.workflows.name_filters import constraints_of
-from qdqtune.workflows.tuning.folder import FINAL
+from qdqtune.graph._index import GraphIndex
+from qdqtune.qdq._read_back import read
+from qdqtune.records._errors import QdqtuneError, UsageError
+from qdqtune.records._placement import Placement
+from qdqtune.records._quantization import Decision, QuantizeResult
+from qdqtune.records._ranges import RangeMethod
+from qdqtune.workflows import _quantize_steps as quantize_steps
+from qdqtune.workflows._arguments import constraints_of
+from qdqtune.workflows.tuning._folder import FINAL
 from tests.conftest import model_from_text
 
 

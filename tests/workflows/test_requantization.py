@@ -16,12 +16,12 @@ from onnxruntime.quantization import (
 )
 
 from qdqtune import zoo
-from qdqtune.graph.files import load_model
-from qdqtune.qdq.read_back import read
-from qdqtune.records.errors import ModelError
-from qdqtune.records.ranges import CalibrationSource
-from qdqtune.workflows.insertion import Choice, insert_qdq
-from qdqtune.workflows.stripping import strip_qdq
+from qdqtune.graph._files import load_model
+from qdqtune.qdq._read_back import read
+from qdqtune.records._errors import ModelError
+from qdqtune.records._ranges import CalibrationSource
+from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._strip import strip_qdq
 
 NOTHING = Choice()
 

@@ -23,23 +23,23 @@ import onnxruntime
 import psutil
 import pytest
 
-from qdqtune.autotune.errors import AutotunerError
-from qdqtune.autotune.patterns.pattern_cache import PatternCache
-from qdqtune.autotune.search.placement_search import PlacementSearch
-from qdqtune.engines.isolated import Worker
-from qdqtune.graph.files import load_model
-from qdqtune.qdq.read_back import read
-from qdqtune.records.errors import ModelError, OutputError, QdqtuneError, UsageError
-from qdqtune.records.placement import Placement
-from qdqtune.records.tuning import TuneEvent, TuneResult
-from qdqtune.report.tuning import tune_text
-from qdqtune.workflows.interrupts import interrupt_on_signals
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning import handover
-from qdqtune.workflows.tuning.candidate_evaluator import CandidateEvaluator
-from qdqtune.workflows.tuning.export import export, list_candidates
-from qdqtune.workflows.tuning.folder import RunFolder
-from qdqtune.workflows.tuning.journal import Journal
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._files import load_model
+from qdqtune.qdq._read_back import read
+from qdqtune.records._errors import ModelError, OutputError, QdqtuneError, UsageError
+from qdqtune.records._placement import Placement
+from qdqtune.records._tuning import TuneEvent, TuneResult
+from qdqtune.report._tuning import tune_text
+from qdqtune.search._errors import AutotunerError
+from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.strategies._placement_search import PlacementSearch
+from qdqtune.workflows._export import export, list_candidates
+from qdqtune.workflows._interrupts import interrupt_on_signals
+from qdqtune.workflows.tuning import _run_files as handover
+from qdqtune.workflows.tuning._candidate_evaluator import CandidateEvaluator
+from qdqtune.workflows.tuning._folder import RunFolder
+from qdqtune.workflows.tuning._journal import Journal
+from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 
 KINDS = ("run", "session", "shares", "candidate", "round", "measurement", "accuracy", "end")
@@ -264,7 +264,7 @@ def test_resume_never_refuses_a_run_and_takes_an_empty_folder(model: Path, tmp_p
 HOLDS_A_FOLDER = """
 import sys, time
 from pathlib import Path
-from qdqtune.workflows.tuning.lock import FolderLock
+from qdqtune.workflows.tuning._run_files import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
@@ -309,7 +309,7 @@ def test_a_run_that_finds_less_does_not_cost_it_either(
 ) -> None:
     monkeypatch.setattr(PlacementSearch, "incumbent", frozenset(range(7)))  # 1.24x, not 1.37x
     # Here the best blanket is what the earlier run found; it would ship again.
-    monkeypatch.setattr("qdqtune.workflows.tuning.finalize.fastest_first", lambda *_: {})
+    monkeypatch.setattr("qdqtune.workflows.tuning._finalize.fastest_first", lambda *_: {})
     again = simulated(model, run, preset="default")
     assert again.placement == whole.placement
     assert again.summary.speedup == whole.summary.speedup
@@ -340,7 +340,7 @@ def test_a_speedup_that_was_forged_is_not_told_again(
     forged = {**summary, "speedup": 9.9, "speedup_interval": [9.8, 10.0]}
     (run / "summary.json").write_text(json.dumps(forged))
     monkeypatch.setattr(PlacementSearch, "incumbent", frozenset(range(7)))
-    monkeypatch.setattr("qdqtune.workflows.tuning.finalize.fastest_first", lambda *_: {})
+    monkeypatch.setattr("qdqtune.workflows.tuning._finalize.fastest_first", lambda *_: {})
     again = simulated(model, run, preset="default")
     assert again.placement == whole.placement
     assert again.summary.speedup == pytest.approx(whole.summary.speedup, rel=0.05)
@@ -371,7 +371,7 @@ def test_a_result_that_is_not_what_its_summary_says_is_not_kept(
     }
     (run / "summary.json").write_text(json.dumps({**summary, **changes}))
     monkeypatch.setattr(PlacementSearch, "incumbent", frozenset())
-    monkeypatch.setattr("qdqtune.workflows.tuning.finalize.fastest_first", lambda *_: {})
+    monkeypatch.setattr("qdqtune.workflows.tuning._finalize.fastest_first", lambda *_: {})
     again = simulated(model, run, preset="default")
     assert again.summary.kept_float
     assert "not what it claims: its outputs are" in again.summary.reason
@@ -526,7 +526,7 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
     """`nohup` starts commands like that; SIGQUIT is nobody's but the user's."""
     script = (
         "import signal\n"
-        "from qdqtune.workflows.interrupts import interrupt_on_signals\n"
+        "from qdqtune.workflows._interrupts import interrupt_on_signals\n"
         "interrupt_on_signals()\n"
         "print(*(int(signal.getsignal(each)) for each in (signal.SIGHUP, signal.SIGQUIT)))"
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.records.errors import EngineError, OutputError
-from qdqtune.workflows.tuning.folder import JOURNAL, SUBGRAPHS, RunFolder
+from qdqtune.records._errors import EngineError, OutputError
+from qdqtune.workflows.tuning._folder import JOURNAL, SUBGRAPHS, RunFolder
 from tests.conftest import matmul_file
 
 CACHE = "autotune_cache.json"

@@ -13,14 +13,13 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from qdqtune import zoo
 from qdqtune.autotune import PatternCache, QDQAutotuner
-from qdqtune.engines.simulated import QUIET
 from qdqtune.qdq_utils import get_quantized_tensors
-from qdqtune.records.errors import UsageError
-from qdqtune.records.tuning import TuneEvent, TuneResult
-from qdqtune.workflows.insertion import Choice, insert_qdq
-from qdqtune.workflows.same_model import activations_in, check_same_model
-from qdqtune.workflows.source_model import open_source
-from qdqtune.workflows.tune import tune
+from qdqtune.records._errors import UsageError
+from qdqtune.records._tuning import TuneEvent, TuneResult
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._source_model import activations_in, check_same_model, open_source
+from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 
 RESNET = {"width": 8, "image": 32, "blocks": (1, 1, 1, 1)}

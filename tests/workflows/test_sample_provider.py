@@ -13,17 +13,17 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from qdqtune.calibration import range_cache
-from qdqtune.cli.flags import add_calibration
-from qdqtune.engines.isolated import Worker
-from qdqtune.graph.prepared_model import PreparedModel
+from qdqtune.calibration import _ranges as range_cache
+from qdqtune.cli._flags import add_calibration
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._selection import select_ops
 from qdqtune.qdq.dialects import ONNXRUNTIME, TENSORRT
-from qdqtune.qdq.selection import select_ops
-from qdqtune.records.errors import UsageError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.ranges import RangeMethod, Ranges
-from qdqtune.workflows.sample_provider import ranges_in_every_way, sample_provider
-from qdqtune.workflows.source_model import open_source, ranges_behind_casts
+from qdqtune.records._errors import UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._ranges import RangeMethod, Ranges
+from qdqtune.workflows._sample_provider import ranges_in_every_way, sample_provider
+from qdqtune.workflows._source_model import open_source, ranges_behind_casts
 from tests.conftest import model_from_text
 
 DATA = np.random.default_rng(0).normal(size=(12, 3, 8, 8)).astype(np.float32)

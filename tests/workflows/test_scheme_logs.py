@@ -10,15 +10,15 @@ import onnx
 import pytest
 
 from qdqtune import zoo
-from qdqtune.autotune.patterns.state_file import read_state
 from qdqtune.autotune.region_inspect import inspect_region_search
-from qdqtune.autotune.regions.region import leaves
 from qdqtune.cli.main import main
-from qdqtune.engines import registry
-from qdqtune.engines.build_log import BuildLog
-from qdqtune.engines.simulated import QUIET
-from qdqtune.records.tuning import TuneResult
-from qdqtune.workflows.tune import tune
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._worker_log import BuildLog
+from qdqtune.records._tuning import TuneResult
+from qdqtune.search.patterns._state_file import read_state
+from qdqtune.search.regions._region import leaves
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows.tuning._tune import tune
 from tests.promises.conftest import ROOT
 from tests.workflows.mute_engine import REFUSING
 

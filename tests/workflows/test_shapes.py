@@ -12,13 +12,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtune import zoo
-from qdqtune.graph import files
-from qdqtune.records.errors import ModelError, OutputError, UsageError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.shapes import Proof, ShapesReport
-from qdqtune.workflows.insertion import insert_qdq
-from qdqtune.workflows.manual_selection import Choice
-from qdqtune.workflows.shapes import fix_shapes, show_shapes
+from qdqtune.graph import _files as files
+from qdqtune.records._errors import ModelError, OutputError, UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._results import Proof, ShapesReport
+from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._shapes import fix_shapes, show_shapes
 from tests.conftest import model_from_text
 
 NOTHING = InputRequest()

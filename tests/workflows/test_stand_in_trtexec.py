@@ -13,23 +13,23 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from qdqtune.autotune.search.trial import Effort
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.layer_files import read_layer_info
-from qdqtune.engines.reference_engine import reference_worker
-from qdqtune.graph.prepared_model import PreparedModel
-from qdqtune.records.errors import UsageError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.precision import Precision
-from qdqtune.records.tuning import TuneResult
-from qdqtune.report.tuning import tune_text
-from qdqtune.workflows.accuracy_evaluator import AccuracyEvaluator, Kernels
-from qdqtune.workflows.benchmarks import TrtExecBenchmark
-from qdqtune.workflows.comparison import bench
-from qdqtune.workflows.precision import convert_model
-from qdqtune.workflows.source_model import open_source
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning.settings import PRESETS
+from qdqtune.engines._reference_engine import reference_worker
+from qdqtune.engines._worker import Worker
+from qdqtune.engines.layers._files import read_layer_info
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.records._errors import UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._precision import Precision
+from qdqtune.records._tuning import TuneResult
+from qdqtune.report._tuning import tune_text
+from qdqtune.search.strategies._strategy import Effort
+from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator, Kernels
+from qdqtune.workflows._bench import bench
+from qdqtune.workflows._benchmarks import TrtExecBenchmark
+from qdqtune.workflows._convert import convert_model
+from qdqtune.workflows._source_model import open_source
+from qdqtune.workflows.tuning._time_budget import PRESETS
+from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 

@@ -18,12 +18,12 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.autotune.patterns.state_file import SavedState, read_state
-from qdqtune.records.errors import UsageError
-from qdqtune.records.tuning import TuneResult
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning import snapshot
-from qdqtune.workflows.tuning.journal_format import decode
+from qdqtune.records._errors import UsageError
+from qdqtune.records._tuning import TuneResult
+from qdqtune.search.patterns._state_file import SavedState, read_state
+from qdqtune.workflows.tuning import _snapshots as snapshot
+from qdqtune.workflows.tuning._journal_format import decode
+from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 
 SETTINGS: dict[str, Any] = {

@@ -20,14 +20,14 @@ import psutil
 import pytest
 from benchmarks.subgraph_models import random_model
 
-from qdqtune.autotune.subgraphs.costs import ObservedCosts
-from qdqtune.autotune.subgraphs.distinct_subgraphs import Subgraph
-from qdqtune.records.errors import OutputError
-from qdqtune.records.subgraphs import BY_TOTAL, Batch, SchemeTimes, SubgraphTimes
-from qdqtune.records.tuning import TuneResult
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning.subgraph_cache import SubgraphCache
-from qdqtune.workflows.tuning.subgraph_profiler import SubgraphProfiler
+from qdqtune.records._errors import OutputError
+from qdqtune.records._subgraphs import BY_TOTAL, Batch, SchemeTimes, SubgraphTimes
+from qdqtune.records._tuning import TuneResult
+from qdqtune.search.subgraphs._costs import ObservedCosts
+from qdqtune.search.subgraphs._distinct_subgraphs import Subgraph
+from qdqtune.workflows.tuning._subgraph_costs import SubgraphCache
+from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler
+from qdqtune.workflows.tuning._tune import tune
 
 CACHE = "autotune_cache.json"
 

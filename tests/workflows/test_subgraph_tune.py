@@ -13,19 +13,18 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.autotune.search.trial import Effort
-from qdqtune.engines import registry
-from qdqtune.graph.files import load_model
-from qdqtune.graph.index import GraphIndex
-from qdqtune.qdq.op_units import canonical
-from qdqtune.qdq.read_back import read
-from qdqtune.records.errors import UsageError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.subgraphs import BY_LAYERS, BY_TOTAL
-from qdqtune.records.tuning import TuneEvent, TuneResult
-from qdqtune.workflows.tune import tune
-from qdqtune.workflows.tuning.settings import PRESETS
-from qdqtune.workflows.tuning.time_budget import TimeBudget
+from qdqtune.engines import _registry as registry
+from qdqtune.graph._files import load_model
+from qdqtune.graph._index import GraphIndex
+from qdqtune.qdq._op_units import canonical
+from qdqtune.qdq._read_back import read
+from qdqtune.records._errors import UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._subgraphs import BY_LAYERS, BY_TOTAL
+from qdqtune.records._tuning import TuneEvent, TuneResult
+from qdqtune.search.strategies._strategy import Effort
+from qdqtune.workflows.tuning._time_budget import PRESETS, TimeBudget
+from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 from tests.cutting import cut
 from tests.workflows.mute_engine import MUTE, REFUSING

@@ -17,19 +17,19 @@ import pytest
 
 import qdqtune
 from qdqtune import zoo
-from qdqtune.autotune.search.trial import Score, Trial
-from qdqtune.engines.isolated import Worker
-from qdqtune.engines.simulated import QUIET
-from qdqtune.graph.files import load_model
-from qdqtune.graph.index import GraphIndex
-from qdqtune.qdq.op_units import canonical
-from qdqtune.qdq.read_back import read
-from qdqtune.records.errors import EngineError, OutputError, UsageError
-from qdqtune.records.placement import Placement
-from qdqtune.records.tuning import Summary, TuneEvent, TuneResult
-from qdqtune.workflows.insertion import Choice, insert_qdq
-from qdqtune.workflows.tune import plan_tune, tune
-from qdqtune.workflows.tuning import final_model
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._files import load_model
+from qdqtune.graph._index import GraphIndex
+from qdqtune.qdq._op_units import canonical
+from qdqtune.qdq._read_back import read
+from qdqtune.records._errors import EngineError, OutputError, UsageError
+from qdqtune.records._placement import Placement
+from qdqtune.records._tuning import Summary, TuneEvent, TuneResult
+from qdqtune.search.strategies._strategy import Score, Trial
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows.tuning import _final_model as final_model
+from qdqtune.workflows.tuning._tune import plan_tune, tune
 from tests.conftest import model_from_text
 
 SMALL = {"width": 16, "image": 64}
@@ -159,7 +159,7 @@ def test_seeds_and_journals_decide_and_hashes_do_not(resnet: Path, tmp_path: Pat
         folder.mkdir()
         (folder / "measurements.jsonl").write_text(journal)
         code = (
-            "import sys; from qdqtune.workflows.tune import tune; "
+            "import sys; from qdqtune.workflows.tuning._tune import tune; "
             "r = tune(sys.argv[1], engine='simulated', engine_options={'seed': '1'}, "
             "preset='quick', output_dir=sys.argv[2]); print(r.summary.benchmarks)"
         )
@@ -466,7 +466,7 @@ def test_a_quantized_model_that_is_slower_than_float_becomes_float(
 def test_an_engine_that_fails_midway_leaves_the_best_so_far(
     resnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qdqtune.workflows.tuning.candidate_evaluator import CandidateEvaluator
+    from qdqtune.workflows.tuning._candidate_evaluator import CandidateEvaluator
 
     answer = CandidateEvaluator.answer
 

@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.records.errors import QdqtuneError, UsageError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.workflows.tune import plan_tune, tune
-from qdqtune.workflows.tuning.shape_ranges import request_of
+from qdqtune.records._errors import QdqtuneError, UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.workflows._shape_ranges import request_of
+from qdqtune.workflows.tuning._tune import plan_tune, tune
 from tests.conftest import model_from_text
 
 OPEN = InputRequest(dims={"N": 4})

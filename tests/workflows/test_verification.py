@@ -17,23 +17,28 @@ import pytest
 
 from qdqtune import zoo
 from qdqtune.cli.main import main
-from qdqtune.engines import registry
-from qdqtune.engines.interface import SessionOptions
-from qdqtune.graph.atomic_files import sha256_of
-from qdqtune.records.comparison import BenchmarkEntry, BenchRecord
-from qdqtune.records.errors import UsageError
-from qdqtune.records.inputs import InputRequest
-from qdqtune.records.measurement import Comparison, EngineInfo, Measurement
-from qdqtune.records.placement import Placement
-from qdqtune.records.verification import Outcome, VerifyReport
-from qdqtune.report.verification import verify_text
-from qdqtune.workflows.comparison import bench
-from qdqtune.workflows.insertion import Choice, insert_qdq
-from qdqtune.workflows.remeasured_error import measure_error
-from qdqtune.workflows.tuning.folder import BASELINE, FINAL, JOURNAL, PLACEMENT, SUMMARY
-from qdqtune.workflows.tuning.handover import sha256_of_model, sha256_with_weights
-from qdqtune.workflows.tuning.journal import Journal
-from qdqtune.workflows.verification import verify
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.graph._atomic_files import sha256_of
+from qdqtune.records._errors import UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._measurement import (
+    BenchmarkEntry,
+    BenchRecord,
+    Comparison,
+    EngineInfo,
+    Measurement,
+)
+from qdqtune.records._placement import Placement
+from qdqtune.records._verification import Outcome, VerifyReport
+from qdqtune.report._bench import verify_text
+from qdqtune.workflows._bench import bench
+from qdqtune.workflows._claims import measure_error
+from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._verify import verify
+from qdqtune.workflows.tuning._folder import BASELINE, FINAL, JOURNAL, PLACEMENT, SUMMARY
+from qdqtune.workflows.tuning._journal import Journal
+from qdqtune.workflows.tuning._run_files import sha256_of_model, sha256_with_weights
 
 Claim = Callable[..., Path]
 
@@ -120,7 +125,7 @@ def measuring(
         found.append(BenchRecord(engine, entries, {}, 0))
         return found[-1]
 
-    monkeypatch.setattr("qdqtune.workflows.verification.bench", fake)
+    monkeypatch.setattr("qdqtune.workflows._verify.bench", fake)
     return found
 
 

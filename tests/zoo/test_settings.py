@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 import pytest
 
-from qdqtune.records.errors import UsageError
+from qdqtune.records._errors import UsageError
 from qdqtune.zoo import ARCHITECTURES, build
 from qdqtune.zoo.__main__ import main
 

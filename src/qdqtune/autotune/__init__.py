@@ -7,50 +7,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from qdqtune.autotune.aliases import found as _found
-from qdqtune.autotune.aliases import install as _install
+from qdqtune.autotune._aliases import found as _found
+from qdqtune.autotune._aliases import install as _install
 
 if TYPE_CHECKING:
-    from qdqtune.autotune.config import Config
-    from qdqtune.autotune.errors import (
+    from qdqtune.autotune._autotuner import QDQAutotuner, QDQAutotunerBase
+    from qdqtune.search._config import (
+        MODE_PRESETS,
+        Config,
+        StoreWithExplicitFlag,
+        get_node_filter_list,
+    )
+    from qdqtune.search._errors import (
         AutotunerError,
         AutotunerNotInitializedError,
         InvalidSchemeError,
     )
-    from qdqtune.autotune.patterns.insertion_points import (
+    from qdqtune.search.patterns._insertion_points import (
         ChildRegionInputInsertionPoint,
         InsertionPoint,
         NodeInputInsertionPoint,
         RegionOutputInsertionPoint,
-        has_quantizable_operations,
-    )
-    from qdqtune.autotune.patterns.insertion_points import (
-        RegionOutputInsertionPoint as ChildRegionOutputInsertionPoint,
-    )
-    from qdqtune.autotune.patterns.pattern_cache import PatternCache
-    from qdqtune.autotune.patterns.pattern_schemes import PatternSchemes
-    from qdqtune.autotune.patterns.point_filters import (
+        ResolvedInsertionPoint,
         get_autotuner_quantizable_ops,
         get_autotuner_skip_ops,
+        has_quantizable_operations,
+        merge_resolved_insertion_points,
         resolve_region_io_insertion_points,
         skip_invalid_insertion_points,
     )
-    from qdqtune.autotune.patterns.region_pattern import RegionPattern
-    from qdqtune.autotune.patterns.resolved import (
-        ResolvedInsertionPoint,
-        merge_resolved_insertion_points,
+    from qdqtune.search.patterns._insertion_points import (
+        RegionOutputInsertionPoint as ChildRegionOutputInsertionPoint,
     )
-    from qdqtune.autotune.patterns.scheme import InsertionScheme
-    from qdqtune.autotune.presets import (
-        MODE_PRESETS,
-        StoreWithExplicitFlag,
-        get_node_filter_list,
-    )
-    from qdqtune.autotune.regions.custom_regions import region_of
-    from qdqtune.autotune.regions.region import Region, RegionType
-    from qdqtune.autotune.regions.region_search import CombinedRegionSearch
-    from qdqtune.autotune.session.autotuner import QDQAutotuner
-    from qdqtune.autotune.session.autotuner_base import QDQAutotunerBase
+    from qdqtune.search.patterns._pattern_cache import PatternCache, PatternSchemes
+    from qdqtune.search.patterns._region_pattern import RegionPattern
+    from qdqtune.search.patterns._scheme import InsertionScheme
+    from qdqtune.search.regions._region import Region, RegionType
+    from qdqtune.search.regions._region_search import CombinedRegionSearch, region_of
 
 __all__ = [
     "MODE_PRESETS",

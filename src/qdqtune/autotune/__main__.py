@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from qdqtune.cli.autotune import (
+from qdqtune.autotune._command import (
     apply_mode_presets,
     get_parser,
     log_benchmark_config,

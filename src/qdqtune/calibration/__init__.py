@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from qdqtune._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from qdqtune.calibration.minmax import collect_ranges
-    from qdqtune.calibration.observed_shapes import observe_shapes
-    from qdqtune.calibration.sample_set import SampleSet, open_samples
-    from qdqtune.records.ranges import CalibrationSource
+    from qdqtune.calibration._ranges import collect_ranges
+    from qdqtune.calibration._sample_set import SampleSet, open_samples
+    from qdqtune.calibration._tensor_capture import observe_shapes
+    from qdqtune.records._ranges import CalibrationSource
 
 __all__ = [
     "CalibrationSource",
@@ -24,11 +24,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CalibrationSource": "qdqtune.records.ranges",
-    "SampleSet": "qdqtune.calibration.sample_set",
-    "collect_ranges": "qdqtune.calibration.minmax",
-    "observe_shapes": "qdqtune.calibration.observed_shapes",
-    "open_samples": "qdqtune.calibration.sample_set",
+    "CalibrationSource": "qdqtune.records._ranges",
+    "SampleSet": "qdqtune.calibration._sample_set",
+    "collect_ranges": "qdqtune.calibration._ranges",
+    "observe_shapes": "qdqtune.calibration._tensor_capture",
+    "open_samples": "qdqtune.calibration._sample_set",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

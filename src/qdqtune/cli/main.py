@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 
 from qdqtune._version import __version__
-from qdqtune.cli.parser import Parser
-from qdqtune.cli.running import USAGE, run_safely, set_up_logging
+from qdqtune.cli._parser import Parser
+from qdqtune.cli._runner import USAGE, run_safely, set_up_logging
 
 _COMMANDS = {
     "tune": "find where quantization pays in a model, by measuring",
@@ -84,9 +84,9 @@ def get_parser(first: str | None = None) -> argparse.ArgumentParser:
     for name, summary in _COMMANDS.items():
         add = functools.partial(commands.add_parser, name, help=summary)
         if first in (None, name):
-            from qdqtune.cli.flags import add_common
+            from qdqtune.cli._flags import add_common
 
-            importlib.import_module(f"qdqtune.cli.{name}").add_parser(add)
+            importlib.import_module(f"qdqtune.cli._{name}").add_parser(add)
             add_common(commands.choices[name])
         else:
             add()
@@ -97,7 +97,7 @@ class _PrintVersions(argparse.Action):
     """Prints the versions of qdqtune and of the engines."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
-        from qdqtune.engines import registry
+        from qdqtune.engines import _registry as registry
 
         print(f"qdqtune {__version__}")
         for name, entry in registry.engines().items():

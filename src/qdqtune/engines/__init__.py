@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from qdqtune._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from qdqtune.engines.engine_entry import DialectChoice, EngineEntry
-    from qdqtune.engines.interface import Engine, InputSpec, Session, SessionOptions
-    from qdqtune.engines.isolated import Worker, WorkerFailure
-    from qdqtune.engines.latency_shares import estimated_shares
-    from qdqtune.records.measurement import EngineInfo, LayerTime
+    from qdqtune.engines._entries import DialectChoice, EngineEntry
+    from qdqtune.engines._interface import Engine, InputSpec, Session, SessionOptions
+    from qdqtune.engines._worker import Worker, WorkerFailure
+    from qdqtune.engines.layers._latency import estimated_shares
+    from qdqtune.records._measurement import EngineInfo, LayerTime
 
 __all__ = [
     "DialectChoice",
@@ -31,17 +31,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DialectChoice": "qdqtune.engines.engine_entry",
-    "Engine": "qdqtune.engines.interface",
-    "EngineEntry": "qdqtune.engines.engine_entry",
-    "EngineInfo": "qdqtune.records.measurement",
-    "InputSpec": "qdqtune.engines.interface",
-    "LayerTime": "qdqtune.records.measurement",
-    "Session": "qdqtune.engines.interface",
-    "SessionOptions": "qdqtune.engines.interface",
-    "Worker": "qdqtune.engines.isolated",
-    "WorkerFailure": "qdqtune.engines.isolated",
-    "estimated_shares": "qdqtune.engines.latency_shares",
+    "DialectChoice": "qdqtune.engines._entries",
+    "Engine": "qdqtune.engines._interface",
+    "EngineEntry": "qdqtune.engines._entries",
+    "EngineInfo": "qdqtune.records._measurement",
+    "InputSpec": "qdqtune.engines._interface",
+    "LayerTime": "qdqtune.records._measurement",
+    "Session": "qdqtune.engines._interface",
+    "SessionOptions": "qdqtune.engines._interface",
+    "Worker": "qdqtune.engines._worker",
+    "WorkerFailure": "qdqtune.engines._worker",
+    "estimated_shares": "qdqtune.engines.layers._latency",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

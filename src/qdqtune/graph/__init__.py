@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from qdqtune._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from qdqtune.graph.files import load_model, save_model
-    from qdqtune.graph.folding import fold
-    from qdqtune.graph.index import GraphIndex
-    from qdqtune.graph.input_shapes import resolve_shapes
-    from qdqtune.graph.precision import convert_precision
-    from qdqtune.graph.prepared_model import PreparedModel
-    from qdqtune.graph.shapes import at_shapes
+    from qdqtune.graph._files import load_model, save_model
+    from qdqtune.graph._folding import fold
+    from qdqtune.graph._index import GraphIndex
+    from qdqtune.graph._input_shapes import resolve_shapes
+    from qdqtune.graph._precision import convert_precision
+    from qdqtune.graph._prepared_model import PreparedModel
+    from qdqtune.graph._shapes import at_shapes
 
 __all__ = [
     "GraphIndex",
@@ -30,14 +30,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "GraphIndex": "qdqtune.graph.index",
-    "PreparedModel": "qdqtune.graph.prepared_model",
-    "at_shapes": "qdqtune.graph.shapes",
-    "convert_precision": "qdqtune.graph.precision",
-    "fold": "qdqtune.graph.folding",
-    "load_model": "qdqtune.graph.files",
-    "resolve_shapes": "qdqtune.graph.input_shapes",
-    "save_model": "qdqtune.graph.files",
+    "GraphIndex": "qdqtune.graph._index",
+    "PreparedModel": "qdqtune.graph._prepared_model",
+    "at_shapes": "qdqtune.graph._shapes",
+    "convert_precision": "qdqtune.graph._precision",
+    "fold": "qdqtune.graph._folding",
+    "load_model": "qdqtune.graph._files",
+    "resolve_shapes": "qdqtune.graph._input_shapes",
+    "save_model": "qdqtune.graph._files",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

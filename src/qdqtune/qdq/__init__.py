@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from qdqtune._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from qdqtune.qdq.dialect import Dialect
+    from qdqtune.qdq._dialect import Dialect
+    from qdqtune.qdq._insert import Inserter
+    from qdqtune.qdq._op_units import unit
+    from qdqtune.qdq._quantization_planner import QuantizationPlanner
     from qdqtune.qdq.dialects import DIALECTS, dialect_named
-    from qdqtune.qdq.insert import Inserter
-    from qdqtune.qdq.op_units import unit
-    from qdqtune.qdq.quantization_planner import QuantizationPlanner
 
 __all__ = [
     "DIALECTS",
@@ -27,11 +27,11 @@ __all__ = [
 
 _HOMES = {
     "DIALECTS": "qdqtune.qdq.dialects",
-    "Dialect": "qdqtune.qdq.dialect",
-    "Inserter": "qdqtune.qdq.insert",
-    "QuantizationPlanner": "qdqtune.qdq.quantization_planner",
+    "Dialect": "qdqtune.qdq._dialect",
+    "Inserter": "qdqtune.qdq._insert",
+    "QuantizationPlanner": "qdqtune.qdq._quantization_planner",
     "dialect_named": "qdqtune.qdq.dialects",
-    "unit": "qdqtune.qdq.op_units",
+    "unit": "qdqtune.qdq._op_units",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -5,17 +5,32 @@ It stands beside the layers, like the zoo: nothing of qdqtune imports it. See do
 
 from __future__ import annotations
 
-try:
-    import pytest
-except ModuleNotFoundError as error:
-    raise ImportError(
-        "qdqtune.testing needs pytest, which is not installed.\n"
-        "Install it: pip install 'qdqtune[testing]'"
-    ) from error
+from typing import TYPE_CHECKING, Any
 
-from qdqtune.testing.bench import Bench, EngineUnderTest
-from qdqtune.testing.conformance import EngineConformance
+from qdqtune._lazy import lazy_names
 
-del pytest  # it was asked for only to say what is missing
+if TYPE_CHECKING:
+    from qdqtune.testing._bench import Bench, EngineUnderTest
+    from qdqtune.testing._conformance import EngineConformance
 
 __all__ = ["Bench", "EngineConformance", "EngineUnderTest"]
+
+_HOMES = {
+    "Bench": "qdqtune.testing._bench",
+    "EngineConformance": "qdqtune.testing._conformance",
+    "EngineUnderTest": "qdqtune.testing._bench",
+}
+
+_import_name, __dir__ = lazy_names(__name__, _HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return _import_name(name)
+    except ModuleNotFoundError as error:
+        if error.name != "pytest":
+            raise
+        raise ImportError(
+            "qdqtune.testing needs pytest, which is not installed.\n"
+            "Install it: pip install 'qdqtune[testing]'"
+        ) from error

@@ -9,18 +9,13 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from qdqtune.records.errors import UsageError
-from qdqtune.zoo.bert import bert
-from qdqtune.zoo.chain import chain
-from qdqtune.zoo.convnext import convnext
-from qdqtune.zoo.efficientnet import efficientnet
-from qdqtune.zoo.mobilenet import mobilenet_v2
-from qdqtune.zoo.resnet import resnet18, resnet34, resnet50
-from qdqtune.zoo.settings import Setting, check_settings, settings_of
-from qdqtune.zoo.shufflenet import shufflenet_v2
-from qdqtune.zoo.unet import unet
-from qdqtune.zoo.vit import vit
-from qdqtune.zoo.yolo import yolo
+from qdqtune.records._errors import UsageError
+from qdqtune.zoo._chain import chain
+from qdqtune.zoo._dense_prediction import unet, yolo
+from qdqtune.zoo._mobilenet import efficientnet, mobilenet_v2, shufflenet_v2
+from qdqtune.zoo._resnet import convnext, resnet18, resnet34, resnet50
+from qdqtune.zoo._settings import Setting, check_settings, settings_of
+from qdqtune.zoo._transformers import bert, vit
 
 if TYPE_CHECKING:
     import onnx

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from qdqtune.cli.zoo import main
+from qdqtune.cli._zoo import main
 
 __all__ = ["main"]
 

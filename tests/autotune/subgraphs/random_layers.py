@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtune.graph.index import GraphIndex
-from qdqtune.records.layers import BETWEEN, NAMED, PART, UNKNOWN, MappedLayer
+from qdqtune.graph._index import GraphIndex
+from qdqtune.records._layers import BETWEEN, NAMED, PART, UNKNOWN, MappedLayer
 from tests.autotune.graphs import index_of
 
 _OPS = ("MatMul", "Weighted", "Add", "Relu", "Relu", "Transpose", "Softmax", "Pair", "Expand")

@@ -11,16 +11,15 @@ import onnx
 import pytest
 from benchmarks.subgraph_models import random_model
 
-from qdqtune.autotune.search.space import Space
-from qdqtune.autotune.subgraphs.assembly import Costs, Crossing
-from qdqtune.autotune.subgraphs.costs import ObservedCosts, costs_of, refined
-from qdqtune.autotune.subgraphs.distinct_subgraphs import FULL, NONE, WEIGHTS
-from qdqtune.autotune.subgraphs.observed_costs import look_at
-from qdqtune.autotune.subgraphs.quantizable_groups import make_choices, make_units
-from qdqtune.engines.simulated import PROFILES, kernels_of, true_latency_ms
-from qdqtune.graph.index import GraphIndex
-from qdqtune.records.measurement import LayerTime
-from qdqtune.records.subgraphs import BY_LAYERS, SchemeTimes, SubgraphTimes
+from qdqtune.graph._index import GraphIndex
+from qdqtune.records._measurement import LayerTime
+from qdqtune.records._subgraphs import BY_LAYERS, SchemeTimes, SubgraphTimes
+from qdqtune.search._space import Space
+from qdqtune.search.subgraphs._assembly import Costs, Crossing
+from qdqtune.search.subgraphs._costs import ObservedCosts, costs_of, look_at, refined
+from qdqtune.search.subgraphs._distinct_subgraphs import FULL, NONE, WEIGHTS
+from qdqtune.search.subgraphs._quantizable_groups import make_choices, make_units
+from qdqtune.testing.simulated import PROFILES, kernels_of, true_latency_ms
 from tests.conftest import model_from_text
 from tests.cutting import Cut, cut, layers_of
 

@@ -11,8 +11,8 @@ import pytest
 from onnx import numpy_helper
 
 from qdqtune import zoo
-from qdqtune.autotune.search.space import Form
-from qdqtune.autotune.subgraphs.distinct_subgraphs import (
+from qdqtune.search._space import Form
+from qdqtune.search.subgraphs._distinct_subgraphs import (
     ACTIVATIONS,
     FULL,
     RULES,
@@ -20,7 +20,7 @@ from qdqtune.autotune.subgraphs.distinct_subgraphs import (
     find_subgraphs,
     placement_inside,
 )
-from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
+from qdqtune.search.subgraphs._fusion_groups import FusionGroup
 from tests.conftest import model_from_text
 from tests.cutting import SMALL, Cut, cut, cut_zoo
 

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qdqtune import zoo
-from qdqtune.autotune.subgraphs.convex import Flow
-from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup, fusion_groups
-from qdqtune.graph.files import load_model
-from qdqtune.graph.index import GraphIndex
-from qdqtune.graph.shapes import infer_shapes
-from qdqtune.records.layers import BETWEEN, NAMED, PART, MappedLayer
-from qdqtune.workflows.layers import layers_of
+from qdqtune.graph._files import load_model
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.records._layers import BETWEEN, NAMED, PART, MappedLayer
+from qdqtune.search.subgraphs._convex import Flow
+from qdqtune.search.subgraphs._fusion_groups import FusionGroup, fusion_groups
+from qdqtune.workflows._layers import layers_of
 from tests.autotune.graphs import from_text, long_chain, weight
 from tests.autotune.subgraphs.random_layers import random_graph, random_layers
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qdqtune.autotune.search.space import Form, Space
-from qdqtune.autotune.subgraphs.distinct_subgraphs import FULL, NONE, RULES, WEIGHTS, Subgraph
-from qdqtune.autotune.subgraphs.fusion_groups import FusionGroup
-from qdqtune.autotune.subgraphs.quantizable_groups import (
+from qdqtune.records._subgraphs import BY_LAYERS, SchemeTimes, SubgraphTimes
+from qdqtune.search._space import Form, Space
+from qdqtune.search.subgraphs._distinct_subgraphs import FULL, NONE, RULES, WEIGHTS, Subgraph
+from qdqtune.search.subgraphs._fusion_groups import FusionGroup
+from qdqtune.search.subgraphs._quantizable_groups import (
     Choices,
     QuantizableGroup,
     make_choices,
     make_units,
 )
-from qdqtune.records.subgraphs import BY_LAYERS, SchemeTimes, SubgraphTimes
 from tests.conftest import model_from_text
 from tests.cutting import Cut, cut, cut_zoo
 

@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qdqtune.autotune.search.space import Group, Space, State
-from qdqtune.autotune.search.strategy import Limits
-from qdqtune.autotune.search.trial import SEEDS, Score, Trial
-from qdqtune.autotune.subgraphs.assembly import Costs, Crossing, assemble
-from qdqtune.autotune.subgraphs.costs import ObservedCosts
-from qdqtune.autotune.subgraphs.quantizable_groups import Choices
-from qdqtune.autotune.subgraphs.validation import SubgraphSearch
+from qdqtune.search._space import Group, Space, State
+from qdqtune.search.strategies._strategy import SEEDS, Limits, Score, Trial
+from qdqtune.search.subgraphs._assembly import Costs, Crossing, assemble
+from qdqtune.search.subgraphs._costs import ObservedCosts
+from qdqtune.search.subgraphs._quantizable_groups import Choices
+from qdqtune.search.subgraphs._validation import SubgraphSearch
 from tests.conftest import model_from_text
 from tests.cutting import cut
 

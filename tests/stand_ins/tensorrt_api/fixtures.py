@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqtune.engines.isolated import Worker
+from qdqtune.engines._worker import Worker
 
-ENGINE = "qdqtune.engines.tensorrt.engine:TensorRtEngine"
+ENGINE = "qdqtune.engines.tensorrt._engine:TensorRtEngine"
 HERE = Path(__file__).parent
 _REPOSITORY = HERE.parents[2]
 
@@ -26,7 +26,9 @@ def api_environment(
         slowness: How much longer than usual everything takes.
     """
     return {
-        "PYTHONPATH": os.pathsep.join((str(HERE), str(_REPOSITORY))),
+        "PYTHONPATH": os.pathsep.join(
+            (str(HERE), str(_REPOSITORY), os.environ.get("PYTHONPATH", ""))
+        ),
         "XDG_CACHE_HOME": str(cache_home),
         "STAND_IN_TRT_VERSION": version,
         "STAND_IN_TRT_FAULT": fault,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 
-from qdqtune.qdq.dialect import Dialect
-from qdqtune.qdq.dialects.onnxruntime import ONNXRUNTIME, ONNXRUNTIME_NO_VNNI
-from qdqtune.qdq.dialects.openvino import OPENVINO, OPENVINO_NO_VNNI
-from qdqtune.qdq.dialects.tensorrt import TENSORRT, TENSORRT_8
-from qdqtune.records.errors import UsageError
+from qdqtune.qdq._dialect import Dialect
+from qdqtune.qdq.dialects._onnxruntime import ONNXRUNTIME, ONNXRUNTIME_NO_VNNI
+from qdqtune.qdq.dialects._openvino import OPENVINO, OPENVINO_NO_VNNI
+from qdqtune.qdq.dialects._tensorrt import TENSORRT, TENSORRT_8
+from qdqtune.records._errors import UsageError
 
 DIALECTS = {
     dialect.name: dialect

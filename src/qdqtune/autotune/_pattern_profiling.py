@@ -1,0 +1,343 @@
+"""The schemes of each pattern: which are proposed, what was measured, and which one applies."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from itertools import chain
+
+from qdqtune.autotune._tuned_pattern import EdgeClosure, TunedPattern, patterns_of
+from qdqtune.graph._index import GraphIndex
+from qdqtune.records._placement import Edge
+from qdqtune.search._config import Config
+from qdqtune.search._errors import InvalidSchemeError
+from qdqtune.search.patterns._insertion_points import InsertionPoint
+from qdqtune.search.patterns._pattern_cache import PatternCache, PatternSchemes
+from qdqtune.search.patterns._scheme import InsertionScheme
+from qdqtune.search.regions._region import Region
+
+# How often, once every point was tested, the next step is a single point of the fastest scheme.
+_SINGLE_STEPS = 0.5
+
+
+def variations(
+    measured: Sequence[InsertionScheme],
+    points: Sequence[InsertionPoint],
+    config: Config,
+    chance: random.Random,
+) -> Iterator[InsertionScheme]:
+    """Schemes that differ from a fast one in a few points; they need not be new.
+
+    First every point is changed once in the fastest scheme: where points don't depend on each
+    other, that is enough to find the best scheme of all. Then chance mixes such steps with larger
+    ones that start from any fast scheme. In the end, every single point of each of those is tried,
+    so that nothing that lies next to a fast scheme is missed.
+
+    Args:
+        measured: Schemes that were measured without an error.
+        points: Every point that there is.
+        config: How many schemes to start from, how many points to change, how often to try.
+        chance: What decides.
+    """
+    if not points or not measured or not config.maximum_mutations:
+        return
+    bases = _fastest(measured, config)
+    tested = _times_tested(measured, points)
+    order = sorted(chance.sample(points, len(points)), key=tested.__getitem__)
+    for point in order:
+        if not tested[point]:
+            yield flipped(bases[0], [point], points)
+    for attempt in range(config.maximum_generation_attempts):
+        if chance.random() < _SINGLE_STEPS:
+            yield flipped(bases[0], [order[attempt % len(order)]], points)
+        else:
+            count = chance.randint(1, min(config.maximum_mutations, len(points)))
+            yield flipped(chance.choice(bases), chance.sample(points, count), points)
+    for base in bases:
+        for point in order:
+            yield flipped(base, [point], points)
+
+
+def flipped(
+    base: InsertionScheme, changed: Sequence[InsertionPoint], points: Sequence[InsertionPoint]
+) -> InsertionScheme:
+    """A scheme with some points added, or taken out where it has them.
+
+    Args:
+        base: The scheme.
+        changed: The points.
+        points: Every point that there is, in the order that the result shall have.
+    """
+    wanted = set(base.points()) ^ set(changed)
+    return InsertionScheme.of(point for point in points if point in wanted)
+
+
+def _fastest(measured: Sequence[InsertionScheme], config: Config) -> list[InsertionScheme]:
+    count = max(
+        1,
+        int(config.top_percent_to_mutate * len(measured)),
+        min(config.minimum_schemes_to_mutate, len(measured)),
+    )
+    return sorted(measured, key=lambda scheme: scheme.latency_ms)[:count]
+
+
+def _times_tested(
+    measured: Sequence[InsertionScheme], points: Sequence[InsertionPoint]
+) -> dict[InsertionPoint, int]:
+    """How often each point was the only difference between two schemes."""
+    known = {frozenset(scheme.points()) for scheme in measured}
+    return {point: sum(each ^ {point} in known for each in known) for point in points}
+
+
+class Profiling:
+    """Schemes of one pattern, tried one after the other against a background.
+
+    Two schemes that make the same model are one candidate: the second is never handed out. What
+    chance decides depends on the seed, the pattern and the number of schemes, so that a resumed
+    run goes on as the first one would have.
+
+    Args:
+        tuned: The pattern.
+        schemes: What was tried or is to be tried first; those that make the same model as an
+            earlier one, and were not measured, are left out.
+        background: Edges that are quantized because of other patterns.
+        config: How schemes are varied.
+        seed: What chance starts from.
+
+    Attributes:
+        tuned: The pattern.
+        schemes: All schemes, the fastest first.
+        index: The scheme that was handed out last; -1 if none was, or there are no more.
+    """
+
+    def __init__(
+        self,
+        tuned: TunedPattern,
+        schemes: Iterable[InsertionScheme],
+        background: frozenset[Edge],
+        config: Config,
+        seed: int,
+    ) -> None:
+        self.tuned = tuned
+        self.index = -1
+        self._background = background
+        self._config = config
+        self._seed = seed
+        self._tried = {frozenset[Edge]()}
+        self.schemes = PatternSchemes(tuned.pattern)
+        for scheme in schemes:
+            is_new = self._is_new(scheme)
+            if is_new or scheme.is_profiled:
+                self.schemes.schemes.append(scheme)
+        self._sort()
+
+    @property
+    def current(self) -> InsertionScheme | None:
+        """The scheme that was handed out last."""
+        return self.schemes.schemes[self.index] if self.index >= 0 else None
+
+    def select(self, index: int) -> None:
+        """Let another scheme be the one that was handed out last.
+
+        Raises:
+            InvalidSchemeError: If there is no such scheme.
+        """
+        count = self.schemes.num_schemes
+        if not -1 <= index < count:
+            raise InvalidSchemeError(
+                f"There is no scheme {index}.", f"There are {count}; -1 stands for none."
+            )
+        self.index = index
+
+    def enter_empty(self, latency_ms: float) -> None:
+        """Enter the scheme without points: it is the best model so far, which is known."""
+        if not any(scheme.is_empty for scheme in self.schemes.schemes):
+            empty = InsertionScheme(latency_ms=latency_ms, profile_timestamp=_now())
+            self.schemes.schemes.append(empty)
+            self._sort()
+
+    def generate(self) -> int:
+        """The place of the next scheme to measure; -1 if there is no other one."""
+        schemes = self.schemes.schemes
+        waiting = (place for place, each in enumerate(schemes) if not each.is_profiled)
+        self.index = next(waiting, -1)
+        if self.index < 0:
+            new = next(filter(self._is_new, self._proposals()), None)
+            if new is not None:
+                schemes.append(new)
+                self.index = len(schemes) - 1
+        return self.index
+
+    def submit(self, latency_ms: float, *, success: bool) -> None:
+        """Take the latency of the scheme that was handed out last.
+
+        Raises:
+            InvalidSchemeError: If none was.
+        """
+        scheme = self.current
+        if scheme is None:
+            raise InvalidSchemeError(
+                "There is no scheme that this latency could be of.", "Call generate() first."
+            )
+        scheme.error = not success
+        scheme.latency_ms = latency_ms if success else math.inf
+        scheme.profile_timestamp = _now()
+        self._sort()
+
+    def _sort(self) -> None:
+        """The fastest first; the scheme that was handed out stays the same one."""
+        current, schemes = self.current, self.schemes.schemes
+        schemes.sort(key=lambda each: math.inf if each.error else each.latency_ms)
+        if current is not None:
+            self.index = next(place for place, each in enumerate(schemes) if each is current)
+
+    def _proposals(self) -> Iterator[InsertionScheme]:
+        schemes, points = self.schemes.schemes, self.tuned.points
+        measured = [each for each in schemes if each.is_profiled and not each.error]
+        chance = random.Random(f"{self._seed}/{len(schemes)}/{self.schemes.pattern_signature}")
+        everything = [InsertionScheme.of(points)]
+        return chain(everything, variations(measured, points, self._config, chance))
+
+    def _is_new(self, scheme: InsertionScheme) -> bool:
+        """Whether a scheme makes a model that was not tried yet; afterwards it counts as tried."""
+        own = self.tuned.edges(scheme) - self._background
+        if own in self._tried:
+            return False
+        self._tried.add(own)
+        return True
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat()
+
+
+Choice = tuple[TunedPattern, InsertionScheme]
+
+
+class PatternResults:
+    """The patterns of a model's regions, and the schemes that apply to them.
+
+    Args:
+        regions: The regions.
+        index: The graph.
+        closure: What places come to in the dialect.
+
+    Attributes:
+        closure: What places come to in the dialect.
+        of_region: The pattern of each region.
+        by_signature: The patterns, by signature with shapes.
+
+    Raises:
+        AutotunerError: If a region doesn't fit the graph.
+    """
+
+    def __init__(self, regions: Iterable[Region], index: GraphIndex, closure: EdgeClosure) -> None:
+        self.closure = closure
+        self.of_region = patterns_of(regions, index, closure)
+        self.by_signature: Mapping[str, TunedPattern] = {
+            tuned.pattern.signature: tuned for tuned in self.of_region.values()
+        }
+
+    def choices(
+        self,
+        profiled: Iterable[PatternSchemes],
+        profiling: Profiling | None,
+        imported: PatternCache | None,
+        *,
+        best: bool,
+    ) -> Iterator[Choice]:
+        """The scheme of each pattern that has one.
+
+        Args:
+            profiled: What was tried, of patterns that are done.
+            profiling: The pattern that is being profiled, if one is.
+            imported: Where schemes lie that count for patterns of which nothing was tried.
+            best: Whether its fastest scheme counts, not the one that was handed out last.
+        """
+        done = by_signature(profiled)
+        for tuned in self.by_signature.values():
+            known = done.get(tuned.pattern.signature) or done.get(tuned.plain.signature)
+            if profiling is not None and profiling.tuned.pattern == tuned.pattern:
+                current = None if best else profiling.current
+                scheme = current or profiling.schemes.best_scheme
+            elif known is not None:
+                scheme = known.best_scheme
+            else:
+                scheme = imported_scheme(tuned, imported) if imported is not None else None
+            if scheme is not None:
+                yield tuned, scheme
+
+
+def imported_scheme(tuned: TunedPattern, cache: PatternCache) -> InsertionScheme | None:
+    """The scheme that somebody imported for a pattern: its only one in the cache, not measured."""
+    for pattern in (tuned.pattern, tuned.plain):
+        known = cache.get_pattern_schemes(pattern.signature)
+        if known is not None:
+            (*others, last) = known.schemes or [InsertionScheme()]
+            is_imported = not others and not last.is_profiled
+            return last if is_imported and tuned.fits(last) else None
+    return None
+
+
+def by_signature(profiled: Iterable[PatternSchemes]) -> dict[str, PatternSchemes]:
+    """Patterns by signature; the first counts where there are several."""
+    return {each.pattern_signature: each for each in reversed(list(profiled))}
+
+
+def edges_of(choices: Iterable[Choice]) -> frozenset[Edge]:
+    """Every edge that sees a quantized value."""
+    return frozenset[Edge]().union(*(tuned.edges(scheme) for tuned, scheme in choices))
+
+
+def seeds_of(
+    tuned: TunedPattern,
+    imports: Iterable[frozenset[str]],
+    cache: PatternCache,
+    config: Config,
+) -> list[InsertionScheme]:
+    """Schemes to try first: what was imported, then the fastest in the cache, a few of them.
+
+    A cache may know more schemes than there will be benchmarks; variations need some, too.
+
+    Args:
+        tuned: The pattern.
+        imports: Sets of tensors that others quantized.
+        cache: It is asked for the structure with shapes, then for the structure alone.
+        config: How many schemes of the cache are enough.
+    """
+    seeds = [scheme for tensors in imports for scheme in tuned.from_tensors(tensors)]
+    cached: list[InsertionScheme] = []
+    for pattern in (tuned.pattern, tuned.plain):
+        known = cache.get_pattern_schemes(pattern.signature)
+        if known is not None and not any(each.is_profiled for each in cached):
+            cached += known.schemes
+    cached.sort(key=lambda each: each.is_profiled)
+    seeds += cached[: max(1, config.minimum_schemes_to_mutate)]
+    fresh = [copy.deepcopy(each) for each in tuned.fitting(seeds)]
+    for each in fresh:
+        each.latency_ms, each.error, each.profile_timestamp = math.inf, False, None
+    return fresh
+
+
+def remember(cache: PatternCache, profiling: Profiling) -> None:
+    """Let a cache know what was measured, for the structure with and without shapes."""
+    sound = [each for each in profiling.schemes.schemes if each.is_profiled and not each.error]
+    add_to_cache(cache, profiling.tuned, sound)
+
+
+def add_to_cache(
+    cache: PatternCache, tuned: TunedPattern, schemes: Iterable[InsertionScheme]
+) -> None:
+    """Put schemes into a cache, for the structure with and without shapes."""
+    listed = list(schemes)
+    for pattern in (tuned.pattern, tuned.plain):
+        cache.add_pattern_schemes(PatternSchemes(pattern, listed))
+
+
+def is_done(schemes: PatternSchemes, tuned: TunedPattern) -> bool:
+    """Whether all that was to be tried was."""
+    tried = any(not each.is_empty for each in schemes.schemes) or not tuned.points
+    return tried and all(each.is_profiled for each in schemes.schemes)

@@ -1,0 +1,344 @@
+"""The ask-and-tell session: regions one after the other, schemes of each, the best of all."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from qdqtune.autotune._pattern_profiling import (
+    Choice,
+    PatternResults,
+    Profiling,
+    by_signature,
+    edges_of,
+    is_done,
+    remember,
+    seeds_of,
+)
+from qdqtune.autotune._tuned_model import AnyModel, TunedModel
+from qdqtune.autotune._tuned_pattern import EdgeClosure, TunedPattern
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.graph._index import GraphIndex
+from qdqtune.qdq._dialect import Dialect
+from qdqtune.qdq.dialects import dialect_named
+from qdqtune.records._errors import EngineError, UsageError
+from qdqtune.records._placement import Edge
+from qdqtune.search._config import Config
+from qdqtune.search._errors import AutotunerError, AutotunerNotInitializedError, InvalidSchemeError
+from qdqtune.search.patterns._pattern_cache import PatternCache, PatternSchemes
+from qdqtune.search.regions._region import Region
+from qdqtune.search.regions._region_search import adopt_regions
+
+
+def target_dialect(asked: Dialect | str | None, quant_type: str) -> Dialect:
+    """The dialect that was asked for, or that of the engine on this machine.
+
+    Args:
+        asked: A dialect, its name, or None. If the engine's own has no such quant type, one that
+            does is taken.
+        quant_type: What it must be able to write.
+
+    Raises:
+        AutotunerError: If there is no such dialect, or it has no such quant type.
+    """
+    if asked is None:
+        native = _native()
+        others = map(native_dialect, (registry.GUIDES_MODULE, registry.REFERENCE))
+        return next((each for each in (native, *others) if quant_type in each.formats), native)
+    try:
+        found = dialect_named(asked) if isinstance(asked, str) else asked
+        found.format_of(quant_type)
+    except UsageError as error:
+        raise AutotunerError(error.what, error.hint) from None
+    return found
+
+
+def _native() -> Dialect:
+    try:
+        return native_dialect(registry.resolve(registry.AUTO))
+    except EngineError:
+        return native_dialect(registry.GUIDES_MODULE)
+
+
+_log = logging.getLogger(__name__)
+
+
+class TuningSession:
+    """Hands out schemes and takes latencies; what becomes of them is its subclasses' business.
+
+    Args:
+        model: A model, the path of one, or another autotuner's `graph`; it is not changed.
+        dialect: A dialect, or its name; None is that of the engine on this machine.
+        input_shapes: Shapes of inputs whose dims the model leaves open.
+        seed: What chance starts from.
+
+    Attributes:
+        regions: The regions, in the order in which they are to be tuned.
+        profiled_patterns: What was tried, of patterns that are done.
+        current_profile_region: The region that is being profiled.
+        config: The settings.
+        initialized: Whether `initialize` was called.
+        baseline_latency_ms: Latency of the float model, once it was submitted.
+        pattern_cache: The best schemes, of this run and of those before it.
+
+    Raises:
+        TypeError: If it is no model.
+        QdqtuneError: If the model can't be read or worked with.
+    """
+
+    def __init__(
+        self,
+        model: AnyModel,
+        *,
+        dialect: Dialect | str | None = None,
+        input_shapes: Mapping[str, Sequence[int | None]] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.regions: list[Region] = []
+        self.profiled_patterns: list[PatternSchemes] = []
+        self.current_profile_region: Region | None = None
+        self.config = Config()
+        self.initialized = False
+        self.baseline_latency_ms: float | None = None
+        self.pattern_cache: PatternCache | None = None
+        self._model = TunedModel(model, input_shapes)
+        self._asked_dialect = dialect
+        self._dialect: Dialect | None = None
+        self._seed = seed
+        self._profiling: Profiling | None = None
+        self._known_book: PatternResults | None = None
+        self._imports: list[frozenset[str]] = []
+        self._unfinished: str | None = None
+
+    @property
+    def graph(self) -> GraphIndex:
+        """The float model that is tuned, folded: regions hold positions of its nodes."""
+        return self._model.index
+
+    @property
+    def dialect(self) -> Dialect:
+        """How Q/DQ is written."""
+        if self._dialect is None:
+            self._dialect = target_dialect(self._asked_dialect, self.config.default_quant_type)
+        return self._dialect
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells the model that is tuned from others."""
+        return self._model.fingerprint
+
+    @property
+    def current_profile_pattern_schemes(self) -> PatternSchemes | None:
+        """The schemes of the pattern that is being profiled; None if none is, or it is done."""
+        return self._profiling.schemes if self._profiling is not None else None
+
+    @property
+    def current_insertion_scheme_index(self) -> int:
+        """The place of the scheme that was generated last; -1 if there is none."""
+        return self._profiling.index if self._profiling is not None else -1
+
+    @current_insertion_scheme_index.setter
+    def current_insertion_scheme_index(self, index: int) -> None:
+        self._require_region()
+        if self._profiling is not None:
+            self._profiling.select(index)
+
+    def initialize(
+        self, config: Config | None = None, pattern_cache: PatternCache | None = None
+    ) -> None:
+        """Start anew. Regions that are there already stay.
+
+        Args:
+            config: The settings; None for the defaults.
+            pattern_cache: Schemes to try first; it learns what this run finds.
+
+        Raises:
+            AutotunerError: If a setting makes no sense, or a region doesn't fit the model.
+        """
+        self.initialized = False
+        self.config = replace(config) if config is not None else Config()
+        self._dialect = None
+        least_opset = self.dialect.format_of(self.config.default_quant_type).least_opset
+        graph_changed = self._model.raise_to(least_opset)
+        self.regions = adopt_regions(self._find_regions(graph_changed), self.graph)
+        self.profiled_patterns = []
+        self.baseline_latency_ms = None
+        self.pattern_cache = pattern_cache or PatternCache(
+            minimum_distance=self.config.pattern_cache_minimum_distance,
+            max_entries_per_pattern=self.config.pattern_cache_max_entries_per_pattern,
+        )
+        self.current_profile_region = None
+        self._profiling = self._known_book = None
+        self._imports = []
+        self._unfinished = None
+        self.initialized = True
+        self._warn_if_nothing()
+        self._say("%d regions of %d patterns", len(self.regions), len(self._book.by_signature))
+        self._tell_cache()
+
+    def set_profile_region(self, region: Region | None, commit: bool = True) -> None:
+        """Turn to a region.
+
+        Args:
+            region: One of `regions`; None for none.
+            commit: Whether the best scheme of the pattern that was profiled so far is kept.
+
+        Raises:
+            InvalidSchemeError: If the region is not one of `regions`.
+        """
+        self._require_initialized()
+        if region is not None and region not in self._book.of_region:
+            raise InvalidSchemeError(
+                f"{region!r} is not one of this autotuner's regions.", "Take it from `regions`."
+            )
+        if commit and self._profiling is not None:
+            self.profiled_patterns.append(self._profiling.schemes)
+            remember(self._cache, self._profiling)
+        self._profiling = None
+        self.current_profile_region = region
+        if region is not None:
+            self._begin(self._book.of_region[region])
+
+    def generate(self) -> int:
+        """Get the next scheme to measure; `export_onnx` writes the model with it.
+
+        Schemes from the cache and imported ones come first, then that with all points, then
+        variations of the fastest.
+
+        Returns:
+            Its place in `current_profile_pattern_schemes`; -1 if there is no other one.
+
+        Raises:
+            InvalidSchemeError: If there is no region to tune.
+        """
+        self._require_region()
+        return self._profiling.generate() if self._profiling is not None else -1
+
+    def submit(self, latency_ms: float, success: bool = True) -> None:
+        """Tell what was measured: first ever the float model, then each generated scheme.
+
+        Args:
+            latency_ms: The latency; what can't be one (not above 0, or infinite) is a failure.
+            success: Whether the model ran.
+
+        Raises:
+            AutotunerError: If the float model failed.
+            InvalidSchemeError: If no scheme was generated that it could be of.
+        """
+        self._require_initialized()
+        latency_ms = float(latency_ms)
+        is_sound = success and 0 < latency_ms < math.inf
+        if self.baseline_latency_ms is not None:
+            self._require_region()
+            if self._profiling is None:
+                raise InvalidSchemeError(
+                    "The pattern of this region was profiled before.", "Go on to the next region."
+                )
+            self._profiling.submit(latency_ms, success=is_sound)
+            return
+        if not is_sound:
+            raise AutotunerError(
+                f"The float model failed, or its latency of {latency_ms} ms is none.",
+                "Measure the model that export_onnx(insert_qdq=False) writes, and submit that.",
+            )
+        self.baseline_latency_ms = latency_ms
+        self._say("the float model takes %.4f ms", latency_ms)
+        if self._profiling is not None:
+            self._profiling.enter_empty(latency_ms)
+
+    def _find_regions(self, graph_changed: bool) -> Iterable[Region]:
+        """The regions to tune; here those that somebody set."""
+        if graph_changed and self.regions:
+            raise AutotunerError(
+                f"The model had to be raised to a newer opset for "
+                f"{self.config.default_quant_type}, and the regions no longer fit it.",
+                "Convert the model first, and make the regions for the new one.",
+            )
+        return self.regions
+
+    @property
+    def _book(self) -> PatternResults:
+        """The patterns of the regions, which somebody may have set anew."""
+        if self._known_book is None or list(self._known_book.of_region) != self.regions:
+            self.regions = adopt_regions(self.regions, self.graph)
+            closure = EdgeClosure(self.graph, self.dialect, self.config.default_quant_type)
+            self._known_book = PatternResults(self.regions, self.graph, closure)
+        return self._known_book
+
+    def _warn_if_nothing(self) -> None:
+        why = self._book.closure.why_nothing
+        if why:
+            what = f"{self.config.default_quant_type} for {self.dialect.name}"
+            _log.warning("nothing of the model can be quantized to %s: %s", what, why)
+
+    def _begin(self, tuned: TunedPattern) -> None:
+        """Profile a pattern, unless that was done before."""
+        done = by_signature(self.profiled_patterns)
+        own, structure = done.get(tuned.pattern.signature), done.get(tuned.plain.signature)
+        known = own or structure
+        is_unfinished = known is not None and known.pattern_signature == self._unfinished
+        if known is not None and is_done(known, tuned) and not is_unfinished:
+            self._say("%s was profiled before", tuned.pattern.get_short_signature())
+            return
+        seeds = seeds_of(tuned, self._imports, self._cache, self.config)
+        if own is not None:
+            self.profiled_patterns.remove(own)
+            seeds = [*own.schemes, *seeds]
+        elif structure is not None:  # it may stand for other shapes, too, and stays
+            seeds = [*copy.deepcopy(tuned.fitting(structure.schemes)), *seeds]
+        if is_unfinished:
+            self._unfinished = None
+        background = edges_of(self._choices(best=True, with_imports=False))
+        self._profiling = Profiling(tuned, seeds, background, self.config, self._seed)
+        if self.baseline_latency_ms is not None:
+            self._profiling.enter_empty(self._best_latency_ms(self.baseline_latency_ms))
+
+    def _choices(self, best: bool, with_imports: bool = True) -> Iterable[Choice]:
+        """The scheme of each pattern that has one.
+
+        Candidates are compared with what was measured: imported schemes are not part of them.
+        """
+        is_candidate = self._profiling is not None and not best
+        imported = self.pattern_cache if with_imports and not is_candidate else None
+        return self._book.choices(self.profiled_patterns, self._profiling, imported, best=best)
+
+    def _edges(self, best: bool) -> frozenset[Edge]:
+        return edges_of(self._choices(best))
+
+    def _best_latency_ms(self, baseline_ms: float) -> float:
+        found = (each.best_scheme for each in self.profiled_patterns)
+        return min([baseline_ms, *(best.latency_ms for best in found if best is not None)])
+
+    @property
+    def _cache(self) -> PatternCache:
+        assert self.pattern_cache is not None
+        return self.pattern_cache
+
+    def _require_initialized(self) -> None:
+        if not self.initialized:
+            raise AutotunerNotInitializedError(
+                "The autotuner is not initialized.", "Call initialize() first."
+            )
+
+    def _require_region(self) -> None:
+        self._require_initialized()
+        if self.current_profile_region is None:
+            raise InvalidSchemeError(
+                "There is no region to tune.", "Call set_profile_region(region) first."
+            )
+
+    def _tell_cache(self) -> None:
+        """How much of a pattern cache that was given the model has."""
+        known = self._cache.num_patterns
+        found = self._cache.occurring(each.pattern for each in self._book.by_signature.values())
+        if known and not found:
+            _log.warning("none of the %d patterns in the cache occur in this model", known)
+        elif known:
+            _log.info("%d of the %d patterns in the cache occur in this model", found, known)
+
+    def _say(self, message: str, *args: object) -> None:
+        _log.log(logging.INFO if self.config.verbose else logging.DEBUG, message, *args)

@@ -1,0 +1,328 @@
+"""Arrays in files or in memory: the shape first, then the values one sample at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+from qdqtune.calibration._expected_inputs import Layout
+from qdqtune.records._errors import LimitError, UsageError
+from qdqtune.records._untrusted_files import open_plain, read_bytes, size_in_words
+
+_BLOCK_BYTES = 128 << 20
+_CHUNK_BYTES = 16 << 20
+_MOST_BYTES = 4 << 30  # 32 blocks: the file is read as often
+
+
+def column_major_samples(
+    label: str,
+    open_values: Callable[[], AbstractContextManager[IO[bytes]]],
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    layout: Layout,
+) -> Iterator[npt.NDArray[Any]]:
+    """Read samples one after the other.
+
+    Args:
+        label: Where they are, for people.
+        open_values: Opens the file where the values begin.
+        shape: The shape of the array.
+        dtype: The type of its elements.
+        layout: How it divides into samples along its first axis.
+
+    Raises:
+        LimitError: If the array is too large to be read that often.
+        EOFError: If the file ends too early.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size > _MOST_BYTES:
+        raise LimitError(
+            f"{label} is stored in column-major order and has {size_in_words(size)}; in this order "
+            f"up to {size_in_words(_MOST_BYTES)} are read.",
+            "Save it in row-major order, which has no limit: np.save(path, "
+            "np.ascontiguousarray(array)).",
+        )
+    rows = layout.rows or shape[0]
+    width = math.prod(shape[1:])
+    per_block = rows * max(1, _BLOCK_BYTES // max(1, rows * width * dtype.itemsize))
+    for first in range(0, layout.samples * rows, per_block):
+        last = min(first + per_block, layout.samples * rows)
+        with open_values() as file:
+            block = _read_rows(file, shape[0], width, dtype, first, last)
+        for start in range(0, last - first, rows):
+            columns = block[start : start + rows].reshape(rows, *shape[:0:-1])
+            sample = columns.transpose(0, *range(len(shape) - 1, 0, -1)).reshape(layout.shape)
+            yield sample.copy()  # a view would keep the block
+        del block, columns, sample  # before the next one is read
+
+
+def read_exactly(file: IO[bytes], size: int) -> bytes:
+    """Read as many bytes as expected.
+
+    Raises:
+        EOFError: If there are fewer.
+    """
+    content = file.read(size)
+    if len(content) < size:
+        raise EOFError("it ends in the middle of a sample")
+    return content
+
+
+def _read_rows(
+    file: IO[bytes], height: int, width: int, dtype: np.dtype[Any], first: int, last: int
+) -> npt.NDArray[Any]:
+    """Some rows of a matrix that is stored column by column."""
+    rows = np.empty((last - first, width), dtype)
+    column_bytes = height * dtype.itemsize
+    at_once = _CHUNK_BYTES // max(1, column_bytes)
+    for left in range(0, width, max(1, at_once)):
+        if at_once:
+            count = min(at_once, width - left)
+            values = np.frombuffer(read_exactly(file, count * column_bytes), dtype)
+            rows[:, left : left + count] = values.reshape(count, height)[:, first:last].T
+        else:  # one column is more than a chunk
+            file.seek(first * dtype.itemsize, 1)
+            values = np.frombuffer(read_exactly(file, (last - first) * dtype.itemsize), dtype)
+            rows[:, left] = values
+            file.seek((height - last) * dtype.itemsize, 1)
+    return rows
+
+
+Array = npt.NDArray[Any]
+
+# How the header of a version is read, and how many bytes tell its length.
+_HEADERS = {
+    (1, 0): (np.lib.format.read_array_header_1_0, 2),
+    (2, 0): (np.lib.format.read_array_header_2_0, 4),
+}
+_HEADER_BYTES = 10_000  # numpy's own limit, which it applies to what it has read
+_SAMPLE_BYTES = 1 << 30
+
+
+class StoredArray(Protocol):
+    """An array that is somewhere."""
+
+    @property
+    def label(self) -> str:
+        """Where it is, for people."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its element type."""
+        ...
+
+    def samples(self, layout: Layout) -> Iterator[Array]:
+        """Its samples, one at a time."""
+        ...
+
+
+@dataclass(frozen=True)
+class MemoryArray:
+    """An array in memory."""
+
+    label: str
+    array: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its element type."""
+        return self.array.dtype
+
+    def samples(self, layout: Layout) -> Iterator[Array]:
+        """Views of the array."""
+        for number in range(layout.samples):
+            rows = layout.rows
+            part = self.array if rows is None else self.array[number * rows : (number + 1) * rows]
+            yield part.reshape(layout.shape)
+
+
+@dataclass(frozen=True)
+class NumpyFile:
+    """A `.npy` file, or an entry of an `.npz` file; made with `numpy_file`."""
+
+    path: Path
+    entry: str | None
+    label: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fortran_order: bool
+
+    def samples(self, layout: Layout) -> Iterator[Array]:
+        """Read samples one after the other."""
+        size = math.prod(layout.shape) * self.dtype.itemsize
+        if size > _SAMPLE_BYTES:
+            raise LimitError(
+                f"One sample in {self.label} has {size_in_words(size)}; samples are read up to "
+                f"{size_in_words(_SAMPLE_BYTES)}.",
+                "Save samples of the size that the model gets in use.",
+            )
+        with _readable(self.label):
+            if layout.rows is None:
+                yield from MemoryArray(self.label, self._whole()).samples(layout)
+            elif self.fortran_order:
+                yield from column_major_samples(
+                    self.label, self._values, self.shape, self.dtype, layout
+                )
+            else:
+                with self._values() as file:
+                    for _ in range(layout.samples):
+                        values = np.frombuffer(read_exactly(file, size), self.dtype)
+                        yield values.reshape(layout.shape)
+
+    def _whole(self) -> Array:
+        size = math.prod(self.shape) * self.dtype.itemsize
+        with self._values() as file:
+            values = np.frombuffer(read_exactly(file, size), self.dtype)
+        return values.reshape(self.shape, order="F" if self.fortran_order else "C")
+
+    @contextlib.contextmanager
+    def _values(self) -> Iterator[IO[bytes]]:
+        """The file, where its values begin."""
+        with _open(self.path, self.entry) as file:
+            _read_header(file, self.label)
+            yield file
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """A `TensorProto` in a file, as ONNX's own test data has them; made with `tensor_file`."""
+
+    path: Path
+    label: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def samples(self, layout: Layout) -> Iterator[Array]:
+        """Read the tensor."""
+        with _readable(self.label):
+            array = numpy_helper.to_array(_parse_tensor(self.path))
+        yield from MemoryArray(self.label, array).samples(layout)
+
+
+def numpy_file(path: Path) -> NumpyFile:
+    """Read the header of a `.npy` file.
+
+    Raises:
+        UsageError: If it is not one, holds Python objects, or is cut off.
+    """
+    with _readable(str(path)), open_plain(path) as file:
+        return _described(path, None, str(path), file, path.stat().st_size)
+
+
+def numpy_entries(path: Path) -> dict[str, NumpyFile]:
+    """The arrays of an `.npz` file by name; their headers are read, their values not.
+
+    Raises:
+        UsageError: If it is no such file.
+    """
+    found = {}
+    with _readable(str(path)), open_plain(path) as file, zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            name = entry.filename.removesuffix(".npy")
+            if name != entry.filename:
+                label = f"{path}[{name!r}]"
+                with _readable(label), archive.open(entry) as member:
+                    found[name] = _described(path, entry.filename, label, member, entry.file_size)
+    return found
+
+
+def _described(path: Path, entry: str | None, label: str, file: IO[bytes], size: int) -> NumpyFile:
+    shape, fortran_order, dtype = _read_header(file, label)
+    if size - file.tell() < math.prod(shape) * dtype.itemsize:
+        raise UsageError(
+            f"{label} is cut off: it holds less than its header says.", "Save it again."
+        )
+    return NumpyFile(path, entry, label, shape, dtype, fortran_order)
+
+
+def tensor_file(path: Path) -> TensorFile:
+    """Read shape and type of a tensor file.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    with _readable(str(path)):
+        tensor = _parse_tensor(path)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return TensorFile(path, str(path), tuple(tensor.dims), dtype)
+
+
+def _parse_tensor(path: Path) -> onnx.TensorProto:
+    tensor: onnx.TensorProto = onnx.TensorProto.FromString(read_bytes(path, _SAMPLE_BYTES))
+    if tensor.data_type == onnx.TensorProto.UNDEFINED:
+        raise ValueError("it holds no tensor")
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise ValueError("its values are in another file")
+    return tensor
+
+
+def _read_header(file: IO[bytes], label: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:  # only structured types need another one
+        raise ValueError("it is not a plain array")
+    read_header, bytes_of_length = _HEADERS[version]
+    length = file.read(bytes_of_length)
+    if int.from_bytes(length, "little") > _HEADER_BYTES:
+        raise ValueError(f"its header has more than {_HEADER_BYTES:,} bytes")
+    header = file.read(int.from_bytes(length, "little"))
+    try:
+        shape, fortran_order, dtype = read_header(io.BytesIO(length + header))
+    except MemoryError:  # Python's parser has a stack of its own
+        raise ValueError("its header is nested too deeply") from None
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its header says that its shape is {list(shape)}")
+    if dtype.hasobject:
+        raise UsageError(
+            f"{label} holds pickled Python objects, which are never loaded.",
+            "Save arrays of numbers; stack arrays of one shape with np.stack.",
+        )
+    return shape, fortran_order, dtype
+
+
+@contextlib.contextmanager
+def _open(path: Path, entry: str | None) -> Iterator[IO[bytes]]:
+    if entry is None:
+        with open_plain(path) as file:
+            yield file
+    else:
+        with zipfile.ZipFile(path) as archive, archive.open(entry) as member:
+            yield member
+
+
+@contextlib.contextmanager
+def _readable(label: str) -> Iterator[None]:
+    try:
+        yield
+    except (UsageError, MemoryError):
+        raise
+    except Exception as error:
+        # Readers of damaged files raise whatever they trip over: numpy a TokenError or TypeError,
+        # zipfile an LZMAError, onnx a KeyError.
+        reason = str(error).strip().splitlines()
+        raise UsageError(
+            f"{label} can't be read: {reason[0] if reason else type(error).__name__}.",
+            "Files are to be written with np.save, np.savez or np.savez_compressed.",
+        ) from None

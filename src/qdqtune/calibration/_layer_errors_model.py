@@ -1,0 +1,340 @@
+"""The model that holds the float graph and the quantized one.
+
+With the distances between their tensors as outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx.helper import make_node, make_opsetid, make_tensor, make_tensor_value_info
+
+from qdqtune.calibration._layer_errors_pairs import Pairing, reads
+from qdqtune.graph._disk_errors import writing
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._input_shapes import model_inputs
+from qdqtune.graph._weights import WeightStore
+
+OUTPUT = "qdqtune_errors"
+
+#: What comes of every pair: sums of the squares of the float tensor, of the difference and of the
+#: other tensor, then the difference's largest magnitude, and the float tensor's extremes.
+NUMBERS = 6
+
+# Beyond this a number is a mask, whose square no float32 holds.
+_LARGEST = 1e15
+_BLOCK = 32
+_BOUND, _FLAT, _ZERO = f"{OUTPUT}_bound", f"{OUTPUT}_flat", f"{OUTPUT}_zero"
+
+# A tensor's name and type.
+_Tensor = tuple[str, "ir.DataType | None"]
+
+
+class ComparisonLayout:
+    """Puts nodes behind each other: those of a model, and those that compare.
+
+    Args:
+        masked: Of which pairs, by name, huge float values are left out.
+
+    Attributes:
+        nodes: The nodes so far.
+        order: The names of the pairs in the order of the numbers.
+    """
+
+    def __init__(self, masked: Collection[str]) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.order: list[str] = []
+        self._masked = frozenset(masked)
+        self._waiting: list[tuple[str, list[_Tensor]]] = []
+        self._joined = 0
+        self._results: list[str] = []
+
+    def compare(self, name: str, *tensors: _Tensor) -> None:
+        """Have two tensors compared, sooner or later.
+
+        Args:
+            name: What to call the pair.
+            tensors: The float model's tensor and the other one, and their types.
+        """
+        self._waiting.append((name, list(tensors)))
+        if len(self._waiting) >= _BLOCK:
+            self._add_block()
+
+    def finish(self) -> None:
+        """Have everything compared, and the numbers in the output."""
+        self._add_block()
+        self._join(OUTPUT)
+
+    @staticmethod
+    def constants() -> list[onnx.TensorProto]:
+        """The constants that the nodes read."""
+        return [
+            make_tensor(_FLAT, onnx.TensorProto.INT64, [1], [-1]),
+            make_tensor(_BOUND, onnx.TensorProto.FLOAT, [], [_LARGEST]),
+            make_tensor(_ZERO, onnx.TensorProto.FLOAT, [], [0.0]),
+        ]
+
+    def output(self) -> onnx.ValueInfoProto:
+        """The output with all numbers."""
+        shape = [len(self.order) * NUMBERS]
+        return make_tensor_value_info(OUTPUT, onnx.TensorProto.FLOAT, shape)
+
+    def _add_block(self) -> None:
+        first = len(self.order)
+        results = []
+        for position, (name, tensors) in reversed(list(enumerate(self._waiting, first))):
+            results += self._numbers(f"{OUTPUT}_{position}", tensors, name in self._masked)
+            self.order.append(name)
+        self._waiting.clear()
+        if self._results:
+            self._join(f"{OUTPUT}_joined_{self._joined}")
+        self._results += results
+
+    def _numbers(self, label: str, tensors: list[_Tensor], is_masked: bool) -> list[str]:
+        before, after = (
+            self._flat(f"{label}_{number}", *tensor) for number, tensor in enumerate(tensors)
+        )
+        if is_masked:
+            size = self._add("Abs", [before], f"{label}_size")
+            ordinary = self._add("Less", [size, _BOUND], f"{label}_ordinary")
+            before, after = (
+                self._add("Where", [ordinary, tensor, _ZERO], f"{tensor}_ordinary")
+                for tensor in (before, after)
+            )
+        off = self._add("Sub", [after, before], f"{label}_difference")
+        off = self._add("Abs", [off], f"{label}_off")
+        reductions = (
+            ("ReduceSumSquare", before), ("ReduceSumSquare", off), ("ReduceSumSquare", after),
+            ("ReduceMax", off), ("ReduceMax", before), ("ReduceMin", before),
+        )  # fmt: skip
+        return [
+            self._add(op_type, [tensor], f"{label}_number{number}", keepdims=1)
+            for number, (op_type, tensor) in enumerate(reductions)
+        ]
+
+    def _flat(self, label: str, tensor: str, dtype: ir.DataType | None) -> str:
+        """A tensor as a vector of float32, whatever its rank and type."""
+        if dtype != ir.DataType.FLOAT:
+            tensor = self._add("Cast", [tensor], f"{label}_float", to=onnx.TensorProto.FLOAT)
+        return self._add("Reshape", [tensor, _FLAT], f"{label}_flat")
+
+    def _join(self, name: str) -> None:
+        """Join the results that are waiting; what was joined already comes first."""
+        self._joined += 1
+        self._results = [self._add("Concat", self._results, name, axis=0)]
+
+    def _add(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        self.nodes.append(make_node(op_type, inputs, [output], name=output, **attributes))
+        return output
+
+
+# Before this version of the format, weights had to be listed among the inputs.
+_FREE_WEIGHTS_IR_VERSION = 4
+
+
+class Wiring(Enum):
+    """What the quantized ops read."""
+
+    #: Every op alone: what it reads comes from the float model, through its own Q and DQ.
+    OWN = "own"
+    #: The quantized model as it is: what went wrong before an op counts, too.
+    ACCUMULATED = "accumulated"
+
+
+class ComparingModel:
+    """Builds the model.
+
+    Args:
+        pairing: The two models.
+        wiring: What the quantized ops read.
+        tensors: What to compare, by the names of the quantized model.
+    """
+
+    def __init__(self, pairing: Pairing, wiring: Wiring, tensors: Collection[str]) -> None:
+        self._pairing = pairing
+        self._wiring = wiring
+        self._tensors = frozenset(tensors)
+        self._prefix = f"{OUTPUT}/"
+        while any(name.startswith(self._prefix) for name in pairing.original.value):
+            self._prefix += "/"
+        self._quantized_nodes, self._float_nodes = self._needed()
+
+    def write(self, path: Path, masked: Collection[str]) -> list[str]:
+        """Write it; weights that don't lie beside it already are written to a file of its own.
+
+        Args:
+            path: Where to.
+            masked: Tensors of which huge values, as masks have them, are left out.
+
+        Returns:
+            The tensors, in the order in which their numbers come out.
+        """
+        layout = ComparisonLayout(masked)
+        for node in self._in_order():
+            if node.graph is self._pairing.original.model.graph:
+                layout.nodes.append(ir.serde.serialize_node(node))
+                continue
+            layout.nodes += self._rewired(node)
+            for value in node.outputs:
+                name = value.name or ""
+                if name in self._tensors:
+                    source = self._pairing.float_of[name]
+                    original = (source, self._pairing.original.dtype(source))
+                    layout.compare(name, original, (self._prefix + name, value.dtype))
+        layout.finish()
+        content = self._proto(layout, path).SerializeToString()
+        with writing(path):
+            path.write_bytes(content)
+        return layout.order
+
+    def _proto(self, layout: ComparisonLayout, path: Path) -> onnx.ModelProto:
+        models = [self._pairing.original.model, self._pairing.quantized.model]
+        opsets = {domain: version for each in models for domain, version in _opsets(each)}
+        graph = onnx.GraphProto(name=OUTPUT, node=layout.nodes, output=[layout.output()])
+        graph.input.extend(ir.to_proto(value) for value in model_inputs(models[0]))
+        store = WeightStore(path.parent, weights_name(path))
+        read = {name for node in layout.nodes for name in _all_inputs(node)}
+        for prefix, model in zip(("", self._prefix), models, strict=True):
+            for name, value in model.graph.initializers.items():
+                if prefix + name in read and value.const_value is not None:
+                    tensor = _reference(store, prefix + name, value.const_value)
+                    graph.initializer.append(tensor)
+        graph.initializer.extend(layout.constants())
+        return onnx.ModelProto(
+            ir_version=max(_FREE_WEIGHTS_IR_VERSION, *(each.ir_version for each in models)),
+            opset_import=[make_opsetid(domain, version) for domain, version in opsets.items()],
+            graph=graph,
+        )
+
+    def _needed(self) -> tuple[set[ir.Node], set[ir.Node]]:
+        """The nodes of the quantized and of the float graph that comparisons depend on."""
+        pairing, index = self._pairing, self._pairing.quantized
+        taken = {pairing.float_of[name] for name in self._tensors}
+        nodes: set[ir.Node] = set()
+        pending = [index.value[name].producer() for name in self._tensors]
+        while pending:
+            node = pending.pop()
+            if node is None or node in nodes:
+                continue
+            nodes.add(node)
+            for name in reads(node, index):
+                if source := self._source(name):
+                    taken.add(source)
+                else:
+                    pending.append(index.value[name].producer())
+        return nodes, _ancestors(pairing.original, taken)
+
+    def _in_order(self) -> Iterator[ir.Node]:
+        """The nodes of both graphs; one of the quantized follows what it reads or stands for."""
+        pairing = self._pairing
+        rest = iter(pairing.original.nodes)
+        place = {
+            value.name: number
+            for number, node in enumerate(pairing.original.nodes)
+            for value in node.outputs
+        }
+        done = -1
+        for node in pairing.quantized.nodes:
+            if node not in self._quantized_nodes:
+                continue
+            beside = [self._source(name) for name in reads(node, pairing.quantized)]
+            beside += (pairing.float_of.get(value.name or "", "") for value in node.outputs)
+            while done < max((place.get(name, -1) for name in beside), default=-1):
+                done += 1
+                before = next(rest)
+                if before in self._float_nodes:
+                    yield before
+            yield node
+
+    def _source(self, tensor: str) -> str:
+        """What of the float graph stands in for a tensor of the quantized one; "" if nothing."""
+        pairing = self._pairing
+        is_computed = pairing.quantized.value[tensor].producer() is not None
+        if self._wiring is Wiring.ACCUMULATED and is_computed:
+            return ""
+        return pairing.float_of[tensor] if pairing.is_taken_over(tensor) else ""
+
+    def _rewired(self, node: ir.Node) -> list[onnx.NodeProto]:
+        """A node of the quantized graph, behind the Casts that it needs to read the float one."""
+        names: dict[str, str] = {}
+        nodes: list[onnx.NodeProto] = []
+        for tensor in reads(node, self._pairing.quantized):
+            source = self._source(tensor)
+            there = self._pairing.original.dtype(source) if source else None
+            here = self._pairing.quantized.dtype(tensor)
+            if there is not None and here is not None and there != here:
+                cast = f"{self._prefix}/{node.name}/{tensor}"
+                nodes.append(make_node("Cast", [source], [cast], name=cast, to=here.value))
+                source = cast
+            names[tensor] = source or self._prefix + tensor
+        nodes.append(ir.serde.serialize_node(node))
+        _rename(nodes[-1], self._prefix, names)
+        return nodes
+
+
+def weights_name(path: Path) -> str:
+    """How the file is called that has the weights of a model written to this path."""
+    return f"{path.name}.data"
+
+
+def _rename(node: onnx.NodeProto, prefix: str, names: dict[str, str]) -> None:
+    """Give everything in a node a prefix, or another name."""
+
+    def renamed(name: str) -> str:
+        return names.get(name, prefix + name) if name else ""
+
+    pending = [node]
+    while pending:
+        each = pending.pop()
+        each.name = prefix + each.name
+        each.input[:] = [renamed(name) for name in each.input]
+        each.output[:] = [prefix + name if name else "" for name in each.output]
+        for attribute in each.attribute:
+            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                for value in (*body.input, *body.output, *body.initializer, *body.value_info):
+                    value.name = renamed(value.name)
+                pending += body.node
+
+
+def _ancestors(index: GraphIndex, tensors: Iterable[str]) -> set[ir.Node]:
+    nodes: set[ir.Node] = set()
+    pending = [index.value[name].producer() for name in tensors]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            pending += (index.value[name].producer() for name in reads(node, index))
+    return nodes
+
+
+def _all_inputs(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node and the bodies in it read, or hand out."""
+    pending = [node]
+    while pending:
+        each = pending.pop()
+        yield from each.input
+        for attribute in each.attribute:
+            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from (value.name for value in body.output)
+                pending += body.node
+
+
+def _opsets(model: ir.Model) -> Iterator[tuple[str, int]]:
+    for domain, version in model.opset_imports.items():
+        yield ("" if domain == "ai.onnx" else domain), version
+
+
+def _reference(store: WeightStore, name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
+    """A weight under another name; what lies in a file of the folder stays there."""
+    if isinstance(tensor, ir.ExternalTensor) and Path(tensor.base_dir) == store.folder.absolute():
+        found: onnx.TensorProto = ir.serde.serialize_tensor(tensor)
+    else:
+        found = onnx.TensorProto()
+        found.CopyFrom(store.reference(name, name, tensor))
+    found.name = name
+    return found

@@ -1,0 +1,252 @@
+"""Which tensors of a quantized model are the same as in its float model, and which ops to compare.
+
+Names tell. Quantizers keep those of op outputs, with exceptions: a graph output that is quantized
+keeps its name behind the pair, or behind a Cast, so that it is the op before it which has another;
+a Conv that has taken a BatchNormalization in may have kept its own; and one whose Relu was left to
+the saturation of a Q may have got the Relu's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from qdqtune.graph._index import GraphIndex, name_nodes
+from qdqtune.graph._op_classes import (
+    DEQUANTIZE,
+    FLOAT_TYPES,
+    QDQ_OPS,
+    QUANTIZE,
+    WEIGHTED_OPS,
+    is_op,
+)
+from qdqtune.graph._opset import raise_opset
+from qdqtune.graph._precision import convert_precision
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.graph._validity import inline_functions
+from qdqtune.records._precision import Precision
+
+# What optimizers compute into the weights and bias of an op before it.
+_TAKEN_IN = frozenset({"Add", "BatchNormalization", "Div", "Gemm", "MatMul", "Mul", "Sub"})
+# How much they give depends on the values that they get.
+_OF_ANY_LENGTH = frozenset({"Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Unique"})
+_REAL_TYPES = FLOAT_TYPES | {ir.DataType.DOUBLE}
+
+
+@dataclass(frozen=True)
+class QuantizedOp:
+    """An op of the quantized model that reads something quantized.
+
+    Attributes:
+        node: The op.
+        tensor: Its output that is in the float model, too.
+        inputs: In which types it gets its quantized inputs.
+    """
+
+    node: ir.Node
+    tensor: str
+    inputs: tuple[str, ...]
+
+
+class Pairing:
+    """A float model and a quantized one of it.
+
+    Args:
+        float_model: The float model; like the other one it is made comparable in place.
+        quantized: The quantized model.
+
+    Attributes:
+        original: The float model's index.
+        quantized: The quantized model's index.
+        float_of: The float model's tensor by the name that it has in the quantized one.
+        constant: Tensors of the quantized model that don't depend on its inputs.
+        ops: Its quantized ops, as far as they can be compared.
+        unpaired: Quantized ops whose results the float model doesn't have.
+
+    Raises:
+        ModelError: If the older model's opset can't be raised to the other one's.
+    """
+
+    def __init__(self, float_model: ir.Model, quantized: ir.Model) -> None:
+        opset = max(model.opset_imports.get("", 0) for model in (float_model, quantized))
+        for model in (float_model, quantized):
+            _make_comparable(model, opset)
+        self.original = GraphIndex(float_model)
+        self.quantized = GraphIndex(quantized)
+        self.constant = self._constants()
+        self.float_of: dict[str, str] = {}
+        self._pair_names()
+        self.ops: list[QuantizedOp] = []
+        self.unpaired: list[ir.Node] = []
+        self._find_ops()
+
+    def is_taken_over(self, tensor: str) -> bool:
+        """Whether an op evaluated alone reads the float model's tensor instead of this one."""
+        return (
+            tensor in self.float_of
+            and tensor not in self.constant
+            and not is_op(self.quantized.value[tensor].producer(), DEQUANTIZE)
+        )
+
+    def ops_of_fixed_shape(self) -> list[QuantizedOp]:
+        """The ops whose results have one shape in both models: none that depends on values."""
+        index = self.quantized
+        loose: set[str] = set()
+        for node in index.nodes:
+            from_values = node.op_type in _OF_ANY_LENGTH and not self._is_constant(node)
+            if from_values or not loose.isdisjoint(reads(node, index)):
+                loose.update(value.name or "" for value in node.outputs)
+        return [op for op in self.ops if op.tensor not in loose]
+
+    def _constants(self) -> frozenset[str]:
+        index = self.quantized
+        found = {name for name, value in index.value.items() if value.const_value is not None}
+        for node in index.nodes:
+            if all(name in found for name in reads(node, index)):
+                found.update(value.name or "" for value in node.outputs)
+        return frozenset(found)
+
+    def _is_constant(self, node: ir.Node) -> bool:
+        return all(value.name in self.constant for value in node.outputs)
+
+    def _pair_names(self) -> None:
+        for name, value in self.quantized.value.items():
+            node = value.producer()
+            if node is None or node.op_type not in QDQ_OPS:
+                self._pair(value, name)
+        for node in self.quantized.nodes:
+            source = _renamed(node)
+            if source is not None and source.name not in self.float_of:
+                self._pair(source, node.outputs[0].name or "")
+
+    def _pair(self, value: ir.Value, name: str) -> None:
+        """Note that a value has this name in the float model, if it looks like it."""
+        other, node = self.original.value.get(name), value.producer()
+        if other is None or other.is_initializer() or value.is_initializer():
+            return
+        if is_op(node, *WEIGHTED_OPS):
+            other = self._folded_into(other) or _unsaturated(other) or other
+        maker = other.producer()
+        if (node is None) == (maker is None) and _alike(node, maker) and _fit(value, other):
+            self.float_of[value.name or ""] = other.name or ""
+
+    def _folded_into(self, value: ir.Value) -> ir.Value | None:
+        """The result of a BatchNormalization behind the float value that the other has not."""
+        readers = [user for user, _ in value.uses()]
+        if len(readers) == 1 and is_op(readers[0], "BatchNormalization"):
+            result = readers[0].outputs[0]
+            if result.name not in self.quantized.value:
+                return result
+        return None
+
+    def _find_ops(self) -> None:
+        index = self.quantized
+        types: dict[str, tuple[str, ...]] = {}
+        for node in index.nodes:
+            found = tuple(word for name in reads(node, index) for word in types.get(name, ()))
+            outputs = [value.name for value in node.outputs if value.name]
+            if is_op(node, DEQUANTIZE):
+                types[outputs[0]] = (_encoding_words(node, index),)
+                continue
+            if node.op_type in QDQ_OPS or not found:
+                continue
+            types.update((name, found) for name in outputs if not self.is_taken_over(name))
+            if self._is_constant(node):
+                continue
+            paired = [
+                name for name in outputs if name in self.float_of and _is_real(index.value[name])
+            ]
+            if paired:
+                self.ops.append(QuantizedOp(node, paired[0], found))
+            elif any(_is_real(index.value[name]) for name in outputs):
+                self.unpaired.append(node)
+
+
+def reads(node: ir.Node, index: GraphIndex) -> list[str]:
+    """The tensors of the main graph that a node reads, those that its bodies read included."""
+    names = [value.name for value in node.inputs if value is not None and value.name]
+    bodies = [graph for attribute in node.attributes.values() for graph in _graphs(attribute)]
+    while bodies:
+        body = bodies.pop()
+        for inner in body:
+            names += (
+                value.name
+                for value in inner.inputs
+                if value is not None and value.name and index.value.get(value.name) is value
+            )
+            bodies += (graph for each in inner.attributes.values() for graph in _graphs(each))
+        names += (
+            value.name
+            for value in body.outputs
+            if value.name and index.value.get(value.name) is value
+        )
+    return names
+
+
+def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
+    if attribute.type == ir.AttributeType.GRAPH:
+        return [attribute.as_graph()]
+    return list(attribute.as_graphs()) if attribute.type == ir.AttributeType.GRAPHS else []
+
+
+def _make_comparable(model: ir.Model, opset: int) -> None:
+    """Let a model have no functions, the given opset, known types, and nothing in bfloat16."""
+    if model.functions:
+        inline_functions(model)
+    raise_opset(model, opset)
+    name_nodes(model)
+    infer_shapes(model)
+    index = GraphIndex(model)
+    if any(index.dtype(name) == ir.DataType.BFLOAT16 for name in index.value):
+        convert_precision(model, Precision.FP32)
+        infer_shapes(model)
+
+
+def _renamed(node: ir.Node) -> ir.Value | None:
+    """What a node may have taken the name from: the source of a pair or a Cast; None if nothing."""
+    if is_op(node, "Cast"):
+        return node.inputs[0]
+    value = node.inputs[0] if is_op(node, DEQUANTIZE) else None
+    producer = value.producer() if value is not None else None
+    return producer.inputs[0] if producer is not None and is_op(producer, QUANTIZE) else None
+
+
+def _unsaturated(value: ir.Value) -> ir.Value | None:
+    """What an activation reads, if one makes the value: a Q that saturates can do its work."""
+    producer = value.producer()
+    return producer.inputs[0] if producer is not None and is_op(producer, "Clip", "Relu") else None
+
+
+def _alike(one: ir.Node | None, other: ir.Node | None) -> bool:
+    """Whether two nodes may compute the same: exporters that number tensors use a name twice."""
+    if one is None or other is None or one.op_type == other.op_type:
+        return True
+    return is_op(one, *WEIGHTED_OPS) and is_op(other, *_TAKEN_IN)
+
+
+def _fit(one: ir.Value, other: ir.Value) -> bool:
+    """Whether what is known of two values' shapes does not contradict that they are the same."""
+    if one.shape is None or other.shape is None:
+        return True
+    pairs = list(zip(one.shape, other.shape, strict=False))
+    return len(one.shape) == len(other.shape) and all(
+        a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in pairs
+    )
+
+
+def _is_real(value: ir.Value) -> bool:
+    return value.dtype in _REAL_TYPES
+
+
+def _encoding_words(node: ir.Node, index: GraphIndex) -> str:
+    """A DQ's type, and what its scale is for if not for the whole tensor."""
+    stored, scale = node.inputs[0], node.inputs[1]
+    assert stored is not None
+    assert scale is not None
+    dtype = index.dtype(stored.name or "") or ir.DataType.UINT8
+    word = dtype.name.lower()
+    if node.attributes.get_int("block_size", 0):
+        return f"{word} per block"
+    sizes = index.shape(scale.name or "") or ()
+    return f"{word} per channel" if any(size != 1 for size in sizes) else word

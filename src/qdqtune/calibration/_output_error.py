@@ -1,0 +1,324 @@
+"""The error of a model's outputs against those of its float model.
+
+Compared on the logits where there are any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from google.protobuf.message import DecodeError
+from onnx.helper import make_node, make_tensor
+
+from qdqtune.calibration._random_inputs import Feeds
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._worker import StoredFeeds, Worker
+from qdqtune.engines._worker_environment import read_arrays, write_arrays
+from qdqtune.graph._atomic_files import replacing
+from qdqtune.records._accuracy import OutputError, TensorError
+
+_SCORES = "qdqtune_scores"
+_DECIDING = frozenset({"ArgMax", "ArgMin", "LogSoftmax", "Sigmoid", "Softmax", "TopK"})
+_PASSING = frozenset(
+    {
+        "Cast", "DequantizeLinear", "Flatten", "Identity", "QuantizeLinear", "Reshape", "Squeeze",
+        "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+# From here on a Softmax is along one axis, and what else it may be is known.
+_AXIS_OPSET, _AXES_INPUT_OPSET = 13, 18
+
+
+def add_scores(path: Path) -> tuple[Path, dict[str, str]]:
+    """Write a copy of a model beside it that shows its scores as well.
+
+    Args:
+        path: A model; its weights may lie in files beside it.
+
+    Returns:
+        The copy, and the names of its new outputs with those that they decide; the model itself if
+        no output is decided by scores.
+    """
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except DecodeError:  # the engine will say so
+        return path, {}
+    producers = {output: node for node in proto.graph.node for output in node.output}
+    opset = max((each.version for each in proto.opset_import if not each.domain), default=0)
+    found: dict[str, str] = {}
+    for output in list(proto.graph.output):
+        deciding = _deciding(output.name, producers)
+        if deciding is not None:
+            name = f"{_SCORES}_{len(found)}"
+            _show(proto.graph, deciding, name, opset)
+            found[name] = output.name
+    if not found:
+        return path, {}
+    copy = path.with_name(f"{path.stem}_scores{path.suffix}")
+    with replacing(copy) as file:
+        file.write(proto.SerializeToString())
+    return copy, found
+
+
+def has_scores(path: Path) -> bool:
+    """Whether an output of a model is decided by scores.
+
+    Args:
+        path: A model.
+    """
+    graph = onnx.load(path, load_external_data=False).graph
+    producers = {output: node for node in graph.node for output in node.output}
+    return any(_deciding(output.name, producers) is not None for output in graph.output)
+
+
+def _deciding(output: str, producers: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
+    """The first of the ops at the end of a model that decide on what came before them."""
+    found, seen = None, 0
+    node = producers.get(output)
+    while node is not None and seen <= len(producers):
+        if node.op_type in _DECIDING and not node.domain:
+            found = node
+        elif node.op_type not in _PASSING or node.domain:
+            break
+        node = producers.get(node.input[0]) if node.input else None
+        seen += 1
+    return found
+
+
+def _show(graph: onnx.GraphProto, deciding: onnx.NodeProto, name: str, opset: int) -> None:
+    """Add an output: the scores, without what all of them have in common."""
+    source = deciding.input[0]
+    if deciding.op_type in ("LogSoftmax", "Softmax") and opset >= _AXIS_OPSET:
+        axis = next((each.i for each in deciding.attribute if each.name == "axis"), -1)
+        mean = f"{name}_mean"
+        if opset >= _AXES_INPUT_OPSET:
+            axes = make_tensor(f"{name}_axes", onnx.TensorProto.INT64, [1], [axis])
+            graph.initializer.append(axes)
+            graph.node.append(make_node("ReduceMean", [source, axes.name], [mean], keepdims=1))
+        else:
+            graph.node.append(make_node("ReduceMean", [source], [mean], axes=[axis], keepdims=1))
+        graph.node.append(make_node("Sub", [source, mean], [name]))
+    else:
+        graph.node.append(make_node("Identity", [source], [name]))
+    graph.output.append(onnx.ValueInfoProto(name=name))  # of the type that it turns out to be
+
+
+class SignalToNoise:
+    """How far each output is from what it should be, gathered sample by sample.
+
+    Attributes:
+        missing: Outputs that the reference has and the other model lacks.
+    """
+
+    def __init__(self) -> None:
+        self.missing: set[str] = set()
+        self._undefined: dict[str, bool] = {}
+        self._errors: dict[str, TensorError] = {}
+        self._equal: dict[str, int] = {}
+        self._elements: dict[str, int] = {}
+
+    def add(
+        self, reference: Mapping[str, npt.NDArray[Any]], actual: Mapping[str, npt.NDArray[Any]]
+    ) -> None:
+        """Take in the outputs of one sample; those that only one model has don't count."""
+        for name, expected in reference.items():
+            if name not in actual:
+                self.missing.add(name)
+                continue
+            found = actual[name]
+            if _is_real(expected.dtype):
+                expected, found = expected.astype(np.float64), found.astype(np.float64)
+                is_undefined = expected.size > 0 and bool(np.isnan(expected).all())
+                self._undefined[name] = is_undefined and self._undefined.get(name, True)
+                error = _error(expected, found)
+                self._errors[name] = error + self._errors.get(name, TensorError())
+            equal = _equal(expected, found) if expected.shape == found.shape else np.array(False)
+            self._equal[name] = self._equal.get(name, 0) + int(equal.sum())
+            elements = max(expected.size, found.size)
+            self._elements[name] = self._elements.get(name, 0) + elements
+
+    @property
+    def undefined(self) -> set[str]:
+        """Outputs of which the reference has nothing but NaN: there is nothing to be near to."""
+        return {name for name, is_undefined in self._undefined.items() if is_undefined}
+
+    def decibels(self) -> dict[str, float]:
+        """The signal-to-noise ratio of every float output that is defined."""
+        return {
+            name: error.sqnr_db for name, error in self._errors.items() if not self._undefined[name]
+        }
+
+    def errors(self) -> tuple[OutputError, ...]:
+        """The error of every output."""
+        return tuple(
+            OutputError(name, self._errors.get(name), self._equal[name] / count if count else 1.0)
+            for name, count in self._elements.items()
+        )
+
+
+class Reference:
+    """A model's outputs on some samples, kept on disk: any number of others are compared with them.
+
+    No two models are open at once: one may fill the memory.
+
+    Args:
+        worker: Where models run.
+        model: The reference.
+        samples: Inputs.
+        options: How to open the reference; `engines.reference.AS_WRITTEN` for a dialect of
+            another engine.
+
+    Raises:
+        WorkerFailure: If the reference does not run.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        model: Path,
+        samples: Iterable[Feeds],
+        *,
+        options: SessionOptions | None = None,
+    ) -> None:
+        self._worker = worker
+        self._folder = tempfile.TemporaryDirectory(prefix="outputs-", dir=worker.scratch)
+        self._kept: list[tuple[StoredFeeds, Path]] = []
+        self._options = options
+        try:
+            opened = worker.open(model, options)
+            for feeds in samples:
+                stored = worker.store(feeds)
+                outputs = Path(self._folder.name) / f"{len(self._kept)}.npz"
+                self._kept.append((stored, outputs))
+                write_arrays(outputs, worker.run(opened, stored))
+            worker.release(opened)
+        except BaseException:
+            self.close()
+            raise
+
+    def sqnr_db(self, model: Path, options: SessionOptions | None = None) -> dict[str, float]:
+        """Compare a model with the reference, output by output.
+
+        Args:
+            model: The one in question.
+            options: How to open it; None is like the reference.
+
+        Returns:
+            Decibels per float output.
+
+        Raises:
+            WorkerFailure: If it does not run.
+        """
+        return self.compare(model, options).decibels()
+
+    def compare(self, model: Path, options: SessionOptions | None = None) -> SignalToNoise:
+        """Do what `sqnr_db` does, for all that can be said about the outputs."""
+        compared = SignalToNoise()
+        opened = self._worker.open(model, options or self._options)
+        for stored, outputs in self._kept:
+            compared.add(read_arrays(outputs), self._worker.run(opened, stored))
+        self._worker.release(opened)
+        return compared
+
+    def close(self) -> None:
+        """Forget the samples and outputs."""
+        for stored, _ in self._kept:
+            self._worker.discard(stored)
+        self._folder.cleanup()
+
+
+def output_sqnr(
+    worker: Worker,
+    float_model: Path,
+    quantized_model: Path,
+    samples: Iterable[Feeds],
+    *,
+    options: SessionOptions | None = None,
+) -> dict[str, float]:
+    """Compare two models output by output; see `Reference`."""
+    with contextlib.closing(Reference(worker, float_model, samples, options=options)) as reference:
+        return reference.sqnr_db(quantized_model)
+
+
+def _error(expected: npt.NDArray[Any], actual: npt.NDArray[Any]) -> TensorError:
+    """What is off; infinities that are alike don't count, nor what is NaN in the float model."""
+    if expected.shape != actual.shape:  # as many as the data has: boxes that were found
+        return TensorError(noise=math.inf, max_error=math.inf)
+    apart = ~(np.isnan(expected) | (_equal(expected, actual) & ~np.isfinite(expected)))
+    with np.errstate(invalid="ignore"):
+        expected, actual = expected[apart], actual[apart]
+        off = np.abs(actual - expected)
+        noise = float((off**2).sum())
+        return TensorError(
+            signal=float((expected**2).sum()),
+            noise=noise,
+            power=float((actual**2).sum()),
+            max_error=float(off.max(initial=0.0)) if math.isfinite(noise) else math.inf,
+            max_value=float(np.abs(expected).max(initial=0.0)),
+        )
+
+
+def _equal(expected: npt.NDArray[Any], actual: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    equal: npt.NDArray[np.bool_] = expected == actual
+    if expected.dtype.kind == "f" and actual.dtype.kind == "f":
+        equal |= np.isnan(expected) & np.isnan(actual)
+    return equal
+
+
+def _is_real(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+# Two runs on the same inputs may differ by rounding, where threads add up in another order.
+_STEADY_DB = 60.0
+
+
+def batch_agreement(
+    worker: Worker, small: Path, large: Path, feeds: Feeds, batched: Collection[str]
+) -> dict[str, float]:
+    """Run a model on a batch, and the same model at a smaller batch on the first and last part.
+
+    Args:
+        worker: An ONNX Runtime worker.
+        small: The model at the smaller batch.
+        large: The model at the larger one.
+        feeds: Inputs of the larger one.
+        batched: Inputs whose leading dim is the batch.
+
+    Returns:
+        Signal-to-noise ratio in dB per float output that has the batch as its leading dim. An
+        output that varies from run to run is left out.
+
+    Raises:
+        WorkerFailure: If one of them does not run.
+    """
+    opened = worker.open(large)
+    whole, again = worker.run(opened, feeds), worker.run(opened, feeds)
+    worker.release(opened)
+    steady = SignalToNoise()
+    steady.add(whole, again)
+    comparable = {name for name, db in steady.decibels().items() if db > _STEADY_DB}
+    total = feeds[next(iter(batched))].shape[0]
+    opened = worker.open(small)
+    size = next(spec.shape[0] for spec in opened.inputs if spec.name in batched)
+    assert isinstance(size, int)
+    ratio = SignalToNoise()
+    for rows in (slice(0, size), slice(total - size, total)):
+        part = {name: array[rows] if name in batched else array for name, array in feeds.items()}
+        alone = worker.run(opened, part)
+        within = {
+            name: array[rows]
+            for name, array in whole.items()
+            if name in comparable and array.shape == (total, *alone[name].shape[1:])
+        }
+        ratio.add({name: alone[name] for name in within}, within)
+    worker.release(opened)
+    return ratio.decibels()

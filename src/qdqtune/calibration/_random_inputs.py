@@ -1,0 +1,202 @@
+"""Inputs for a model when the user gave none: seeded, random, and legal.
+
+Integers stay within what they index, masks are ones: anything else crashes embeddings or makes
+attention see nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._input_shapes import input_dims, input_named, model_inputs, resolve_shapes
+from qdqtune.graph._measured_shapes import check_ends
+from qdqtune.graph._op_classes import FLOAT_TYPES, is_op
+from qdqtune.records._errors import ModelError, UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.resources._limits import current_limits
+
+_logger = logging.getLogger(__name__)
+
+# Ops behind which the values of an index tensor are still the same indices.
+_TRANSPARENT = (
+    "Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose",
+    "Unsqueeze",
+)  # fmt: skip
+
+_REAL_TYPES = FLOAT_TYPES | {ir.DataType.DOUBLE}
+_PIXEL_TYPES = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
+
+_NOTHING_SAID = InputRequest()
+
+Feeds = dict[str, npt.NDArray[Any]]
+
+
+def random_inputs(
+    index: GraphIndex, samples: int, request: InputRequest = _NOTHING_SAID
+) -> Iterator[Feeds]:
+    """Seeded random inputs, one set at a time.
+
+    Dims that neither the model nor the request tells are 1.
+
+    Args:
+        index: The model.
+        samples: How many sets.
+        request: Shapes, ranges and the seed; the same request gives the same inputs.
+
+    Raises:
+        UsageError: If the request does not fit the model.
+        ModelError: If an input is of a type without random values, or a run would never end.
+    """
+    check_ends(index.model)
+    shapes = resolve_shapes(index.model, request)
+    inputs = input_dims(index.model)
+    ranges = {input_named(inputs, name): pair for name, pair in request.ranges.items()}
+    makers = [
+        _Maker(index, value, shapes[value.name or ""], ranges.get(value.name or ""))
+        for value in model_inputs(index.model)
+    ]
+    rng = np.random.default_rng(request.seed)
+    for _ in range(samples):
+        yield {maker.name: maker.make(rng) for maker in makers}
+
+
+class _Maker:
+    """Makes values for one input."""
+
+    def __init__(
+        self,
+        index: GraphIndex,
+        value: ir.Value,
+        shape: tuple[int, ...],
+        bounds: tuple[float, float] | None,
+    ) -> None:
+        self.name = value.name or ""
+        if value.dtype is None or value.dtype == ir.DataType.STRING:
+            kind = "text" if value.dtype == ir.DataType.STRING else "no tensor of a known type"
+            raise ModelError(
+                f"No random values can be generated for the input {self.name!r}: it is {kind}.",
+                "Give calibration data.",
+            )
+        limit = current_limits().memory_bytes
+        if limit is not None and math.prod(shape) * value.dtype.itemsize > limit:
+            raise ModelError(
+                f"No random values can be generated for the input {self.name!r}: "
+                f"its shape is {shape}, more "
+                "than memory could hold.",
+                "Check the model's input shapes: `qdqtune shapes MODEL`.",
+            )
+        self.dtype = value.dtype
+        self.shape = shape
+        self.bounds = bounds
+        self.limit = _index_limit(index, value) if value.dtype not in _REAL_TYPES else None
+        if bounds is not None:
+            _check_bounds(self.name, self.dtype, bounds)
+            if self.limit is not None and not -self.limit <= bounds[0] <= bounds[1] < self.limit:
+                _logger.warning(
+                    "%s picks from %d rows: values from %s to %s can point outside of them",
+                    self.name, self.limit, *bounds,
+                )  # fmt: skip
+
+    def make(self, rng: np.random.Generator) -> npt.NDArray[Any]:
+        target = self.dtype.numpy()
+        if self.bounds is not None:
+            return _between(rng, self.bounds, self.shape, self.dtype)
+        if self.limit is not None:
+            return rng.integers(0, self.limit, self.shape).astype(target)
+        if "mask" not in self.name.lower():
+            if self.dtype in _REAL_TYPES:
+                return rng.standard_normal(self.shape, np.float32).astype(target)
+            if self.dtype in _PIXEL_TYPES:
+                info = np.iinfo(target)
+                return rng.integers(info.min, info.max, self.shape, endpoint=True).astype(target)
+        return np.ones(self.shape, target)
+
+
+def _check_bounds(name: str, dtype: ir.DataType, bounds: tuple[float, float]) -> None:
+    """Make sure that a type can hold what lies in a range.
+
+    Raises:
+        UsageError: If it can't.
+    """
+    least, most = _extremes(dtype)
+    if not least <= bounds[0] <= bounds[1] <= most:
+        raise UsageError(
+            f"The range of the input {name!r}, {bounds[0]} to {bounds[1]}, does not fit its type: "
+            f"{dtype.name.lower()} holds {least} to {most}.",
+            "Give a range within that.",
+        )
+    if _is_whole(dtype) and any(bound != int(bound) for bound in bounds):
+        raise UsageError(
+            f"The input {name!r} holds whole numbers, but its range is {bounds[0]} to {bounds[1]}.",
+            "Give whole numbers.",
+        )
+
+
+def _extremes(dtype: ir.DataType) -> tuple[float, float]:
+    if dtype == ir.DataType.BOOL:
+        return 0, 1
+    if dtype.is_integer():
+        info = ml_dtypes.iinfo(dtype.numpy())  # type: ignore[no-untyped-call]
+        return int(info.min), int(info.max)
+    most = float(ml_dtypes.finfo(dtype.numpy()).max)  # type: ignore[no-untyped-call]
+    return -most, most
+
+
+def _is_whole(dtype: ir.DataType) -> bool:
+    return dtype == ir.DataType.BOOL or dtype.is_integer()
+
+
+def _between(
+    rng: np.random.Generator,
+    bounds: tuple[float, float],
+    shape: tuple[int, ...],
+    dtype: ir.DataType,
+) -> npt.NDArray[Any]:
+    low, high = bounds
+    if _is_whole(dtype):
+        wide = np.uint64 if dtype == ir.DataType.UINT64 else np.int64
+        numbers = rng.integers(int(low), int(high), shape, dtype=wide, endpoint=True)
+        return numbers.astype(dtype.numpy())
+    position = rng.random(shape)
+    # Not low + position * (high - low): the difference may be too large for a number.
+    return np.asarray(low * (1.0 - position) + high * position).astype(dtype.numpy())
+
+
+def _index_limit(index: GraphIndex, value: ir.Value) -> int | None:
+    """How many rows the input indexes, if it indexes anything; the smallest counts."""
+    limits = []
+    pending, seen = [value], {value.name}
+    while pending:
+        for user, position in pending.pop().uses():
+            if position == 0 and is_op(user, *_TRANSPARENT):
+                output = user.outputs[0]
+                if output.name not in seen:
+                    seen.add(output.name)
+                    pending.append(output)
+            else:
+                limits.append(_rows(index, user, position))
+    known = [limit for limit in limits if limit]
+    return min(known) if known else None
+
+
+def _rows(index: GraphIndex, user: ir.Node, position: int) -> int | None:
+    """The number of rows that a node picks from, if this input of it is the picking one."""
+    if position == 1 and is_op(user, "Gather", "GatherElements"):
+        data = user.inputs[0]
+        shape = index.shape(data.name or "") if data is not None else None
+        attribute = user.attributes.get("axis")
+        axis = attribute.as_int() if attribute is not None else 0
+        return shape[axis] if shape else None
+    if position == 0 and is_op(user, "OneHot"):
+        depth = user.inputs[1].const_value if user.inputs[1] is not None else None
+        return int(depth.numpy().reshape(-1)[0]) if depth is not None else None
+    return None

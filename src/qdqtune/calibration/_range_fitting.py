@@ -1,0 +1,270 @@
+"""Histograms of tensors, and the range in which a number format fits a histogram best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtune.qdq._encoding import TensorFormat
+
+BINS = 2048
+"""Bins on each side of zero.
+
+A format of 255 steps is tried on an eighth of the range, too, and its steps are not to be finer
+than bins.
+"""
+
+
+class Histogram:
+    """Counts of values; see the module.
+
+    Attributes:
+        zeros: How many were exactly zero: they are in no bin, as every format can write them.
+    """
+
+    def __init__(self) -> None:
+        self.zeros = 0
+        self._exponent: int | None = None
+        self._counts = np.zeros(2 * BINS, np.int64)
+
+    def add(self, values: npt.NDArray[np.float32]) -> None:
+        """Count values in; what is infinite or undefined doesn't count."""
+        flat = values.reshape(-1)
+        if not np.isfinite(flat).all():
+            flat = flat[np.isfinite(flat)]
+        zeros = flat.size - int(np.count_nonzero(flat))
+        self.zeros += zeros
+        if zeros == flat.size:
+            return
+        exponent = self._make_room(max(-float(flat.min()), float(flat.max())))
+        scaled = flat.astype(np.float64) * math.ldexp(1.0, -exponent)
+        bins = np.floor(scaled).astype(np.int64) + BINS
+        self._counts += np.bincount(bins, minlength=2 * BINS)
+        self._counts[BINS] -= zeros
+
+    @property
+    def size(self) -> int:
+        """How many values were counted, zeros included."""
+        return self.zeros + int(self._counts.sum())
+
+    @property
+    def width(self) -> float:
+        """How wide a bin is; 0 if nothing but zeros was counted."""
+        return 0.0 if self._exponent is None else math.ldexp(1.0, self._exponent)
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """A copy of the counts: bin `n` is from `n - BINS` to `n - BINS + 1` times the width."""
+        return np.array(self._counts)
+
+    def _make_room(self, magnitude: float) -> int:
+        """Widen the bins until this fits; returns the exponent of their width."""
+        _, above = math.frexp(magnitude)
+        exponent = above - (BINS.bit_length() - 1)
+        if self._exponent is None:
+            self._exponent = exponent
+        elif exponent > self._exponent:
+            # More than 63 doublings leave of any bin its sign.
+            merged = np.arange(-BINS, BINS) >> min(exponent - self._exponent, 63)
+            counts, self._counts = self._counts, np.zeros(2 * BINS, np.int64)
+            np.add.at(self._counts, merged + BINS, counts)
+            self._exponent = exponent
+        return self._exponent
+
+
+Array = npt.NDArray[Any]
+Range = tuple[float, float]
+
+# Shares of the whole range that are tried. Below an eighth, steps would be finer than bins.
+_FACTORS = np.linspace(1.0, 0.125, 36)
+
+# The share of values that may be cut off at each end.
+_RARE = 1e-4
+
+# With fewer values than this, a histogram shows what was drawn, not what is common.
+_FEW = 128
+
+# What an empty step gets of the quantized distribution, so that its logarithm is finite.
+_SMOOTHING = 1e-4
+
+
+def frequent_range(seen: Histogram, whole: Range) -> Range:
+    """What all but one in ten thousand values fit into, at each end."""
+    counts = seen.counts
+    counts[BINS] += seen.zeros
+    running = np.cumsum(counts)
+    spared = int(running[-1] * _RARE)
+    if not spared:
+        return whole
+    first = int(np.searchsorted(running, spared, side="right"))
+    last = int(np.searchsorted(running, running[-1] - spared, side="left"))
+    if first == last:  # nearly all of them are one number
+        return whole
+    # Where in its bin a value is, can only be guessed: evenly.
+    at_low = first + float((spared - running[first] + counts[first]) / counts[first])
+    at_high = last + 1 - float((running[last] - running[-1] + spared) / counts[last])
+    return _within(((at_low - BINS) * seen.width, (at_high - BINS) * seen.width), whole)
+
+
+def least_error_range(seen: Histogram, whole: Range, layout: TensorFormat) -> Range:
+    """The range with the least mean squared error of quantization."""
+    return _least(_squared_errors, seen, whole, layout)
+
+
+def least_divergence_range(seen: Histogram, whole: Range, layout: TensorFormat) -> Range:
+    """The range in which the quantized values are distributed most like the real ones.
+
+    Their distance is the Kullback-Leibler divergence. What is cut off counts at the ends of the
+    real distribution, and is missing in the quantized one.
+    """
+    return _least(_divergences, seen, whole, layout)
+
+
+class _Bins:
+    """A histogram in units of its width, added up.
+
+    Every sum has an entry for each bin, of all bins before it, and one for all of them.
+    """
+
+    def __init__(self, counts: Array) -> None:
+        self._counts = counts.astype(np.float64)
+
+    @cached_property
+    def powers(self) -> tuple[Array, Array, Array]:
+        """Sums of counts, of values, and of their squares; a bin's values are at its center."""
+        centers = np.arange(-BINS, BINS) + 0.5
+        count, first = self._counts, self._counts * centers
+        return _before(count), _before(first), _before(first * centers)
+
+    @cached_property
+    def shares(self) -> Array:
+        """Of all values, those in the bins that hold some."""
+        return np.asarray(self._counts[self._counts > 0] / self._counts.sum())
+
+    @cached_property
+    def filled(self) -> Array:
+        """How many bins hold something."""
+        return _before(self._counts > 0).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """A format laid onto some ranges; a row for each of them.
+
+    Attributes:
+        levels: Where the steps are.
+        edges: The first bin that is nearest to each step, and the first one behind the last step.
+    """
+
+    levels: Array
+    edges: Array
+
+
+def _least(
+    cost: Callable[[_Bins, _Steps], Array], seen: Histogram, whole: Range, layout: TensorFormat
+) -> Range:
+    """The range of least cost: both ends drawn in alike, then each of them alone."""
+    counts = seen.counts
+    if whole[0] >= whole[1] or counts.sum() < _FEW:
+        return whole
+    bins = _Bins(counts)
+    low, high = min(whole[0], 0.0) / seen.width, max(whole[1], 0.0) / seen.width
+
+    def best(lows: Array, highs: Array) -> tuple[float, float]:
+        costs = cost(bins, _lay_steps(lows, highs, layout))
+        # Of those that are equal but for rounding, the widest: nothing is cut off for nothing.
+        least = int(np.argmax(costs <= costs.min() * (1.0 + 1e-9) + 1e-9))
+        return float(lows[least]), float(highs[least])
+
+    drawn_in, kept = _FACTORS, np.ones_like(_FACTORS)
+    if layout.symmetric:
+        reach = max(-low, high)
+        found = best(-reach * drawn_in, reach * drawn_in)
+    else:
+        found = best(low * drawn_in, high * drawn_in)
+        if low < 0.0 < high:
+            found = best(found[0] * kept, high * drawn_in)
+            found = best(low * drawn_in, found[1] * kept)
+    return _within((found[0] * seen.width, found[1] * seen.width), whole)
+
+
+def _lay_steps(lows: Array, highs: Array, layout: TensorFormat) -> _Steps:
+    """The steps of ranges around zero, as `encode_range` lays them."""
+    if layout.symmetric:
+        scales = highs / (layout.high - layout.center)
+        middle = np.full_like(scales, layout.center)
+    else:
+        scales = (highs - lows) / (layout.high - layout.low)
+        middle = np.minimum(layout.low + np.rint(-lows / scales), layout.high)
+    steps = np.arange(layout.low, layout.high + 2) - middle[:, None]
+    # The center of a bin is half its width behind its beginning.
+    first = np.ceil((steps - 0.5) * scales[:, None] - 0.5)
+    edges = np.clip(first, -BINS, BINS).astype(np.int64) + BINS
+    return _Steps(steps[:, :-1] * scales[:, None], edges)
+
+
+def _squared_errors(bins: _Bins, steps: _Steps) -> Array:
+    edges = steps.edges.copy()
+    edges[:, 0], edges[:, -1] = 0, 2 * BINS  # what lies beyond the ends goes to the last steps
+    count, first, second = (np.diff(sums[edges], axis=1) for sums in bins.powers)
+    errors = second - 2.0 * steps.levels * first + steps.levels**2 * count
+    return np.asarray(errors.sum(axis=1))
+
+
+def _divergences(bins: _Bins, steps: _Steps) -> Array:
+    """How far the distribution is from what the steps make of it; infinite if nothing is left.
+
+    Within a step, the quantized distribution is even over the bins that hold something. What is
+    cut off is added to the outermost bins that are left.
+    """
+    costs = np.full(len(steps.edges), np.inf)
+    edges = bins.filled[steps.edges]
+    usable = edges[:, 0] < edges[:, -1]
+    costs[usable] = _finite_divergences(bins.shares, edges[usable])
+    return costs
+
+
+def _finite_divergences(shares: Array, edges: Array) -> Array:
+    """The same, with bins that hold nothing left out."""
+    running = _before(shares)
+    first, behind = edges[:, 0], edges[:, -1]
+    kept, held = np.diff(running[edges], axis=1), np.diff(edges, axis=1)
+    left, total = running[behind] - running[first], behind - first
+    even = kept / np.maximum(held, 1) / left[:, None]
+    even = (1.0 - _SMOOTHING) * even + _SMOOTHING / total[:, None]
+    # The sum of p log p, less that of p log q, for real shares p and quantized ones q.
+    own = np.diff(_before(_entropy(shares))[edges[:, [0, -1]]], axis=1)[:, 0]
+    crossed = (kept * np.log(even)).sum(axis=1)
+    rows = np.arange(len(edges))
+    is_filled = held > 0
+    ends = (
+        (first, running[first], is_filled.argmax(axis=1)),
+        (behind - 1, running[-1] - running[behind], -1 - is_filled[:, ::-1].argmax(axis=1)),
+    )
+    for outermost, cut, step in ends:
+        own += _entropy(shares[outermost] + cut) - _entropy(shares[outermost])
+        crossed += cut * np.log(even[rows, step])
+    return np.asarray(own - crossed)
+
+
+def _entropy(shares: Array) -> Array:
+    return np.asarray(shares * np.log(shares))
+
+
+def _before(values: Array) -> Array:
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
+def _within(found: Range, whole: Range) -> Range:
+    """A range that lies in the whole one, and has zero in it if that has."""
+    low, high = whole
+    if low <= 0.0 <= high:
+        found = min(found[0], 0.0), max(found[1], 0.0)
+    inside = max(found[0], low), min(found[1], high)
+    return inside if inside[0] < inside[1] else whole

@@ -1,0 +1,265 @@
+"""Inner tensors of a model, observed in one run.
+
+Their values, their shapes, and the first overflow.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+from onnx.helper import make_node, make_tensor_value_info
+
+from qdqtune.calibration._random_inputs import Feeds
+from qdqtune.engines._reference_engine import AS_WRITTEN, advice_on, opening_options
+from qdqtune.engines._worker import Worker, WorkerFailure
+from qdqtune.graph._files import save_model
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import is_op
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.graph._weights import constant_of
+from qdqtune.records._errors import EngineError
+
+_logger = logging.getLogger(__name__)
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+
+# What is taken from one run at most; the model is run again for the rest.
+_BYTES_AT_ONCE = 1 << 28
+
+
+def capture_tensors(
+    base: PreparedModel, worker: Worker, feeds: Feeds, shapes: Mapping[str, Shape]
+) -> Iterator[tuple[str, Array]]:
+    """Values of tensors as they are in a run; placeholders where the model doesn't run that way.
+
+    Args:
+        base: The model.
+        worker: Of the reference engine.
+        feeds: What it is run on.
+        shapes: Names of the tensors, and what to make up otherwise.
+    """
+    given = [name for name in shapes if name in feeds]
+    for name in given:
+        yield name, np.asarray(feeds[name])
+    for part in _parts(base.index, {n: s for n, s in shapes.items() if n not in feeds}):
+        try:
+            found = _run(base, worker, feeds, part)
+        except WorkerFailure as failure:
+            _logger.info(
+                "values inside the model are placeholders, since it does not run: %s", failure
+            )
+            found = {}
+        for name in part:
+            dtype = base.index.dtype(name) or ir.DataType.FLOAT
+            values = found.get(name)
+            yield name, _placeholder_values(shapes[name], dtype) if values is None else values
+
+
+def _parts(index: GraphIndex, shapes: Mapping[str, Shape]) -> Iterator[list[str]]:
+    part: list[str] = []
+    size = 0
+    for name, shape in shapes.items():
+        dtype = index.dtype(name)
+        more = math.prod(shape) * (dtype.itemsize if dtype is not None else 4)
+        if part and size + more > _BYTES_AT_ONCE:
+            yield part
+            part, size = [], 0
+        part.append(name)
+        size += int(more)
+    if part:
+        yield part
+
+
+def _run(
+    base: PreparedModel, worker: Worker, feeds: Feeds, tensors: Sequence[str]
+) -> dict[str, Array]:
+    proto = onnx.ModelProto.FromString(base.whole())
+    del proto.graph.output[:]
+    for name in tensors:
+        dtype = base.index.dtype(name)
+        kind = dtype.value if dtype is not None else onnx.TensorProto.UNDEFINED
+        proto.graph.output.append(make_tensor_value_info(name, kind, None))
+    path = base.write_for_now(proto.SerializeToString(), "tapped")
+    try:
+        opened = worker.open(path, opening_options(len(base.nodes)))
+        found = worker.run(opened, feeds)
+        worker.release(opened)
+    finally:
+        path.unlink(missing_ok=True)
+    return dict(found)
+
+
+def _placeholder_values(shape: Shape, dtype: ir.DataType) -> Array:
+    """Small numbers of one sign for floats; zeros for what may be an index."""
+    values = np.zeros(shape) if dtype.is_integer() else np.linspace(0.1, 1.0, math.prod(shape))
+    return values.reshape(shape).astype(dtype.numpy())
+
+
+_OTHER_SHAPES = "Check the input shapes: --shapes, --dim."
+
+
+def observe_shapes(base: PreparedModel, worker: Worker, feeds: Feeds) -> dict[str, tuple[int, ...]]:
+    """Run the model once and note the shapes that are not known yet.
+
+    They are written into the index's values, but not into the graph's own outputs: those stay as
+    open as they are. Inside `graph.shapes.at_shapes` the values are put back at its end.
+
+    Args:
+        base: The model.
+        worker: Of the reference engine.
+        feeds: One set of inputs.
+
+    Returns:
+        The shapes found, by tensor; tensors in control-flow bodies are not among them.
+
+    Raises:
+        EngineError: If the model does not run.
+    """
+    unknown = unknown_tensors(base.index)
+    if not unknown:
+        return {}
+    path = base.write_for_now(_with_shapes(base, unknown).SerializeToString(), "shapes")
+    try:
+        opened = worker.open(path, AS_WRITTEN)
+        outputs = worker.run(opened, feeds)
+        worker.release(opened)
+    except WorkerFailure as failure:
+        raise EngineError(
+            f"The model does not run, so its shapes can't be taken from a run: {failure}",
+            advice_on(failure, base.index.model, worker.engine, _OTHER_SHAPES),
+        ) from None
+    finally:
+        path.unlink(missing_ok=True)
+    found = {
+        tensor: tuple(int(size) for size in outputs[_output(position)])
+        for position, tensor in enumerate(unknown)
+    }
+    for tensor, shape in found.items():
+        if tensor not in base.index.outputs:
+            base.index.value[tensor].shape = ir.Shape(shape)
+    return found
+
+
+def unknown_tensors(index: GraphIndex) -> list[str]:
+    """Every computed tensor of the main graph whose shape is not wholly known."""
+    return [
+        value.name
+        for node in index.nodes
+        for value in node.outputs
+        if value.name and _is_tensor(value) and not _is_known(index.shape(value.name))
+    ]
+
+
+def _is_known(shape: tuple[int | None, ...] | None) -> bool:
+    return shape is not None and all(size is not None and size >= 0 for size in shape)
+
+
+def _is_tensor(value: ir.Value) -> bool:
+    return value.type is None or isinstance(value.type, ir.TensorType)
+
+
+def _output(position: int) -> str:
+    return f"qdqtune_shape_{position}"
+
+
+def _with_shapes(base: PreparedModel, tensors: list[str]) -> onnx.ModelProto:
+    """The base with the tensors' shapes as its only outputs."""
+    proto: onnx.ModelProto = onnx.ModelProto.FromString(base.whole())
+    graph = proto.graph
+    del graph.output[:]
+    for position, tensor in enumerate(tensors):
+        name = _output(position)
+        graph.node.append(make_node("Shape", [tensor], [name], name=name))
+        graph.output.append(make_tensor_value_info(name, onnx.TensorProto.INT64, [None]))
+    return proto
+
+
+_WATCH = "qdqtune_watch_"
+
+
+def first_overflow(
+    model: ir.Model, rounded: Mapping[str, str], worker: Worker, feeds: Feeds, folder: Path
+) -> str:
+    """Run a model and look at every float result of it.
+
+    Args:
+        model: The model, computing in float32; it gets more outputs.
+        rounded: Node name to the value to look at instead of the node's own result.
+        worker: Of the reference engine.
+        feeds: Inputs.
+        folder: Where the model may be written.
+
+    Returns:
+        Name of the first node that makes something not finite out of finite numbers; empty if
+        there is none.
+
+    Raises:
+        WorkerFailure: If the model does not run.
+    """
+    watched = _watch(model, rounded)
+    opened = worker.open(save_model(model, folder / "watched.onnx"), AS_WRITTEN)
+    seen = worker.run(opened, feeds)
+    worker.release(opened)
+    strange = {node for name, node in watched.items() if not np.isfinite(seen[name]).all()}
+    for node in watched.values():
+        if node in strange and strange.isdisjoint(_sources(node)) and _constants_finite(node):
+            return node.name or ""
+    return ""
+
+
+def _watch(model: ir.Model, rounded: Mapping[str, str]) -> dict[str, ir.Node]:
+    """Add one output per float result: zero times the sum, which is zero or not a number."""
+    graph = model.graph
+    by_name = {value.name: value for node in graph for value in node.outputs}
+    watched: dict[str, ir.Node] = {}
+    zero = ir.Value(
+        name=f"{_WATCH}zero",
+        type=ir.TensorType(ir.DataType.FLOAT),
+        shape=ir.Shape([]),
+        const_value=ir.tensor(np.array(0, np.float32), name=f"{_WATCH}zero"),
+    )
+    graph.register_initializer(zero)
+    for node in [node for node in graph if not is_op(node, "Cast", "Constant")]:
+        value = by_name.get(rounded.get(node.name or ""), node.outputs[0])
+        if value.dtype != ir.DataType.FLOAT or not isinstance(value.type, ir.TensorType):
+            continue
+        name = f"{_WATCH}{len(watched)}"
+        product = ir.node("Mul", [value, zero], name=f"{name}_Mul")
+        product.outputs[0].name = f"{name}_product"
+        total = ir.node("ReduceSum", [product.outputs[0]], {"keepdims": 0}, name=f"{name}_Sum")
+        total.outputs[0].name = name
+        total.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+        total.outputs[0].shape = ir.Shape([])
+        graph.extend([product, total])
+        graph.outputs.append(total.outputs[0])
+        watched[name] = node
+    return watched
+
+
+def _sources(node: ir.Node) -> Iterator[ir.Node]:
+    """The nodes whose results a node reads, Casts looked through."""
+    for value in node.inputs:
+        producer = value.producer() if value is not None else None
+        while producer is not None and is_op(producer, "Cast") and producer.inputs[0] is not None:
+            producer = producer.inputs[0].producer()
+        if producer is not None:
+            yield producer
+
+
+def _constants_finite(node: ir.Node) -> bool:
+    for value in node.inputs:
+        tensor = constant_of(value)
+        if tensor is not None and tensor.dtype.is_floating_point():
+            numbers = tensor.numpy().astype(np.float32)
+            if not np.isfinite(numbers).all():
+                return False
+    return True

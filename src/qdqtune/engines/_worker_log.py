@@ -1,0 +1,140 @@
+"""A worker's output: the end of it, and what an engine printed while it built a model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from qdqtune.engines._worker_environment import LOGS
+from qdqtune.graph._atomic_files import open_to_append
+from qdqtune.records._errors import OutputError
+from qdqtune.records._untrusted_files import open_plain
+
+_MARK = "=== qdqtune: "
+_BEGIN, _END = f"{_MARK}building ", f"{_MARK}built in "
+_MOST_LINES = 400
+
+
+@contextmanager
+def building(model: str | os.PathLike[str]) -> Iterator[None]:
+    """Mark what the engine in this process prints as being about a model.
+
+    Without a log nothing is marked. Output after a failure, such as its traceback, belongs to it.
+
+    Args:
+        model: The model file.
+    """
+    _mark(f"{_BEGIN}{Path(model).name}")
+    start_s = time.perf_counter()
+    yield
+    _mark(f"{_END}{time.perf_counter() - start_s:.3f} s")
+
+
+def _mark(line: str) -> None:
+    if os.environ.get(LOGS):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+def is_mark(line: str) -> bool:
+    """Whether a line is a mark, not printed by the engine."""
+    return line.startswith(_MARK)
+
+
+class BuildLog:
+    """The log of an engine's workers, model by model.
+
+    Args:
+        path: The log file; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._model: str | None = None
+        self._said: dict[str, list[str]] = {}
+
+    def about(self, model: str) -> list[str]:
+        """Return what was printed during the latest build of a model, as far as it can be read.
+
+        Args:
+            model: Name of the model file.
+        """
+        with suppress(OSError):
+            self._read_on()
+        return self._said.get(model, [])
+
+    def _read_on(self) -> None:
+        """Read new lines, up to the last complete one."""
+        with open_plain(self._path) as file:
+            file.seek(self._offset)
+            added = file.read()
+        whole = added[: added.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.decode("utf-8", "replace").splitlines():
+            if line.startswith(_BEGIN):
+                self._model = line.removeprefix(_BEGIN)
+                self._said[self._model] = []
+            elif line.startswith(_END) and self._model is not None:
+                self._said[self._model].append(line.removeprefix(_MARK))
+                self._model = None
+            elif self._model is not None and len(self._said[self._model]) < _MOST_LINES:
+                self._said[self._model].append(line)
+
+
+_TAIL_BYTES = 64 * 1024
+_LOG_BYTES = 8 * 1024 * 1024
+_MESSAGE_LINES = 12
+
+
+class OutputTail:
+    """Reads a pipe to its end in a thread, so that the child never blocks on a full one.
+
+    Args:
+        stream: The reading end; closed when it ends.
+        log_path: File that gets the first bytes, up to a limit; appended to.
+    """
+
+    def __init__(self, stream: IO[bytes], log_path: Path | None = None) -> None:
+        self._stream = stream
+        self._log_path = log_path
+        self._tail = bytearray()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._read, name="qdqtune-drain", daemon=True)
+        self._thread.start()
+
+    def finish(self, timeout_s: float = 2.0) -> None:
+        """Waits for the end of the stream, with a timeout: a stray grandchild may hold it open."""
+        self._thread.join(timeout_s)
+
+    def tail(self, lines: int = _MESSAGE_LINES) -> str:
+        """Returns the last lines, fit for a terminal: control characters are replaced."""
+        with self._lock:
+            text = bytes(self._tail).decode("utf-8", errors="replace")
+        last = [line for line in text.strip().splitlines() if not is_mark(line)][-lines:]
+        return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in last)
+
+    def _read(self) -> None:
+        with self._stream, contextlib.ExitStack() as stack:
+            log: IO[bytes] | None = None
+            room = 0
+            if self._log_path is not None:
+                # A log that cannot be written must not stop the draining.
+                with contextlib.suppress(OSError, OutputError):
+                    log = stack.enter_context(open_to_append(self._log_path, buffering=0))
+                    room = max(0, _LOG_BYTES - log.tell())
+            while chunk := self._stream.read1(1 << 16):  # type: ignore[attr-defined]
+                with self._lock:
+                    self._tail += chunk
+                    del self._tail[:-_TAIL_BYTES]
+                if log is not None and room:
+                    with contextlib.suppress(OSError):
+                        log.write(chunk[:room])
+                    room -= min(room, len(chunk))

@@ -1,0 +1,205 @@
+"""Cuts what was compiled as a whole into the sublayers that it naturally has.
+
+A whole transformer may be one layer for TensorRT, and nothing tells what kernels it consists of.
+The sublayers are those that a compiler makes of it as a rule: a product with what is done to its
+result, an attention, a normalization.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import COPY_OPS, QDQ_OPS
+
+
+class _Role(enum.Enum):
+    PRODUCT = "product"
+    SOFTMAX = "softmax"
+    REDUCTION = "reduction"
+    NORM = "norm"
+    MOVE = "move"
+    TAIL = "tail"
+    ALONE = "alone"
+
+
+_PRODUCTS = frozenset(
+    {"Conv", "ConvTranspose", "Einsum", "FusedConv", "FusedMatMul", "Gemm", "MatMul", "MatMulNBits"}
+)
+_SOFTMAXES = frozenset({"LogSoftmax", "Softmax"})
+_NORMS = frozenset(
+    {
+        "GroupNormalization", "InstanceNormalization", "LRN", "LayerNormalization",
+        "LpNormalization", "MeanVarianceNormalization", "RMSNormalization",
+        "SimplifiedLayerNormalization", "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
+    }
+)  # fmt: skip
+_MOVES = (
+    COPY_OPS | QDQ_OPS | {"Cast", "CastLike", "Concat", "DepthToSpace", "Shape", "SpaceToDepth"}
+)
+_TAILS = frozenset(
+    {
+        "Abs", "Add", "And", "BatchNormalization", "BiasGelu", "Ceil", "Celu", "Clip", "Cos", "Div",
+        "Elu", "Equal", "Erf", "Exp", "FastGelu", "Floor", "Gelu", "Greater", "GreaterOrEqual",
+        "HardSigmoid", "HardSwish", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log",
+        "Max", "Mean", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "Or", "PRelu", "Pow", "QuickGelu",
+        "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign",
+        "Sqrt", "Sub", "Sum", "Swish", "Tanh", "ThresholdedRelu", "Where", "Xor",
+    }
+)  # fmt: skip
+_ROLES = (
+    (_PRODUCTS, _Role.PRODUCT), (_SOFTMAXES, _Role.SOFTMAX), (_NORMS, _Role.NORM),
+    (_MOVES, _Role.MOVE), (_TAILS, _Role.TAIL),
+)  # fmt: skip
+# A row of pointwise ops without an end is cut somewhere.
+_LONGEST = 60
+
+
+@dataclass
+class _Sublayer:
+    """A sublayer that grows; `open_scores` while it is an attention that waits for its values."""
+
+    lead: _Role
+    weighted: bool = False
+    open_scores: bool = False
+    moves_only: bool = False
+    nodes: list[str] = field(default_factory=list)
+
+
+def split(
+    index: GraphIndex,
+    nodes: Collection[str],
+    fixed: Collection[str],
+    producers: Callable[[ir.Node], Iterable[ir.Node]],
+) -> list[list[str]]:
+    """Cuts a part of a model into sublayers.
+
+    Inside the part, values flow from lower to higher numbers of sublayers only: none leaves a
+    sublayer and comes back to it.
+
+    Args:
+        index: The model.
+        nodes: The nodes of the part.
+        fixed: Nodes of the model whose values don't depend on its inputs.
+        producers: The nodes whose values a node reads.
+
+    Returns:
+        Names of nodes by sublayer, each in the model's order; every node is in one sublayer.
+    """
+    inside = set(nodes)
+    depth: dict[str, int] = {}
+    for name in sorted(inside.difference(fixed), key=index.position.__getitem__):
+        before = (depth.get(each.name or "", -1) for each in producers(index.node[name]))
+        depth[name] = max(before, default=-1) + 1
+    cutter = _Cutter(index, inside, fixed, producers)
+    # By depth: what feeds an attention comes before it, in whatever order the nodes are listed.
+    for name in sorted(depth, key=lambda name: (depth[name], index.position[name])):
+        cutter.place(name)
+    cutter.send_moves_on()
+    cutter.place_fixed()
+    sublayers = (
+        sorted(sublayer.nodes, key=index.position.__getitem__) for sublayer in cutter.sublayers
+    )
+    return [sublayer for sublayer in sublayers if sublayer]
+
+
+class _Cutter:
+    def __init__(
+        self,
+        index: GraphIndex,
+        inside: Collection[str],
+        fixed: Collection[str],
+        producers: Callable[[ir.Node], Iterable[ir.Node]],
+    ) -> None:
+        self._index = index
+        self._inside = inside
+        self._fixed = fixed
+        self._producers = producers
+        self._home: dict[str, int] = {}
+        self.sublayers: list[_Sublayer] = []
+        self._after: dict[str, list[str]] = {}
+        for name in inside:
+            for each in producers(index.node[name]):
+                self._after.setdefault(each.name or "", []).append(name)
+
+    def place(self, name: str) -> None:
+        """Gives a node to the last of the sublayers that feed it, or begins a new one with it."""
+        node = self._index.node[name]
+        homes = [self._home.get(each.name or "", -1) for each in self._producers(node)]
+        last = max(homes, default=-1)
+        role = _role(node)
+        if last < 0 or not self._joins(self.sublayers[last], role, node):
+            weighted = role is _Role.PRODUCT and self._has_weight(node)
+            last = len(self.sublayers)
+            self.sublayers.append(_Sublayer(role, weighted, moves_only=role is _Role.MOVE))
+        sublayer = self.sublayers[last]
+        sublayer.nodes.append(name)
+        sublayer.moves_only &= role is _Role.MOVE
+        self._home[name] = last
+
+    def _joins(self, sublayer: _Sublayer, role: _Role, node: ir.Node) -> bool:
+        if len(sublayer.nodes) >= _LONGEST:
+            return False
+        if role is _Role.SOFTMAX:
+            sublayer.open_scores = sublayer.lead is _Role.PRODUCT and not sublayer.weighted
+            return sublayer.open_scores
+        if role is _Role.PRODUCT:
+            joins = sublayer.open_scores and not self._has_weight(node)
+            sublayer.open_scores &= not joins
+            return joins
+        if role is _Role.REDUCTION:
+            return sublayer.lead is _Role.REDUCTION
+        if role is _Role.TAIL and sublayer.moves_only:
+            return False
+        return role in (_Role.MOVE, _Role.TAIL)
+
+    def _has_weight(self, node: ir.Node) -> bool:
+        for value in node.inputs[:2]:
+            producer = value.producer() if value is not None else None
+            if producer is not None and producer.name in self._fixed:
+                return True
+            if value is not None and value.name and value.is_initializer():
+                return True
+        return False
+
+    def send_moves_on(self) -> None:
+        """What only moves values goes with what reads them, if that is one sublayer."""
+        for number in range(len(self.sublayers) - 1, -1, -1):
+            sublayer = self.sublayers[number]
+            homes = self._homes_of_readers(sublayer.nodes) - {number}
+            if sublayer.moves_only and len(homes) == 1 and not self._leave(sublayer.nodes):
+                (target,) = homes
+                self.sublayers[target].nodes += sublayer.nodes
+                self._home.update(dict.fromkeys(sublayer.nodes, target))
+                sublayer.nodes = []
+
+    def place_fixed(self) -> None:
+        """Constants that are computed go with the first sublayer that reads them."""
+        names = (name for name in self._inside if name in self._fixed)
+        for name in sorted(names, key=self._index.position.__getitem__, reverse=True):
+            number = min(self._homes_of_readers([name]), default=len(self.sublayers))
+            if number == len(self.sublayers):
+                self.sublayers.append(_Sublayer(_Role.MOVE))
+            self.sublayers[number].nodes.append(name)
+            self._home[name] = number
+
+    def _homes_of_readers(self, names: Iterable[str]) -> set[int]:
+        readers = (reader for name in names for reader in self._after.get(name, ()))
+        return {self._home[reader] for reader in readers if reader in self._home}
+
+    def _leave(self, names: Iterable[str]) -> bool:
+        """Whether anything outside reads what nodes write."""
+        values = (value.name for name in names for value in self._index.node[name].outputs)
+        edges = (edge for value in values if value for edge in self._index.readers(value))
+        return any(edge.node not in self._inside for edge in edges)
+
+
+def _role(node: ir.Node) -> _Role:
+    if node.op_type.startswith("Reduce") or node.op_type == "CumSum":
+        return _Role.REDUCTION
+    return next((role for ops, role in _ROLES if node.op_type in ops), _Role.ALONE)

@@ -1,0 +1,358 @@
+"""Loads TensorRT or TensorRT-RTX as a module, and builds an engine from a model file with it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from qdqtune.engines.layers._tensorrt_layers import is_layer_list
+from qdqtune.engines.tensorrt._caches import TimingCacheFile
+from qdqtune.engines.tensorrt._settings import STRONG, WEAK, Settings, ShapeRange
+from qdqtune.graph._atomic_files import open_to_append
+from qdqtune.records._errors import OutputError
+
+# Without a GPU, other errors drag this one along.
+_NO_DRIVER = "catchCudaError"
+_MOST_REASONS = 3
+_MOST_LOGGED = 4 * 1024 * 1024
+
+
+class Library:
+    """One of the two, with what it says while it works.
+
+    Args:
+        module: `tensorrt` or `tensorrt_rtx`.
+
+    Attributes:
+        api: The module.
+        version: Its version.
+        log: What it says.
+
+    Raises:
+        ImportError: If it can't be imported.
+    """
+
+    def __init__(self, module: str) -> None:
+        try:
+            self.api: Any = importlib.import_module(module)
+        except OSError as error:
+            raise ImportError(f"{module} can't be imported: {error}") from None
+        self.version = str(self.api.__version__)
+        self.log = make_log(self.api)
+        init = getattr(self.api, "init_libnvinfer_plugins", None)
+        if init is not None:
+            init(self.log, "")
+        self._loaded: set[str] = set()
+
+    @property
+    def can_be_strong(self) -> bool:
+        """Whether networks can have the types of the model."""
+        return hasattr(self.api.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+    @property
+    def can_be_weak(self) -> bool:
+        """Whether the builder can choose types."""
+        return hasattr(self.api.BuilderFlag, "FP16")
+
+    def typing_of(self, wanted: str) -> str:
+        """Whether a network is strongly or weakly typed, if that is wanted of it.
+
+        Raises:
+            ValueError: If this version has no such networks.
+        """
+        if wanted == STRONG and not self.can_be_strong:
+            raise ValueError(f"typing is '{STRONG}', but version {self.version} has no such thing")
+        if wanted == WEAK and not self.can_be_weak:
+            raise ValueError(f"typing is '{WEAK}', but version {self.version} has no such thing")
+        return wanted or (STRONG if self.can_be_strong else WEAK)
+
+    def network_flags(self, typing: str) -> int:
+        """What a network is created with."""
+        wanted = ("EXPLICIT_BATCH", *(("STRONGLY_TYPED",) if typing == STRONG else ()))
+        known = self.api.NetworkDefinitionCreationFlag
+        found = (getattr(known, name, None) for name in wanted)
+        return sum(1 << int(flag) for flag in found if flag is not None)
+
+    def load_plugins(self, paths: Iterable[str]) -> None:
+        """Loads libraries with custom ops, each once.
+
+        Raises:
+            ValueError: If one can't be loaded.
+        """
+        for path in paths:
+            if path in self._loaded:
+                continue
+            try:
+                ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                raise ValueError(f"the plugin library {path} can't be loaded: {error}") from None
+            self._loaded.add(path)
+
+
+def make_log(api: Any) -> Any:
+    """A logger that keeps errors and the list of layers, and writes the rest down.
+
+    It has `errors`, `layer_list`, and `about(file)`: a context in which a model's file gets all.
+    """
+
+    class Log(api.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            api.ILogger.__init__(self)
+            self.layer_list = ""
+            self.errors: list[str] = []
+            self._file: IO[bytes] | None = None
+            self._room = 0
+
+        @contextmanager
+        def about(self, path: Path | None) -> Iterator[None]:
+            """While it lasts, a file gets what is said; errors and layers begin anew."""
+            self.layer_list, self.errors = "", []
+            with ExitStack() as stack:
+                if path is not None:
+                    with suppress(OSError, OutputError):  # a log spoils no build
+                        self._file = stack.enter_context(open_to_append(path))
+                        self._room = _MOST_LOGGED - self._file.tell()
+                try:
+                    yield
+                finally:
+                    self._file = None
+
+        def log(self, severity: Any, message: str) -> None:
+            if is_layer_list(message):
+                self.layer_list = message
+            elif severity <= api.ILogger.ERROR:
+                self.errors.append(message.strip())
+            if severity <= api.ILogger.INFO and self._file is not None and self._room > 0:
+                level = str(severity).rpartition(".")[2]
+                line = f"[{level}] {message}\n".encode(errors="replace")
+                self._room -= self._file.write(line)
+
+    return Log()
+
+
+def telling(messages: Iterable[str]) -> str:
+    """The messages that say why, in few lines."""
+    listed = [" ".join(message.split()) for message in messages if message.strip()]
+    kept = [message for message in listed if _NO_DRIVER not in message] or listed
+    return "; ".join(list(dict.fromkeys(kept))[:_MOST_REASONS])
+
+
+_MIB = 1 << 20
+
+
+class BuildError(RuntimeError):
+    """A model could not be built; the message says why."""
+
+
+class ParseError(BuildError):
+    """A model could not be parsed."""
+
+
+class ShapesMissing(Exception):
+    """A model can't be built before run shapes, or values that determine shapes, are known.
+
+    Args:
+        names: The inputs.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(f"the shapes or values of {list(names)} are not known")
+        self.names = tuple(names)
+
+
+@dataclass(frozen=True)
+class ModelToBuild:
+    """A model, with the information needed to build it.
+
+    Attributes:
+        path: The file.
+        low_types: Types that its Q and DQ convert to and from.
+        shapes: Shapes of inputs with open dims.
+        values: Values of inputs that determine shapes.
+    """
+
+    path: str
+    low_types: frozenset[str]
+    shapes: Mapping[str, ShapeRange]
+    values: Mapping[str, ShapeRange]
+
+
+@dataclass(frozen=True)
+class BuiltPlan:
+    """A built engine.
+
+    Attributes:
+        content: The serialized engine.
+        layer_list: The layer list that the build printed; empty if it printed none.
+    """
+
+    content: bytes
+    layer_list: str = ""
+
+
+class PlanBuilder:
+    """Builds engines, one after the other, with one builder.
+
+    Args:
+        library: TensorRT.
+        settings: How to build.
+        timing_cache: Known kernel timings; None to start without.
+
+    Raises:
+        BuildError: If no builder can be created, as without a GPU.
+    """
+
+    def __init__(
+        self, library: Library, settings: Settings, timing_cache: TimingCacheFile | None = None
+    ) -> None:
+        self._library = library
+        self._settings = settings
+        self._cache = timing_cache
+        self._typing = library.typing_of(settings.typing)
+        library.load_plugins(settings.plugins)
+        library.log.errors = []
+        try:
+            self._builder = library.api.Builder(library.log)
+        except TypeError as error:  # what a null pointer becomes
+            reason = telling(library.log.errors) or str(error)
+            raise BuildError(f"TensorRT can't build here: {reason}") from None
+
+    def build(self, model: ModelToBuild) -> BuiltPlan:
+        """Builds a model.
+
+        Raises:
+            BuildError: If it can't be built.
+            ShapesMissing: If an input has neither shapes nor values.
+        """
+        content = self._attempt(model)
+        if content is None and self._cache is not None and self._cache.is_doubtful:
+            # In 8.6, timings from an earlier process made a later build fail.
+            reasons, self._library.log.errors = self._library.log.errors, []
+            self._cache.forget()
+            content = self._attempt(model)
+            if content is None:
+                self._cache.trust()
+            self._library.log.errors = self._library.log.errors or reasons
+        if content is None:
+            raise BuildError(telling(self._library.log.errors) or "TensorRT gave no reason")
+        return BuiltPlan(content, self._library.log.layer_list)
+
+    def _attempt(self, model: ModelToBuild) -> bytes | None:
+        api, log = self._library.api, self._library.log
+        network = self._builder.create_network(self._library.network_flags(self._typing))
+        if network is None:
+            raise BuildError(telling(log.errors) or "TensorRT created no network")
+        parser = api.OnnxParser(network, log)
+        if not parser.parse_from_file(model.path):
+            raise ParseError(telling(_parser_errors(parser)) or telling(log.errors))
+        config = self._config(model.low_types)
+        self._add_profile(network, config, model)
+        cache = self._cache.attach(config) if self._cache is not None else None
+        built = self._builder.build_serialized_network(network, config)
+        if built is None:
+            return None
+        if self._cache is not None:
+            self._cache.save(config)
+        del cache
+        return bytes(built)
+
+    def _config(self, low_types: Collection[str]) -> Any:
+        api, settings = self._library.api, self._settings
+        config = self._builder.create_builder_config()
+        config.profiling_verbosity = api.ProfilingVerbosity.DETAILED  # else no layers are reported
+        if (sharing := _profile_sharing(api)) is not None:
+            config.set_preview_feature(sharing, True)
+        if settings.level is not None and hasattr(config, "builder_optimization_level"):
+            config.builder_optimization_level = settings.level
+        if settings.workspace_mib is not None:
+            config.set_memory_pool_limit(
+                api.MemoryPoolType.WORKSPACE, settings.workspace_mib * _MIB
+            )
+        if settings.tactic_sources:
+            config.set_tactic_sources(_tactics(api, settings.tactic_sources))
+        if settings.compute_capability and hasattr(config, "set_compute_capability"):
+            config.num_compute_capabilities = 1
+            capability = check_capability(api, settings.compute_capability)
+            config.set_compute_capability(capability, 0)
+        if self._typing != STRONG:
+            for name in _weak_flags(api, settings.precision, low_types):
+                config.set_flag(getattr(api.BuilderFlag, name))
+        return config
+
+    def _add_profile(self, network: Any, config: Any, model: ModelToBuild) -> None:
+        shapes, values = model.shapes, model.values
+        inputs = [network.get_input(place) for place in range(network.num_inputs)]
+        is_open = {tensor.name: -1 in tuple(tensor.shape) for tensor in inputs}
+        deciding = {tensor.name for tensor in inputs if tensor.is_shape_tensor}
+        if not (any(is_open.values()) or deciding):
+            return
+        missing = [name for name, open_ in is_open.items() if open_ and name not in shapes]
+        missing += [name for name in deciding if name not in values]
+        if missing:
+            raise ShapesMissing(missing)
+        profile = self._builder.create_optimization_profile()
+        for name in is_open:
+            if is_open[name]:
+                each = shapes[name]
+                profile.set_shape(name, each.least, each.usual, each.most)
+            if name in deciding:
+                each = values[name]
+                profile.set_shape_input(name, each.least, each.usual, each.most)
+        if config.add_optimization_profile(profile) < 0:
+            raise BuildError(
+                telling(self._library.log.errors) or f"TensorRT refuses the shapes {dict(shapes)}"
+            )
+
+
+def _profile_sharing(api: Any) -> Any:
+    """Return the flag that lets several contexts share one profile, where it is required."""
+    return getattr(getattr(api, "PreviewFeature", None), "PROFILE_SHARING_0806", None)
+
+
+def _weak_flags(api: Any, precision: str, low_types: Collection[str]) -> list[str]:
+    """Return the types the builder may choose from: the float type, and those of Q and DQ."""
+    flags = {"fp16": ["FP16"], "bf16": ["BF16"]}.get(precision, [])
+    is_float8 = {name.startswith("float8") for name in low_types}
+    flags += ["INT8"] if False in is_float8 else []
+    flags += ["FP8"] if True in is_float8 else []
+    missing = [name for name in flags if not hasattr(api.BuilderFlag, name)]
+    if missing:
+        raise BuildError(f"this TensorRT has no {missing[0]}")
+    return flags
+
+
+def _parser_errors(parser: Any) -> list[str]:
+    messages = []
+    for place in range(parser.num_errors):
+        error = parser.get_error(place)
+        node = getattr(error, "node_name", str)()
+        operator = getattr(error, "node_operator", str)()
+        where = f"node '{node}' ({operator}): " if node or operator else ""
+        messages.append(f"{where}{error.desc()}")
+    return messages
+
+
+def _tactics(api: Any, names: tuple[str, ...]) -> int:
+    known = api.TacticSource.__members__
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"tactic_sources has '{unknown[0]}'; choices: {', '.join(known)}")
+    return sum(1 << int(known[name]) for name in names)
+
+
+def check_capability(api: Any, name: str) -> Any:
+    """Return the library's constant for a compute capability.
+
+    Raises:
+        ValueError: If the library can't build for such a GPU.
+    """
+    known = {key.lower(): value for key, value in api.ComputeCapability.__members__.items()}
+    known.pop("none", None)
+    if name.lower() not in known:
+        raise ValueError(f"it builds for {', '.join(known)}, not for {name!r}")
+    return known[name.lower()]

@@ -1,0 +1,413 @@
+"""A built engine with CUDA memory for its inputs and outputs, ready to be run."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from qdqtune.engines.tensorrt._builder import Library, telling
+
+if TYPE_CHECKING:
+    from qdqtune.engines._interface import Feeds, Outputs
+
+
+_MODULES = ("cuda.bindings.runtime", "cuda.cudart")
+_INSTALL = "pip install cuda-python"
+Array = npt.NDArray[Any]
+
+
+class CudaError(RuntimeError):
+    """A call of CUDA failed."""
+
+
+class Cuda:
+    """CUDA's runtime on one GPU; every failure is an exception with CUDA's message.
+
+    Args:
+        device: Number of the GPU.
+
+    Attributes:
+        stream: All work is put on it.
+        stream_handle: The stream as a number, as other libraries take it.
+
+    Raises:
+        ImportError: If Python's bindings of CUDA are not installed.
+        CudaError: If no GPU answers.
+    """
+
+    def __init__(self, device: int = 0) -> None:
+        self._api = _bindings()
+        self._kinds = self._api.cudaMemcpyKind
+        self.call("cudaSetDevice", device)
+        self._properties = self.call("cudaGetDeviceProperties", device)
+        self.stream = self.call("cudaStreamCreate")
+        self.stream_handle = _handle_of(self.stream)
+        self._events: list[tuple[Any, Any]] = []
+
+    @property
+    def device_name(self) -> str:
+        """Name of the GPU."""
+        name = self._properties.name
+        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+        return text.rstrip("\0")
+
+    @property
+    def capability(self) -> str:
+        """The GPU's compute capability, such as `sm90`."""
+        return f"sm{self._properties.major}{self._properties.minor}"
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """Calls a function of the runtime, and returns its result, or several as a tuple."""
+        error, *results = getattr(self._api, function)(*arguments)
+        if int(error):
+            name = getattr(error, "name", str(error))
+            raise CudaError(f"{function} failed: {name} ({int(error)})")
+        if not results:
+            return None
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def allocate(self, size: int) -> Any:
+        """Allocates GPU memory; a size of 0 allocates the minimum."""
+        return self.call("cudaMalloc", max(1, size))
+
+    def free(self, address: Any) -> None:
+        """Frees memory."""
+        self.call("cudaFree", address)
+
+    def upload(self, address: Any, array: Array) -> None:
+        """Copies an array to the GPU."""
+        if array.nbytes:
+            kind = self._kinds.cudaMemcpyHostToDevice
+            self.call("cudaMemcpy", address, array.ctypes.data, array.nbytes, kind)
+
+    def download(self, address: Any, array: Array) -> None:
+        """Copies from the GPU into an array."""
+        if array.nbytes:
+            kind = self._kinds.cudaMemcpyDeviceToHost
+            self.call("cudaMemcpy", array.ctypes.data, address, array.nbytes, kind)
+
+    def wait(self) -> None:
+        """Waits until everything on the stream is done."""
+        self.call("cudaStreamSynchronize", self.stream)
+
+    def events(self, count: int) -> list[tuple[Any, Any]]:
+        """Returns this many pairs of events, which are cached."""
+        while len(self._events) < count:
+            self._events.append((self.call("cudaEventCreate"), self.call("cudaEventCreate")))
+        return self._events[:count]
+
+    def record(self, event: Any) -> None:
+        """Records an event on the stream."""
+        self.call("cudaEventRecord", event, self.stream)
+
+    def elapsed_ms(self, start: Any, end: Any) -> float:
+        """Milliseconds between two completed events."""
+        return float(self.call("cudaEventElapsedTime", start, end))
+
+    def begin_capture(self) -> None:
+        """Starts capturing work on the stream into a graph."""
+        mode = self._api.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self.call("cudaStreamBeginCapture", self.stream, mode)
+
+    def end_capture(self) -> Any:
+        """Returns the captured graph, ready to be launched."""
+        captured = self.call("cudaStreamEndCapture", self.stream)
+        try:
+            # The other one takes other arguments before CUDA 12.
+            return self.call("cudaGraphInstantiateWithFlags", captured, 0)
+        finally:
+            self.call("cudaGraphDestroy", captured)
+
+    def drop_capture(self) -> None:
+        """Ends a failed capture, and clears its error."""
+        self._api.cudaStreamEndCapture(self.stream)
+        self._api.cudaGetLastError()
+
+    def launch(self, graph: Any) -> None:
+        """Puts a graph on the stream."""
+        self.call("cudaGraphLaunch", graph, self.stream)
+
+    def drop_graph(self, graph: Any) -> None:
+        """Frees a graph."""
+        self.call("cudaGraphExecDestroy", graph)
+
+
+class DeviceArray:
+    """A block of GPU memory that grows as needed.
+
+    Args:
+        cuda: CUDA.
+    """
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda = cuda
+        self._size = 0
+        self._address: Any = None
+
+    @property
+    def address(self) -> int:
+        """Its address."""
+        return int(self._address) if self._address is not None else 0
+
+    def reserve(self, size: int) -> int:
+        """Makes it at least this large; growing discards its contents. Returns the address."""
+        if self._address is None or self._size < size:
+            self.free()
+            self._address, self._size = self._cuda.allocate(size), size
+        return self.address
+
+    def put(self, array: Array) -> None:
+        """Copies an array into it."""
+        self.reserve(array.nbytes)
+        self._cuda.upload(self._address, np.ascontiguousarray(array))
+
+    def take(self, array: Array) -> None:
+        """Copies its beginning into an array."""
+        self._cuda.download(self._address, array)
+
+    def free(self) -> None:
+        """Frees it."""
+        if self._address is not None:
+            self._cuda.free(self._address)
+            self._address, self._size = None, 0
+
+
+def _handle_of(stream: Any) -> int:
+    try:
+        utils = importlib.import_module("cuda.bindings.utils")
+        return int(utils.get_cuda_native_handle(stream))
+    except (ImportError, AttributeError):  # before 13
+        return int(stream)
+
+
+def _bindings() -> Any:
+    reasons = []
+    for name in _MODULES:
+        try:
+            return importlib.import_module(name)
+        except (ImportError, OSError) as error:
+            reasons.append(str(error))
+    raise ImportError(f"CUDA's Python bindings can't be imported ({reasons[0]}): {_INSTALL}")
+
+
+_RUNS_AHEAD = 2
+_DTYPES: dict[str, Any] = {
+    "FLOAT": np.float32,
+    "HALF": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "FP8": ml_dtypes.float8_e4m3fn,
+    "INT8": np.int8,
+    "UINT8": np.uint8,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "BOOL": np.bool_,
+}
+
+
+class ExecutionError(RuntimeError):
+    """A built engine could not be run; the message says why."""
+
+
+class Execution:
+    """One context of a built engine.
+
+    Args:
+        library: TensorRT.
+        cuda: CUDA.
+        engine: The built engine.
+        profiler: Receives the time of every layer in every run; such runs are slower.
+
+    Raises:
+        ExecutionError: If no context can be created, for lack of memory for example.
+    """
+
+    def __init__(self, library: Library, cuda: Cuda, engine: Any, profiler: Any = None) -> None:
+        self._library = library
+        self._cuda = cuda
+        self._engine = engine
+        self._context = engine.create_execution_context()
+        if self._context is None:
+            raise ExecutionError(self._reason("TensorRT created no execution context"))
+        if profiler is not None:
+            self._context.profiler = profiler
+        names = [engine.get_tensor_name(place) for place in range(engine.num_io_tensors)]
+        mode = library.api.TensorIOMode.INPUT
+        self._inputs = [name for name in names if engine.get_tensor_mode(name) == mode]
+        self._outputs = [name for name in names if name not in self._inputs]
+        self._memory = {name: DeviceArray(cuda) for name in names}
+        self._host: dict[str, npt.NDArray[Any]] = {}
+        self._allocators: dict[str, Any] = {}
+        self._graph: Any = None
+
+    def put(self, feeds: Feeds) -> None:
+        """Copies inputs to the GPU, and allocates memory for outputs.
+
+        Raises:
+            ExecutionError: If TensorRT rejects them.
+        """
+        self._forget_graph()
+        for name in self._inputs:
+            array = self._converted(name, feeds[name])
+            if not self._context.set_input_shape(name, array.shape):
+                raise ExecutionError(self._reason(f"TensorRT refuses the shape of '{name}'"))
+            if self._engine.is_shape_inference_io(name):
+                self._host[name] = array
+                address = array.ctypes.data
+            else:
+                self._memory[name].put(array)
+                address = self._memory[name].address
+            self._set_address(name, address)
+        for name in self._outputs:
+            shape = tuple(self._context.get_tensor_shape(name))
+            if min(shape, default=0) < 0:
+                self._leave_room_to(name)
+            elif self._engine.is_shape_inference_io(name):
+                self._host[name] = np.empty(shape, self._dtype(name))
+                self._set_address(name, self._host[name].ctypes.data)
+            else:
+                size = math.prod(shape) * self._dtype(name).itemsize
+                self._set_address(name, self._memory[name].reserve(size))
+
+    def run(self) -> None:
+        """Enqueues one run on the stream."""
+        if self._graph is not None:
+            self._cuda.launch(self._graph)
+        elif not self._context.execute_async_v3(self._cuda.stream_handle):
+            raise ExecutionError(self._reason("TensorRT could not start a run"))
+
+    def capture(self) -> bool:
+        """Captures later runs as a CUDA graph; False if the engine can't be captured."""
+        if self._allocators:
+            return False
+        self.run()
+        self._cuda.wait()
+        self._cuda.begin_capture()
+        try:
+            if not self._context.execute_async_v3(self._cuda.stream_handle):
+                raise CudaError("the run could not be captured")
+            self._graph = self._cuda.end_capture()
+        except CudaError:
+            self._cuda.drop_capture()
+            self._library.log.errors = []  # they are no reason for what fails later
+            return False
+        return True
+
+    def time(self, runs: int) -> list[float]:
+        """Runs back to back; returns the GPU milliseconds of each run."""
+        events = self._cuda.events(runs)
+        for start, end in events:
+            self._cuda.record(start)
+            self.run()
+            self._cuda.record(end)
+        self._cuda.wait()
+        return [self._cuda.elapsed_ms(start, end) for start, end in events]
+
+    def profile(self, runs: int, ahead: Execution) -> None:
+        """Profiles a number of runs.
+
+        Each is launched behind runs that keep the GPU busy: layers that wait to be launched look
+        slower than they are, especially in small models.
+
+        Args:
+            runs: Number of runs.
+            ahead: The execution that runs before each of them.
+
+        Raises:
+            ExecutionError: If TensorRT reports no times.
+        """
+        self._context.enqueue_emits_profile = False
+        for _ in range(runs):
+            for _ in range(_RUNS_AHEAD):
+                ahead.run()
+            self.run()
+            self._cuda.wait()
+            if not self._context.report_to_profiler():
+                raise ExecutionError(self._reason("TensorRT tells no times of layers"))
+
+    def outputs(self, dtypes: Mapping[str, str]) -> Outputs:
+        """Return the outputs of the last run.
+
+        Args:
+            dtypes: The names of outputs in order, and their types in the model.
+        """
+        self._cuda.wait()
+        found: Outputs = {}
+        for name, wanted in dtypes.items():
+            shape = tuple(self._context.get_tensor_shape(name))
+            if name in self._allocators:
+                shape = self._allocators[name].shape
+            array = self._host.get(name, np.empty(shape, self._dtype(name)))
+            if name not in self._host:
+                self._memory[name].take(array)
+            # Versions before 10 compute 64-bit integers with 32 bits.
+            found[name] = array if array.dtype.name == wanted else array.astype(wanted)
+        return found
+
+    def close(self) -> None:
+        """Frees everything."""
+        self._forget_graph()
+        self._context = None
+        self._allocators = {}
+        for memory in self._memory.values():
+            memory.free()
+
+    def _forget_graph(self) -> None:
+        if self._graph is not None:
+            self._cuda.drop_graph(self._graph)
+            self._graph = None
+
+    def _converted(self, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        wanted = self._dtype(name)
+        if array.dtype != wanted:
+            converted = array.astype(wanted)
+            if array.dtype.kind in "iu" and not np.array_equal(converted, array):
+                raise ExecutionError(f"the input '{name}' has numbers that {wanted} can't hold")
+            array = converted
+        return np.ascontiguousarray(array).reshape(array.shape)  # the former makes scalars vectors
+
+    def _dtype(self, name: str) -> Any:
+        kind = self._engine.get_tensor_dtype(name).name
+        if kind not in _DTYPES:
+            raise ExecutionError(f"'{name}' is of the type {kind}, which can't be read")
+        return np.dtype(_DTYPES[kind])
+
+    def _set_address(self, name: str, address: int) -> None:
+        if not self._context.set_tensor_address(name, address):
+            raise ExecutionError(self._reason(f"TensorRT refuses the memory for '{name}'"))
+
+    def _leave_room_to(self, name: str) -> None:
+        """Lets TensorRT report the size of an output when it is known: some depend on values."""
+        allocator = _make_allocator(self._library.api, self._memory[name])
+        self._allocators[name] = allocator
+        if not self._context.set_output_allocator(name, allocator):
+            raise ExecutionError(self._reason(f"TensorRT can't tell the size of '{name}'"))
+
+    def _reason(self, otherwise: str) -> str:
+        errors, self._library.log.errors = self._library.log.errors, []
+        return telling(errors) or otherwise
+
+
+def _make_allocator(api: Any, memory: DeviceArray) -> Any:
+    class Allocator(api.IOutputAllocator):  # type: ignore[misc]
+        def __init__(self) -> None:
+            api.IOutputAllocator.__init__(self)
+            self.shape: tuple[int, ...] = ()
+
+        def reallocate_output(self, _name: str, _memory: int, size: int, _alignment: int) -> int:
+            return memory.reserve(size)
+
+        def reallocate_output_async(
+            self, _name: str, _memory: int, size: int, _alignment: int, _stream: int
+        ) -> int:
+            return memory.reserve(size)
+
+        def notify_shape(self, _name: str, shape: Any) -> None:
+            self.shape = tuple(shape)
+
+    return Allocator()

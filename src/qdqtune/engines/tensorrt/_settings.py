@@ -1,0 +1,319 @@
+"""Options of TensorRT, the same for the library and trtexec.
+
+Including the ranges of input shapes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.records._measurement import FLOAT32
+
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+OpenDims = Mapping[str, tuple[int | None, ...]]
+"""Dims by input; None where the model leaves one open."""
+
+# 'a:b':1x2 or x:1x2, where the last colon before the sizes ends the name.
+_ITEM = re.compile(r"(?:'([^']*)'|([^',]+?)):(scalar|\d+(?:x\d+)*|)(?:,|$)")
+
+
+@dataclass(frozen=True)
+class ShapeRange:
+    """What one input may look like.
+
+    Attributes:
+        least: The smallest sizes.
+        usual: Those that kernels are chosen for.
+        most: The largest.
+    """
+
+    least: Shape
+    usual: Shape
+    most: Shape
+
+    def has(self, shape: Shape) -> bool:
+        """Whether a shape lies in it."""
+        return len(shape) == len(self.least) and all(
+            low <= size <= high
+            for low, size, high in zip(self.least, shape, self.most, strict=True)
+        )
+
+    def with_usual(self, shape: Shape) -> ShapeRange:
+        """The smallest range that has this one and the shape in it, made for the shape."""
+        return ShapeRange(
+            tuple(map(min, self.least, shape)), shape, tuple(map(max, self.most, shape))
+        )
+
+
+@dataclass(frozen=True)
+class ShapeRequest:
+    """What a user says about inputs with open dims, each as shapes by input.
+
+    Attributes:
+        least: Of `min_shapes`.
+        usual: Of `opt_shapes`.
+        most: Of `max_shapes`.
+    """
+
+    least: Shapes = field(default_factory=dict)
+    usual: Shapes = field(default_factory=dict)
+    most: Shapes = field(default_factory=dict)
+
+    def check_names(self, inputs: OpenDims) -> None:
+        """Make sure that every name is an input, and every shape fits it.
+
+        Raises:
+            ValueError: If not.
+        """
+        for what, shapes in (("min", self.least), ("opt", self.usual), ("max", self.most)):
+            for name, shape in shapes.items():
+                if name not in inputs:
+                    raise ValueError(
+                        f"{what}_shapes names the input '{name}', the model has {list(inputs)}"
+                    )
+                dims = inputs[name]
+                if len(shape) != len(dims) or any(
+                    dim is not None and dim != size for dim, size in zip(dims, shape, strict=False)
+                ):
+                    raise ValueError(
+                        f"{what}_shapes has {sizes_text(shape)} for '{name}', whose dims are "
+                        f"{'x'.join('?' if dim is None else str(dim) for dim in dims)}"
+                    )
+
+    def range_of(self, name: str, fed: Shape | None) -> ShapeRange | None:
+        """The range of an input with open dims; None if nothing is known of it.
+
+        Args:
+            name: The input.
+            fed: A shape that it has in a run; None if none is known yet.
+
+        Raises:
+            ValueError: If what was said contradicts itself, or leaves that run out.
+        """
+        said = [shapes[name] for shapes in (self.usual, self.most, self.least) if name in shapes]
+        if not said:
+            return None if fed is None else ShapeRange(fed, fed, fed)
+        usual = self.usual.get(name, fed if fed is not None else said[0])
+        alone = len(said) == 1 and name in self.usual
+        least = self.least.get(name, usual)
+        most = self.most.get(name, usual)
+        range_ = ShapeRange(least, usual, most)
+        if not range_.has(usual) or any(a > b for a, b in zip(least, most, strict=True)):
+            raise ValueError(
+                f"the shapes of '{name}' don't grow from {sizes_text(least)} over "
+                f"{sizes_text(usual)} to {sizes_text(most)}"
+            )
+        if fed is not None and not range_.has(fed):
+            if alone:  # only what is usual was said, no limit
+                return range_.with_usual(fed)
+            raise ValueError(
+                f"the feed of '{name}' is {sizes_text(fed)}, which is not between "
+                f"{sizes_text(least)} and {sizes_text(most)}"
+            )
+        return range_
+
+
+def widened(
+    requested: ShapeRequest, shapes: Shapes, earlier: Mapping[str, ShapeRange]
+) -> dict[str, ShapeRange]:
+    """What inputs may look like so that a run fits, and all for which there was an engine.
+
+    Args:
+        requested: What the user says.
+        shapes: Of the run.
+        earlier: Ranges of the engine that there was.
+
+    Raises:
+        ValueError: If the user's limits leave the run out.
+    """
+    ranges = {}
+    for name, shape in shapes.items():
+        wanted = requested.range_of(name, shape) or ShapeRange(shape, shape, shape)
+        if name in earlier:
+            both = earlier[name].with_usual(wanted.least).with_usual(wanted.most)
+            wanted = both.with_usual(wanted.usual)
+        ranges[name] = wanted
+    return ranges
+
+
+def parse_shapes(text: str) -> dict[str, Shape]:
+    """Reads `x:1x3x224x224,y:8` as TensorRT's tools write it; `'a:b':2` has a colon in its name.
+
+    Raises:
+        ValueError: If it can't be read.
+    """
+    found: dict[str, Shape] = {}
+    rest = text.strip()
+    while rest:
+        item = _ITEM.match(rest)
+        if item is None:
+            raise ValueError(f"'{text}' can't be read as shapes: write NAME:1x3x224x224")
+        name = item[1] if item[1] is not None else item[2].strip()
+        sizes = "" if item[3] == "scalar" else item[3]
+        found[name] = tuple(int(size) for size in sizes.split("x") if size)
+        rest = rest[item.end() :].strip()
+    return found
+
+
+def shapes_text(shapes: Shapes) -> str:
+    """What `parse_shapes` reads."""
+    return ",".join(f"{quoted(name)}:{sizes_text(shape)}" for name, shape in shapes.items())
+
+
+def sizes_text(shape: Shape) -> str:
+    """The sizes as they are typed: `1x3x224x224`."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def quoted(name: str) -> str:
+    """A name as it is typed before a colon."""
+    return f"'{name}'" if ":" in name or "," in name else name
+
+
+STRONG, WEAK = "strong", "weak"
+"""Whether types are those of the model, or the builder's choice."""
+FLOAT_TYPES = ("fp16", "bf16", "fp32")
+
+COMMON = (
+    "typing",
+    "precision",
+    "level",
+    "workspace_mib",
+    "min_shapes",
+    "opt_shapes",
+    "max_shapes",
+    "plugins",
+    "timing_cache",
+    "plan_cache",
+    "cuda_graph",
+    "device",
+)
+"""Options that every form of TensorRT has."""
+_LEVELS = range(6)
+_LOW_FLOATS = {"fp16": "float16", "bf16": "bfloat16"}
+_FIRST_WITH_TF32 = 80
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is opened.
+
+    Attributes:
+        typing: `strong` or `weak`; empty is what the version prefers.
+        precision: What float kernels may compute in beside float32 if the network is weakly typed.
+        level: How much effort a build takes, from 0 to 5; None is TensorRT's default.
+        workspace_mib: Most memory for kernels; None is TensorRT's default.
+        shapes: What inputs with open dims look like.
+        plugins: Libraries with custom ops.
+        timing_cache: File with what is known of kernels; empty for none.
+        plan_cache: Folder for built engines that are kept; empty for one that goes with the worker.
+        cuda_graph: Whether timed runs are launched as a CUDA graph; None is the default.
+        device: Number of the GPU.
+        tactic_sources: Libraries that kernels may come from; empty for TensorRT's default.
+        compute_capability: The kind of GPU to build for; empty for the one that is there.
+        given: All options as they were given.
+    """
+
+    typing: str = ""
+    precision: str = FLOAT_TYPES[0]
+    level: int | None = None
+    workspace_mib: int | None = None
+    shapes: ShapeRequest = field(default_factory=ShapeRequest)
+    plugins: tuple[str, ...] = ()
+    timing_cache: str = ""
+    plan_cache: str = ""
+    cuda_graph: bool | None = None
+    device: int = 0
+    tactic_sources: tuple[str, ...] = ()
+    compute_capability: str = ""
+    given: Mapping[str, str] = field(default_factory=dict)
+
+
+def settings_of(options: SessionOptions, own: Collection[str] = ()) -> Settings:
+    """Reads options.
+
+    Args:
+        options: As given.
+        own: Names of options that this form of TensorRT has beside the common ones.
+
+    Raises:
+        ValueError: If there is one that it doesn't have, or whose value can't be one.
+    """
+    if options.threads is not None:
+        raise ValueError("it runs on the GPU and takes no number of threads: leave --threads out")
+    given = dict(options.engine_options)
+    known = (*COMMON, *own)
+    for name in given:
+        if name not in known:
+            raise ValueError(f"there is no option '{name}'; there are {', '.join(known)}")
+    return Settings(
+        typing=_one_of(given, "typing", (STRONG, WEAK), ""),
+        precision=_one_of(given, "precision", FLOAT_TYPES, FLOAT_TYPES[0]),
+        level=_number(given, "level", _LEVELS),
+        workspace_mib=_number(given, "workspace_mib", range(1, 1 << 40)),
+        shapes=ShapeRequest(
+            parse_shapes(given.get("min_shapes", "")),
+            parse_shapes(given.get("opt_shapes", "")),
+            parse_shapes(given.get("max_shapes", "")),
+        ),
+        plugins=tuple(path for path in given.get("plugins", "").split(os.pathsep) if path),
+        timing_cache=given.get("timing_cache", ""),
+        plan_cache=given.get("plan_cache", ""),
+        cuda_graph=_switch(given, "cuda_graph"),
+        device=_number(given, "device", range(1 << 10)) or 0,
+        tactic_sources=tuple(filter(None, given.get("tactic_sources", "").split(","))),
+        compute_capability=given.get("compute_capability", ""),
+        given=given,
+    )
+
+
+def float_type_of(typing: str, precision: str, capability: str, *, tf32: bool = True) -> str:
+    """What float32 is computed in; empty if that depends on a GPU that isn't known.
+
+    Args:
+        typing: Whether types are those of the model, or the builder's choice.
+        precision: What the builder may choose beside float32.
+        capability: The GPU's compute capability, such as `sm90`.
+        tf32: Whether products of float32 may have ten bits of precision: a builder's default.
+    """
+    if typing == WEAK and precision in _LOW_FLOATS:
+        return _LOW_FLOATS[precision]
+    number = re.fullmatch(r"sm(\d+)", capability)
+    if number is None:
+        return ""
+    allowed = tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+    return "tf32" if allowed and int(number[1]) >= _FIRST_WITH_TF32 else FLOAT32
+
+
+def _one_of(given: Mapping[str, str], name: str, choices: Collection[str], default: str) -> str:
+    value = given.get(name, default)
+    if name in given and value not in choices:
+        raise ValueError(f"{name} is '{value}'; choices: {', '.join(choices)}")
+    return value
+
+
+def _number(given: Mapping[str, str], name: str, allowed: range) -> int | None:
+    if name not in given:
+        return None
+    try:
+        value = int(given[name])
+    except ValueError:
+        value = -1
+    if value not in allowed:
+        raise ValueError(
+            f"{name} is '{given[name]}'; it is a number from {allowed[0]} to {allowed[-1]}"
+        )
+    return value
+
+
+def _switch(given: Mapping[str, str], name: str) -> bool | None:
+    if name not in given:
+        return None
+    if given[name] not in ("0", "1"):
+        raise ValueError(f"{name} is '{given[name]}'; it is 0 or 1")
+    return given[name] == "1"

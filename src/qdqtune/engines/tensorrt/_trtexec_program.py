@@ -1,0 +1,338 @@
+"""Starts trtexec and reads what it prints, in bounded memory and on bounded disk.
+
+Times, and the reason of a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from qdqtune.engines.tensorrt._trtexec_version import DISPENSABLE, Version, name_of
+from qdqtune.graph._atomic_files import open_to_append
+from qdqtune.records._errors import OutputError
+from qdqtune.resources._parent_death import end_with_parent
+
+# The prefix keeps "Total GPU Compute Time" and what verbose lines explain out.
+_GPU_TIME = re.compile(r"\[I\] GPU Compute Time: .*?median = ([0-9.eE+-]+|[+-]?inf|[+-]?nan) ms")
+_UNKNOWN_OPTION = re.compile(r"Unknown option: (\S+)")
+_PASSED = re.compile(r"^&&&& PASSED ", re.MULTILINE)
+_TIME_STAMP = re.compile(r"^\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] ")
+_LEVEL = re.compile(r"^(?:\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] )?\[([VIWEF])\] (?:\[TRT\] ?)?")
+_SOURCE = re.compile(r"^(?:[\w./-]+\.(?:cpp|h|cu):\d+: )+")
+_NODE = re.compile(r"While parsing node number (\d+) \[(.*)\]")
+_NODE_NAME = re.compile(r'^Node name: (.+)$|\bname: "([^"\n]+)"', re.MULTILINE)
+_BARE = re.compile(
+    r"Cuda failure|Cannot find any available devices|Uncaught exception|terminate called|"
+    r"error while loading shared libraries|[Oo]ut of memory|[Cc]ommand not found"
+)
+# What follows from an error that was told before.
+_CONSEQUENCES = re.compile(
+    r"--- (?:Begin|End) node ---|Engine set up failed|Failed to create engine from model|"
+    r"Building engine failed|Engine could not be created from network|Parsing model failed|"
+    r"Failed to parse onnx file|Network And Config setup failed|Attempting to access an empty|"
+    r"In node \d+ with name|Error occurred during inference$|Inference set up failed"
+)
+_NO_KERNEL = re.compile(r"Could not find any implementation for node")
+_LONGEST = 400
+
+
+def gpu_median_ms(text: str) -> float | None:
+    """The median of the time that the GPU computes in a run; None if no summary was printed."""
+    found = _GPU_TIME.findall(text)
+    return float(found[-1]) if found else None
+
+
+def has_passed(text: str) -> bool:
+    """Whether trtexec says that all went well."""
+    return _PASSED.search(text) is not None
+
+
+def unknown_options(text: str) -> set[str]:
+    """Options that it doesn't know."""
+    return set(_UNKNOWN_OPTION.findall(text))
+
+
+def finds_no_kernel(text: str) -> bool:
+    """Whether a build failed because nothing was left that could compute a layer."""
+    return _NO_KERNEL.search(text) is not None
+
+
+def reason_of(text: str, code: int) -> str:
+    """Why a call failed, in a line or two.
+
+    Args:
+        text: All that was printed.
+        code: The exit code; negative if a signal ended it.
+    """
+    unknown = sorted(unknown_options(text))
+    errors = _errors(text)
+    if unknown:
+        reason = f"it doesn't know the option{'s'[: len(unknown) > 1]} {', '.join(unknown)}"
+    else:
+        reason = _told(errors)
+    if code < 0:
+        return f"it was ended by {_signal_name(-code)}" + (f": {reason}" if reason else "")
+    if reason:
+        return reason
+    if code == 0:
+        return "it ended without saying that it passed"
+    last = [line for line in text.splitlines() if line.strip() and not line.startswith("&&&&")]
+    said = _plain(last[-1])[:_LONGEST] if last else "it printed nothing"
+    return f"it ended with code {code}: {said}"
+
+
+def _errors(text: str) -> list[str]:
+    """Messages about errors, each with the lines that belong to it."""
+    messages: list[str] = []
+    is_open = False
+    for line in text.splitlines():
+        level = _LEVEL.match(line)
+        if level is not None:
+            is_open = level[1] in "EF"
+            if is_open:
+                messages.append(_plain(line))
+        elif _TIME_STAMP.match(line) or line.startswith("&&&&"):
+            is_open = False
+        elif _BARE.search(line):
+            messages.append(line.strip())
+        elif is_open:
+            messages[-1] += f"\n{line.rstrip()}"
+    return [message for message in messages if message.strip()]
+
+
+def _told(errors: Sequence[str]) -> str:
+    for place, message in enumerate(errors):
+        node = _NODE.search(message)
+        if node is not None:
+            return _parse_reason(node[2], errors[place + 1 :])
+    telling = [_one_line(error) for error in errors if not _CONSEQUENCES.search(error)]
+    if not telling:
+        telling = [_one_line(error) for error in errors[:1]]
+    return "; ".join(dict.fromkeys(telling[:2]))
+
+
+def _parse_reason(node: str, following: Sequence[str]) -> str:
+    """The node that could not be parsed, and what was said of it."""
+    text = "\n".join(following)
+    named = _NODE_NAME.search(text.partition("attribute {")[0])  # attributes have names, too
+    name = f" '{named[1] or named[2]}'" if named is not None else ""
+    _, found, said = text.partition("ERROR: ")
+    where, _, why = said.partition("\n")
+    why = why.partition("\n")[0] or where
+    return f"it can't parse the node{name} [{node}]" + (f": {_one_line(why)}" if found else "")
+
+
+def _plain(line: str) -> str:
+    return _SOURCE.sub("", _LEVEL.sub("", line)).strip()
+
+
+def _one_line(message: str) -> str:
+    whole = " ".join(message.split())
+    return whole if len(whole) <= _LONGEST else f"{whole[:_LONGEST]}…"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+_LOG_BYTES = 4 << 20
+_LONGEST_LINE = 8000
+_HEAD_LINES, _TAIL_LINES = 4000, 1000
+_CHUNK = 1 << 16
+_STAMP = r"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] "
+# Progress, which a verbose build has tens of thousands of lines of.
+_PROGRESS = re.compile(rf"^{_STAMP}\[[VIW]\] ")
+_TELLING = ("GPU Compute Time", "[E]", "[F]", "&&&& ", "TensorRT version")
+# Two streams in one pipe: a message may begin, and end, in the middle of another's line.
+_CUT = re.compile(rf"^(.+?)({_STAMP}\[[VIWEF]\] [^\n]*)\n((?!{_STAMP}|&&&& )[^\n]*)$", re.MULTILINE)
+_GLUED = re.compile(rf"(?<=.)(?={_STAMP}\[[VIWEF]\] |&&&& (?:PASSED|FAILED) )")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A call that has ended.
+
+    Attributes:
+        code: The exit code; negative if a signal ended it.
+        text: What was printed, without lines about progress.
+    """
+
+    code: int
+    text: str
+
+
+def run_command(command: Sequence[str], log: Path | None = None) -> Finished:
+    """Runs a command to its end.
+
+    The child stays in this process's group, so that whoever ends the group ends it, too.
+
+    Args:
+        command: The program and its arguments.
+        log: File that everything is appended to, up to a limit.
+
+    Raises:
+        OSError: If it can't be started.
+    """
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=end_with_parent if sys.platform == "linux" else None,
+    )
+    kept = _Kept()
+    try:
+        assert child.stdout is not None
+        with child.stdout as stream, _opened(log) as file:
+            file.write(f"$ {shlex.join(command)}\n".encode())
+            while chunk := stream.read1(_CHUNK):  # type: ignore[attr-defined]
+                file.write(chunk)
+                kept.add(chunk)
+        code = child.wait()
+        with _opened(log) as file:
+            file.write(f"\n(exit code {code})\n\n".encode())
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    return Finished(code, kept.text())
+
+
+class _Kept:
+    """The lines that matter; of very many, the first and the last."""
+
+    def __init__(self) -> None:
+        self._head: list[str] = []
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._open = b""
+
+    def add(self, chunk: bytes) -> None:
+        *lines, self._open = (self._open + chunk).split(b"\n")
+        self._open = self._open[:_LONGEST_LINE]
+        for line in lines:
+            self._keep(line)
+
+    def text(self) -> str:
+        self._keep(self._open)
+        self._open = b""
+        return _GLUED.sub("\n", _CUT.sub(r"\1\3\n\2", "\n".join((*self._head, *self._tail))))
+
+    def _keep(self, raw: bytes) -> None:
+        line = raw[:_LONGEST_LINE].decode(errors="replace").rstrip("\r")
+        if _PROGRESS.match(line) and not any(word in line for word in _TELLING):
+            return
+        if len(self._head) < _HEAD_LINES:
+            self._head.append(line)
+        else:
+            self._tail.append(line)
+
+
+class _Log:
+    """A log with a limit; one that can't be written spoils nothing."""
+
+    def __init__(self, file: IO[bytes] | None) -> None:
+        self._file = file
+        self._room = max(0, _LOG_BYTES - file.tell()) if file is not None else 0
+
+    def write(self, content: bytes) -> None:
+        if self._file is not None and self._room:
+            with contextlib.suppress(OSError):
+                self._file.write(content[: self._room])
+            self._room -= min(self._room, len(content))
+
+
+@contextlib.contextmanager
+def _opened(path: Path | None) -> Iterator[_Log]:
+    with contextlib.ExitStack() as stack:
+        file: IO[bytes] | None = None
+        if path is not None:
+            with contextlib.suppress(OSError, OutputError):
+                file = stack.enter_context(open_to_append(path, buffering=0))
+        yield _Log(file)
+
+
+class TrtexecError(RuntimeError):
+    """A call of trtexec failed; the message says why.
+
+    Args:
+        reason: Why.
+        text: What it printed.
+    """
+
+    def __init__(self, reason: str, text: str = "") -> None:
+        super().__init__(reason)
+        self.text = text
+
+
+class Program:
+    """A trtexec.
+
+    Args:
+        path: Where it is.
+        version: The version of its TensorRT.
+
+    Attributes:
+        refused: Options that it turned out not to know; they are not said to it again.
+        loads: Whether it loads engines that it built; None as long as it wasn't tried.
+        trusts_cache: Whether a failed build fails without the timing cache, too; None as long as
+            it wasn't tried. If it doesn't, the file is not used again.
+    """
+
+    def __init__(self, path: str, version: Version) -> None:
+        self.path = path
+        self.version = version
+        self.refused: set[str] = set()
+        self.loads: bool | None = None
+        self.trusts_cache: bool | None = None
+
+    def call(
+        self, arguments: Sequence[str], given: Sequence[str] = (), log: Path | None = None
+    ) -> str:
+        """Calls it; options that it can do without are left out if it doesn't know them.
+
+        Args:
+            arguments: All of them.
+            given: Those that the user said: they are never left out.
+            log: File that gets the command and what is printed.
+
+        Returns:
+            What it printed.
+
+        Raises:
+            TrtexecError: If it failed.
+            OSError: If it can't be started.
+        """
+        ours = DISPENSABLE - {name_of(argument) for argument in given}
+        finished = self._run(arguments, self.refused & ours, log)
+        if self._refuses(finished, ours):
+            finished = self._run(arguments, self.refused & ours, log)
+            if self._refuses(finished, ours):  # it names one at a time
+                finished = self._run(arguments, ours, log)
+        if finished.code != 0 or not has_passed(finished.text):
+            raise TrtexecError(reason_of(finished.text, finished.code), finished.text)
+        return finished.text
+
+    def _refuses(self, finished: Finished, ours: Set[str]) -> bool:
+        """Whether all that it doesn't know is ours, and can be left out; remembers it."""
+        unknown = unknown_options(finished.text)
+        if not unknown or not unknown <= ours:
+            return False
+        self.refused |= unknown
+        return True
+
+    def _run(self, arguments: Sequence[str], left_out: Set[str], log: Path | None) -> Finished:
+        kept = [argument for argument in arguments if name_of(argument) not in left_out]
+        return run_command([self.path, *kept], log)

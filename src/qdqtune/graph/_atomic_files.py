@@ -1,0 +1,307 @@
+"""Files that appear whole or not at all.
+
+Atomic writes, and temporary files that are removed even if their process was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from qdqtune.graph._disk_errors import REMOVE, NotPlainFileError, temporary_place
+from qdqtune.graph._disk_errors import writing as writing
+from qdqtune.records._errors import OutputError
+from qdqtune.records._untrusted_files import open_plain
+
+_PREFIX = "qdqtune-"
+_LOCK, _FILE = ".lock", ".tmp"
+_OURS = re.compile(rf"\.?{_PREFIX}[0-9a-f]{{8}}({re.escape(_LOCK)}|{re.escape(_FILE)})")
+
+_swept: set[str] = set()
+_swept_lock = threading.Lock()
+
+
+class TemporaryFolder:
+    """A new folder that only this user can read; usable as a context manager that removes it.
+
+    Otherwise it is removed by `cleanup`, with this object, or when the process ends; after a kill,
+    by the next process that creates one in the same place.
+
+    Args:
+        within: The parent folder, where it is hidden; None for the system's temporary folder.
+
+    Attributes:
+        path: The folder.
+
+    Raises:
+        OutputError: If it can't be created.
+    """
+
+    def __init__(self, within: Path | None = None) -> None:
+        place = temporary_place() if within is None else within.absolute()
+        with writing(place):
+            remove_abandoned(place)
+            lock, descriptor = _locked_file(place, _LOCK, hidden=within is not None)
+            self.path = lock.with_suffix("")
+            try:
+                self.path.mkdir(mode=0o700)
+            except BaseException:
+                _remove(self.path, lock, descriptor)
+                raise
+        self._finalizer = weakref.finalize(self, _remove, self.path, lock, descriptor)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.cleanup()
+
+    def cleanup(self) -> None:
+        """Remove it with its contents."""
+        self._finalizer()
+
+
+@contextlib.contextmanager
+def temporary_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """Create a hidden file to write to, which is removed unless it was renamed.
+
+    Raises:
+        OSError: If it can't be created.
+    """
+    remove_abandoned(folder)
+    path, descriptor = _locked_file(folder, _FILE, hidden=True)
+    try:
+        with open(descriptor, "wb") as file:
+            yield path, file
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what killed processes left in a folder; checks each folder only once."""
+    with _swept_lock:
+        place = os.path.realpath(folder)
+        if place in _swept:
+            return
+        _swept.add(place)
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _OURS.fullmatch(entry.name):
+                with contextlib.suppress(OSError):  # alive, another user's, or just removed
+                    _remove_if_abandoned(Path(entry.path))
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.suffix == _LOCK:
+                _remove_tree(path.with_suffix(""))
+            path.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _remove_tree(folder: Path) -> None:
+    """Remove a folder with its contents.
+
+    Raises:
+        OSError: If something is left; then its lock must stay for the next process that checks.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+
+
+def _locked_file(folder: Path, suffix: str, *, hidden: bool) -> tuple[Path, int]:
+    """Create a file that this process has locked."""
+    while True:
+        path = folder / f"{'.' * hidden}{_PREFIX}{secrets.token_hex(4)}{suffix}"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        except FileExistsError:
+            continue
+        # Where files can't be locked, no other process can take it for abandoned either.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if path.exists():
+            return path, descriptor
+        os.close(descriptor)  # another process found it before it was locked, and removed it
+
+
+def _remove(folder: Path, lock: Path, descriptor: int) -> None:
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            lock.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+_CHUNK = 1 << 20
+
+
+def kind_at(path: Path) -> str:
+    """Describe what is at a path if it is not a regular file; empty if it is, or if it is missing.
+
+    Returns:
+        A noun with its article; links are not followed.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    return _kind(mode)
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISREG(mode):
+        return ""
+    kinds = {
+        stat.S_IFLNK: "a link",
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+    }
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+@contextlib.contextmanager
+def replacing(target: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Open a file for writing that takes its name when it is complete.
+
+    Args:
+        target: The name; an existing file stays until then. If it is a link, the link is
+            replaced.
+        durable: Whether it must survive a crash of the machine, not only of this process.
+
+    Raises:
+        OutputError: If it can't be written.
+    """
+    with writing(target):
+        with temporary_file(target.parent) as (staged, file):
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+            os.replace(staged, target)
+        if durable:
+            sync(target.parent)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file; an existing target is replaced.
+
+    Raises:
+        OSError: If the source can't be read.
+        OutputError: If the copy can't be written.
+    """
+    with open_plain(source) as file, replacing(target, durable=False) as copy:
+        shutil.copyfileobj(file, copy, _CHUNK)
+
+
+def make_own(path: Path) -> None:
+    """Make sure that a file, if it exists, can be changed in place.
+
+    A file with other hard links is replaced by a copy.
+
+    Raises:
+        NotPlainFileError: If it is not a regular file.
+        OSError: If it can't be read.
+        OutputError: If it can't be copied.
+    """
+    if kind := kind_at(path):
+        raise NotPlainFileError(path, kind)
+    if path.exists() and path.stat().st_nlink > 1:
+        copy_file(path, path)
+
+
+def open_to_append(path: Path, *, buffering: int = -1) -> BinaryIO:
+    """Open a file for appending; it is created if missing.
+
+    Args:
+        path: The file.
+        buffering: As in `open`.
+
+    Raises:
+        OSError: If it can't be opened, or is not a regular file.
+        OutputError: If it has other hard links and can't be copied.
+    """
+    make_own(path)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    return open(path, "ab", buffering, opener=lambda name, _: os.open(name, flags, 0o666))
+
+
+def check_folder(folder: Path) -> None:
+    """Make sure that a folder exists or can be created; links are not accepted.
+
+    Raises:
+        OutputError: If something else is there.
+    """
+    kind = kind_at(folder)
+    if kind != "a folder" and os.path.lexists(folder):
+        raise OutputError(
+            f"{folder} is {kind or 'a file'}, where a folder is expected.",
+            f"{REMOVE} What a link leads to is never written to." if kind == "a link" else REMOVE,
+        )
+
+
+def make_folder(folder: Path, inside: Path) -> None:
+    """Create a folder inside another one; see `check_folder` for all folders in between.
+
+    Raises:
+        OSError: If it can't be created.
+        OutputError: If something else is in the way.
+    """
+    for each in (*reversed(folder.relative_to(inside).parents), folder.relative_to(inside)):
+        check_folder(inside / each)
+        (inside / each).mkdir(exist_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with its contents, if it exists; links are not followed.
+
+    Raises:
+        OSError: If it can't be removed.
+    """
+    if kind_at(path) == "a folder":
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sha256_of(*files: Path) -> str:
+    """Return the hash of a file, or of several files concatenated."""
+    digest = hashlib.sha256()
+    for path in files:
+        with open_plain(path) as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

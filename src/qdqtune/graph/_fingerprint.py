@@ -1,0 +1,92 @@
+"""Content fingerprints: the same for equal models, whatever file they came from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from qdqtune.graph._weights import chunks_of
+
+_DIGEST_BYTES = 16
+
+
+def fingerprint(model: ir.Model) -> str:
+    """Return a hash of everything that determines what a model computes, and of its names.
+
+    Names count because placements refer to them. Doc strings, metadata, inferred shapes, and
+    whether weights are external don't count.
+    """
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest.update(repr(sorted(model.opset_imports.items())).encode())
+    _update_graph(digest, model.graph)
+    for key in sorted(model.functions):
+        digest.update(repr(key).encode())
+        _update_function(digest, model.functions[key])
+    return digest.hexdigest()
+
+
+def tensor_digest(tensor: ir.TensorProtocol) -> str:
+    """A hash of a tensor's type, shape and values."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
+    if isinstance(tensor, ir.StringTensor):
+        digest.update(repr(list(tensor.string_data())).encode())
+    elif tensor.dtype.bitwidth < 8:
+        digest.update(tensor.tobytes())  # several to a byte
+    else:
+        for chunk in chunks_of(tensor):
+            digest.update(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _update_graph(digest: hashlib.blake2b, graph: ir.Graph) -> None:
+    for group in (graph.inputs, graph.outputs):
+        digest.update(repr([(v.name, str(v.dtype), str(v.shape)) for v in group]).encode())
+    for name in sorted(graph.initializers):
+        tensor = graph.initializers[name].const_value
+        digest.update(name.encode())
+        if tensor is not None:
+            digest.update(tensor_digest(tensor).encode())
+    for node in graph:
+        digest.update(_node_text(node))
+
+
+def _update_function(digest: hashlib.blake2b, function: ir.Function) -> None:
+    names = [[value.name for value in group] for group in (function.inputs, function.outputs)]
+    attributes = [_attribute_text(each) for _, each in sorted(function.attributes.items())]
+    opsets = sorted(function.opset_imports.items())
+    digest.update(repr((names, attributes, opsets)).encode())
+    for node in function:
+        digest.update(_node_text(node))
+
+
+def _node_text(node: ir.Node) -> bytes:
+    inputs = [value.name if value is not None else None for value in node.inputs]
+    outputs = [value.name for value in node.outputs]
+    attributes = [_attribute_text(node.attributes[name]) for name in sorted(node.attributes)]
+    return repr((node.domain, node.op_type, node.name, inputs, outputs, attributes)).encode()
+
+
+def _attribute_text(attribute: ir.Attr) -> object:
+    value = attribute.value
+    if attribute.is_ref():
+        value = attribute.ref_attr_name
+    elif attribute.type == ir.AttributeType.TENSOR:
+        value = tensor_digest(value)
+    elif attribute.type == ir.AttributeType.TENSORS:
+        value = [tensor_digest(tensor) for tensor in value]
+    elif attribute.type == ir.AttributeType.GRAPH:
+        value = _graph_digest([value])
+    elif attribute.type == ir.AttributeType.GRAPHS:
+        value = _graph_digest(value)
+    return (attribute.name, attribute.type.name, str(value))
+
+
+def _graph_digest(graphs: Iterable[ir.Graph]) -> str:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for graph in graphs:
+        _update_graph(digest, graph)
+    return digest.hexdigest()

@@ -1,0 +1,236 @@
+"""The declared shapes of a model's inputs, combined with those that a user requests."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from qdqtune.graph._dims import Dim, dims_of, evaluate, symbols_in
+from qdqtune.graph._validity import MOST_DIMS
+from qdqtune.records._errors import ModelError, UsageError
+from qdqtune.records._inputs import InputRequest, shape_text
+
+_logger = logging.getLogger(__name__)
+
+Dims = tuple[Dim, ...]
+Inputs = Mapping[str, Dims | None]
+"""The dims of every input that must be fed, by name; None where the rank is unknown."""
+
+
+def model_inputs(model: ir.Model) -> list[ir.Value]:
+    """Return the inputs that must be fed: old files list their weights as inputs, too."""
+    return [value for value in model.graph.inputs if not value.is_initializer()]
+
+
+def input_dims(model: ir.Model) -> dict[str, Dims | None]:
+    """Return the dims of every input that must be fed; None where the rank is unknown."""
+    return {value.name or "": dims_of(value) for value in model_inputs(model)}
+
+
+def symbols_of(inputs: Inputs) -> tuple[str, ...]:
+    """The symbols in the inputs' dims, in order."""
+    return tuple(dict.fromkeys(name for text in _texts(inputs) for name in symbols_in(text)))
+
+
+def bind_dims(
+    inputs: Inputs, request: InputRequest, *, change_fixed: bool = False
+) -> dict[str, Dims | None]:
+    """Return the inputs' dims as far as the model and the request determine them.
+
+    A symbol has one size: a shape given for one input binds its symbols for all others.
+
+    Args:
+        inputs: The inputs that the model declares.
+        request: The user's request.
+        change_fixed: Whether dims that the model fixes may change.
+
+    Raises:
+        UsageError: If the request names unknown inputs or dims, or contradicts the model or itself.
+    """
+    shapes = {input_named(inputs, name): shape for name, shape in request.shapes.items()}
+    sizes = _Sizes(inputs)
+    for symbol, number in request.dims.items():
+        sizes.bind_known(symbol, number)
+    for name, shape in shapes.items():
+        _check_shape(name, inputs[name], shape, change_fixed)
+        for axis, (dim, size) in enumerate(zip(inputs[name] or (), shape, strict=False)):
+            if isinstance(dim, str) and size is not None:
+                sizes.bind(dim, size, f"{name}[{axis}]")
+    sizes.check_expressions()
+    return {
+        name: sizes.fill(dims, shapes.get(name, ())) if dims is not None else shapes.get(name)
+        for name, dims in inputs.items()
+    }
+
+
+def changes_fixed(declared: Inputs, bound: Inputs) -> bool:
+    """Whether a dim that the model fixes changes."""
+    return any(
+        isinstance(old, int) and old != new
+        for name, dims in bound.items()
+        for old, new in zip(declared[name] or (), dims or (), strict=False)
+    )
+
+
+def resolve_shapes(model: ir.Model, request: InputRequest) -> dict[str, tuple[int, ...]]:
+    """Return the concrete shape of every input that must be fed; dims that stay open are 1.
+
+    Args:
+        model: The model; it is not changed.
+        request: The user's request.
+
+    Raises:
+        UsageError: If the request names unknown inputs or dims, or contradicts the model or itself.
+        ModelError: If the rank of an input is unknown.
+    """
+    bound = bind_dims(input_dims(model), request)
+    ones = dict.fromkeys(symbols_of(bound), 1)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, dims in bound.items():
+        if dims is None:
+            raise ModelError(
+                f"The input {name!r} has no shape in the model, not even a rank.",
+                f"Give one: --shapes {name}:1x3x224x224.",
+            )
+        shapes[name] = tuple(_size(dim, ones) for dim in dims)
+    _warn_of_open(bound, shapes)
+    return shapes
+
+
+def input_named(inputs: Inputs, name: str) -> str:
+    """Return the input with a name; "" stands for the only input.
+
+    Raises:
+        UsageError: If no input has that name, or "" is ambiguous.
+    """
+    if name in inputs:
+        return name
+    listed = f"Its inputs: {', '.join(_shown(*item) for item in inputs.items()) or 'none'}."
+    if name:
+        close = difflib.get_close_matches(name, inputs, n=1)
+        hint = f"Did you mean {close[0]!r}? " if close else ""
+        raise UsageError(f"The model has no input {name!r}.", hint + listed)
+    if len(inputs) != 1:
+        raise UsageError(f"The model has {len(inputs)} inputs: say which one is meant.", listed)
+    return next(iter(inputs))
+
+
+class _Sizes:
+    """Sizes of symbols, and where each comes from."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._texts = _texts(inputs)
+        self._symbols = symbols_of(inputs)
+        self._sizes: dict[str, int] = {}
+        self._said: dict[str, str] = {}
+
+    def bind_known(self, symbol: str, size: int) -> None:
+        """Record a size that the user gave for a symbol."""
+        if symbol not in self._symbols and symbol not in self._texts:
+            close = difflib.get_close_matches(symbol, self._symbols, n=1)
+            hint = f"Did you mean {close[0]!r}? " if close else ""
+            there = f"Symbols: {', '.join(self._symbols)}." if self._symbols else ""
+            raise UsageError(
+                f"No dim of an input is called {symbol!r}.",
+                hint + (there or "No dim has a name: give whole shapes, --shapes NAME:1x3x8x8."),
+            )
+        self.bind(symbol, size, f"--dim {symbol}={size}")
+
+    def bind(self, symbol: str, size: int, where: str) -> None:
+        """Record a size for a symbol or a whole expression."""
+        known = self._sizes.setdefault(symbol, size)
+        said = self._said.setdefault(symbol, where)
+        if known != size:
+            raise UsageError(
+                f"The dim {symbol!r} is {known} by {said}, but {size} by {where}.",
+                "A symbol has the same size wherever it stands.",
+            )
+
+    def check_expressions(self) -> None:
+        """Make sure that sizes given for expressions agree with those of their symbols."""
+        for text in self._texts:
+            others = {symbol: size for symbol, size in self._sizes.items() if symbol != text}
+            expected = evaluate(text, others)
+            if text in self._sizes and expected not in (None, self._sizes[text]):
+                raise UsageError(
+                    f"The dim {text!r} is {self._sizes[text]} by {self._said[text]}, but "
+                    f"{expected} by the sizes of its symbols.",
+                    "Leave one of them out.",
+                )
+
+    def fill(self, dims: Dims, given: Sequence[int | None]) -> Dims:
+        """Return the dims with every known size filled in."""
+        sizes = [*given] or [None] * len(dims)
+        return tuple(
+            size if size is not None else self._bound(dim)
+            for dim, size in zip(dims, sizes, strict=True)
+        )
+
+    def _bound(self, dim: Dim) -> Dim:
+        return (evaluate(dim, self._sizes) or dim) if isinstance(dim, str) else dim
+
+
+def _texts(inputs: Inputs) -> list[str]:
+    return [dim for dims in inputs.values() for dim in dims or () if isinstance(dim, str)]
+
+
+def _check_shape(
+    name: str, dims: Dims | None, shape: Sequence[int | None], change_fixed: bool
+) -> None:
+    if len(shape) > MOST_DIMS:
+        raise UsageError(
+            f"The shape for the input {name!r} has {len(shape)} dims; arrays have {MOST_DIMS} at "
+            "most.",
+            "Give a shape of fewer dims.",
+        )
+    if dims is None:
+        return
+    if len(dims) != len(shape):
+        raise UsageError(
+            f"The input {name!r} has {len(dims)} dims, {shape_text(dims)}, but the shape "
+            f"{shape_text(shape)} has {len(shape)}.",
+            "Give a size for every dim.",
+        )
+    for axis, (dim, size) in enumerate(zip(dims, shape, strict=True)):
+        if isinstance(dim, int) and size not in (None, dim) and not change_fixed:
+            raise UsageError(
+                f"Dim {axis} of the input {name!r} is fixed at {dim} in the model; it can't be "
+                f"{size}.",
+                f"Change the model first: qdqtune shapes MODEL --set {name}:{shape_text(shape)} "
+                "-o OUT.",
+            )
+
+
+def _size(dim: Dim, ones: Mapping[str, int]) -> int:
+    if isinstance(dim, int):
+        return dim
+    return (evaluate(dim, ones) if dim is not None else None) or 1
+
+
+def _warn_of_open(bound: Inputs, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    places: dict[str, list[str]] = {}
+    unnamed: dict[str, str] = {}
+    for name, dims in bound.items():
+        for axis, dim in enumerate(dims or ()):
+            where = f"{name}[{axis}]"
+            if dim is None:
+                unnamed[where] = f"--shapes {name}:{shape_text(shapes[name])}"
+            elif isinstance(dim, str):
+                for symbol in symbols_in(dim):
+                    places.setdefault(symbol, []).append(where)
+    if not places and not unnamed:
+        return
+    open_dims = [f"{symbol} ({', '.join(where)})" for symbol, where in places.items()]
+    flags = [f"--dim {symbol}=SIZE" for symbol in places] + list(dict.fromkeys(unnamed.values()))
+    _logger.warning(
+        "open dims are taken as 1: %s; give them sizes with %s",
+        ", ".join([*open_dims, *unnamed]),
+        " ".join(flags),
+    )
+
+
+def _shown(name: str, dims: Dims | None) -> str:
+    return f"{name}:{shape_text(dims)}"

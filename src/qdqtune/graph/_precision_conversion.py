@@ -1,0 +1,421 @@
+"""Plans the type of every value and reader.
+
+Then changes types and inserts as few Casts as possible.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+
+import onnx_ir as ir
+
+from qdqtune.graph._op_classes import COPY_OPS, DEQUANTIZE, QUANTIZE, is_op
+from qdqtune.graph._precision_rules import Keeper
+from qdqtune.graph._precision_types import (
+    Change,
+    Slots,
+    choose_type,
+    chooses_type,
+    dtype_of,
+    takes_any_type,
+)
+from qdqtune.graph._weights import constant_of, retyped
+
+# Ops that join or pad values, besides those with one input.
+_PASSTHROUGH_OPS = COPY_OPS | {"Concat", "DepthToSpace", "Pad", "SpaceToDepth"}
+
+
+class Plan:
+    """The types of a converted model.
+
+    Args:
+        model: The model, with named nodes and inferred types.
+        change: The types to replace.
+        keep_io: Whether inputs and outputs keep their types.
+        keep_nodes: Names of nodes to keep.
+        keep_ops: Op types to keep.
+
+    Attributes:
+        kept: Name to reason for kept nodes.
+        converted: Names of nodes that change.
+        saturating: Constants that hold masks or bounds beyond the range.
+        given: The new type of every affected value, except constants.
+
+    Raises:
+        UsageError: If a node does not exist.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        change: Change,
+        *,
+        keep_io: bool,
+        keep_nodes: Collection[str],
+        keep_ops: Collection[str],
+    ) -> None:
+        self.change = change
+        self._graph = model.graph
+        self._keep_io = keep_io
+        keeper = Keeper(model, change, keep_nodes, keep_ops)
+        self._slots = keeper.slots
+        self.kept = keeper.kept()
+        self.saturating = keeper.saturating
+        self._stays = set(self.kept)
+        # When converting to float32 all other types are replaced, so keeping a node gains nothing.
+        if change.target != ir.DataType.FLOAT:
+            self._stays |= self._in_between()
+        self.given: dict[ir.Value, ir.DataType] = dict(self._given())
+        self.converted = tuple(
+            name
+            for node in self._graph
+            if (name := node.name or "") not in self._stays
+            and self._slots_of(node).concerned
+            and (not chooses_type(node) or self.given.get(node.outputs[0]) == change.target)
+        )
+
+    def wanted(self, node: ir.Node, position: int) -> ir.DataType | None:
+        """Return the type that a node needs on an affected input; None if any will do."""
+        value = node.inputs[position]
+        assert value is not None
+        stays = node.graph is not self._graph or node.name in self.kept
+        if not stays and takes_any_type(node, position):
+            return None
+        if (
+            not stays
+            and node.name not in self._stays
+            and position in self._slots_of(node).input_set
+        ):
+            return self.change.target
+        return dtype_of(value)
+
+    def wanted_outside(self, value: ir.Value) -> ir.DataType | None:
+        """Return the type that callers of the model expect of an affected output."""
+        return dtype_of(value) if self._keep_io else self.change.target
+
+    def _slots_of(self, node: ir.Node) -> Slots:
+        return self._slots.get(node.name or "", Slots(whole=True))
+
+    def _given(self) -> Iterator[tuple[ir.Value, ir.DataType]]:
+        """Yield new types: readers decide for nodes that choose, keeping decides for others."""
+        target = self.change.target
+        for value in self._graph.inputs:
+            if self.change.concerns(value):
+                yield value, self._input_type(value)
+        for node in self._graph:
+            movable = self._slots_of(node).outputs if node.name not in self._stays else ()
+            for position, value in enumerate(node.outputs):
+                if not self.change.concerns(value) or constant_of(value) is not None:
+                    continue
+                changes = position in movable
+                if changes and chooses_type(node):
+                    changes = self._wanted_types(value) == {target}
+                old = dtype_of(value)
+                assert old is not None
+                yield value, target if changes else old
+
+    def _input_type(self, value: ir.Value) -> ir.DataType:
+        old = dtype_of(value)
+        assert old is not None
+        return old if self._keep_io else self.change.target
+
+    def _wanted_types(self, value: ir.Value) -> set[ir.DataType | None]:
+        wanted = {self.wanted(user, position) for user, position in value.uses()}
+        if value.is_graph_output():
+            wanted.add(self.wanted_outside(value))
+        return wanted - {None}
+
+    def _in_between(self) -> set[str]:
+        """Return nodes that only move or compare values between kept nodes: they need no Cast.
+
+        All candidates are assumed to qualify; those with a neighbour that changes are removed until
+        none is left.
+        """
+        quiet = {
+            node.name or "": node
+            for node in self._graph
+            if node.name not in self.kept and self._could_stay(node)
+        }
+        pending = list(quiet.values())
+        while pending:
+            node = pending.pop()
+            if node.name not in quiet or self._is_among_staying(node, quiet):
+                continue
+            del quiet[node.name]
+            pending += [user for output in node.outputs for user, _ in output.uses()]
+            producers = [value.producer() for value in node.inputs if value is not None]
+            pending += [producer for producer in producers if producer is not None]
+        return set(quiet)
+
+    def _could_stay(self, node: ir.Node) -> bool:
+        found = self._slots_of(node)
+        # A QuantizeLinear follows its DequantizeLinear: engines look for equal scales.
+        if not found.concerned or chooses_type(node) or is_op(node, QUANTIZE):
+            return False
+        return is_op(node, *_PASSTHROUGH_OPS) or not found.outputs
+
+    def _is_among_staying(self, node: ir.Node, quiet: Collection[str]) -> bool:
+        return all(
+            self._arrives_unchanged(value, quiet)
+            for value in node.inputs
+            if value is not None and self.change.concerns(value)
+        ) and all(
+            self._leaves_unchanged(value, quiet)
+            for value in node.outputs
+            if self.change.concerns(value)
+        )
+
+    def _arrives_unchanged(self, value: ir.Value, quiet: Collection[str]) -> bool:
+        producer = value.producer()
+        if constant_of(value) is not None:
+            return True
+        if producer is None:
+            return self._keep_io
+        return producer.name in self.kept or producer.name in quiet or chooses_type(producer)
+
+    def _leaves_unchanged(self, value: ir.Value, quiet: Collection[str]) -> bool:
+        if value.is_graph_output() and not self._keep_io:
+            return False
+        return all(
+            user.graph is not self._graph
+            or user.name in self.kept
+            or user.name in quiet
+            or takes_any_type(user, position)
+            or position not in self._slots_of(user).input_set
+            for user, position in value.uses()
+        )
+
+
+_SUFFIX = {
+    ir.DataType.FLOAT: "fp32",
+    ir.DataType.FLOAT16: "fp16",
+    ir.DataType.BFLOAT16: "bf16",
+}
+
+
+class Retyping:
+    """Applies a plan to a model.
+
+    Args:
+        model: The model that the plan is for.
+        plan: The plan.
+
+    Attributes:
+        saturated: Names of constants whose values were clipped to the new range.
+        modified: Whether anything changed.
+    """
+
+    def __init__(self, model: ir.Model, plan: Plan) -> None:
+        self._graph = model.graph
+        self._bodies = [graph for graph in model.graphs() if graph is not model.graph]
+        self._plan = plan
+        self._names = {value.name for graph in model.graphs() for value in _values(graph)}
+        self._node_names = {node.name for graph in model.graphs() for node in graph}
+        self._versions: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
+        self._given = dict(plan.given)
+        self.saturated: list[str] = []
+        self.modified = False
+
+    def apply(self) -> None:
+        """Apply the plan."""
+        casts = [node for node in self._graph if is_op(node, "Cast") and not _is_idle(node)]
+        constants = [
+            value
+            for value in _values(self._graph)
+            if self._plan.change.concerns(value) and constant_of(value) is not None
+        ]
+        for value in constants:
+            self._given[value] = self._constant_type(value)
+        uses = self._uses_in_other_types()
+        outputs = self._outputs_in_other_types()
+        for value, dtype in self._given.items():
+            if dtype != dtype_of(value):
+                self._retype(value, dtype)
+        for value, readers in uses.items():
+            for node, position, dtype in readers:
+                node.replace_input_with(position, self._version(value, dtype))
+        for graph, position, dtype in outputs:
+            self._convert_output(graph, position, dtype)
+        for cast in casts:
+            if _is_idle(cast):
+                self._drop(cast)
+
+    def _constant_type(self, value: ir.Value) -> ir.DataType:
+        """Return the type of a constant itself; readers of another type get a copy."""
+        wanted = {self._plan.wanted(user, position) for user, position in value.uses()}
+        if value.is_graph_output():
+            wanted.add(self._plan.wanted_outside(value))
+        old = dtype_of(value)
+        assert old is not None
+        target = self._plan.change.target
+        return target if wanted - {None} == {target} else old
+
+    def _uses_in_other_types(
+        self,
+    ) -> dict[ir.Value, list[tuple[ir.Node, int, ir.DataType]]]:
+        found = defaultdict(list)
+        for value, given in self._given.items():
+            for node, position in value.uses():
+                wanted = self._plan.wanted(node, position)
+                if wanted is not None and wanted != given:
+                    found[value].append((node, position, wanted))
+        return found
+
+    def _outputs_in_other_types(self) -> list[tuple[ir.Graph, int, ir.DataType]]:
+        found = []
+        for graph in (self._graph, *self._bodies):
+            for position, value in enumerate(graph.outputs):
+                if value not in self._given:
+                    continue
+                outside = graph is self._graph
+                wanted = self._plan.wanted_outside(value) if outside else dtype_of(value)
+                if wanted is not None and wanted != self._given[value]:
+                    found.append((graph, position, wanted))
+        return found
+
+    def _retype(self, value: ir.Value, dtype: ir.DataType) -> None:
+        self.modified = True
+        producer = value.producer()
+        tensor = constant_of(value)
+        if tensor is not None:
+            self._note_saturation(value)
+            tensor = retyped(tensor, dtype, value.name)
+            if producer is None:
+                value.const_value = tensor
+            else:
+                producer.attributes.clear()
+                producer.attributes["value"] = ir.AttrTensor("value", tensor)
+        elif producer is not None:
+            set_output_type(producer, dtype)
+        value.type = ir.TensorType(dtype)
+        if producer is not None:
+            value.const_value = None
+
+    def _note_saturation(self, value: ir.Value) -> None:
+        if value in self._plan.saturating:
+            self.saturated.append(value.name or "")
+
+    def _version(self, value: ir.Value, dtype: ir.DataType, *, own: bool = False) -> ir.Value:
+        """Return the value in another type; `own` requests one that nothing else uses."""
+        known = self._versions.get((value, dtype))
+        if known is not None:
+            return known
+        self.modified = True
+        source = value.producer()
+        tensor = constant_of(value)
+        if tensor is not None:
+            version = self._constant_copy(value, tensor, dtype)
+        elif not own and is_op(source, "Cast") and _widens(source, dtype):
+            assert source is not None
+            assert source.inputs[0] is not None
+            version = source.inputs[0]
+        else:
+            version = self._cast(value, dtype)
+        if version is not value:
+            self._versions[value, dtype] = version
+        return version
+
+    def _constant_copy(
+        self, value: ir.Value, tensor: ir.TensorProtocol, dtype: ir.DataType
+    ) -> ir.Value:
+        self._note_saturation(value)
+        name = self._new_name(f"{value.name}_{_SUFFIX[dtype]}")
+        copy = ir.Value(
+            name=name,
+            type=ir.TensorType(dtype),
+            shape=_copied(value.shape),
+            const_value=retyped(tensor, dtype, name),
+        )
+        self._graph.register_initializer(copy)
+        return copy
+
+    def _cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        name = self._new_name(f"{value.name}_{_SUFFIX[dtype]}")
+        node_name = f"Cast_{name}"
+        while node_name in self._node_names:
+            node_name += "_2"
+        self._node_names.add(node_name)
+        result = ir.Value(name=name, type=ir.TensorType(dtype), shape=_copied(value.shape))
+        attributes = [ir.AttrInt64("to", dtype.value)]
+        node = ir.Node("", "Cast", [value], attributes, outputs=[result], name=node_name)
+        producer = value.producer()
+        if producer is not None:
+            self._graph.insert_after(producer, node)
+        else:
+            self._graph.insert_before(self._graph[0], node)
+        return result
+
+    def _convert_output(self, graph: ir.Graph, position: int, dtype: ir.DataType) -> None:
+        """Convert an output, which keeps its name: the previous value is renamed."""
+        value = graph.outputs[position]
+        if graph is not self._graph:
+            graph.outputs[position] = self._version(value, dtype)
+            return
+        version = self._version(value, dtype, own=True)
+        graph.outputs[position] = version
+        if version.name != value.name and not value.is_graph_output():
+            name, suffix = value.name, _SUFFIX[self._given[value]]
+            value.name = self._new_name(f"{name}_{suffix}")
+            version.name = name
+
+    def _drop(self, cast: ir.Node) -> None:
+        """Remove a Cast that no longer does anything."""
+        source, result = cast.inputs[0], cast.outputs[0]
+        assert source is not None
+        if result.is_graph_output():
+            free = source.producer() is not None and not source.is_graph_output()
+            if not free or any(result in body.outputs for body in self._bodies):
+                return
+            position = list(self._graph.outputs).index(result)
+            self._graph.outputs[position] = source
+            source.name, result.name = result.name, self._new_name(f"{result.name}_dropped")
+        elif any(result in body.outputs for body in self._bodies):
+            return
+        result.replace_all_uses_with(source)
+        self._graph.remove(cast, safe=True)
+        self.modified = True
+
+    def _new_name(self, base: str) -> str:
+        name, copies = base, 1
+        while name in self._names:
+            copies += 1
+            name = f"{base}_{copies}"
+        self._names.add(name)
+        return name
+
+
+def _values(graph: ir.Graph) -> list[ir.Value]:
+    results = [value for node in graph for value in node.outputs if value.name]
+    return [*graph.inputs, *graph.initializers.values(), *results]
+
+
+def _copied(shape: ir.Shape | None) -> ir.Shape | None:
+    return None if shape is None else shape.copy()
+
+
+def _is_idle(cast: ir.Node) -> bool:
+    source = cast.inputs[0]
+    return source is not None and dtype_of(source) == dtype_of(cast.outputs[0])
+
+
+def _widens(cast: ir.Node | None, dtype: ir.DataType) -> bool:
+    """Whether a Cast to float32 comes from that type, so that casting back gives its input."""
+    if cast is None or cast.inputs[0] is None or dtype == ir.DataType.FLOAT:
+        return False
+    return dtype_of(cast.inputs[0]) == dtype
+
+
+def set_output_type(node: ir.Node, dtype: ir.DataType) -> None:
+    """Change the attribute that sets the float type of a node's output."""
+    if is_op(node, "ConstantOfShape"):
+        attribute = node.attributes.get("value")
+        if attribute is None:
+            tensor: ir.TensorProtocol = ir.tensor([0.0], dtype=dtype)
+        else:
+            tensor = retyped(attribute.as_tensor(), dtype, None)
+        node.attributes["value"] = ir.AttrTensor("value", tensor)
+    elif chooses_type(node):
+        choose_type(node, dtype)
+    elif is_op(node, DEQUANTIZE) and "output_dtype" in node.attributes:
+        node.attributes["output_dtype"] = ir.AttrInt64("output_dtype", dtype.value)

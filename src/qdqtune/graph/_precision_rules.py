@@ -1,0 +1,350 @@
+"""Rules for the nodes that stay float32 when a model is converted to half precision.
+
+The graph patterns they look for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+import onnx_ir as ir
+
+from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, WEIGHTED_OPS, is_op, is_standard
+from qdqtune.graph._precision_types import Change, Slots, dtype_of, slots, takes_any_type
+from qdqtune.graph._weights import (
+    LARGEST,
+    SMALLEST_NORMAL,
+    Magnitudes,
+    constant_behind,
+    constant_of,
+    magnitudes,
+)
+from qdqtune.records._errors import UsageError
+
+# Ops that may lie between a sum of squares, or an epsilon, and the division by it.
+_TOWARDS_DIVISION = ("Abs", "Clip", "Expand", "Log", "Max", "Pow", "Reciprocal", "Sqrt")
+# Ops for which a number beyond the range means "the largest value": masks and bounds.
+_MASKING = (
+    "Add", "Clip", "Concat", "Equal", "Expand", "Gather", "Greater", "GreaterOrEqual", "Identity",
+    "Less", "LessOrEqual", "Max", "Min", "Pad", "Reshape", "ScatterElements", "ScatterND", "Slice",
+    "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
+)  # fmt: skip
+_INTEGERS = frozenset(
+    {ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64}
+    | {ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64}
+)
+
+
+def behind_casts(value: ir.Value) -> ir.Value:
+    """Return the value before one or more Casts."""
+    producer = value.producer()
+    while producer is not None and is_op(producer, "Cast") and producer.inputs[0] is not None:
+        value = producer.inputs[0]
+        producer = value.producer()
+    return value
+
+
+def is_square(node: ir.Node) -> bool:
+    """Whether the node raises its input to a power greater than 1."""
+    if is_op(node, "Mul"):
+        return node.inputs[0] is node.inputs[1]
+    if not is_op(node, "Pow"):
+        return False
+    exponent = constant_behind(node.inputs[1])
+    return exponent is None or bool((exponent.numpy() > 1).all())
+
+
+def readers(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield the readers of the node's results, looking through Casts."""
+    pending = list(node.outputs)
+    while pending:
+        for user, _ in pending.pop().uses():
+            if is_op(user, "Cast"):
+                pending += user.outputs
+            else:
+                yield user
+
+
+def towards_division(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield the ops from a node to the division or product that consumes its result."""
+    pending, seen = [node], {node}
+    while pending:
+        for reader in readers(pending.pop()):
+            if reader in seen:
+                continue
+            seen.add(reader)
+            by_constant = any(constant_behind(value) is not None for value in reader.inputs)
+            if is_op(reader, *_TOWARDS_DIVISION) or (
+                by_constant and is_op(reader, "Add", "Sub", "Mul", "Div")
+            ):
+                yield reader
+                pending.append(reader)
+            elif is_op(reader, "Mul", "Div"):
+                yield reader
+
+
+def is_masking(node: ir.Node, numbers: Magnitudes) -> bool:
+    """Whether a constant beyond the range can be saturated because it is a mask or a bound.
+
+    A product may turn a mask of zeros and ones into zeros and "minus infinity".
+    """
+    if is_op(node, "Mul"):
+        return math.isclose(numbers.most, -numbers.lowest)
+    return is_op(node, *_MASKING)
+
+
+def needs_digits(node: ir.Node, position: int, numbers: Magnitudes) -> bool:
+    """Whether losing the digits of a small constant matters: not if it is added to more."""
+    if is_op(node, *WEIGHTED_OPS):
+        return position < 2
+    if is_op(node, "Mul", "Div"):
+        return True
+    return numbers.size == 1 and is_op(node, "Add", "Clip", "Max", "Min", "Pow", "Sub", "Where")
+
+
+def gives_integers(node: ir.Node) -> bool:
+    """Whether the node converts floats to integers."""
+    return is_op(node, "Cast") and dtype_of(node.outputs[0]) in _INTEGERS
+
+
+#: Ops whose result is a sum or product of so many or such large terms that half precision is
+#: insufficient for any input.
+SENSITIVE_OPS = frozenset(
+    {"CumSum", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "ReduceSumSquare"}
+)
+
+_SUMS = ("GlobalAveragePool", "ReduceMean", "ReduceSum")
+# Ops where integers computed in floats must be exact.
+_EXACT = ("Ceil", "Cos", "Floor", "Mod", "Round", "Sin")
+_LOOK_UP = ("Gather", "GatherElements", "GatherND")
+_INTEGER_SUMS = ("ConvInteger", "MatMulInteger")
+# The largest magnitude that a quantized type can hold.
+_QUANTIZED_LIMIT: dict[ir.DataType | None, float] = {
+    ir.DataType.INT4: 8.0,
+    ir.DataType.UINT4: 15.0,
+    ir.DataType.INT8: 128.0,
+    ir.DataType.UINT8: 255.0,
+    ir.DataType.INT16: 32768.0,
+    ir.DataType.UINT16: 65535.0,
+    ir.DataType.FLOAT8E4M3FN: 448.0,
+    ir.DataType.FLOAT8E5M2: 57344.0,
+}
+
+Named = Iterator[tuple[ir.Node, str]]
+
+
+class Keeper:
+    """Finds the nodes of a model that keep their type.
+
+    Args:
+        model: The model, with named nodes and inferred types.
+        change: The types to replace.
+        keep_nodes: Names of nodes to keep in any case.
+        keep_ops: Op types to keep in any case.
+
+    Attributes:
+        slots: Inputs and outputs that may change, by node name.
+        saturating: Constants whose values beyond the range are masks or bounds.
+
+    Raises:
+        UsageError: If a node does not exist.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        change: Change,
+        keep_nodes: Collection[str],
+        keep_ops: Collection[str],
+    ) -> None:
+        self._model = model
+        self._change = change
+        self._nodes = [node for node in model.graph if not is_op(node, "Constant")]
+        self._keep_nodes = frozenset(keep_nodes)
+        self._keep_ops = frozenset(keep_ops)
+        self._known: dict[ir.Value, Magnitudes] = {}
+        self.saturating: set[ir.Value] = set()
+        self.slots: dict[str, Slots] = {
+            node.name or "": slots(node, change) for node in self._nodes
+        }
+        _check_names(self._keep_nodes, [node.name or "" for node in model.graph])
+
+    def kept(self) -> dict[str, str]:
+        """Return the kept nodes: name to reason."""
+        rules: list[Callable[[], Named]] = [self._foreign, self._asked_for, self._impossible]
+        if self._change.target != ir.DataType.FLOAT:
+            rules += [self._scales, self._sums_of_squares, self._constants]
+            rules += [self._integer_sums, self._exact_numbers]
+        reasons: dict[str, str] = {}
+        for rule in rules:
+            for node, reason in rule():
+                if self._concerns(node):
+                    reasons.setdefault(node.name or "", reason)
+        return reasons
+
+    def _concerns(self, node: ir.Node) -> bool:
+        found = self.slots.get(node.name or "")
+        return found is not None and found.concerned
+
+    def _foreign(self) -> Named:
+        for node in self._nodes:
+            values = [value for value in node.inputs if value is not None]
+            values += [value for value in node.outputs if value.uses() or value.is_graph_output()]
+            if any(
+                attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+                for attribute in node.attributes.values()
+            ):
+                yield node, "control flow"
+            elif node.op_identifier() in self._model.functions:
+                yield node, "a function of the model"
+            elif not is_standard(node):
+                yield node, f"an op of {node.domain}"
+            elif any(value.name and not _is_tensor(value) for value in values):
+                yield node, "its types are not known, or not those of tensors"
+
+    def _asked_for(self) -> Named:
+        for node in self._nodes:
+            if node.name in self._keep_nodes:
+                yield node, "asked for by name"
+            elif is_op(node, *self._keep_ops):
+                yield node, f"{node.op_type} is sensitive to rounding, or was asked for"
+
+    def _impossible(self) -> Named:
+        name = self._change.target.name.lower()
+        for node in self._nodes:
+            if not self.slots[node.name or ""].whole:
+                yield node, f"{node.op_type} has no {name} form in opset {self._change.opset}"
+
+    def _scales(self) -> Named:
+        """Q/DQ whose scale would not survive."""
+        target = self._change.target
+        for node in self._nodes:
+            if not is_op(node, QUANTIZE, DEQUANTIZE):
+                continue
+            tensor = constant_of(node.inputs[1])
+            quantized = node.outputs[0] if is_op(node, QUANTIZE) else node.inputs[0]
+            dtype = dtype_of(quantized) if quantized is not None else None
+            if tensor is None:
+                yield node, "its scale is not a constant"
+            elif dtype == ir.DataType.INT32:
+                yield node, "an int32 bias: its scale is a product of two"
+            elif node.inputs[1] is not None and self._change.concerns(node.inputs[1]):
+                scale = self._magnitudes(node.inputs[1], tensor)
+                if scale.least < SMALLEST_NORMAL[target]:
+                    yield node, f"its scale is too small for {target.name.lower()}"
+                elif scale.most * _QUANTIZED_LIMIT.get(dtype, 1.0) > LARGEST[target]:
+                    yield node, f"its range is too large for {target.name.lower()}"
+
+    def _sums_of_squares(self) -> Named:
+        reason = "a sum of squares, or what is divided by it"
+        for node in self._nodes:
+            if not is_op(node, *_SUMS) or node.inputs[0] is None:
+                continue
+            square = behind_casts(node.inputs[0]).producer()
+            if square is not None and is_square(square):
+                yield square, reason
+                yield node, reason
+                for follower in towards_division(node):
+                    yield follower, reason
+
+    def _constants(self) -> Named:
+        name = self._change.target.name.lower()
+        for node in self._nodes:
+            if is_op(node, QUANTIZE, DEQUANTIZE):
+                continue
+            for position, value in enumerate(node.inputs):
+                tensor = constant_behind(value)
+                if value is None or tensor is None or not self._change.concerns(value):
+                    continue
+                if takes_any_type(node, position):
+                    continue
+                numbers = self._magnitudes(value, tensor)
+                if numbers.most > LARGEST[self._change.target]:
+                    if is_masking(node, numbers):
+                        self.saturating.add(value)
+                    else:
+                        yield node, f"a constant too large for {name}"
+                elif 0.0 < numbers.most < SMALLEST_NORMAL[self._change.target] and needs_digits(
+                    node, position, numbers
+                ):
+                    yield node, f"a constant too small for {name}"
+                    if numbers.size == 1:
+                        for follower in towards_division(node):
+                            yield follower, f"a constant too small for {name}"
+
+    def _integer_sums(self) -> Named:
+        """Integer products and the rescaling behind them: sums far beyond float16's range."""
+        reason = "rescales a sum of integers"
+        for node in self._nodes:
+            source = node.inputs[0].producer() if node.inputs and node.inputs[0] else None
+            if is_op(node, "Cast") and is_op(source, *_INTEGER_SUMS):
+                for reader in readers(node):
+                    yield reader, reason
+                    for value in reader.inputs:
+                        other = value.producer() if value is not None else None
+                        if is_op(other, "Mul") and other is not None:
+                            yield other, reason
+
+    def _exact_numbers(self) -> Named:
+        """Float arithmetic on integers and constants whose result must be exact."""
+        static = self._static_values()
+        pending: list[ir.Value] = []
+        for node in self._nodes:
+            found = self.slots[node.name or ""]
+            reading = [value for value in node.inputs if value in static]
+            if is_op(node, *_EXACT) and reading and self._change.concerns(node.inputs[0]):
+                yield node, "exact numbers, computed from integers"
+                pending += reading
+            elif gives_integers(node):
+                pending += reading
+            elif is_standard(node):
+                pending += [value for i in found.fixed if (value := node.inputs[i]) in static]
+        seen: set[ir.Value] = set()
+        while pending:
+            value = pending.pop()
+            producer = value.producer()
+            if value in seen or producer is None or not self._change.concerns(value):
+                continue
+            seen.add(value)
+            if not is_op(producer, "Cast", "Constant"):
+                yield producer, "exact numbers, computed from integers"
+            pending += [value for value in producer.inputs if value in static]
+
+    def _static_values(self) -> set[ir.Value]:
+        """Return float values that depend on no float input of the model and no weight table."""
+        static: set[ir.Value] = set()
+        for node in self._nodes:
+            read = [value for value in node.inputs if self._is_float(value)]
+            table = is_op(node, *_LOOK_UP) and constant_of(node.inputs[0]) is not None
+            if not is_standard(node) or table or node.op_type in WEIGHTED_OPS - {"MatMul"}:
+                continue
+            if all(value in static or constant_of(value) is not None for value in read):
+                static.update(value for value in node.outputs if self._is_float(value))
+        return static
+
+    def _is_float(self, value: ir.Value | None) -> bool:
+        if value is None or not value.name:
+            return False
+        dtype = dtype_of(value)
+        return dtype is None or dtype.is_floating_point()
+
+    def _magnitudes(self, value: ir.Value, tensor: ir.TensorProtocol) -> Magnitudes:
+        if value not in self._known:
+            self._known[value] = magnitudes(tensor)
+        return self._known[value]
+
+
+def _check_names(wanted: Collection[str], present: Iterable[str]) -> None:
+    missing = sorted(set(wanted).difference(present))
+    if missing:
+        raise UsageError(
+            f"The model has no node {', '.join(map(repr, missing))}.",
+            "Names are those in the file; nodes without one are called after op and output.",
+        )
+
+
+def _is_tensor(value: ir.Value) -> bool:
+    return dtype_of(value) is not None and (
+        value.type is None or isinstance(value.type, ir.TensorType)
+    )

@@ -1,0 +1,310 @@
+"""From a placement to pairs: which tensor gets which encoding, for which readers."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import weight_axis
+from qdqtune.graph._weights import values_of
+from qdqtune.qdq._dialect import Dialect
+from qdqtune.qdq._encoding import (
+    Array,
+    Encoding,
+    TensorFormat,
+    encode_bias,
+    encode_range,
+    encode_weight,
+    least_weight_scale,
+)
+from qdqtune.qdq._existing_scales import ReadEncoding, given_activation, given_weight
+from qdqtune.qdq._op_units import is_channel_bias, role_rule
+from qdqtune.qdq._quantization_planner import SharedEncodings, Siblings
+from qdqtune.records._errors import UsageError
+from qdqtune.records._placement import Edge
+from qdqtune.records._ranges import Ranges
+
+Role = Literal["activation", "constant", "weight", "bias"]
+
+
+@dataclass
+class Pair:
+    """One tensor, quantized one way, and who reads it so.
+
+    Attributes:
+        tensor: The tensor.
+        role: What it is to its readers.
+        encoding: How it is quantized.
+        edges: The readers.
+    """
+
+    tensor: str
+    role: Role
+    encoding: Encoding
+    edges: list[Edge] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """What a weighted op reads: looked up once, asked for in every candidate."""
+
+    data: Edge
+    weight: Edge
+    axis: int | None
+    bias: Edge | None
+
+
+class Encoder:
+    """Finds encodings for the edges of a placement; what it computed once it remembers.
+
+    Args:
+        index: The graph.
+        dialect: The dialect.
+        quant_type: One of the dialect's quant types.
+        ranges: Ranges of the activations.
+        given: Encodings by tensor that came with the model; they go before ranges and values.
+    """
+
+    def __init__(
+        self,
+        index: GraphIndex,
+        dialect: Dialect,
+        quant_type: str,
+        ranges: Ranges,
+        given: Mapping[str, ReadEncoding] | None = None,
+    ) -> None:
+        self.index = index
+        self.dialect = dialect
+        self.quant_type = quant_type
+        self.format = dialect.format_of(quant_type)
+        self.ranges = ranges
+        self.given = given or {}
+        self._rules = {node.name: role_rule(dialect, node) for node in index.nodes}
+        self._shared = SharedEncodings(index, dialect)
+        self._operands: dict[str, _Operands] = {}
+        self._roles: dict[Edge, Role] = {}
+        self._activations: dict[tuple[TensorFormat, tuple[str, ...]], Encoding] = {}
+        self._weights: dict[tuple[str, int | None], Encoding] = {}
+        self._fitted: dict[tuple[object, ...], Encoding] = {}
+        self._biases: dict[tuple[object, ...], Encoding] = {}
+
+    def with_ranges(self, ranges: Ranges) -> Encoder:
+        """Another one, with other ranges; what doesn't depend on them is shared."""
+        other = copy.copy(self)
+        other.ranges = ranges
+        other._activations = {}
+        return other
+
+    def digest(self) -> str:
+        """A hash of what scales come from: ranges, and encodings that came with the model."""
+        digest = hashlib.blake2b(self.ranges.digest().encode(), digest_size=16)
+        for name in sorted(self.given):
+            digest.update(repr((name, self.given[name])).encode())
+        return digest.hexdigest()
+
+    def pairs(self, edges: Iterable[Edge]) -> list[Pair]:
+        """Group edges into pairs: readers that can share one encoding share one pair.
+
+        Args:
+            edges: An effective placement (`GraphIndex.effective`).
+
+        Raises:
+            UsageError: If an edge is not of this model, or a tensor has no range.
+        """
+        written = frozenset(edges)
+        siblings = self._shared.among(
+            self._shared.propagated(written) if self.dialect.propagates_dq else written
+        )
+        found: dict[tuple[object, ...], Pair] = {}
+        for edge in sorted(written):
+            role = self._roles.get(edge)
+            if role is None:
+                self._check(edge)
+                role = self._roles[edge] = self._role(edge)
+            encoding = self._encode(edge, role, siblings)
+            key = (edge.tensor, *encoding.key)
+            found.setdefault(key, Pair(edge.tensor, role, encoding)).edges.append(edge)
+        return list(found.values())
+
+    def _check(self, edge: Edge) -> None:
+        index = self.index
+        index.require(edge.tensor)
+        if not index.has(edge):
+            reader = f"input {edge.position} of {edge.node!r}" if edge.node else "a graph output"
+            raise UsageError(
+                f"The placement names {edge.tensor!r} as {reader}, which it is not in this model.",
+                "Is it a placement of another model?",
+            )
+        if not index.is_float(edge.tensor):
+            raise UsageError(
+                f"The tensor {edge.tensor!r} does not hold floats.", "Take it out of the placement."
+            )
+
+    def _role(self, edge: Edge) -> Role:
+        if not self.index.is_constant(edge.tensor):
+            return "activation"
+        if edge.node:
+            rule = self._rules[edge.node]
+            if edge.position == rule.weight:
+                return "weight"
+            if edge.position == rule.bias and is_channel_bias(
+                self.index, self.index.node[edge.node], edge.tensor
+            ):
+                return "bias"
+        return "constant"
+
+    def _encode(self, edge: Edge, role: Role, siblings: Siblings) -> Encoding:
+        if role == "activation":
+            return self._activation(edge.tensor, siblings)
+        if role == "constant":
+            return self._constant(edge.tensor)
+        operands = self._operands_of(edge.node)
+        if role == "weight":
+            return self._weight(operands, siblings)
+        for operand in (operands.data, operands.weight):
+            if operand not in siblings.wanted:
+                raise UsageError(
+                    f"The bias of {edge.node!r} can't be quantized without its input and weight.",
+                    f"Add {operand.tensor!r} (input {operand.position}) to the placement, or drop "
+                    "the bias.",
+                )
+        data, weight = self._data(operands, siblings), self._weight(operands, siblings)
+        key = (edge.tensor, data.key, weight.key)
+        if key not in self._biases:
+            self._biases[key] = encode_bias(self._values(edge.tensor), data, weight)
+        return self._biases[key]
+
+    def _data(self, operands: _Operands, siblings: Siblings) -> Encoding:
+        tensor = operands.data.tensor
+        if self.index.is_constant(tensor):
+            return self._constant(tensor)
+        return self._activation(tensor, siblings)
+
+    def _activation(self, tensor: str, siblings: Siblings) -> Encoding:
+        """The encoding of an activation: its own, or one for all that it is moved together with."""
+        together = siblings.of(tensor)
+        if len(together) == 1 and self.index.is_constant(together[0]):
+            return self._constant(together[0])
+        layout = self.format.activation
+        if self.format.operand is not None and siblings.is_multiplied(together):
+            layout = self.format.operand
+        key = (layout, together)
+        if key not in self._activations:
+            self._activations[key] = self._new_activation(together, layout)
+        return self._activations[key]
+
+    def _new_activation(self, together: tuple[str, ...], layout: TensorFormat) -> Encoding:
+        given = [self._given_activation(tensor, layout) for tensor in together]
+        first = given[0]
+        if first is not None and all(each is not None and each.key == first.key for each in given):
+            return first
+        spans = [self._span(tensor, each) for tensor, each in zip(together, given, strict=True)]
+        lows, highs = zip(*spans, strict=True)
+        return encode_range(min(lows), max(highs), layout, self._precision(together[0]))
+
+    def _span(self, tensor: str, given: Encoding | None) -> tuple[float, float]:
+        """The range of a tensor's values: what came with the model goes before what was seen."""
+        if given is not None:
+            return given.span
+        if self.index.is_constant(tensor):
+            values = self._values(tensor)
+            return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
+        if tensor not in self.ranges.by_tensor:
+            raise UsageError(
+                f"No range is known for the tensor {tensor!r}.",
+                "Either it took infinite or undefined values, or another model was calibrated.",
+            )
+        return self.ranges.by_tensor[tensor]
+
+    def _given_activation(self, tensor: str, layout: TensorFormat) -> Encoding | None:
+        given = self.given.get(tensor)
+        return None if given is None else given_activation(given, layout, self._precision(tensor))
+
+    def _constant(self, tensor: str) -> Encoding:
+        layout = self.format.activation
+        key = (layout, (tensor,))
+        if key not in self._activations:
+            given = self._given_activation(tensor, layout)
+            low, high = self._span(tensor, given)
+            self._activations[key] = given or encode_range(
+                low, high, layout, self._precision(tensor)
+            )
+        return self._activations[key]
+
+    def _weight(self, operands: _Operands, siblings: Siblings) -> Encoding:
+        name = operands.weight.tensor
+        if not self.index.is_constant(name):
+            return self._activation(name, siblings)
+        key = (name, operands.axis)
+        if key not in self._weights:
+            self._weights[key] = self._new_weight(name, operands.axis)
+        encoding, bias = self._weights[key], operands.bias
+        if bias is None or bias not in siblings.wanted:
+            return encoding
+        return self._fit(encoding, name, bias.tensor, self._data(operands, siblings))
+
+    def _new_weight(self, name: str, axis: int | None) -> Encoding:
+        values, layout, given = self._values(name), self.format.weight, self.given.get(name)
+        kept = given_weight(given, values, axis, layout) if given is not None else None
+        if kept is not None:
+            return kept
+        return encode_weight(values, layout, axis, precision=self._precision(name))
+
+    def _fit(self, encoding: Encoding, weight: str, bias: str, data: Encoding) -> Encoding:
+        """The weight's encoding, coarser where the bias would not fit into int32 otherwise."""
+        key = (weight, bias, encoding.axis, data.key)
+        if key not in self._fitted:
+            least = least_weight_scale(self._values(bias), data)
+            if (encoding.scale < least).any():
+                least = least if encoding.axis is not None else least.max()
+                coarser = np.maximum(encoding.scale, least).astype(self._precision(weight).numpy())
+                encoding = replace(encoding, scale=coarser.astype(np.float32))
+            self._fitted[key] = encoding
+        return self._fitted[key]
+
+    def _operands_of(self, name: str) -> _Operands:
+        if name not in self._operands:
+            node = self.index.node[name]
+            edges = [
+                Edge(value.name or "", name, position) if value is not None else None
+                for position, value in enumerate(node.inputs)
+            ]
+            data, weight = edges[0], edges[1]
+            assert data is not None
+            assert weight is not None
+            position = self._rules[name].bias
+            bias = edges[position] if position is not None and position < len(edges) else None
+            if bias is not None and not is_channel_bias(self.index, node, bias.tensor):
+                bias = None
+            self._operands[name] = _Operands(data, weight, self._axis(node, weight), bias)
+        return self._operands[name]
+
+    def _axis(self, node: ir.Node, weight: Edge) -> int | None:
+        rank = len(self.index.shape(weight.tensor) or ())
+        axis = weight_axis(node)
+        if not self.dialect.per_channel or rank < 2:
+            return None
+        if axis < 0 and rank > 2 and not self.dialect.batched_weight_axes:
+            return None
+        return axis % rank
+
+    def _precision(self, tensor: str) -> ir.DataType:
+        return self.index.dtype(tensor) or ir.DataType.FLOAT
+
+    def _values(self, tensor: str) -> Array:
+        constant = self.index.value[tensor].const_value
+        assert constant is not None
+        if not self.index.is_finite(tensor):
+            raise UsageError(
+                f"The constant {tensor!r} can't be quantized: it holds infinite or undefined "
+                "values.",
+                "Leave the op that reads it float.",
+            )
+        return values_of(constant)

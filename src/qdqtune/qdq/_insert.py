@@ -1,0 +1,283 @@
+"""Writing placements as Q/DQ models, many per second.
+
+A candidate is the base model's nodes in order, a few of them copied and rewired, with Q/DQ nodes
+between; its weights are references into the base's shared file.
+"""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from onnx.helper import make_attribute, make_node
+
+from qdqtune._version import __version__
+from qdqtune.graph._fingerprint import tensor_digest
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE
+from qdqtune.graph._prepared_model import PreparedModel, constant_part, node_part
+from qdqtune.graph._weights import values_of
+from qdqtune.qdq._dialect import Dialect
+from qdqtune.qdq._encoder import Encoder, Pair
+from qdqtune.qdq._encoding import quantize
+from qdqtune.qdq._existing_scales import ReadEncoding
+from qdqtune.records._errors import UsageError
+from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import Ranges
+
+#: Says which tensor a DequantizeLinear stands for where its name doesn't.
+COPY_OF = "dequantizes "
+
+_SUFFIXES = ("_scale", "_zero_point", "_quantized", "_dequantized", "_unquantized")
+
+
+class Inserter:
+    """Writes any number of placements of one model.
+
+    Args:
+        base: A float model, folded, at an opset that the quant type can be written in.
+        dialect: How Q/DQ is written.
+        quant_type: One of the dialect's quant types.
+        ranges: Ranges of the activations.
+        given: Encodings by tensor that came with the model; they go before ranges and values.
+    """
+
+    def __init__(
+        self,
+        base: PreparedModel,
+        dialect: Dialect,
+        quant_type: str,
+        ranges: Ranges,
+        given: Mapping[str, ReadEncoding] | None = None,
+    ) -> None:
+        self.base = base
+        self.index = base.index
+        self.dialect = dialect
+        self.encoder = Encoder(self.index, dialect, quant_type, ranges, given)
+        self._metadata = {
+            "qdqtune.version": __version__,
+            "qdqtune.dialect": dialect.name,
+            "qdqtune.quant_type": quant_type,
+            "qdqtune.calibration": ranges.source.value,
+            "qdqtune.float_model": base.fingerprint,
+        }
+        self._outputs = [
+            [output.name for output in node.outputs if output.name] for node in self.index.nodes
+        ]
+        self._serialized: dict[tuple[object, ...], _SerializedPair] = {}
+        self._taken = {
+            value.name
+            for graph in self.index.model.graphs()
+            for value in (*graph.inputs, *graph.initializers.values(), *_results(graph))
+        }
+        self._prefixes: dict[str, str] = {}
+
+    def with_ranges(self, ranges: Ranges) -> Inserter:
+        """Another one, with other ranges; weights that were quantized already are shared."""
+        other = copy.copy(self)
+        other.encoder = self.encoder.with_ranges(ranges)
+        other._metadata = {**self._metadata, "qdqtune.calibration": ranges.source.value}
+        return other
+
+    def of_part(self, part: PreparedModel) -> Inserter:
+        """One for a part of the model, in which tensors have the same names."""
+        encoder = self.encoder
+        return Inserter(part, self.dialect, encoder.quant_type, encoder.ranges, encoder.given)
+
+    def write(self, placement: Placement, name: str) -> Path:
+        """Write a candidate into the base's folder.
+
+        Args:
+            placement: What to quantize, exactly: nothing is added to it.
+            name: File name without ending.
+        """
+        return self.base.write(self.serialized(placement), name)
+
+    def model(self, placement: Placement) -> ir.Model:
+        """The candidate as a model, its weights still in the shared file."""
+        return self.base.load(self.serialized(placement))
+
+    def proto(self, placement: Placement) -> onnx.ModelProto:
+        """The candidate as a proto whose weights are references into the shared file."""
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(self.serialized(placement))
+        return proto
+
+    def serialized(self, placement: Placement) -> bytes:
+        """The candidate as the bytes of its file.
+
+        Raises:
+            UsageError: If the placement is not one of this model.
+        """
+        rewiring = _Rewiring(self.index)
+        before: list[_SerializedPair] = []
+        behind: dict[str, list[_SerializedPair]] = defaultdict(list)
+        for pair in self.encoder.pairs(self.index.effective(placement)):
+            serialized = self._serialized_pair(pair)
+            rewiring.add(pair, serialized)
+            produced = self.index.value[pair.tensor].producer() is not None
+            (behind[pair.tensor] if produced else before).append(serialized)
+        constants = [
+            part for name, part in self.base.constant_parts.items() if rewiring.still_read(name)
+        ]
+        constants += (serialized.constants for serialized in before)
+        constants += (serialized.constants for group in behind.values() for serialized in group)
+        nodes = [serialized.nodes for serialized in before]
+        for position, outputs in enumerate(self._outputs):
+            nodes.append(rewiring.apply(position, self.base))
+            for tensor in outputs:
+                nodes += (
+                    rewiring.feed(tensor, serialized) for serialized in behind.get(tensor, ())
+                )
+        return self.base.assemble(nodes, constants, self._metadata)
+
+    def _serialized_pair(self, pair: Pair) -> _SerializedPair:
+        key = (pair.tensor, pair.role, *pair.encoding.key)
+        if key not in self._serialized:
+            self._serialized[key] = self._serialize_pair(pair)
+        return self._serialized[key]
+
+    def _serialize_pair(self, pair: Pair) -> _SerializedPair:
+        tensor, encoding = pair.tensor, pair.encoding
+        stored = pair.role == "bias" or (
+            pair.role in ("weight", "constant") and self.dialect.stored_weights
+        )
+        prefix = self._prefix(pair)
+        dtype = self.index.dtype(tensor)
+        assert dtype is not None
+        named = [(f"{prefix}_scale", encoding.scale.astype(dtype.numpy()), dtype)]
+        named.append((f"{prefix}_zero_point", encoding.zero_point, encoding.dtype))
+        if stored:
+            constant = self.index.value[tensor].const_value
+            assert constant is not None
+            values = quantize(values_of(constant), encoding)
+            named.append((f"{prefix}_quantized", values, encoding.dtype))
+        tensors = [
+            self.base.store.reference((name, tensor_digest(values)), name, values)
+            for name, array, kind in named
+            for values in [ir.Tensor(array, kind)]
+        ]
+        nodes = [] if stored else [_node(QUANTIZE, tensor, prefix, "_quantized", encoding.axis)]
+        nodes.append(
+            _node(DEQUANTIZE, f"{prefix}_quantized", prefix, "_dequantized", encoding.axis)
+        )
+        if prefix != tensor:
+            nodes[-1].doc_string = COPY_OF + tensor
+        return _SerializedPair(tensors, nodes)
+
+    def _prefix(self, pair: Pair) -> str:
+        """What the pair's names begin with; it depends on the pair alone, not on what came before.
+
+        A weight or bias with several readers may be quantized in more than one way in one model.
+        """
+        name = pair.tensor
+        if pair.role in ("weight", "bias") and len(self.index.readers(name)) > 1:
+            name += f"_{zlib.crc32(repr(pair.encoding.key).encode()):08x}"
+        if name not in self._prefixes:
+            prefix, copies = name, 1
+            while not self._taken.isdisjoint(prefix + suffix for suffix in _SUFFIXES):
+                copies += 1
+                prefix = f"{name}_{copies}"
+            self._taken.update(prefix + suffix for suffix in _SUFFIXES)
+            self._prefixes[name] = prefix
+        return self._prefixes[name]
+
+
+class _SerializedPair:
+    """One pair, written: its initializers, then Q (unless stored) and DQ."""
+
+    def __init__(self, tensors: list[onnx.TensorProto], nodes: list[onnx.NodeProto]) -> None:
+        self.protos = nodes
+        self.constants = b"".join(map(constant_part, tensors))
+        self.nodes = b"".join(map(node_part, nodes))
+        self.output = str(nodes[-1].output[0])
+        self.stored = len(nodes) == 1
+
+
+class _Rewiring:
+    """Which inputs of which nodes read something else in one candidate."""
+
+    def __init__(self, index: GraphIndex) -> None:
+        self._index = index
+        self._inputs: dict[int, dict[int, str]] = defaultdict(dict)
+        self._outputs: dict[int, dict[str, str]] = defaultdict(dict)
+        self._renamed: dict[str, str] = {}
+        self._read_quantized: dict[str, int] = defaultdict(int)
+
+    def add(self, pair: Pair, serialized: _SerializedPair) -> None:
+        if serialized.stored:
+            self._read_quantized[pair.tensor] += len(pair.edges)
+        for edge in pair.edges:
+            if edge.node:
+                self._inputs[self._index.position[edge.node]][edge.position] = serialized.output
+        if any(not edge.node for edge in pair.edges):
+            self._quantize_graph_output(pair, serialized)
+
+    def _quantize_graph_output(self, pair: Pair, serialized: _SerializedPair) -> None:
+        """The graph's output keeps its name, so the producer's output gets another one."""
+        tensor = pair.tensor
+        producer = self._index.value[tensor].producer()
+        if producer is None or self._index.read_by_body(tensor):
+            raise UsageError(
+                f"The graph output {tensor!r} can't be quantized: it is an input, a constant, or "
+                "read inside a control-flow body.",
+                "Quantize its readers instead.",
+            )
+        plain = serialized.output.removesuffix("_dequantized") + "_unquantized"
+        self._renamed[tensor] = plain
+        self._renamed[serialized.output] = tensor
+        self._outputs[self._index.position[producer.name or ""]][tensor] = plain
+        for edge in self._index.readers(tensor):
+            if edge.node:
+                inputs = self._inputs[self._index.position[edge.node]]
+                inputs[edge.position] = tensor if edge in pair.edges else plain
+
+    def still_read(self, constant: str) -> bool:
+        """Whether anybody still reads the float values of a constant."""
+        quantized = self._read_quantized.get(constant, 0)
+        if not quantized:
+            return True
+        stays = len(self._index.readers(constant)) > quantized
+        return stays or self._index.read_by_body(constant)
+
+    def apply(self, position: int, base: PreparedModel) -> bytes:
+        """A node of the base, rewired."""
+        inputs, outputs = self._inputs.get(position), self._outputs.get(position)
+        if not inputs and not outputs:
+            return base.node_parts[position]
+        copy = onnx.NodeProto()
+        copy.CopyFrom(base.nodes[position])
+        for index, name in (inputs or {}).items():
+            copy.input[index] = name
+        if outputs:
+            for index, name in enumerate(copy.output):
+                copy.output[index] = outputs.get(name, name)
+        return node_part(copy)
+
+    def feed(self, tensor: str, serialized: _SerializedPair) -> bytes:
+        """The pair's nodes, renamed if its tensor is a graph output."""
+        if tensor not in self._renamed:
+            return serialized.nodes
+        first, last = onnx.NodeProto(), onnx.NodeProto()
+        first.CopyFrom(serialized.protos[0])
+        last.CopyFrom(serialized.protos[-1])
+        first.input[0] = self._renamed[tensor]
+        last.output[0] = self._renamed[last.output[0]]
+        return node_part(first) + node_part(last)
+
+
+def _results(graph: ir.Graph) -> Iterator[ir.Value]:
+    for node in graph:
+        yield from node.outputs
+
+
+def _node(op_type: str, source: str, prefix: str, result: str, axis: int | None) -> onnx.NodeProto:
+    inputs = [source, f"{prefix}_scale", f"{prefix}_zero_point"]
+    node = make_node(op_type, inputs, [prefix + result], name=f"{prefix}_{op_type}")
+    if axis is not None:
+        node.attribute.append(make_attribute("axis", axis))
+    return node

@@ -1,0 +1,296 @@
+"""From ops to placements: what has to be quantized so that an op becomes an integer kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import COPY_OPS, WEIGHTED_OPS, is_op, is_standard, weight_axis
+from qdqtune.qdq._dialect import Dialect, OpRule, Output
+from qdqtune.records._placement import Edge, Placement
+
+_SPLIT_OPS = ("Gather", "Slice", "Split")
+
+
+def parted_result(index: GraphIndex, node: ir.Node) -> list[str]:
+    """The op's result, its bias added, if nothing but moves lead from it to parts of it."""
+    result = tensor = node.outputs[0].name or ""
+    moves = 0
+    while True:
+        readers = [index.node[edge.node] for edge in index.readers(tensor) if edge.node]
+        if any(is_op(reader, *_SPLIT_OPS) for reader in readers):
+            return [result] if moves or any(map(_is_moved, readers)) else []
+        if len(readers) != 1:
+            return []
+        reader = readers[0]
+        if not moves and is_op(reader, "Add") and _adds_constant(index, reader):
+            result = reader.outputs[0].name or ""
+        elif is_op(reader, *COPY_OPS):
+            moves += 1
+        else:
+            return []
+        tensor = reader.outputs[0].name or ""
+
+
+def _is_moved(node: ir.Node) -> bool:
+    """Whether something moves a part before it is used."""
+    users = (user for output in node.outputs for user, _ in output.uses())
+    return is_op(node, *_SPLIT_OPS) and any(is_op(user, *COPY_OPS) for user in users)
+
+
+def _adds_constant(index: GraphIndex, node: ir.Node) -> bool:
+    return any(value is not None and index.is_constant(value.name or "") for value in node.inputs)
+
+
+_BODIES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
+
+# Used when somebody insists on an op that the dialect has no rule for.
+_PLAIN = OpRule(inputs=None, output=Output.FLOAT)
+_PLAIN_WEIGHTED = OpRule(inputs=(0, 1), weight=1, output=Output.FLOAT)
+
+
+def rule_of(dialect: Dialect, node: ir.Node) -> OpRule | None:
+    """The dialect's rule for a node; None if it has no integer kernel for such an op."""
+    return dialect.rules.get(node.op_type) if is_standard(node) else None
+
+
+def role_rule(dialect: Dialect, node: ir.Node) -> OpRule:
+    """The dialect's rule, or what stands in for it when the op has none."""
+    known = rule_of(dialect, node)
+    if known is not None:
+        return known
+    return _PLAIN_WEIGHTED if is_op(node, *WEIGHTED_OPS) else _PLAIN
+
+
+def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str) -> str:
+    """Why a node can't be quantized to this type in this dialect; empty if it can."""
+    rule = rule_of(dialect, node)
+    if rule is None:
+        return _why_no_rule(dialect, node)
+    edges = list(operands(node, rule))
+    for edge in edges:
+        if not index.is_float(edge.tensor):
+            kind = "is not a float tensor" if index.dtype(edge.tensor) else "is of unknown type"
+            return f"its input {edge.tensor!r} {kind}"
+    if not edges:
+        return "it reads nothing that could be quantized"
+    unsuited = [
+        edge.tensor for edge in edges if index.dtype(edge.tensor) not in dialect.float_types
+    ]
+    if unsuited:
+        return f"{dialect.name} has no integer kernel for {_kind(index, unsuited[0])} tensors"
+    for edge in edges:
+        if index.is_constant(edge.tensor) and not index.is_finite(edge.tensor):
+            return f"the constant {edge.tensor!r} holds infinite or undefined values"
+    unfit = _unfit(index, dialect, node, rule)
+    if unfit:
+        return unfit
+    bias = _bias_of(node, rule)
+    if bias is not None and not is_channel_bias(index, node, bias.name or ""):
+        return "its bias is not a constant with one value per channel"
+    shapes = {edge.position: index.shape(edge.tensor) for edge in edges}
+    elements = _size(shapes.get(0))
+    if elements is not None and elements < rule.least_elements:
+        return f"{dialect.name} reads an input of {elements} elements as floats"
+    taps = _size((shapes.get(1) or ())[2:]) if node.op_type == "Conv" else None
+    most_taps = dialect.format_of(quant_type).most_taps
+    if taps is not None and most_taps is not None and taps > most_taps:
+        return f"{dialect.name} has no {quant_type} kernel for a window of {taps} taps"
+    return ""
+
+
+def _why_no_rule(dialect: Dialect, node: ir.Node) -> str:
+    if any(attribute.type in _BODIES for attribute in node.attributes.values()):
+        return f"ops in the bodies of {node.op_type} are not quantized"
+    if not is_standard(node):
+        return f"{node.op_type} of the domain {node.domain!r} is not an ONNX op"
+    return f"{dialect.name} has no integer kernel for {node.op_type}"
+
+
+def passes_values_through(index: GraphIndex, dialect: Dialect, node: ir.Node) -> bool:
+    """Whether an op has an integer kernel that only moves values."""
+    rule = role_rule(dialect, node)
+    return rule.same_scale and not _unfit(index, dialect, node, rule)
+
+
+def _unfit(index: GraphIndex, dialect: Dialect, node: ir.Node, rule: OpRule) -> str:
+    """Why the dialect's kernel for such ops is not one for this op; empty if it is."""
+    kind = f"{dialect.name} has no integer kernel for {node.op_type}"
+    if rule.mode and node.attributes.get_string("mode", rule.mode) != rule.mode:
+        return f"{kind} in another mode than {rule.mode}"
+    if rule.axis is not None and _axis(index, node) not in (None, rule.axis):
+        return f"{kind} along another axis than {rule.axis}"
+    tensors = [edge.tensor for edge in operands(node, rule)]
+    if rule.activations_only and any(map(index.is_constant, tensors)):
+        return f"{dialect.name} takes the constant that it reads into the kernel before it"
+    if rule.same_shapes and not _may_be_equal(map(index.shape, tensors)):
+        return "its operands differ in shape"
+    return ""
+
+
+def unit(index: GraphIndex, dialect: Dialect, node: ir.Node, *, whole: bool) -> Placement:
+    """The places that quantize one op.
+
+    Args:
+        index: The graph.
+        dialect: Whose kernels.
+        node: The op.
+        whole: Also the output where that is usual but not required.
+    """
+    rule = role_rule(dialect, node)
+    edges = [edge for edge in operands(node, rule) if index.is_float(edge.tensor)]
+    if rule.joins_producer:
+        edges = _without_fused(index, edges)
+    edges += _bias(index, node, rule)
+    outputs: list[str] = []
+    if rule.output is Output.REQUIRED:
+        outputs = unit_outputs(index, dialect, node)
+    elif rule.output is Output.USUAL and whole:
+        outputs = [
+            name
+            for name in unit_outputs(index, dialect, node)
+            if _worth_quantizing(index, name, rule)
+        ]
+    if rule.whole_when_parted:
+        outputs += parted_result(index, node)
+    return Placement.of(edges, outputs)
+
+
+def _worth_quantizing(index: GraphIndex, output: str, rule: OpRule) -> bool:
+    """Whether a usual output has a reader in the graph that doesn't want it float.
+
+    What only leaves the graph is better left as exact as the kernel can give it.
+    """
+    readers = (index.node[edge.node] for edge in index.readers(output) if edge.node)
+    return any(not is_op(reader, *rule.float_before) for reader in readers)
+
+
+def close(index: GraphIndex, dialect: Dialect, placement: Placement) -> Placement:
+    """Complete what an edge bit means: its reader is to be an integer kernel, whole.
+
+    A point on a Conv's input brings the weight, and where the dialect needs it the bias and the
+    output. Output bits bring nothing: who reads a quantized tensor need not be quantized itself.
+    """
+    readers = sorted({edge.node for edge in placement.edges if edge.node})
+    units = [
+        unit(index, dialect, index.node[name], whole=False)
+        for name in readers
+        if rule_of(dialect, index.node[name]) is not None
+    ]
+    return merge([placement, *units])
+
+
+def canonical(index: GraphIndex, placement: Placement) -> Placement:
+    """The one form of all placements that write the same model.
+
+    Every edge that sees a quantized value is listed, and every tensor whose readers all do.
+    """
+    edges = index.effective(placement)
+    tensors = {edge.tensor for edge in edges}
+    full = (
+        tensor
+        for tensor in tensors
+        if not index.is_constant(tensor) and edges.issuperset(index.readers(tensor))
+    )
+    return Placement(edges, frozenset(full))
+
+
+def merge(placements: Iterable[Placement]) -> Placement:
+    """The union of many placements."""
+    edges: set[Edge] = set()
+    outputs: set[str] = set()
+    for placement in placements:
+        edges |= placement.edges
+        outputs |= placement.outputs
+    return Placement(frozenset(edges), frozenset(outputs))
+
+
+def unit_outputs(index: GraphIndex, dialect: Dialect, node: ir.Node) -> list[str]:
+    """Output tensors of a unit: those of the op, or of the activation that fuses into it."""
+    rule = role_rule(dialect, node)
+    outputs = [value.name for value in node.outputs if value.name and index.readers(value.name)]
+    if len(outputs) == 1 and not rule.same_scale:
+        readers = index.readers(outputs[0])
+        reader = index.node.get(readers[0].node) if len(readers) == 1 else None
+        if is_op(reader, *dialect.fused_activations) and not index.read_by_body(outputs[0]):
+            assert reader is not None
+            outputs = [reader.outputs[0].name or ""]
+    return [name for name in outputs if index.is_float(name)]
+
+
+def operands(node: ir.Node, rule: OpRule) -> Iterator[Edge]:
+    """The edges that a rule wants quantized together."""
+    positions = range(len(node.inputs)) if rule.inputs is None else rule.inputs
+    for position in positions:
+        value = node.inputs[position] if position < len(node.inputs) else None
+        if value is not None and value.name:
+            yield Edge(value.name, node.name or "", position)
+
+
+def _without_fused(index: GraphIndex, edges: list[Edge]) -> list[Edge]:
+    """All but the one edge through which the op fuses into a weighted op before it."""
+    fused = None
+    for edge in edges:
+        producer = index.value[edge.tensor].producer()
+        if is_op(producer, *WEIGHTED_OPS) and len(index.readers(edge.tensor)) == 1:
+            assert producer is not None
+            position = index.position[producer.name or ""]
+            fused = max(fused or (position, edge), (position, edge))
+    return [edge for edge in edges if fused is None or edge != fused[1]]
+
+
+def _bias_of(node: ir.Node, rule: OpRule) -> ir.Value | None:
+    if rule.bias is None or rule.bias >= len(node.inputs):
+        return None
+    return node.inputs[rule.bias]
+
+
+def _bias(index: GraphIndex, node: ir.Node, rule: OpRule) -> list[Edge]:
+    value = _bias_of(node, rule)
+    if rule.bias is None or value is None or not is_channel_bias(index, node, value.name or ""):
+        return []
+    return [Edge(value.name or "", node.name or "", rule.bias)]
+
+
+def is_channel_bias(index: GraphIndex, node: ir.Node, bias: str) -> bool:
+    """Whether a bias is a constant with one value per output channel of the weight."""
+    weight = node.inputs[1]
+    shape = index.shape(bias)
+    channels = index.shape(weight.name or "") if weight is not None else None
+    if not index.is_constant(bias) or not shape or not channels:
+        return False
+    return _size(shape) == shape[-1] == channels[weight_axis(node)]
+
+
+def _axis(index: GraphIndex, node: ir.Node) -> int | None:
+    """The axis of an op, counted from the front, if it can be known."""
+    axis = node.attributes.get_int("axis", 0)
+    shape = index.shape(node.outputs[0].name or "")
+    if axis >= 0:
+        return axis
+    return None if shape is None else axis + len(shape)
+
+
+def _may_be_equal(shapes: Iterable[tuple[int | None, ...] | None]) -> bool:
+    """Whether shapes can be equal, as far as they are known."""
+    known = [shape for shape in shapes if shape is not None]
+    if len({len(shape) for shape in known}) > 1:
+        return False
+    return all(
+        len({dim for dim in dims if dim is not None}) <= 1 for dims in zip(*known, strict=True)
+    )
+
+
+def _kind(index: GraphIndex, tensor: str) -> str:
+    dtype = index.dtype(tensor)
+    return dtype.name.lower() if dtype is not None else "untyped"
+
+
+def _size(shape: tuple[int | None, ...] | None) -> int | None:
+    """How many elements a tensor has, if all its dims are known."""
+    if shape is None or None in shape:
+        return None
+    return math.prod(dim for dim in shape if dim is not None)

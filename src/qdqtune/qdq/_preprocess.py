@@ -1,0 +1,141 @@
+"""Getting a model ready to be quantized.
+
+Folded, at a sufficient opset, without Q/DQ or integer ops of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx_ir as ir
+
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, is_op, is_standard
+from qdqtune.graph._opset import least_opset, raise_opset
+from qdqtune.graph._precision import convert_precision
+from qdqtune.qdq._existing_scales import ReadResult
+from qdqtune.qdq._read_back import strip
+from qdqtune.records._errors import ModelError
+from qdqtune.records._precision import Precision
+
+# The QOperator format: ops that compute on integers and carry their scales as inputs.
+_QOPERATOR = frozenset({"QLinearConv", "QLinearMatMul"})
+_QOPERATOR_MICROSOFT = ("QLinear", "QGemm")
+# What dynamic quantization leaves: scales are computed at run time.
+_DYNAMIC = frozenset({"ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"})
+_DYNAMIC_MICROSOFT = ("DynamicQuantize", "MatMulIntegerToFloat", "QAttention")
+
+_MICROSOFT = "com.microsoft"
+
+
+def refuse_integer_ops(model: ir.Model, path: str | Path) -> None:
+    """Make sure that a model is float, or quantized with Q/DQ pairs.
+
+    Raises:
+        ModelError: If it has ops of the QOperator format or of dynamic quantization.
+    """
+    operators, dynamic = Counter[str](), Counter[str]()
+    for node in model.graph:
+        if _is_one(node, _QOPERATOR, _QOPERATOR_MICROSOFT):
+            operators[node.op_type] += 1
+        elif _is_one(node, _DYNAMIC, _DYNAMIC_MICROSOFT):
+            dynamic[node.op_type] += 1
+    if operators:
+        raise ModelError(
+            f"{path} is quantized in the QOperator format ({_counted(operators)}), which has no "
+            "Q/DQ nodes that could be moved.",
+            "Start from the float model it was made from, or quantize that in the QDQ format "
+            "(quant_format=QuantFormat.QDQ). `qdqtune bench` times the file as it is.",
+        )
+    if dynamic:
+        raise ModelError(
+            f"{path} is quantized dynamically ({_counted(dynamic)}): its scales are computed at "
+            "run time.",
+            "Start from the float model it was made from. `qdqtune bench` times the file as it is.",
+        )
+
+
+def _is_one(node: ir.Node, standard: frozenset[str], microsoft: tuple[str, ...]) -> bool:
+    if is_standard(node):
+        return node.op_type in standard
+    return node.domain == _MICROSOFT and node.op_type.startswith(microsoft)
+
+
+def _counted(ops: Counter[str]) -> str:
+    return ", ".join(f"{count} {op_type}" for op_type, count in ops.most_common(3))
+
+
+_logger = logging.getLogger(__name__)
+
+Preparation = Callable[[ir.Model], object]
+"""Changes a model in place."""
+
+
+@dataclass(frozen=True)
+class PreprocessedModel:
+    """What was found in a model that was made float.
+
+    Attributes:
+        reading: What was quantized in it; None if it was float already.
+        labels: What qdqtune wrote into its metadata when it quantized it.
+        has_bfloat16: Whether it has tensors of that type, which CPUs can't run.
+    """
+
+    reading: ReadResult | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    has_bfloat16: bool = False
+
+
+def make_float(
+    model: ir.Model,
+    name: str | Path,
+    opset: int = 0,
+    precision: Precision | None = None,
+    *,
+    prepare: Preparation = fold,
+) -> PreprocessedModel:
+    """Get a model ready, in place, and take out the Q/DQ that it may have.
+
+    What its pairs guard stays while it is folded, so that its tensors are still those that its
+    scales were learned for.
+
+    Args:
+        model: A float or Q/DQ model; every node has a name of its own.
+        name: What to call it in an error message.
+        opset: The least opset that is needed.
+        precision: The float type that the model is to be computed in; None is its own.
+        prepare: What is done to the graph before it is looked at.
+
+    Raises:
+        ModelError: If it is quantized in a way that can't be undone.
+    """
+    refuse_integer_ops(model, name)
+    labels = {
+        key: value for key, value in model.metadata_props.items() if key.startswith("qdqtune.")
+    }
+    prepare(model)
+    index = GraphIndex(model)
+    has_bfloat16 = any(index.dtype(tensor) == ir.DataType.BFLOAT16 for tensor in index.value)
+    if precision is not None and convert_precision(model, precision).modified:
+        prepare(model)
+    if raise_opset(model, max(opset, least_opset(GraphIndex(model)))):
+        prepare(model)
+    reading = None
+    if has_qdq(model):
+        reading = strip(model)
+        if reading.left:
+            _logger.warning(
+                "%d Q and DQ nodes belong to no pair with constant scales: they stay as they are",
+                reading.left,
+            )
+    return PreprocessedModel(reading, labels, has_bfloat16)
+
+
+def has_qdq(model: ir.Model) -> bool:
+    """Whether there are Q or DQ nodes in the main graph."""
+    return any(is_op(node, QUANTIZE, DEQUANTIZE) for node in model.graph)

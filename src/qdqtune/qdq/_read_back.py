@@ -1,0 +1,385 @@
+"""Reading a Q/DQ model back: its placement, its encodings, and the float model inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, is_op
+from qdqtune.qdq._encoding import dequantize
+from qdqtune.qdq._existing_scales import ReadEncoding, ReadResult, wider
+from qdqtune.qdq._float_restoration import (
+    propagate,
+    propagates_weight,
+    put_back,
+    stands_for_activation,
+)
+from qdqtune.qdq._insert import COPY_OF
+from qdqtune.records._errors import ModelError
+from qdqtune.records._placement import Edge, Placement
+
+_QUANTIZED_SUFFIX = "_quantized"
+# Between these the steps of eight bits lie symmetrically; a Q gives none beyond but one.
+_NARROW_BOUNDS = ((-127, 127), (-128, 127), (1, 255), (0, 255))
+# Each change of an input copies all inputs of its node; no model has nodes of nearly so many.
+_MOST_INPUTS = 10_000
+
+
+def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
+    """Take every Q/DQ pair out of a model, in place.
+
+    Weights that are stored quantized become float again: with the values they stand for, or with
+    the original ones if a model that has them is given. Where another tool let the saturation of a
+    Q stand for an activation and took that out, it is put back. Q and DQ nodes that belong to no
+    pair (integer inputs, integer ops between them, scales per block) and those in control-flow
+    bodies are left alone.
+
+    Args:
+        model: A Q/DQ model.
+        weights_from: A float model with initializers of the same names and shapes.
+
+    Returns:
+        What was there.
+
+    Raises:
+        ModelError: If a node has more inputs than can be rewired in bearable time.
+    """
+    own = any(key.startswith("qdqtune.") for key in model.metadata_props)
+    stripper = _Stripper(model, weights_from, foreign=not own)
+    for node in list(model.graph):
+        if is_op(node, DEQUANTIZE):
+            stripper.take_out(node)
+    stripper.carry_on()
+    stripper.clean_up()
+    for key in [key for key in model.metadata_props if key.startswith("qdqtune.")]:
+        del model.metadata_props[key]
+    return stripper.reading()
+
+
+def read(model: ir.Model) -> ReadResult:
+    """The placement and encodings of a Q/DQ model; the model itself is not changed."""
+    return strip(model.clone())
+
+
+class _Stripper:
+    def __init__(self, model: ir.Model, weights_from: ir.Model | None, *, foreign: bool) -> None:
+        self._foreign = foreign
+        self._activations: dict[ir.Value, ir.Value] = {}
+        self._graph = model.graph
+        self._graphs = tuple(model.graphs())
+        self._originals = weights_from.graph.initializers if weights_from else {}
+        self._edges: dict[tuple[ir.Value, str, int], None] = {}
+        self._encodings: list[tuple[ir.Value, ReadEncoding]] = []
+        self._removed: list[ir.Node] = []
+        self._restored: dict[object, ir.Value] = {}
+        self._rounded: set[str] = set()
+        self._names: set[str | None] = set()
+        self._pairs = 0
+
+    def take_out(self, node: ir.Node) -> None:
+        encoding = _encoding_of(node)
+        stored = node.inputs[0]
+        if encoding is None or stored is None:
+            return
+        producer, between = stored.producer(), []
+        if producer is not None and _narrows(producer):
+            between.append(producer)
+            producer = producer.inputs[0].producer() if producer.inputs[0] is not None else None
+        if is_op(producer, QUANTIZE):
+            assert producer is not None
+            if not _is_pair(producer, encoding):
+                return
+            origin = producer.inputs[0]
+            self._removed += (producer, *between)
+            if self._foreign and origin is not None:
+                origin = self._activated(origin, encoding)
+        elif not between and ir.convenience.get_const_tensor(stored) is not None:
+            origin = self._restore(node, stored, encoding)
+        else:
+            return
+        assert origin is not None
+        self._pairs += 1
+        self._removed.append(node)
+        self._encodings.append((origin, encoding))
+        self._hand_over(node.outputs[0], origin)
+
+    def _activated(self, value: ir.Value, encoding: ReadEncoding) -> ir.Value:
+        """The value, or the result of the activation that the Q behind it stood for."""
+        if not stands_for_activation(value, encoding):
+            return value
+        if value not in self._activations:
+            self._activations[value] = put_back(value, encoding, self._free_name)
+        return self._activations[value]
+
+    def _free_name(self, wanted: str) -> str:
+        """A name that no value has yet."""
+        if not self._names:
+            self._names = {
+                value.name
+                for graph in self._graphs
+                for value in (*graph.inputs, *graph.initializers.values(), *_results(graph))
+            }
+        name, copies = wanted, 1
+        while name in self._names:
+            copies += 1
+            name = f"{wanted}_{copies}"
+        self._names.add(name)
+        return name
+
+    def _hand_over(self, dequantized: ir.Value, origin: ir.Value) -> None:
+        """Let every reader of the dequantized value read the original one."""
+        for user, index in tuple(dequantized.uses()):
+            if len(user.inputs) > _MOST_INPUTS:
+                raise ModelError(
+                    f"The node {user.name!r} has {len(user.inputs):,} inputs, some of them behind "
+                    f"Q/DQ: at most {_MOST_INPUTS:,} can be handled.",
+                    "Split it into several nodes.",
+                )
+            if user.graph is self._graph and not is_op(user, QUANTIZE):
+                self._edges[origin, user.name or "", index] = None
+            user.replace_input_with(index, origin)
+        for index, output in enumerate(self._graph.outputs):
+            if output is dequantized:
+                self._edges[origin, "", index] = None
+                self._become_output(index, dequantized, origin)
+
+    def _become_output(self, index: int, dequantized: ir.Value, origin: ir.Value) -> None:
+        name = dequantized.name
+        if origin.is_initializer() and origin.name == name:
+            self._graph.outputs[index] = origin
+            return
+        dequantized.name = f"{name}_dequantized"
+        if origin.producer() is None or origin.is_graph_output():
+            copy = ir.node("Identity", [origin], name=f"{name}_Identity")
+            self._graph.append(copy)
+            origin = copy.outputs[0]
+        origin.name = name
+        origin.type, origin.shape = dequantized.type, dequantized.shape
+        self._graph.outputs[index] = origin
+
+    def _restore(self, node: ir.Node, stored: ir.Value, encoding: ReadEncoding) -> ir.Value:
+        """The float initializer behind a stored one."""
+        name = _original_name(node, stored)
+        steps = ir.convenience.get_const_tensor(stored)
+        assert steps is not None
+        dtype = ir.DataType.from_numpy(encoding.scale.dtype)
+        original = self._original(name, steps, dtype)
+        kept = self._graph.initializers.get(name)
+        if kept is not None and not self._foreign:
+            return kept  # others read its float values, which stayed in the file
+        point = encoding.zero_point
+        way = (stored, encoding.scale.tobytes(), b"" if point is None else point.tobytes())
+        key: object = name if original is not None else (*way, encoding.axis)
+        if key not in self._restored:
+            name = self._free_name(name) if self._is_taken(name, node) else name
+            if original is None:
+                self._rounded.add(name)
+            self._restored[key] = self._constant(
+                name, original or _dequantized(steps, encoding, dtype, name)
+            )
+        return self._restored[key]
+
+    def _is_taken(self, name: str, node: ir.Node) -> bool:
+        """Whether a name is another value's: not that of the DQ which goes."""
+        self._free_name("")  # so that all names are known
+        return name in self._graph.initializers or (
+            name in self._names and name != node.outputs[0].name
+        )
+
+    def _original(
+        self, name: str, like: ir.TensorProtocol, dtype: ir.DataType
+    ) -> ir.TensorProtocol | None:
+        """The original values of a weight, if the model that was given for them has it."""
+        original = self._originals.get(name)
+        known = original.const_value if original is not None else None
+        if known is None or known.dtype != dtype or tuple(known.shape) != tuple(like.shape):
+            return None
+        return known
+
+    def _constant(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+        value = ir.val(name, const_value=tensor)
+        self._graph.register_initializer(value)
+        return value
+
+    def carry_on(self) -> None:
+        """Apply what stands between a quantized weight and the op that it belongs to."""
+        pending = [
+            (origin, encoding) for origin, encoding in self._encodings if origin.is_initializer()
+        ]
+        # What has a pair of its own behind it is an op like any other.
+        quantized = {origin for origin, _, _ in self._edges}
+        while pending:
+            origin, encoding = pending.pop()
+            assert origin.const_value is not None
+            for user, position in tuple(origin.uses()):
+                edge = (origin, user.name or "", position)
+                is_propagated = (
+                    propagates_weight(user, self._graph) and user.outputs[0] not in quantized
+                )
+                if not is_propagated or edge not in self._edges:
+                    continue
+                tensor, propagated = propagate(origin.const_value, encoding, user)
+                output = user.outputs[0]
+                name, readers = output.name or "", tuple(output.uses())
+                output.name = f"{name}_carried"
+                original = self._original(name, tensor, tensor.dtype)
+                if original is not None:
+                    self._rounded.discard(origin.name or "")
+                result = self._constant(name, original or tensor)
+                for reader, index in readers:
+                    reader.replace_input_with(index, result)
+                    if reader.graph is self._graph:
+                        self._edges[result, reader.name or "", index] = None
+                del self._edges[edge]
+                self._removed.append(user)
+                self._encodings.append((result, propagated))
+                pending.append((result, propagated))
+
+    def clean_up(self) -> None:
+        """Remove the nodes that were taken out and the constants that only they read."""
+        constants: dict[str, ir.Value] = {}
+        for node in reversed(list(dict.fromkeys(self._removed))):
+            if any(output.uses() or output.is_graph_output() for output in node.outputs):
+                continue
+            constants.update((v.name or "", v) for v in node.inputs if v is not None)
+            self._graph.remove(node, safe=True)
+        for name, value in constants.items():
+            if value.uses() or value.is_graph_output():
+                continue
+            producer = value.producer()
+            if is_op(producer, "Constant"):
+                assert producer is not None
+                self._graph.remove(producer, safe=True)
+            elif value.is_initializer():
+                self._graph.initializers.pop(name, None)
+
+    def reading(self) -> ReadResult:
+        edges = frozenset(Edge(value.name or "", node, index) for value, node, index in self._edges)
+        quantized: dict[str, int] = {}
+        for edge in edges:
+            quantized[edge.tensor] = quantized.get(edge.tensor, 0) + 1
+        outputs = {
+            value.name or ""
+            for value, _, _ in self._edges
+            if not value.is_initializer()
+            and self._reader_count(value) == quantized[value.name or ""]
+        }
+        encodings: dict[str, ReadEncoding] = {}
+        for value, encoding in self._encodings:
+            name = value.name or ""
+            encodings[name] = wider(encodings.get(name, encoding), encoding)
+        left = sum(is_op(node, QUANTIZE, DEQUANTIZE) for graph in self._graphs for node in graph)
+        placement = Placement(edges, frozenset(outputs))
+        return ReadResult(placement, encodings, self._pairs, left, len(self._rounded))
+
+    def _reader_count(self, value: ir.Value) -> int:
+        nodes = sum(user.graph is self._graph for user, _ in value.uses())
+        return nodes + sum(output is value for output in self._graph.outputs)
+
+
+def _dequantized(
+    steps: ir.TensorProtocol, encoding: ReadEncoding, dtype: ir.DataType, name: str
+) -> ir.LazyTensor:
+    """The values that quantized ones stand for, computed when somebody wants them."""
+
+    def make() -> ir.TensorProtocol:
+        values = dequantize(steps.numpy(), encoding.scale, encoding.zero_point, encoding.axis)
+        return ir.Tensor(values, name=name)
+
+    return ir.LazyTensor(make, dtype=dtype, shape=ir.Shape(steps.shape.numpy()), name=name)
+
+
+def _results(graph: ir.Graph) -> Iterator[ir.Value]:
+    for node in graph:
+        yield from node.outputs
+
+
+def _narrows(node: ir.Node) -> bool:
+    """Whether a node is the Clip of a narrow range, which PyTorch writes between Q and DQ."""
+    if not is_op(node, "Clip") or len(node.inputs) != 3:
+        return False
+    bounds = [
+        ir.convenience.get_const_tensor(value) if value is not None else None
+        for value in node.inputs[1:]
+    ]
+    return (
+        tuple(
+            int(bound.numpy().reshape(-1)[0]) if bound is not None and bound.size == 1 else None
+            for bound in bounds
+        )
+        in _NARROW_BOUNDS
+    )
+
+
+def _is_pair(quantizer: ir.Node, encoding: ReadEncoding) -> bool:
+    """Whether a Q has the scale and zero point of a DQ; otherwise the two rescale."""
+    own = _encoding_of(quantizer)
+    if own is None or own.scale.shape != encoding.scale.shape:
+        return False
+    if own.scale.size > 1 and own.axis != encoding.axis:
+        return False
+    points = [np.zeros(1) if one.zero_point is None else one.zero_point for one in (own, encoding)]
+    return bool((own.scale == encoding.scale).all()) and bool((points[0] == points[1]).all())
+
+
+def _encoding_of(node: ir.Node) -> ReadEncoding | None:
+    """Scale and zero point of a DequantizeLinear, if they are constants."""
+    stored, factor, *rest = node.inputs
+    given = rest[0] if rest else None
+    scale = ir.convenience.get_const_tensor(factor) if factor is not None else None
+    zero_point = ir.convenience.get_const_tensor(given) if given is not None else None
+    if stored is None or scale is None or (given is not None and zero_point is None):
+        return None
+    if "block_size" in node.attributes or len(scale.shape) > 1:
+        return None  # one scale per block: another format than ours
+    axis = node.attributes.get("axis")
+    if not _fits(scale, zero_point, stored, axis.as_int() if axis is not None else 1):
+        return None
+    return ReadEncoding(
+        dtype=zero_point.dtype if zero_point is not None else _default_type(node),
+        scale=scale.numpy(),
+        zero_point=zero_point.numpy() if zero_point is not None else None,
+        axis=axis.as_int() if axis is not None else 1,
+    )
+
+
+def _fits(
+    scale: ir.TensorProtocol, zero_point: ir.TensorProtocol | None, stored: ir.Value, axis: int
+) -> bool:
+    """Whether there are as many scales and zero points as channels; strangers' files may lie."""
+    if not scale.size or (zero_point is not None and zero_point.size != scale.size):
+        return False
+    constant = ir.convenience.get_const_tensor(stored)
+    if scale.size == 1 or constant is None:
+        return True
+    dims = constant.shape.numpy()
+    return -len(dims) <= axis < len(dims) and dims[axis] == scale.size
+
+
+def _default_type(node: ir.Node) -> ir.DataType | None:
+    """The quantized type where there is no zero point to tell it: of the weight, or of the Q."""
+    stored = node.inputs[0]
+    if is_op(node, QUANTIZE):
+        quantizer: ir.Node | None = node
+    else:
+        constant = ir.convenience.get_const_tensor(stored) if stored is not None else None
+        if constant is not None:
+            return constant.dtype
+        quantizer = stored.producer() if stored is not None else None
+    if not is_op(quantizer, QUANTIZE):
+        return stored.dtype if stored is not None else None
+    assert quantizer is not None
+    given = quantizer.attributes.get("output_dtype")
+    number = given.as_int() if given is not None else 0
+    return ir.DataType(number) if number else ir.DataType.UINT8
+
+
+def _original_name(node: ir.Node, stored: ir.Value) -> str:
+    if node.doc_string and node.doc_string.startswith(COPY_OF):
+        return node.doc_string[len(COPY_OF) :]
+    name = stored.name or ""
+    if name.endswith(_QUANTIZED_SUFFIX):
+        return name[: -len(_QUANTIZED_SUFFIX)]
+    return node.outputs[0].name or name

@@ -1,0 +1,340 @@
+"""Measurements of a model by an engine, and of model files timed against each other."""
+
+from __future__ import annotations
+
+import enum
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from qdqtune.records._results import Result
+from qdqtune.records._untrusted_files import object_in, switch_in, text_in, whole_in
+
+FLOAT32 = "float32"
+"""The type in which floats are computed unless an engine reports another."""
+
+LEAST_MS, MOST_MS = 1e-6, 1e9
+"""Bounds of a plausible run time: a nanosecond, and eleven days."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Latency samples of one model on one engine, or an error; never both.
+
+    A sample that cannot be a latency (NaN, zero, negative, less than a nanosecond, more than eleven
+    days) makes the whole measurement a failed one: the other samples of an engine that returns it
+    can't be trusted either.
+
+    Attributes:
+        blocks_ms: Samples in milliseconds, one tuple per block of runs made back to back.
+        error: Why there are no samples; None when there are.
+        build_s: Seconds the engine spent opening the model, measured inside the worker.
+        timing_s: Seconds the engine spent in timed runs, measured inside the worker.
+    """
+
+    blocks_ms: tuple[tuple[float, ...], ...] = ()
+    error: str | None = None
+    build_s: float = 0.0
+    timing_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        error = self.error if self.error is not None else _fault_of(self.blocks_ms)
+        blocks = () if error is not None else tuple(tuple(map(float, b)) for b in self.blocks_ms)
+        object.__setattr__(self, "error", error)
+        object.__setattr__(self, "blocks_ms", blocks)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are samples."""
+        return self.error is None
+
+    @property
+    def block_medians_ms(self) -> tuple[float, ...]:
+        """The median of each block."""
+        return tuple(statistics.median(block) for block in self.blocks_ms)
+
+    @property
+    def latency_ms(self) -> float:
+        """The median of the block medians; infinite for a failed measurement, so it sorts last."""
+        return statistics.median(self.block_medians_ms) if self.ok else math.inf
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Measurement:
+        """Reads the JSON form."""
+        return cls(
+            blocks_ms=tuple(tuple(block) for block in value["blocks_ms"]),
+            error=value["error"],
+            build_s=value["build_s"],
+            timing_s=value["timing_s"],
+        )
+
+
+def _fault_of(blocks_ms: tuple[tuple[float, ...], ...]) -> str | None:
+    if not blocks_ms or any(not block for block in blocks_ms):
+        return "the engine returned no samples"
+    for block in blocks_ms:
+        for sample in block:
+            if isinstance(sample, bool) or not isinstance(sample, (int, float)):
+                return f"the engine returned a latency that is no number: {sample!r:.40}"
+            if not LEAST_MS <= sample <= MOST_MS:  # ints may be too large to become floats
+                return f"the engine returned an impossible latency: {sample!r:.40} ms"
+    return None
+
+
+class Verdict(enum.Enum):
+    """The conclusion of a comparison about the candidate."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    SAME = "same"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A candidate against its baseline.
+
+    Attributes:
+        ratio: Baseline over candidate latency: the speedup, above 1 when the candidate is faster.
+        low: Lower end of the confidence interval of the ratio.
+        high: Upper end of the confidence interval of the ratio.
+        confidence: Level of the interval, such as 0.98.
+        pairs: Number of paired observations the interval rests on.
+        margin: Relative difference below which the two count as equal, even when the interval
+            excludes 1: two opens of the same file may differ by this much.
+        contention: Share of the time that the engine waited for a core, if significant: then the
+            ratio is an estimate for undisturbed runs, and the interval is wide.
+        openings: Number of fresh processes in which the models were opened and timed.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    pairs: int
+    margin: float = 0.0
+    contention: float = 0.0
+    openings: int = 1
+
+    @property
+    def verdict(self) -> Verdict:
+        """FASTER or SLOWER when the whole interval and more than the margin say so."""
+        if self.low > 1.0 and self.ratio > 1.0 + self.margin:
+            return Verdict.FASTER
+        if self.high < 1.0 and self.ratio < 1.0 / (1.0 + self.margin):
+            return Verdict.SLOWER
+        return Verdict.SAME
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form; an interval without bounds has None there."""
+        value = asdict(self)
+        value["high"] = self.high if math.isfinite(self.high) else None
+        value["verdict"] = self.verdict.value
+        return value
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Comparison:
+        """Reads the JSON form; the verdict is derived anew."""
+        return cls(
+            ratio=value["ratio"],
+            low=value["low"],
+            high=math.inf if value["high"] is None else value["high"],
+            confidence=value["confidence"],
+            pairs=value["pairs"],
+            margin=value["margin"],
+            contention=value.get("contention", 0.0),
+            openings=value.get("openings", 1),
+        )
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Typical time of one node of the graph the engine really runs (after its own fusions).
+
+    Attributes:
+        name: Name of the node in the engine's graph.
+        op_type: Operator the engine runs, for example ``QLinearConv``.
+        ms: Typical milliseconds per run of the model, all executions of the node in a run together.
+        provider: The part of the engine that runs it, for example ``CPUExecutionProvider``.
+        precision: The type it computes in, for example ``int8`` or ``float32``; empty if unknown.
+        origins: Names of nodes or tensors of the opened model that the engine says it comes from.
+        inputs: Names of the tensors it reads, in the engine's graph.
+        outputs: Names of the tensors it writes, in the engine's graph.
+    """
+
+    name: str
+    op_type: str
+    ms: float
+    provider: str = ""
+    precision: str = ""
+    origins: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> LayerTime:
+        """Reads the JSON form."""
+        names = {key: tuple(value.get(key, ())) for key in ("origins", "inputs", "outputs")}
+        return cls(**{**value, **names})
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """The engine and device of a measurement: part of every record and of every memo key.
+
+    Attributes:
+        name: Engine name, for example ``onnxruntime``.
+        version: Version of the engine.
+        device: Name of the CPU or GPU.
+        isa: Instruction set that matters for integer kernels, for example ``avx512_vnni``.
+        threads: Threads per run; None is the engine's default.
+        options: Engine options besides the threads.
+        takes_threads: Whether the number of threads can be set at all.
+        float_type: The type in which float32 models are computed: `float32`, or the engine's
+            substitute, such as `bfloat16`, `float16` or `tf32`; empty if unknown, as in records of
+            versions that did not query it.
+    """
+
+    name: str
+    version: str
+    device: str
+    isa: str
+    threads: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict, hash=False)
+    takes_threads: bool = True
+    float_type: str = FLOAT32
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form, as in ``summary.json``."""
+        value: dict[str, Any] = {
+            "name": self.name,
+            "version": self.version,
+            "device": self.device,
+            "isa": self.isa,
+            "threads": self.threads,
+            "options": dict(sorted(self.options.items())),
+        }
+        # Must match what earlier versions wrote; they had neither of these fields.
+        if not self.takes_threads:
+            value["takes_threads"] = False
+        if self.float_type:
+            value["float_type"] = self.float_type
+        return value
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> EngineInfo:
+        """Reads the JSON form."""
+        return cls(**{"float_type": "", **value})
+
+    @classmethod
+    def from_untrusted(cls, value: object, name: str = "engine") -> EngineInfo:
+        """Reads the JSON form from an untrusted source.
+
+        Args:
+            value: The JSON form.
+            name: Its name in messages.
+
+        Raises:
+            ValueError: If a field is missing or has the wrong type.
+            TypeError: If there are unknown fields.
+        """
+        body = object_in(value, name)
+        for each in ("name", "version", "device", "isa"):
+            text_in(body.get(each), f"{name}.{each}")
+        text_in(body.get("float_type", ""), f"{name}.float_type")
+        if "threads" not in body:
+            raise ValueError(f"{name}.threads is missing")
+        if body["threads"] is not None:
+            whole_in(body["threads"], f"{name}.threads")
+        for each, option in object_in(body.get("options"), f"{name}.options").items():
+            text_in(option, f"{name}.options.{each}")
+        switch_in(body.get("takes_threads", True), f"{name}.takes_threads")
+        return cls.from_dict(body)
+
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class BenchmarkEntry:
+    """One file of a comparison.
+
+    Attributes:
+        path: The file, as the user named it.
+        measurement: Its samples, or why there are none.
+        against_first: Its speedup over the first file; None for the first, and where one failed.
+        sqnr_db: Signal-to-noise ratio of its outputs against the first file's, by output; empty
+            where that can't be known.
+    """
+
+    path: str
+    measurement: Measurement
+    against_first: Comparison | None = None
+    sqnr_db: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, repr=False)
+class BenchRecord(Result):
+    """All files compared with the first one in a single interleaved run.
+
+    Attributes:
+        engine: The engine that ran them.
+        entries: The files in the user's order.
+        inputs: Their inputs: name to dtype and shape.
+        seed: Seed of the inputs.
+    """
+
+    engine: EngineInfo
+    entries: tuple[BenchmarkEntry, ...]
+    inputs: Mapping[str, str]
+    seed: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether every file was timed."""
+        return all(entry.measurement.ok for entry in self.entries)
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        return f"{self.engine.name} {self.engine.version}: " + ", ".join(map(_line, self.entries))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "kind": "bench",
+            "schema": SCHEMA,
+            "engine": self.engine.to_dict(),
+            "seed": self.seed,
+            "inputs": dict(self.inputs),
+            "models": [_entry_fields(entry) for entry in self.entries],
+        }
+
+
+def _entry_fields(entry: BenchmarkEntry) -> dict[str, Any]:
+    measurement, comparison = entry.measurement, entry.against_first
+    return {
+        "path": entry.path,
+        "latency_ms": measurement.latency_ms if measurement.ok else None,
+        "speedup": comparison.to_dict() if comparison else None,
+        "output_sqnr_db": {
+            name: db if math.isfinite(db) else None for name, db in entry.sqnr_db.items()
+        },
+        "measurement": measurement.to_dict(),
+    }
+
+
+def _line(entry: BenchmarkEntry) -> str:
+    if not entry.measurement.ok:
+        return f"{entry.path} failed"
+    speedup = f" ({entry.against_first.ratio:.3f}x)" if entry.against_first is not None else ""
+    return f"{entry.path} {entry.measurement.latency_ms:.3f} ms{speedup}"

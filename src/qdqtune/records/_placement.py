@@ -1,0 +1,133 @@
+"""The Q/DQ placement of a model: the only description of Q/DQ that insertion accepts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from qdqtune.records._errors import LimitError, UsageError
+from qdqtune.records._untrusted_files import SCHEMAS, check_schema, parse_json
+
+SCHEMA = SCHEMAS["placement"]
+_DIGEST_BYTES = 16
+_MADE_BY = "Such files are made by `qdqtune insert … --save_placement FILE`."
+
+
+class Edge(NamedTuple):
+    """One reader of a tensor.
+
+    Attributes:
+        tensor: Name of the tensor that is read.
+        node: Name of the node that reads it; empty for the graph's own output.
+        position: Which input of that node, or which of the graph's outputs.
+    """
+
+    tensor: str
+    node: str
+    position: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A set of positions for Q/DQ pairs, by the names of one model.
+
+    An edge lets that one reader see the quantized value. An output lets every reader of the tensor
+    see it. The effective placement is the union of both.
+
+    Attributes:
+        edges: Readers that see a quantized value.
+        outputs: Tensors that are quantized right after their producer.
+    """
+
+    edges: frozenset[Edge] = frozenset()
+    outputs: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls, edges: Iterable[Edge | tuple[str, str, int]] = (), outputs: Iterable[str] = ()
+    ) -> Placement:
+        """Build a placement from any iterables."""
+        return cls(frozenset(Edge(*edge) for edge in edges), frozenset(outputs))
+
+    def __or__(self, other: Placement) -> Placement:
+        return Placement(self.edges | other.edges, self.outputs | other.outputs)
+
+    def __bool__(self) -> bool:
+        return bool(self.edges or self.outputs)
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """Every tensor that gets a pair."""
+        return frozenset(edge.tensor for edge in self.edges) | self.outputs
+
+    def digest(self) -> str:
+        """A hash of the placement: the same for equal placements in every process."""
+        text = self.to_json().encode()
+        return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
+
+    def to_json(self, model_fingerprint: str = "") -> str:
+        """Write the file form, `placement.json`: sorted, so that equal placements are equal files.
+
+        Args:
+            model_fingerprint: Fingerprint of the model whose names these are.
+        """
+        body = {
+            "kind": "placement",
+            "schema": SCHEMA,
+            "model": model_fingerprint,
+            "outputs": sorted(self.outputs),
+            "edges": [list(edge) for edge in sorted(self.edges)],
+        }
+        return json.dumps(body, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "placement") -> Placement:
+        """Read the file form.
+
+        Args:
+            text: The file's content.
+            source: What to call the file in an error message.
+
+        Raises:
+            UsageError: If the text is not a placement of a schema that this version knows.
+        """
+        try:
+            body = parse_json(text, source)
+        except LimitError:
+            raise
+        except ValueError as error:
+            raise UsageError(f"{source} is not a placement file: {error}.", _MADE_BY) from None
+        if not isinstance(body, dict) or body.get("kind") != "placement":
+            raise UsageError(
+                f'{source} is not a placement file: it has no "kind": "placement".', _MADE_BY
+            )
+        check_schema("placement", body.get("schema"), source)
+        if body.get("schema") != SCHEMA:
+            raise UsageError(
+                f"{source} has placement schema {body.get('schema')!r}, not {SCHEMA}.",
+                "Use the version of qdqtune that wrote it, or write it again.",
+            )
+        return cls(_edges(body, source), _outputs(body, source))
+
+
+def _edges(body: Mapping[str, Any], source: str) -> frozenset[Edge]:
+    edges = body.get("edges", [])
+    if not isinstance(edges, list):
+        raise UsageError(f'{source}: "edges" must be a list.', _MADE_BY)
+    for edge in edges:
+        if not (isinstance(edge, list) and [type(part) for part in edge] == [str, str, int]):
+            raise UsageError(
+                f"{source}: {edge!r} is not an edge.",
+                "An edge is [tensor name, reader's node name, input index].",
+            )
+    return frozenset(Edge(*edge) for edge in edges)
+
+
+def _outputs(body: Mapping[str, Any], source: str) -> frozenset[str]:
+    outputs = body.get("outputs", [])
+    if not isinstance(outputs, list) or not all(isinstance(name, str) for name in outputs):
+        raise UsageError(f'{source}: "outputs" must be a list of tensor names.', _MADE_BY)
+    return frozenset(outputs)

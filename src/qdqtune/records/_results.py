@@ -1,0 +1,241 @@
+"""Base class of the results of public functions, and the results of `optimize`.
+
+`shapes` and `export`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from qdqtune.records._inputs import shape_text
+
+# Loaded by name when a notebook needs it: reports depend on records, never the reverse.
+_NOTEBOOK = "qdqtune.report._notebook"
+_LONGEST_LINE = 240
+
+
+class Result(ABC):
+    """Base class of public results; a dataclass that inherits it is declared ``repr=False``."""
+
+    @property
+    @abstractmethod
+    def headline(self) -> str:
+        """The essentials, in one line."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: what the command prints with ``--format json``."""
+
+    def __repr__(self) -> str:
+        line = " ".join(self.headline.split())
+        shown = "".join(
+            each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line
+        )
+        cut = shown if len(shown) <= _LONGEST_LINE else f"{shown[:_LONGEST_LINE]}…"
+        return f"{type(self).__name__}({cut})"
+
+    def _repr_html_(self) -> str:
+        """The table that notebooks show."""
+        html: str = importlib.import_module(_NOTEBOOK).html_of(self)
+        return html
+
+
+@dataclass(frozen=True)
+class OptimizeCounts:
+    """Node and weight counts before and after; control-flow bodies and functions are included.
+
+    Attributes:
+        before: Number of nodes of each op type before; Constant nodes don't count.
+        after: Number of nodes of each op type after.
+        no_ops: Removed nodes that passed their input on unchanged.
+        duplicate_nodes: Removed nodes that computed the same as another one.
+        duplicate_weights: Removed weights with the same values as another one.
+        unused_functions: Removed functions that were never called.
+        qdq: Number of quantization ops, which does not change.
+    """
+
+    before: Mapping[str, int]
+    after: Mapping[str, int]
+    no_ops: int = 0
+    duplicate_nodes: int = 0
+    duplicate_weights: int = 0
+    unused_functions: int = 0
+    qdq: int = 0
+
+    @property
+    def folded(self) -> int:
+        """Nodes that were folded, absorbed (BatchNorms, biases), or removed as unused."""
+        gone = sum(self.before.values()) - sum(self.after.values())
+        return gone - self.no_ops - self.duplicate_nodes
+
+    @property
+    def changed(self) -> Mapping[str, tuple[int, int]]:
+        """Op types whose number changed, with both numbers."""
+        found = {
+            op_type: (self.before.get(op_type, 0), self.after.get(op_type, 0))
+            for op_type in sorted({*self.before, *self.after})
+        }
+        return {op_type: counts for op_type, counts in found.items() if counts[0] != counts[1]}
+
+
+@dataclass(frozen=True, repr=False)
+class OptimizeReport(Result):
+    """Report of an optimized model.
+
+    Attributes:
+        output: The file written.
+        counts: What changed.
+        bytes_before: Size of the weights before.
+        bytes_after: Size of the weights after.
+    """
+
+    output: Path
+    counts: OptimizeCounts
+    bytes_before: int
+    bytes_after: int
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        before, after = sum(self.counts.before.values()), sum(self.counts.after.values())
+        return f"{before} nodes before, {after} now, output {self.output}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        counts = self.counts
+        return {
+            "kind": "optimization",
+            "schema": 1,
+            "output": str(self.output),
+            "nodes_before": dict(sorted(counts.before.items())),
+            "nodes_after": dict(sorted(counts.after.items())),
+            "folded": counts.folded,
+            "no_ops": counts.no_ops,
+            "duplicate_nodes": counts.duplicate_nodes,
+            "duplicate_weights": counts.duplicate_weights,
+            "unused_functions": counts.unused_functions,
+            "qdq_nodes": counts.qdq,
+            "weight_bytes_before": self.bytes_before,
+            "weight_bytes_after": self.bytes_after,
+        }
+
+
+SCHEMA = 1
+
+
+class Proof(str, Enum):
+    """How a model with new shapes was shown to work."""
+
+    COMPARED = "compared"
+    RUN = "run"
+    INFERENCE = "inference"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class TensorDims:
+    """One input or output.
+
+    Attributes:
+        name: Its name.
+        dtype: Its element type; empty if it is not a tensor.
+        dims: Sizes, symbols, and None for dims that have neither; None if the rank is unknown.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True, repr=False)
+class ShapesReport(Result):
+    """The shapes of a model.
+
+    Attributes:
+        model: The file that was read.
+        inputs: The inputs that must be fed.
+        outputs: The outputs.
+        symbols: Names of open input dims.
+        output: The file written; None if none was.
+        rewritten: Reshape nodes that got the new batch size.
+        proof: How the written file was tested.
+    """
+
+    model: str
+    inputs: tuple[TensorDims, ...]
+    outputs: tuple[TensorDims, ...]
+    symbols: tuple[str, ...]
+    output: str | None = None
+    rewritten: tuple[str, ...] = ()
+    proof: Proof = Proof.NONE
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        shown = ", ".join(f"{each.name} {shape_text(each.dims)}" for each in self.inputs)
+        return f"{self.model}: {shown}" + (f", output {self.output}" if self.output else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"kind": "shapes", "schema": SCHEMA, **asdict(self), "proof": self.proof.value}
+
+
+@dataclass(frozen=True, repr=False)
+class Candidate(Result):
+    """A placement that was tried in a run.
+
+    Attributes:
+        id: Its identifier in `measurements.jsonl`, and the name of its file.
+        tensors: Number of tensors quantized in it; None if its file is missing.
+        latency_ms: The latest measured latency; None if it was never measured.
+        speedup: Over the float model, as the search estimated it. If it was compared with another
+            candidate, the estimate goes through that one. None if it was never measured.
+        failure: Why the engine refused it; None if it didn't.
+    """
+
+    id: str
+    tensors: int | None
+    latency_ms: float | None
+    speedup: float | None
+    failure: str | None
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        if self.failure is not None:
+            return f"{self.id} failed: {self.failure}"
+        tensors = f", {self.tensors} tensors" if self.tensors is not None else ""
+        speedup = f", {self.speedup:.3f}x" if self.speedup is not None else ""
+        return f"{self.id}{tensors}{speedup}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, repr=False)
+class ExportReport(Result):
+    """A candidate that was exported as a model file.
+
+    Attributes:
+        output: The file written.
+        candidate: Which one it is.
+    """
+
+    output: Path
+    candidate: Candidate
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        return f"candidate {self.candidate.headline}, output {self.output}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"kind": "export", "output": str(self.output), **self.candidate.to_dict()}

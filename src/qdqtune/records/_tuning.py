@@ -1,0 +1,499 @@
+"""Progress events, summary and result of a tuning run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qdqtune.records._accuracy import Rejected, allowed_sqnr_db, finite, is_near_limit
+from qdqtune.records._measurement import EngineInfo
+from qdqtune.records._placement import Placement
+from qdqtune.records._results import Result
+from qdqtune.records._subgraphs import Batch
+from qdqtune.records._untrusted_files import SCHEMAS, check_schema, check_types
+
+SCHEMA = SCHEMAS["summary"]
+_OF_SUBGRAPHS = {"groups", "structural", "units"}
+
+DEFAULT_OUTPUT_DIR = "autotuner_output"
+DEFAULT_MAX_DROP = 0.01
+DEFAULT_THRESHOLD = 1.02
+
+AS_GIVEN = "as given"
+"""The float type of a model that was not converted."""
+
+FINISHED = "finished"
+BY_BUDGET = "budget"
+BY_COUNT = "max_benchmarks"
+INTERRUPTED = "interrupted"
+ENGINE_FAILED = "engine failed"
+"""Why a search ended, as in `Summary.stopped`."""
+
+
+@dataclass(frozen=True)
+class TuneEvent:
+    """A progress event of a run.
+
+    Attributes:
+        stage: The current stage: ``calibration``, ``noise``, ``seeds``, ``cuts``, ...
+        message: What happened, in one line.
+        benchmarks: Candidates built and timed so far.
+        known: Candidates whose timing came from earlier runs.
+        planned: Estimated total number of candidates; None while unknown.
+        speedup: Estimated speedup of the best candidate so far over the float model.
+        seconds: Seconds since the run began.
+        eta_s: Estimated seconds left; None while unknown.
+    """
+
+    stage: str
+    message: str
+    benchmarks: int = 0
+    planned: int | None = None
+    speedup: float = 1.0
+    seconds: float = 0.0
+    eta_s: float | None = None
+    known: int = 0
+
+
+QUIETER = (
+    "Stop other work, keep cores free for the run (taskset), use fewer --threads, or a preset with "
+    "longer comparisons (--preset extensive)."
+)
+"""Advice on reducing noise."""
+_LOUD = 0.1
+_DEAFENING = 1.0
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Result of comparing the model with itself.
+
+    Attributes:
+        ratio: Latency ratio of two opens of the model; differs from 1 only by noise.
+        detectable: The smallest relative difference that a screening comparison can detect.
+    """
+
+    ratio: float
+    detectable: float
+
+    @property
+    def is_loud(self) -> bool:
+        """Whether noise hides small gains."""
+        return self.detectable > _LOUD
+
+    @property
+    def hides_everything(self) -> bool:
+        """Whether even a model twice as fast could not be distinguished from the original."""
+        return self.detectable > _DEAFENING
+
+    @property
+    def text(self) -> str:
+        """The detectable difference, with advice if the noise is high."""
+        seen = f"a screening sees differences from {100 * self.detectable:.1f} % on"
+        return f"{seen}: the machine is busy. {QUIETER}" if self.is_loud else seen
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Where a run's time was spent.
+
+    Attributes:
+        total: From start to end.
+        building: Opening models, inside the engine's process.
+        timing: Timed runs, inside the engine's process.
+        own: Time not spent waiting for an engine.
+    """
+
+    total: float
+    building: float
+    timing: float
+    own: float
+
+
+@dataclass(frozen=True)
+class Blanket:
+    """The best placement that applies one rule to the whole model, such as all weighted ops.
+
+    It is timed at the end, interleaved with the baseline and the result.
+
+    Attributes:
+        name: The rule.
+        latency_ms: Its latency.
+        speedup: Over the baseline.
+        speedup_interval: Its interval.
+        sqnr_db: SQNR of the worst output against the float model, in dB; None if unknown.
+        metric: The user's metric; None if not requested, or if it would have taken too long.
+        identical: Whether it is the written model; then its figures are those of the result.
+        shortfall: The accuracy limit it misses; empty if it misses none.
+    """
+
+    name: str
+    latency_ms: float
+    speedup: float
+    speedup_interval: tuple[float, float]
+    sqnr_db: float | None = None
+    metric: float | None = None
+    identical: bool = False
+    shortfall: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            **vars(self),
+            "speedup_interval": _interval_to_json(self.speedup_interval),
+            "sqnr_db": finite(self.sqnr_db),
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Blanket:
+        """Read the JSON form."""
+        interval = _interval_from_json(value["speedup_interval"])
+        return cls(**{**value, "speedup_interval": interval})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures of a run: `summary.json`, for scripts to read.
+
+    Attributes:
+        model: The file that was tuned.
+        mode: ``region`` or ``subgraph``.
+        engine: The engine that measured.
+        dialect: The dialect of the Q/DQ nodes.
+        quant_type: The quantized type.
+        calibration: ``data``, ``random`` or ``given``.
+        calibrated_on: Description of the calibration samples.
+        calibration_method: The range method.
+        seed: Seed of the search and of random inputs.
+        preset: The preset that set how thorough the run was.
+        stopped: Why the search ended: ``finished``, ``budget``, ``max_benchmarks``,
+            ``interrupted``, ``engine failed``.
+        baseline_ms: Latency of the original model, in the final comparison.
+        final_ms: Latency of the written model, in the same comparison.
+        speedup: Baseline over final, from that interleaved comparison; 1 if float was kept.
+        speedup_interval: Its confidence interval.
+        confidence: Level of the interval.
+        kept_float: Whether the original model was returned unchanged.
+        reason: Why; empty otherwise.
+        output_sqnr_db: SQNR of the worst output against the float32 model, in dB; None if
+            unknown.
+        metric: The user's metric for the written and the float model, if there is one.
+        lost_to_accuracy: The limit that the fastest model failed, by how much, and what was left
+            float because of it; empty if it failed none.
+        noise: Result of the noise check at the start.
+        benchmarks: Candidates built and timed.
+        memo_hits: Comparisons whose outcome was known from an earlier run.
+        failed: Candidates that the engine refused.
+        regions: Number of regions.
+        patterns: Number of distinct regions, including shapes.
+        groups: Number of choices in the search.
+        qdq_pairs: Number of tensors quantized in the written model.
+        seconds: Where the time was spent.
+        files: The written files: name to path within the output folder.
+        seeds: Whole-model placements that the search started from, by name, with the speedup of
+            each over the float model as measured in the search.
+        runs: Number of runs in this folder, including this one; budgets apply to each run.
+        total_benchmarks: Candidates built and timed in all of these runs.
+        total_seconds: Duration of all of these runs; a killed run counts up to its last
+            measurement.
+        final_sha256: Hash of the written model, so that it can be recognized.
+        conditions: Conditions the result had to satisfy; results are comparable only if these are
+            equal.
+            equal.
+        subgraph_benchmarks: Forms of subgraphs that were built and timed, in subgraph mode.
+        subgraph_failed: Those of them that the engine refused.
+        subgraphs: In subgraph mode: the number of fusion ``groups``, those that no engine layer
+            reported (``structural``), distinct subgraphs (``all_pieces``), those of them that were
+            profiled (``pieces``), and groups of these that could be quantized (``units``).
+        batches: In subgraph mode: the batches tried on the whole model, with predictions.
+        precision: The float type that the model was converted to before tuning, such as
+            ``float16``, which the baseline and the result then have; or ``as given``.
+        precision_sqnr_db: SQNR of the converted model's worst output against the original model,
+            in dB; None if unknown, or not converted.
+        precision_speedup: Speedup of the converted over the original model; None if unknown.
+        precision_reason: Why it was not converted to the requested float type; empty if it was, or
+            if none was requested.
+        build_with: The command that builds the written model as it was measured; empty where no
+            build is needed.
+        shapes: Input shapes at which the model was measured; empty in old summaries.
+        version: Version of qdqtune; empty in old summaries, as are the next two.
+        command: The command line, or the Python function that was called.
+        date: When the summary was written: ISO 8601, UTC.
+        bytes_before: Size of the original model, with its weights; 0 in old summaries.
+        bytes_after: Size of the written model.
+        calibration_samples: Number of calibration samples; 0 if none were needed.
+        blanket: The best whole-model placement without a search, timed with the result; None if
+            none was timed at the end.
+        rejected: Candidates that were fast but not accurate enough.
+        result_run: Number of the run in this folder that found the result: lower than `runs` if
+            later runs found nothing better; 0 in old summaries.
+        float_sqnr_db: SQNR of the float model itself against float32, as the engine computes it,
+            for its worst output; None if it is computed in float32, or if unknown.
+        converted_from: The half-precision type of the original model, if it was tuned in float32
+            because the dialect has no integer kernels for that type; inputs and outputs keep it.
+        contention: Share of the final comparison that the engine waited for a core, if
+            significant; see `Comparison`.
+        baseline_sha256: Hash of `baseline.onnx` and its weights; empty in old summaries.
+        error_inputs: The inputs `output_sqnr_db` was measured on: the ``source`` (``data`` or
+            ``random``), a ``digest`` of the samples, and the ``ranges`` of random ones; empty in
+            old summaries, and if nothing was measured.
+        openings: Number of fresh processes that opened the files in the final comparison. With
+            fewer than three, the variation between openings is unknown and the interval is wide.
+            0 if there was no comparison, and in old summaries.
+    """
+
+    model: str
+    engine: EngineInfo
+    dialect: str
+    quant_type: str
+    calibration: str
+    calibrated_on: str
+    calibration_method: str
+    seed: int
+    preset: str
+    stopped: str
+    baseline_ms: float
+    final_ms: float
+    speedup: float
+    speedup_interval: tuple[float, float]
+    confidence: float
+    kept_float: bool
+    reason: str
+    output_sqnr_db: float | None
+    metric: Mapping[str, float] | None
+    noise: Noise
+    benchmarks: int
+    memo_hits: int
+    failed: int
+    regions: int
+    patterns: int
+    groups: int
+    qdq_pairs: int
+    seconds: Seconds
+    files: Mapping[str, str] = field(default_factory=dict)
+    seeds: Mapping[str, float] = field(default_factory=dict)
+    lost_to_accuracy: str = ""
+    mode: str = "region"
+    runs: int = 1
+    total_benchmarks: int = 0
+    total_seconds: float = 0.0
+    final_sha256: str = ""
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    subgraph_benchmarks: int = 0
+    subgraph_failed: int = 0
+    subgraphs: Mapping[str, int] = field(default_factory=dict)
+    batches: tuple[Batch, ...] = ()
+    precision: str = AS_GIVEN
+    precision_sqnr_db: float | None = None
+    precision_speedup: float | None = None
+    precision_reason: str = ""
+    build_with: str = ""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    version: str = ""
+    command: str = ""
+    date: str = ""
+    bytes_before: int = 0
+    bytes_after: int = 0
+    calibration_samples: int = 0
+    result_run: int = 0
+    float_sqnr_db: float | None = None
+    blanket: Blanket | None = None
+    rejected: tuple[Rejected, ...] = ()
+    converted_from: str = ""
+    contention: float = 0.0
+    baseline_sha256: str = ""
+    error_inputs: Mapping[str, Any] = field(default_factory=dict)
+    openings: int = 0
+
+    @property
+    def min_sqnr_db(self) -> float | None:
+        """The required SQNR of every output; None if there is no limit."""
+        return self.conditions.get("min_sqnr_db")
+
+    @property
+    def allowed_sqnr_db(self) -> float | None:
+        """The SQNR limit, relaxed by the error of the float model itself."""
+        if self.min_sqnr_db is None:
+            return None
+        return allowed_sqnr_db(self.min_sqnr_db, self.float_sqnr_db)
+
+    @property
+    def near_min_sqnr(self) -> bool:
+        """Whether the written model meets the SQNR limit by less than 1 dB."""
+        return not self.kept_float and is_near_limit(self.output_sqnr_db, self.allowed_sqnr_db)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        value = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {
+            "kind": "summary",
+            "schema": SCHEMA,
+            **value,
+            "engine": self.engine.to_dict(),
+            "speedup_interval": _interval_to_json(self.speedup_interval),
+            "blanket": self.blanket.to_dict() if self.blanket is not None else None,
+            "rejected": [each.to_dict() for each in self.rejected],
+            "output_sqnr_db": finite(self.output_sqnr_db),
+            "float_sqnr_db": finite(self.float_sqnr_db),
+            "near_min_sqnr": self.near_min_sqnr,
+            "metric": dict(self.metric) if self.metric is not None else None,
+            "noise": vars(self.noise),
+            "subgraphs": dict(self.subgraphs),
+            "batches": [batch.to_dict() for batch in self.batches],
+            "seconds": vars(self.seconds),
+            "files": dict(self.files),
+            "seeds": dict(self.seeds),
+            "conditions": dict(self.conditions),
+            "error_inputs": dict(self.error_inputs),
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any], source: str = "The summary") -> Summary:
+        """Read the JSON form, as written by this or an earlier version.
+
+        Args:
+            value: The JSON form.
+            source: Its name in an error message.
+
+        Raises:
+            NewerSchemaError: If a newer version wrote it.
+            KeyError: If a field is missing.
+            TypeError: If it is not the JSON form.
+            ValueError: If a field has an invalid value.
+        """
+        if value["kind"] == "summary":
+            check_schema("summary", value["schema"], source)
+        if value["kind"] != "summary" or not 1 <= value["schema"] <= SCHEMA:
+            raise ValueError("this is not a summary that this version can read")
+        known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
+        blanket = value.get("blanket")
+        summary = cls(
+            **{
+                **known,
+                "engine": EngineInfo.from_dict(value["engine"]),
+                "speedup_interval": _interval_from_json(value["speedup_interval"]),
+                "blanket": Blanket.from_dict(blanket) if blanket is not None else None,
+                "rejected": tuple(map(Rejected.from_dict, value.get("rejected", ()))),
+                "noise": Noise(**value["noise"]),
+                "seconds": Seconds(**value["seconds"]),
+                "batches": tuple(map(Batch.from_dict, value.get("batches", ()))),
+                "shapes": {name: tuple(dims) for name, dims in value.get("shapes", {}).items()},
+            }
+        )
+        check_types(summary)
+        least_db = summary.min_sqnr_db
+        if least_db is not None and not (isinstance(least_db, int | float) and 0 <= least_db < 1e9):
+            raise ValueError("the least SQNR is none")
+        if summary.subgraphs and not summary.subgraphs.keys() >= _OF_SUBGRAPHS:
+            raise ValueError("some counts of subgraph mode are missing")
+        return summary
+
+
+def _interval_to_json(interval: tuple[float, float]) -> list[float | None]:
+    low, high = interval
+    return [low, finite(high)]
+
+
+def _interval_from_json(value: Sequence[float | None]) -> tuple[float, float]:
+    low, high = value
+    if low is None:
+        raise TypeError("an interval has no low end")
+    try:
+        ends = float(low), math.inf if high is None else float(high)
+    except OverflowError as error:
+        raise ValueError(str(error)) from None
+    if math.isinf(ends[0]):
+        raise ValueError("an interval begins nowhere")
+    return ends
+
+
+@dataclass(frozen=True, repr=False)
+class TuneResult(Result):
+    """The result of a tuning run.
+
+    Attributes:
+        model: The model to use: the fastest accurate one that was found, or the original.
+        output_dir: The run's folder.
+        placement: What is quantized in it.
+        summary: The figures of the run.
+    """
+
+    model: Path
+    output_dir: Path
+    placement: Placement
+    summary: Summary
+
+    @property
+    def speedup(self) -> float:
+        """Speedup over the original model."""
+        return self.summary.speedup
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        summary = self.summary
+        low, high = summary.speedup_interval
+        found = f"{summary.speedup:.3f}x ({low:.3f} to {high:.3f}) on {summary.engine.name}"
+        if summary.kept_float:
+            found = f"kept as given on {summary.engine.name}: {summary.reason}"
+        else:
+            found += f", {summary.qdq_pairs} tensors {summary.quant_type}"
+        return f"{found}, model {self.model}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: that of the summary."""
+        return self.summary.to_dict()
+
+
+@dataclass(frozen=True, repr=False)
+class TunePlan(Result):
+    """What a run would do: the result of a dry run.
+
+    Attributes:
+        model: The file.
+        engine: The engine that would measure.
+        dialect: The dialect of the Q/DQ nodes.
+        quant_type: The quantized type.
+        nodes: Number of ops after folding.
+        regions: Number of regions.
+        patterns: Number of distinct regions, including shapes.
+        groups: Number of choices in the search.
+        quantizable: Number of quantizable ops.
+        left_float: Reason to the number of ops that can't be quantized.
+        seeds: Whole-model placements to start from, with the number of tensors each quantizes.
+        benchmarks: Maximum number of candidates.
+        mode: ``region`` or ``subgraph``.
+        converted_from: The half-precision type of the model, if it would be tuned in float32.
+    """
+
+    model: str
+    engine: str
+    dialect: str
+    quant_type: str
+    nodes: int
+    regions: int
+    patterns: int
+    groups: int
+    quantizable: int
+    left_float: Mapping[str, int]
+    seeds: Mapping[str, int]
+    benchmarks: int
+    mode: str = "region"
+    converted_from: str = ""
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        return (
+            f"{self.model} on {self.engine}: {self.quantizable} of {self.nodes} ops quantizable, "
+            f"{self.groups} groups, at most {self.benchmarks} benchmarks"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        value = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {"kind": "plan", "schema": SCHEMA, **value}

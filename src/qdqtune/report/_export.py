@@ -1,0 +1,99 @@
+"""The output of `export`: the candidates of a run.
+
+Or the float nodes in the formats of other tools.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from qdqtune.records._results import Candidate
+from qdqtune.report._formatting import message, printable, text_table
+
+SCHEMA = 1
+
+_LONGEST_FAILURE = 60
+
+
+def candidates_text(candidates: Sequence[Candidate], most: int | None = None) -> str:
+    """Format a table of candidates, fastest first.
+
+    Args:
+        candidates: The candidates to show.
+        most: The maximum number to show.
+    """
+    if not candidates:
+        return "Nothing was tried in this run."
+    ordered = sorted(candidates, key=lambda one: -(one.speedup or 0.0))
+    header = ["candidate", "tensors", "latency ms", "speedup", ""]
+    table = text_table(header, [_row(one) for one in ordered[:most]], right=(1, 2, 3))
+    more = len(ordered) - len(ordered[:most])
+    return f"{table}\nand {more} more: --list" if more else table
+
+
+def candidates_record(candidates: Sequence[Candidate]) -> dict[str, Any]:
+    """Build the JSON form, in the order in which they were tried."""
+    listed = [one.to_dict() for one in candidates]
+    return {"kind": "candidates", "schema": SCHEMA, "candidates": listed}
+
+
+def _row(one: Candidate) -> list[str]:
+    remark = "float" if one.tensors == 0 else ""
+    if one.failure is not None:
+        first = printable(message(one.failure).split("\n", 1)[0])
+        shown = first if len(first) <= _LONGEST_FAILURE else f"{first[:_LONGEST_FAILURE]}…"
+        remark = f"failed: {shown}"
+    elif one.tensors is None:
+        remark = "no file"
+    return [
+        one.id,
+        "" if one.tensors is None else str(one.tensors),
+        "" if one.latency_ms is None else f"{one.latency_ms:.3f}",
+        "" if one.speedup is None else f"{one.speedup:.3f}x",
+        remark,
+    ]
+
+
+ListForm = list[str] | dict[str, list[str]]
+
+
+def _plain(names: Sequence[str]) -> ListForm:
+    return list(names)
+
+
+def _anchored(names: Sequence[str]) -> ListForm:
+    # ModelOpt matches regular expressions at the beginning of names.
+    return [f"^{re.escape(name)}$" for name in names]
+
+
+def _scope(names: Sequence[str]) -> ListForm:
+    return {"names": list(names)}
+
+
+_FORMS: dict[str, Callable[[Sequence[str]], ListForm]] = {
+    "onnxruntime": _plain,
+    "modelopt": _anchored,
+    "nncf": _scope,
+}
+
+#: Tools that can be told: `nodes_to_exclude` of ONNX Runtime's `quantize_static`, the same of
+#: ModelOpt, and the arguments of NNCF's `IgnoredScope`.
+TOOLS = tuple(_FORMS)
+
+
+def exclusion_list(tool: str, names: Sequence[str]) -> ListForm:
+    """Return a list of nodes not to quantize, in the format that a tool takes.
+
+    Args:
+        tool: One of `TOOLS`.
+        names: Names of nodes.
+    """
+    return _FORMS[tool](names)
+
+
+def exclusion_text(tool: str, names: Sequence[str]) -> str:
+    """Format the same list as a JSON file."""
+    return json.dumps(exclusion_list(tool, names), indent=1)

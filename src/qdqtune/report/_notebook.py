@@ -1,0 +1,111 @@
+"""HTML for notebooks: a caption and a small table per result.
+
+`qdqtune.records._results` loads this module by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+from collections.abc import Mapping
+
+from qdqtune.records._accuracy import ErrorReport
+from qdqtune.records._inspection import Inspection
+from qdqtune.records._measurement import BenchRecord
+from qdqtune.records._quantization import QuantizeReport, QuantizeResult
+from qdqtune.records._results import OptimizeReport, Result
+from qdqtune.records._tuning import TuneResult
+from qdqtune.records._verification import VerifyReport
+from qdqtune.report._bench import bench_table
+from qdqtune.report._conversions import changes_table
+from qdqtune.report._error_report import layers_table, outputs_table
+from qdqtune.report._formatting import Table, message, printable
+from qdqtune.report._quantization import op_table
+from qdqtune.report._tuning import summary_table
+
+_MOST_ROWS = 20
+
+
+def html_of(result: Result) -> str:
+    """Format a result as an HTML table, captioned with its main figures; names are escaped."""
+    table = table_of(result)
+    head = "".join(f"<th>{_escaped(title)}</th>" for title in table.header)
+    rows = [
+        "".join(
+            f"<td{_RIGHT if column in table.right else ''}>{_escaped(cell)}</td>"
+            for column, cell in enumerate(row)
+        )
+        for row in table.rows[:_MOST_ROWS]
+    ]
+    more = len(table.rows) - len(rows)
+    if more:
+        rows.append(f'<td colspan="{len(table.header)}">and {more} more</td>')
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    caption = f"<caption>{_escaped(repr(result))}</caption>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+_RIGHT = ' style="text-align: right"'
+
+
+def _escaped(text: str) -> str:
+    return html.escape(printable(message(text)))
+
+
+@functools.singledispatch
+def table_of(result: Result) -> Table:
+    """Build the table of a result; by default, every number and text of its JSON form."""
+    return Table(("", "value"), list(_facts(result.to_dict())))
+
+
+@table_of.register
+def _(result: TuneResult) -> Table:
+    return summary_table(result.summary)
+
+
+@table_of.register
+def _(result: QuantizeResult) -> Table:
+    return op_table(result.report.decisions)
+
+
+@table_of.register
+def _(report: QuantizeReport) -> Table:
+    return op_table(report.decisions)
+
+
+@table_of.register
+def _(record: BenchRecord) -> Table:
+    return bench_table(record)
+
+
+@table_of.register
+def _(report: ErrorReport) -> Table:
+    return layers_table(report, 0) if report.layers else outputs_table(report)
+
+
+@table_of.register
+def _(report: OptimizeReport) -> Table:
+    return changes_table(report.counts)
+
+
+@table_of.register
+def _(record: Inspection) -> Table:
+    rows = [
+        (op_type, str(can), str(all_ - can)) for op_type, (can, all_) in record.quantizable.items()
+    ]
+    return Table(("op", "quantizable", "float or fused"), rows, right=(1, 2))
+
+
+@table_of.register
+def _(report: VerifyReport) -> Table:
+    rows = [(check.name, check.outcome.value, check.text) for check in report.all_checks]
+    return Table(("check", "outcome", "what was compared"), rows)
+
+
+def _facts(value: Mapping[str, object]) -> list[tuple[str, str]]:
+    shown = {name: each for name, each in value.items() if name not in ("kind", "schema")}
+    return [
+        (name.replace("_", " "), f"{each:.4g}" if isinstance(each, float) else str(each))
+        for name, each in shown.items()
+        if isinstance(each, str | int | float) and each != ""
+    ]

@@ -1,0 +1,215 @@
+"""The output of `quantize`, `insert` and `strip`."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from qdqtune.records._quantization import Decision, InsertReport, QuantizeReport, StripReport
+from qdqtune.records._ranges import CalibrationSource
+from qdqtune.report._bench import busy_lines
+from qdqtune.report._formatting import Table, printable, text_table
+
+
+def near_limit_line(sqnr_db: float, min_sqnr_db: float) -> str:
+    """Return the warning that a result is just within the accuracy limit."""
+    return (
+        f"Only {sqnr_db - min_sqnr_db:.1f} dB above the limit of {min_sqnr_db:.3g} dB: check the "
+        "model on your own task, or raise --min_sqnr."
+    )
+
+
+def float_error_line(float_type: str, sqnr_db: float) -> str:
+    """Return the part of an error that quantization did not cause."""
+    return (
+        f"The float model itself is {sqnr_db:.1f} dB from float32 there, computed in "
+        f"{float_type or 'another type'}."
+    )
+
+
+RANDOM_WARNING = (
+    "Calibrated on random inputs: good for timing, not for deployment; "
+    "accuracy on real data is unknown."
+)
+
+
+def insertion_text(report: InsertReport) -> str:
+    """Format as text; the last line warns if the scales can't be trusted."""
+    lines = [
+        f"{report.output}: {report.quant_type} in the {report.dialect} dialect, "
+        f"{len(report.quantized)} ops, {report.pairs} tensors"
+    ]
+    for reason, count in Counter(report.left_float.values()).most_common():
+        lines.append(f"left float: {count} ops, {reason}")
+    if report.scales_kept or report.ranges_kept:
+        lines.append(
+            f"kept from the model: the scales of {report.scales_kept} activations, the ranges of "
+            f"{report.ranges_kept} more"
+        )
+    for name, db in report.sqnr_db.items():
+        given = report.sqnr_given_db.get(name)
+        also = f", {given:.1f} dB against the file as given" if given is not None else ""
+        lines.append(f"output {name}: SQNR {db:.1f} dB against float{also}")
+    if report.calibration is CalibrationSource.DATA:
+        others = ", ".join(
+            f"{method} {db:.1f} dB"
+            for method, db in report.tried_db.items()
+            if method != report.method.value
+        )
+        than = f" ({others})" if others else ""
+        lines.append(f"calibrated on {report.calibrated_on}, {report.method.value} ranges{than}")
+    lines = [printable(line) for line in lines]
+    if report.calibration is CalibrationSource.RANDOM:
+        lines.append(RANDOM_WARNING)
+    return "\n".join(lines)
+
+
+def stripping_text(report: StripReport) -> str:
+    """Format as text."""
+    tensors = len(report.placement.tensors)
+    lines = [f"{report.output}: took {report.pairs} DequantizeLinear off {tensors} tensors"]
+    if report.left:
+        lines.append(
+            f"{report.left} Q and DQ nodes stayed: they belong to no pair with constant scales"
+        )
+    if report.rounded:
+        lines.append(
+            f"{report.rounded} weights have the rounded values of the file; the original ones are "
+            "put back with --weights_from FLOAT"
+        )
+    for name, db in report.sqnr_db.items():
+        lines.append(f"output {name}: the quantized file is at SQNR {db:.1f} dB")
+    return "\n".join(printable(line) for line in lines)
+
+
+_MOST_REASONS = 3
+
+
+def quantize_text(report: QuantizeReport, *, every_node: bool = False) -> str:
+    """Format as text; the last line warns if the scales can't be trusted.
+
+    Args:
+        report: The result of the quantization.
+        every_node: Whether to list every op with its own error, too.
+    """
+    lines = [text_table(*op_table(report.decisions)), ""]
+    if every_node:
+        lines += [_node_table(report.decisions), ""]
+    lines += [printable(line) for line in (*_placed(report), *_measured(report))]
+    if report.calibration == CalibrationSource.RANDOM.value and not report.kept_float:
+        lines.append(RANDOM_WARNING)
+    return "\n".join(lines)
+
+
+def op_table(decisions: Sequence[Decision]) -> Table:
+    """Build the table of how many ops of each type are quantized, and why the others are not."""
+    quantized = Counter(each.op_type for each in decisions if each.quantized)
+    left: dict[str, Counter[str]] = defaultdict(Counter)
+    for each in decisions:
+        if not each.quantized:
+            left[each.op_type][f"{each.rule}: {each.reason}"] += 1
+    types = sorted({each.op_type for each in decisions}, key=lambda name: (-quantized[name], name))
+    rows = []
+    for name in types:
+        reasons = left[name].most_common()
+        shown = [
+            f"{reason} ({count})" if len(reasons) > 1 else reason
+            for reason, count in reasons[:_MOST_REASONS]
+        ]
+        more = len(reasons) - len(shown)
+        shown += [f"and {more} more: see -v"] if more else []
+        count = sum(left[name].values())
+        first, *rest = shown or [""]
+        rows.append([name, str(quantized[name] or ""), str(count or ""), first])
+        rows += [["", "", "", reason] for reason in rest]
+    return Table(["op", "quantized", "float", "why float"], rows, right=(1, 2))
+
+
+def _node_table(decisions: Sequence[Decision]) -> str:
+    rows = [
+        [
+            each.node,
+            each.op_type,
+            "quantized" if each.quantized else "float",
+            f"{each.sqnr_db:.1f}" if each.sqnr_db is not None else "",
+            f"{each.rule}: {each.reason}",
+        ]
+        for each in decisions
+    ]
+    return text_table(["node", "op", "", "own dB", "why"], rows, right=(3,))
+
+
+def _placed(report: QuantizeReport) -> list[str]:
+    if report.kept_float:
+        return ["The table shows what was tried."] if report.comparison is not None else []
+    lines = _converted(report)
+    lines += [
+        f"{len(report.placement.tensors)} tensors are {report.quant_type}, in the "
+        f"{report.dialect} dialect."
+    ]
+    for rule, count in Counter(report.added.values()).items():
+        lines.append(f"Of {count} of them, readers without an integer kernel, too: {rule}.")
+    accuracy = sum(each.rule == "accuracy" for each in report.decisions)
+    if accuracy:
+        lines.append(f"{accuracy} ops stay float for accuracy: see the table, or --min_sqnr.")
+    return lines
+
+
+def _converted(report: QuantizeReport) -> list[str]:
+    given = report.converted_from
+    if not given:
+        return []
+    return [
+        f"The model is {given}, for which {report.dialect} has no integer kernels: what is not "
+        f"quantized is float32 now. Inputs and outputs keep their types."
+    ]
+
+
+def _measured(report: QuantizeReport) -> list[str]:
+    before, after = report.bytes_before, report.bytes_after
+    lines = []
+    for name in dict.fromkeys((*report.sqnr_db, *report.scores_db)):
+        found = [f"SQNR {report.sqnr_db[name]:.1f} dB"] if name in report.sqnr_db else []
+        if name in report.scores_db:
+            found.append(f"scores that it comes from {report.scores_db[name]:.1f} dB")
+        lines.append(f"Output {name}: {', '.join(found)}, against float ({report.judged_with}).")
+    if not lines and not report.kept_float:
+        lines.append("Output SQNR unknown: its outputs could not be compared with float.")
+    worst = report.worst_db
+    if report.float_sqnr_db is not None:
+        lines.append(float_error_line(report.float_type, report.float_sqnr_db))
+    if report.near_min_sqnr and worst is not None and report.allowed_sqnr_db is not None:
+        lines.append(near_limit_line(worst, report.allowed_sqnr_db))
+    if report.calibration == CalibrationSource.DATA.value:
+        others = ", ".join(
+            f"{method} {db:.1f}"
+            for method, db in report.tried_db.items()
+            if method != report.method
+        )
+        than = f" (worst output; others: {others} dB)" if others else ""
+        lines.append(f"Calibrated on {report.calibrated_on}, {report.method} ranges{than}.")
+    lines += _latency(report)
+    if report.kept_float:
+        lines.append(f"The model is handed back as it was: {report.reason}.")
+    else:
+        lines.append(f"Size {_megabytes(before)} -> {_megabytes(after)} ({after / before:.2f}x).")
+    if report.output is not None:
+        lines.append(f"Written: {report.output}")
+    return lines
+
+
+def _latency(report: QuantizeReport) -> list[str]:
+    found = report.comparison
+    if found is None or report.baseline_ms is None or report.final_ms is None:
+        return [f"Latency was not measured: {report.not_timed}."]
+    busy = busy_lines(found.contention) if found.contention > 0.0 else []
+    return [
+        f"Latency on {report.engine}: as given {report.baseline_ms:.3f} ms, quantized "
+        f"{report.final_ms:.3f} ms, {found.ratio:.3f}x ({found.low:.3f} to {found.high:.3f}, "
+        f"{100 * found.confidence:g} %).",
+        *busy,
+    ]
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.2f} MB"

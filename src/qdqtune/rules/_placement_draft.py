@@ -1,0 +1,280 @@
+"""A placement while rules decide on it: what is quantized, what stays float, and who said so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import onnx_ir as ir
+
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
+from qdqtune.qdq._op_units import canonical, merge
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.records._placement import Edge, Placement
+from qdqtune.records._quantization import Decision
+
+_NO_RULE = "no rule"
+# Ops in a row that only move values; where there are more, nothing is gained by following them.
+_LONGEST_WAY = 100
+# They fuse into the op before them on every engine, whether or not a dialect has to know.
+_ALWAYS_FUSED = frozenset({"Clip", "Relu"})
+
+
+@dataclass(frozen=True)
+class RuleDecision:
+    """Who decided on an op, and why.
+
+    Attributes:
+        rule: A rule's name, or that of whoever else did.
+        reason: In words.
+    """
+
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What a user asked for; node names are those of the model.
+
+    Attributes:
+        only: Quantize these ops and what is between them; None leaves it to the rules.
+        never: Leave these float.
+        why: Who says so of those, if it isn't the user.
+    """
+
+    only: frozenset[str] | None = None
+    never: frozenset[str] = frozenset()
+    why: Mapping[str, RuleDecision] = field(default_factory=dict)
+
+    def without(self, others: Mapping[str, RuleDecision]) -> Constraints:
+        """The same with other ops that are to stay float, and why."""
+        return replace(self, never=self.never.union(others), why={**self.why, **others})
+
+
+@dataclass
+class Draft:
+    """What the rules have decided so far; the first word about an op stands.
+
+    Args:
+        planner: Which ops can be quantized, and what each needs.
+        quant_type: To what.
+        constraints: The user's.
+        shares: Part of the work that each op does, by name; a guess from sizes.
+
+    Attributes:
+        extra: Places that no op's kernel asks for, by the rule that wants them.
+    """
+
+    planner: QuantizationPlanner
+    quant_type: str
+    constraints: Constraints = field(default_factory=Constraints)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    extra: dict[Edge, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.index: GraphIndex = self.planner.index
+        self._chosen: dict[str, RuleDecision] = {}
+        self._left: dict[str, RuleDecision] = {}
+        self._served: dict[Edge, frozenset[str]] = {}
+        self._written: set[str] = set()
+        self._leading: set[str] | None = None  # what leads to integers; None if not known
+        self._fused = self.planner.dialect.fused_activations | _ALWAYS_FUSED
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """Grows with every decision: rules are asked again until nothing changes."""
+        return len(self._chosen), len(self._left), len(self.extra)
+
+    def undecided(self, *op_types: str) -> Iterator[ir.Node]:
+        """Ops that can be quantized and of which nobody spoke yet, in the graph's order."""
+        for node in self.index.nodes:
+            name = node.name or ""
+            is_open = name in self.planner.units and name not in self._chosen
+            if is_open and name not in self._left and (not op_types or is_op(node, *op_types)):
+                yield node
+
+    def choose(self, node: ir.Node, rule: str, reason: str) -> None:
+        """Quantize an op, unless it is to stay float."""
+        name = node.name or ""
+        if name in self._left or name in self._chosen or name not in self.planner.units:
+            return
+        self._chosen[name] = RuleDecision(rule, reason)
+        self._written |= self.planner.units[name].outputs
+        if is_op(node, *WEIGHTED_OPS):
+            self._leading = None
+
+    def leave(self, node: ir.Node, rule: str, reason: str) -> None:
+        """Leave an op float, unless it is quantized already."""
+        name = node.name or ""
+        if name not in self._chosen and name not in self._left:
+            self._left[name] = RuleDecision(rule, reason)
+            if name in self.planner.units:
+                self._leading = None
+
+    def add(self, edge: Edge, rule: str, served: Collection[str]) -> None:
+        """Let one reader see a quantized value, though it has no integer kernel.
+
+        Args:
+            edge: The reader.
+            rule: Who wants it.
+            served: Quantized ops that it is there for: if one stays float, so does the edge.
+        """
+        if edge.node not in self.constraints.never and self.constraints.only is None:
+            self.extra.setdefault(edge, rule)
+            self._served.setdefault(edge, frozenset(served))
+
+    def is_chosen(self, node: ir.Node | None) -> bool:
+        """Whether an op is quantized."""
+        return node is not None and node.name in self._chosen
+
+    def is_left(self, node: ir.Node) -> bool:
+        """Whether an op is to stay float."""
+        return node.name in self._left
+
+    def activations(self, node: ir.Node) -> list[str]:
+        """The tensors that an op would read quantized and that are not constants."""
+        places = self.planner.units.get(node.name or "", Placement())
+        tensors = dict.fromkeys(edge.tensor for edge in places.edges if edge.node == node.name)
+        return [tensor for tensor in tensors if not self.index.is_constant(tensor)]
+
+    def is_integer(self, tensor: str) -> bool:
+        """Whether a tensor is quantized already: made by a quantized op, or read by one."""
+        return self.made_by_chosen(tensor) is not None or self._read_by_chosen(tensor)
+
+    def made_by_chosen(self, tensor: str) -> ir.Node | None:
+        """The quantized op that a tensor comes from: through its activation, or ops that move."""
+        for _ in range(_LONGEST_WAY):
+            node = self.index.value[tensor].producer()
+            if node is None or (self.is_chosen(node) and node.name not in self.planner.passthrough):
+                return node
+            moves = node.name in self.planner.passthrough and not self.is_left(node)
+            source = node.inputs[0] if node.inputs else None
+            if source is None or not source.name or not (moves or is_op(node, *self._fused)):
+                return None
+            tensor = source.name
+        return None
+
+    def is_written(self, tensor: str) -> bool:
+        """Whether a tensor is quantized whoever else reads it."""
+        return tensor in self._written or self._read_by_chosen(tensor)
+
+    def leads_to_integers(self, tensor: str) -> bool:
+        """Whether ops that can be quantized lead from here to a weighted op that is."""
+        if self._leading is None:
+            self._leading = self._find_leading()
+        return tensor in self._leading
+
+    def _find_leading(self) -> set[str]:
+        found: set[str] = set()
+        for node in reversed(self.index.nodes):
+            leads = self.is_chosen(node) and is_op(node, *WEIGHTED_OPS)
+            if not leads and any(value.name in found for value in node.outputs):
+                passes = node.name in self.planner.units and not self.is_left(node)
+                leads = passes or is_op(node, *self._fused)
+            if leads:
+                found.update(
+                    value.name for value in node.inputs if value is not None and value.name
+                )
+        return found
+
+    @property
+    def chosen(self) -> frozenset[str]:
+        """Names of the ops that are quantized."""
+        return frozenset(self._chosen)
+
+    def only(self, names: Collection[str]) -> Placement:
+        """What the decisions come to if only these ops are quantized, and what moves between."""
+        passthrough = self.planner.passthrough.keys() & self._chosen.keys()
+        follow = [name for name in passthrough if not is_op(self.index.node[name], "Concat")]
+        return self._placed({*names, *follow})
+
+    @property
+    def candidate_edges(self) -> Placement:
+        """Every place that the decisions, or a part of them, can come to."""
+        chosen = (self.planner.units[name] for name in self._chosen)
+        return merge([self.placement(), *chosen])
+
+    def placement(self) -> Placement:
+        """What the decisions come to."""
+        return self.without(())
+
+    def without(self, names: Collection[str]) -> Placement:
+        """What they come to if these ops are left float after all."""
+        kept = [name for name in self._chosen if name not in names]
+        placement = self._placed(kept)
+        edges = [
+            edge
+            for edge, served in self._served.items()
+            if edge.node not in names and served.issubset(kept)
+        ]
+        return canonical(self.index, placement | Placement.of(edges))
+
+    def decisions(self, placement: Placement) -> tuple[Decision, ...]:
+        """What was decided for every op, in the graph's order, if this placement is the result."""
+        quantized = self.planner.quantized(placement)
+        found = []
+        for node in self.index.nodes:
+            name = node.name or ""
+            if name in quantized and self._is_whole(name, placement):
+                decision = self._chosen.get(
+                    name, RuleDecision("between", "what it reads is quantized")
+                )
+                found.append(Decision(name, node.op_type, True, decision.rule, decision.reason))
+            elif not is_op(node, *self._fused):
+                decision = self._why_float(name)
+                found.append(Decision(name, node.op_type, False, decision.rule, decision.reason))
+        return tuple(found)
+
+    def _placed(self, names: Collection[str]) -> Placement:
+        """What these ops need; a Concat that was chosen has its operands quantized for itself.
+
+        Where pairs are lifted that comes by itself; elsewhere ops only follow what they move.
+        """
+        placement = self.planner.placement(names)
+        if self.planner.dialect.propagates_dq:
+            return placement
+        joins = [
+            self.planner.passthrough[name]
+            for name in self.planner.passthrough.keys() & set(names)
+            if is_op(self.index.node[name], "Concat")
+        ]
+        return canonical(self.index, merge([placement, *joins]))
+
+    def _is_whole(self, name: str, placement: Placement) -> bool:
+        """Whether an op that reads integers was meant to, or writes them as its kernel needs."""
+        return name in self._chosen or self.planner.units[name].outputs <= placement.outputs
+
+    def _why_float(self, name: str) -> RuleDecision:
+        if name in self._left:
+            return self._left[name]
+        if name in self.planner.left_float:
+            return RuleDecision("no kernel", self.planner.left_float[name])
+        if name in self._chosen:
+            return RuleDecision("follows", "what it moves is not quantized")
+        return RuleDecision(_NO_RULE, "it would gain nothing: what it reads or feeds is float")
+
+    def _read_by_chosen(self, tensor: str) -> bool:
+        return any(
+            edge.node in self._chosen
+            and edge.node not in self.planner.passthrough
+            and edge in self.planner.units[edge.node].edges
+            for edge in self.index.readers(tensor)
+        )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One reason to quantize something, or not to.
+
+    Attributes:
+        name: For tables and messages.
+        reason: Why the rule is there.
+        apply: Looks at a draft and decides what it knows about; it is asked again when others
+            have decided more.
+    """
+
+    name: str
+    reason: str
+    apply: Callable[[Draft], None]

@@ -1,0 +1,286 @@
+"""Settings of an autotuner and the presets of its modes, without heavy imports."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import logging
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from qdqtune.config import WORKFLOWS
+from qdqtune.records._errors import UsageError
+from qdqtune.records._untrusted_files import read_text
+from qdqtune.search._errors import AutotunerError
+
+#: Quant types, with the least and the greatest zero point of each.
+ZERO_POINTS = {"int8": (-128, 127), "uint8": (0, 255), "fp8": (0, 0)}
+
+#: Float types that a DequantizeLinear may give.
+DQ_DTYPES = ("float16", "float32", "bfloat16")
+
+_AT_LEAST = {
+    "maximum_sequence_region_size": 1,
+    "minimum_topdown_search_size": 1,
+    "minimum_schemes_to_mutate": 0,
+    "maximum_mutations": 0,
+    "maximum_generation_attempts": 1,
+    "pattern_cache_minimum_distance": 0,
+    "pattern_cache_max_entries_per_pattern": 1,
+}
+
+
+@dataclass
+class Config:
+    """Settings of an autotuner; invalid values are refused.
+
+    Attributes:
+        verbose: Whether to log each step.
+        performance_threshold: Speedup that a final model must reach to be worth deploying. Only
+            workflows use it; the search itself takes every gain.
+        default_q_scale: Scale of activations without a known range.
+        default_q_zero_point: Their zero point.
+        default_quant_type: `int8`, `uint8` or `fp8`.
+        default_dq_dtype: Float type of scales where the model doesn't determine it. Tensors of
+            unknown type are not insertion points, so every scale has the type of its tensor.
+        maximum_sequence_region_size: Maximum number of nodes in a sequence inside a composite
+            region.
+        minimum_topdown_search_size: Regions with fewer nodes are not divided.
+        top_percent_to_mutate: Share of the measured schemes, fastest first, that new ones are
+            derived from.
+        minimum_schemes_to_mutate: Minimum number of those schemes; the fastest is always included.
+        maximum_mutations: Maximum number of points in which a new scheme differs; 0 allows only
+            schemes from the cache, imported ones, and the one with all points.
+        maximum_generation_attempts: Number of attempts to generate a new scheme.
+        pattern_cache_minimum_distance: Minimum number of points in which cached schemes differ.
+        pattern_cache_max_entries_per_pattern: Maximum number of cached schemes per pattern.
+
+    Raises:
+        AutotunerError: If a setting is invalid.
+    """
+
+    verbose: bool = False
+    performance_threshold: float = 1.02
+    default_q_scale: float = 0.1
+    default_q_zero_point: int = 0
+    default_quant_type: str = "int8"
+    default_dq_dtype: str = "float32"
+    maximum_sequence_region_size: int = 10
+    minimum_topdown_search_size: int = 10
+    top_percent_to_mutate: float = 0.1
+    minimum_schemes_to_mutate: int = 10
+    maximum_mutations: int = 3
+    maximum_generation_attempts: int = 100
+    pattern_cache_minimum_distance: int = 4
+    pattern_cache_max_entries_per_pattern: int = 32
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Check that every setting is valid; settings may have changed since construction.
+
+        Raises:
+            AutotunerError: If one is not.
+        """
+        _check_choice("default_quant_type", self.default_quant_type, tuple(ZERO_POINTS))
+        _check_choice("default_dq_dtype", self.default_dq_dtype, DQ_DTYPES)
+        for name, least in _AT_LEAST.items():
+            _check_whole(name, getattr(self, name), least, None)
+        low, high = ZERO_POINTS[self.default_quant_type]
+        _check_whole("default_q_zero_point", self.default_q_zero_point, low, high)
+        _check_number("default_q_scale", self.default_q_scale, above=0.0)
+        _check_number("performance_threshold", self.performance_threshold, least=0.0)
+        _check_number("top_percent_to_mutate", self.top_percent_to_mutate, least=0.0, most=1.0)
+        if not isinstance(self.verbose, bool):
+            raise AutotunerError(f"verbose is {self.verbose!r}.", "It is True or False.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every setting by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> Config:
+        """Build a config from a mapping; missing settings have their defaults.
+
+        Raises:
+            AutotunerError: If the mapping has an unknown key, or a setting is invalid.
+        """
+        known = [each.name for each in fields(cls)]
+        if not isinstance(body, Mapping):
+            raise AutotunerError(f"{body!r} holds no settings.", "Settings are a mapping.")
+        for name in body:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
+                raise AutotunerError(f"There is no setting {name!r}.", hint)
+        return cls(**body)
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise AutotunerError(f"{name} is {value!r}.", f"Choose one of: {', '.join(choices)}.")
+
+
+def _check_whole(name: str, value: object, least: int, most: int | None) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):  # type: ignore[operator]
+        room = f"from {least} on" if most is None else f"from {least} to {most}"
+        of_type = " for this quant type" if most is not None else ""
+        raise AutotunerError(f"{name} is {value!r}.", f"It is a whole number {room}{of_type}.")
+
+
+def _check_number(
+    name: str,
+    value: object,
+    *,
+    above: float = -math.inf,
+    least: float = -math.inf,
+    most: float = math.inf,
+) -> None:
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and above < value
+        and least <= value <= most
+    ):
+        return
+    low = f"above {above:g}" if math.isfinite(above) else f"from {least:g} on"
+    high = f", and at most {most:g}" if math.isfinite(most) else ""
+    raise AutotunerError(f"{name} is {value!r}.", f"It is a number {low}{high}.")
+
+
+_log = logging.getLogger(__name__)
+
+#: Schemes per region, and how often each is run, by mode.
+MODE_PRESETS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "quick": {"schemes_per_region": 30, "warmup_runs": 10, "timing_runs": 50},
+        "default": {"schemes_per_region": 50, "warmup_runs": 50, "timing_runs": 100},
+        "extensive": {"schemes_per_region": 200, "warmup_runs": 50, "timing_runs": 200},
+    }
+)
+
+# The attributes of parsed arguments that a preset sets.
+_DESTINATIONS = {
+    "schemes_per_region": "num_schemes",
+    "warmup_runs": "warmup_runs",
+    "timing_runs": "timing_runs",
+}
+
+
+class StoreWithExplicitFlag(argparse.Action):
+    """Stores a value and records that the user gave it, even if it equals the default.
+
+    Args:
+        option_strings: The flag's spellings.
+        dest: The attribute for the value.
+        explicit_attr: The attribute that records that the flag was given.
+        kwargs: Further arguments of `argparse.Action`.
+    """
+
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, explicit_attr: str, **kwargs: Any
+    ) -> None:
+        self.explicit_attr = explicit_attr
+        super().__init__(option_strings, dest, **kwargs)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        """Store the value."""
+        setattr(namespace, self.dest, values)
+        setattr(namespace, self.explicit_attr, True)
+
+
+def apply_mode_presets(args: argparse.Namespace) -> None:
+    """Apply the mode's values to everything that no flag set.
+
+    Args:
+        args: The parsed arguments: `mode`, `num_schemes`, `warmup_runs`, `timing_runs`, and
+            `_explicit_<name>` for those that the user gave.
+
+    Raises:
+        UsageError: If there is no such mode.
+    """
+    mode = getattr(args, "mode", "default")
+    if mode not in (*MODE_PRESETS, *WORKFLOWS):
+        raise UsageError(
+            f"There is no mode {mode!r}.", f"Modes: {', '.join((*MODE_PRESETS, *WORKFLOWS))}."
+        )
+    for name, value in MODE_PRESETS["default" if mode in WORKFLOWS else mode].items():
+        destination = _DESTINATIONS[name]
+        if not getattr(args, f"_explicit_{destination}", False):
+            setattr(args, destination, value)
+
+
+def preset_for_schemes(schemes: int) -> str:
+    """Return the most thorough preset with at most this many schemes per region; at least quick.
+
+    Args:
+        schemes: Schemes per region.
+    """
+    fitting = [
+        name for name, numbers in MODE_PRESETS.items() if numbers["schemes_per_region"] <= schemes
+    ]
+    return fitting[-1] if fitting else next(iter(MODE_PRESETS))
+
+
+def validate_file_path(path: str | os.PathLike[str] | None, description: str) -> Path | None:
+    """Return the path if it is a file; otherwise exit with code 1.
+
+    Args:
+        path: The path; None if not given.
+        description: What the file is, for the message.
+    """
+    if path is None:
+        return None
+    file = Path(path)
+    if not file.is_file():
+        _log.error("%s does not exist: %s", description, file)
+        sys.exit(1)
+    return file
+
+
+def get_node_filter_list(path: str | os.PathLike[str] | None) -> list[str] | None:
+    """Read wildcard patterns for node names, one per line; skip blank lines and `#` comments.
+
+    Args:
+        path: The file; None if there is none.
+
+    Returns:
+        The patterns; None without a file.
+
+    Raises:
+        UsageError: If the file can't be read, or contains no pattern.
+    """
+    if path is None:
+        return None
+    try:
+        text = read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UsageError(
+            f"The node filter list {path} can't be read: {why}.",
+            "It is a text file with one pattern per line.",
+        ) from None
+    lines = (line.strip() for line in text.splitlines())
+    patterns = [line for line in lines if line and not line.startswith("#")]
+    if not patterns:
+        raise UsageError(
+            f"The node filter list {path} holds no pattern.",
+            "Write one wildcard per line, such as layer1.*, or leave the list out to tune every "
+            "region.",
+        )
+    return patterns

@@ -1,0 +1,325 @@
+"""The search space: groups of like ops, each quantized or not, and how regions yield them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from itertools import filterfalse
+
+import onnx_ir as ir
+
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import WEIGHTED_OPS
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.records._placement import Edge, Placement
+from qdqtune.search._errors import InvalidSchemeError
+from qdqtune.search.patterns._insertion_points import to_placement
+from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.patterns._region_pattern import PatternView, view_pattern
+from qdqtune.search.regions._canonical import CanonicalRegion, canonical_region
+from qdqtune.search.regions._region import Region, leaves
+from qdqtune.search.regions._region_search import CombinedRegionSearch
+
+State = frozenset[int]
+"""Numbers of the groups that are quantized."""
+
+
+class Form(Enum):
+    """What of an op is quantized."""
+
+    WHOLE = "whole"
+    WEIGHTS = "weights only"
+    ACTIVATIONS = "activations only"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ops that are quantized together, because they play the same part in like regions.
+
+    Attributes:
+        pattern: Signature, with shapes, of the regions that they are part of.
+        role: Position of the op in that pattern.
+        op_type: What they are.
+        nodes: Names, in the graph's order.
+        structure: Equal for groups whose ops, attributes and shapes are; empty if nobody looked.
+        form: What of them is quantized.
+    """
+
+    pattern: str
+    role: int
+    op_type: str
+    nodes: tuple[str, ...]
+    structure: str = ""
+    form: Form = Form.WHOLE
+
+
+class Space:
+    """All placements that a search may propose for one model in one dialect.
+
+    Args:
+        planner: What each op needs to be quantized.
+        groups: The choices, in the graph's order.
+        weights: Share of the model's latency by node name, as far as it is known.
+    """
+
+    def __init__(
+        self, planner: QuantizationPlanner, groups: Sequence[Group], weights: Mapping[str, float]
+    ) -> None:
+        self.planner = planner
+        self.groups = tuple(groups)
+        self.potential = tuple(
+            sum(weights.get(node, 0.0) for node in group.nodes) for group in self.groups
+        )
+        if not any(self.potential):  # nothing is known: all may matter
+            self.potential = (1.0 / max(1, len(self.groups)),) * len(self.groups)
+        self._forms = {group.form for group in self.groups}
+        self._placements: dict[State, Placement] = {}
+        self._keys: dict[State, str] = {}
+        self._closed: dict[State, State] = {}
+        self._neighbours = self._find_neighbours()
+
+    @property
+    def patterns(self) -> dict[str, list[int]]:
+        """The groups of each pattern, in order of first appearance."""
+        found: dict[str, list[int]] = {}
+        for number, group in enumerate(self.groups):
+            found.setdefault(group.pattern, []).append(number)
+        return found
+
+    @property
+    def everything(self) -> State:
+        """Every group."""
+        return frozenset(range(len(self.groups)))
+
+    def of_ops(self, op_types: Collection[str]) -> State:
+        """The groups of these op types, and all that only move values."""
+        return frozenset(
+            number
+            for number, group in enumerate(self.groups)
+            if group.op_type in op_types or self.moves(number)
+        )
+
+    def weighted(self) -> State:
+        """The ops with weights, and what moves their results."""
+        return self.of_ops(WEIGHTED_OPS)
+
+    def moves(self, number: int) -> bool:
+        """Whether a group's ops only move values."""
+        return self.groups[number].nodes[0] in self.planner.passthrough
+
+    def placement(self, state: State) -> Placement:
+        """What a choice comes to in the model."""
+        if state not in self._placements:
+            names: dict[Form, set[str]] = {form: set() for form in Form}
+            for number in state:
+                names[self.groups[number].form].update(self.groups[number].nodes)
+            whole, fed = names[Form.WHOLE], names[Form.ACTIVATIONS]
+            self._placements[state] = self.planner.placement(
+                whole | fed, names[Form.WEIGHTS], float_weights=fed - whole
+            )
+        return self._placements[state]
+
+    def key(self, state: State) -> str:
+        """Equal for choices that come to the same placement, in every run."""
+        if state not in self._keys:
+            self._keys[state] = self.placement(state).digest()
+        return self._keys[state]
+
+    def nearest(self, placement: Placement) -> State:
+        """The groups whose ops are all integer kernels in a placement."""
+        found = {Form.WHOLE: self.planner.quantized(placement)}
+        if Form.WEIGHTS in self._forms:
+            found[Form.WEIGHTS] = self.planner.stored(placement)
+        if Form.ACTIVATIONS in self._forms:
+            found[Form.ACTIVATIONS] = self.planner.fed(placement)
+        return frozenset(
+            number
+            for number, group in enumerate(self.groups)
+            if found[group.form].issuperset(group.nodes)
+        )
+
+    def closed(self, state: State) -> State:
+        """A choice with all groups that it quantizes on the way, and without those it doesn't.
+
+        An op between quantized ones is quantized with them, and one that only moves values is not
+        if they are float. Choices that come to the same placement are the same when closed.
+        """
+        if state not in self._closed:
+            closed = self.nearest(self.placement(state))
+            same = self.key(closed) == self.key(state)
+            self._closed[state] = closed if same else state
+        return self._closed[state]
+
+    def around(self, numbers: Iterable[int]) -> State:
+        """The groups that share a tensor with one of these, these included."""
+        return frozenset(near for number in numbers for near in self._neighbours[number])
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Neighbours, the smaller number first."""
+        return tuple(
+            (number, near)
+            for number, nearby in enumerate(self._neighbours)
+            for near in sorted(nearby)
+            if near > number
+        )
+
+    def _find_neighbours(self) -> list[set[int]]:
+        wires = self._wires()
+        touching: dict[str, set[int]] = {}
+        index = self.planner.index
+        for number, group in enumerate(self.groups):
+            for name in group.nodes:
+                for tensor in filterfalse(index.is_constant, _tensors(index.node[name])):
+                    touching.setdefault(wires.get(tensor, tensor), set()).add(number)
+        neighbours: list[set[int]] = [{number} for number in range(len(self.groups))]
+        for numbers in touching.values():
+            for number in numbers:
+                neighbours[number] |= numbers
+        return neighbours
+
+    def _wires(self) -> dict[str, str]:
+        """Results of ops that are no choice and have one operand, such as a Relu: to the operand.
+
+        Whether a conversion is needed behind such an op depends on what is before it.
+        """
+        index = self.planner.index
+        chosen = {name for group in self.groups for name in group.nodes}
+        wires: dict[str, str] = {}
+        for node in index.nodes:
+            read = {v.name or "" for v in node.inputs if v is not None}
+            operands = [name for name in read if name and not index.is_constant(name)]
+            if node.name not in chosen and len(operands) == 1:
+                source = wires.get(operands[0], operands[0])
+                wires.update((value.name or "", source) for value in node.outputs)
+        return wires
+
+
+def _tensors(node: ir.Node) -> list[str]:
+    values = (*node.inputs, *node.outputs)
+    return [value.name for value in values if value is not None and value.name]
+
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The choices in a model, and what they were found in.
+
+    Attributes:
+        groups: In the graph's order.
+        regions: How many regions there are, those that consist of others not counted.
+        views: The distinct ones, with shapes.
+        cached: What a pattern cache would quantize.
+        cached_patterns: How many patterns of it are in the model.
+        ruled: Names of the ops that placement rules would quantize.
+    """
+
+    groups: tuple[Group, ...] = ()
+    regions: int = 0
+    views: tuple[PatternView, ...] = ()
+    cached: frozenset[Edge] = frozenset()
+    cached_patterns: int = 0
+    ruled: frozenset[str] = frozenset()
+
+    @property
+    def patterns(self) -> int:
+        """How many distinct regions there are, with shapes."""
+        return len(self.views)
+
+    def of_regions(self, matches: Callable[[str], object]) -> Grouping:
+        """The choices in regions with a matching node, and in those of the same patterns.
+
+        Args:
+            matches: Whether a node's name matches.
+        """
+        views = tuple(view for view in self.views if any(map(matches, view.nodes)))
+        kept = {view.pattern.signature for view in views}
+        return replace(
+            self,
+            groups=tuple(group for group in self.groups if group.pattern in kept),
+            regions=sum(view.regions for view in views),
+            views=views,
+        )
+
+
+def group_ops(
+    index: GraphIndex, planner: QuantizationPlanner, cache: PatternCache | None = None
+) -> Grouping:
+    """Find the choices that a dialect leaves in a model.
+
+    Regions with the same structure and shapes share a pattern, and the ops in one place of it are
+    one group: all the insertion points of that place, in every region of the pattern.
+
+    Args:
+        index: The model, with shapes.
+        planner: What can be quantized in it.
+        cache: What other runs found.
+    """
+    regions = CombinedRegionSearch(index).search_regions()
+    numbers: dict[str, int] = {}
+    forms: list[list[CanonicalRegion]] = []
+    firsts: list[Region] = []
+    found: dict[tuple[int, int], list[int]] = {}
+    parts = list(leaves(regions))
+    for region in parts:
+        form = canonical_region(region, index)
+        number = numbers.setdefault(form.signature(shapes=True), len(numbers))
+        if number == len(forms):
+            forms.append([])
+            firsts.append(region)
+        forms[number].append(form)
+        for role, position in enumerate(form.nodes):
+            name = index.nodes[position].name or ""
+            if name in planner.units:
+                found.setdefault((number, role), []).append(position)
+    signatures = list(numbers)
+    groups = [
+        Group(
+            signatures[number],
+            role,
+            index.nodes[positions[0]].op_type,
+            tuple(index.nodes[position].name or "" for position in sorted(positions)),
+            _group_key(index, index.nodes[positions[0]]),
+        )
+        for (number, role), positions in sorted(found.items(), key=lambda item: min(item[1]))
+    ]
+    views = tuple(
+        view_pattern(first, alike, index) for first, alike in zip(firsts, forms, strict=True)
+    )
+    cached: set[Edge] = set()
+    cached_patterns = 0
+    if cache is not None:
+        cached_patterns = cache.occurring(view.pattern for view in views)
+        for view, alike in zip(views, forms, strict=True):
+            for form in alike:
+                cached |= _cached_edges(cache, view, form, index)
+    return Grouping(tuple(groups), len(parts), views, frozenset(cached), cached_patterns)
+
+
+def _cached_edges(
+    cache: PatternCache, view: PatternView, form: CanonicalRegion, index: GraphIndex
+) -> frozenset[Edge]:
+    """What the best scheme that is known of a pattern, or else of its structure, quantizes."""
+    for pattern in (view.pattern, view.structure):
+        known = cache.get_pattern_schemes(pattern.signature)
+        if known is not None and known.schemes:
+            best = known.best_scheme or known.schemes[0]
+            try:
+                places = set().union(*(point.resolve_in(form, index) for point in best.points()))
+            except InvalidSchemeError as error:
+                _logger.warning("a scheme of the pattern cache does not fit: %s", error.what)
+                continue
+            return index.effective(to_placement(index, places))
+    return frozenset()
+
+
+def _group_key(index: GraphIndex, node: ir.Node) -> str:
+    """What an op is, wherever it stands: type, attributes and shapes."""
+    attributes = sorted(f"{name}={attribute}" for name, attribute in node.attributes.items())
+    shapes = [index.shape(value.name or "") for value in node.inputs if value is not None]
+    return f"{node.op_type}{attributes}{shapes}"

@@ -1,0 +1,381 @@
+"""Insertion points for Q/DQ pairs, relative to a pattern and resolved in one model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import onnx
+import onnx_ir as ir
+
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import QDQ_OPS, WEIGHTED_OPS, is_op
+from qdqtune.qdq.dialects import DIALECTS
+from qdqtune.records._placement import Edge, Placement
+from qdqtune.search._errors import InvalidSchemeError
+from qdqtune.search.patterns._eligibility import activation_input, why_not, why_not_output
+from qdqtune.search.regions._canonical import CanonicalRegion, ChildForm, canonical_region
+from qdqtune.search.regions._region import Region
+
+_RESOLVED_ELSEWHERE = "Was it resolved in another model?"
+
+
+@dataclass(frozen=True)
+class ResolvedInsertionPoint:
+    """An insertion point in one model.
+
+    Attributes:
+        tensor_name: The tensor.
+        node_index: Position in the index of the node that reads it; None for all readers.
+        input_index: The input of that node.
+    """
+
+    tensor_name: str
+    node_index: int | None = None
+    input_index: int | None = None
+
+
+def to_placement(index: GraphIndex, resolved: Iterable[ResolvedInsertionPoint]) -> Placement:
+    """Return the placement that quantizes exactly these points.
+
+    Raises:
+        InvalidSchemeError: If the model has no such point.
+    """
+    edges: set[Edge] = set()
+    outputs: set[str] = set()
+    for point in resolved:
+        if point.node_index is not None:
+            edges.add(_edge(index, point))
+        elif point.tensor_name not in index.value:
+            raise InvalidSchemeError(f"{point}: the model has no such tensor.", _RESOLVED_ELSEWHERE)
+        elif index.is_constant(point.tensor_name):  # no node produces it, so its readers are meant
+            edges.update(edge for edge in index.readers(point.tensor_name) if edge.node)
+        else:
+            outputs.add(point.tensor_name)
+    return Placement(frozenset(edges), frozenset(outputs))
+
+
+def merge_resolved_insertion_points(
+    graph: GraphIndex, resolved: Iterable[ResolvedInsertionPoint]
+) -> set[ResolvedInsertionPoint]:
+    """Replace the points of all edges of a tensor with one point for the tensor.
+
+    Raises:
+        InvalidSchemeError: If the model has no such point.
+    """
+    points = set(resolved)
+    whole = {point.tensor_name for point in points if point.node_index is None}
+    edges: dict[str, set[Edge]] = {}
+    for point in points:
+        if point.node_index is not None:
+            edges.setdefault(point.tensor_name, set()).add(_edge(graph, point))
+    for tensor, covered in edges.items():
+        if covered.issuperset(graph.readers(tensor)) and not graph.is_constant(tensor):
+            whole.add(tensor)
+    kept = {point for point in points if point.tensor_name not in whole}
+    return kept | {ResolvedInsertionPoint(tensor) for tensor in whole}
+
+
+def _edge(index: GraphIndex, point: ResolvedInsertionPoint) -> Edge:
+    position = -1 if point.input_index is None else point.input_index
+    node = point.node_index
+    if node is not None and 0 <= node < len(index.nodes):
+        edge = Edge(point.tensor_name, index.nodes[node].name or "", position)
+        if index.has(edge):
+            return edge
+    raise InvalidSchemeError(f"{point}: the model has no such reader.", _RESOLVED_ELSEWHERE)
+
+
+_FOREIGN = "The scheme belongs to another pattern, or its file was changed."
+
+Point = TypeVar("Point", bound="InsertionPoint")
+
+
+class InsertionPoint(ABC):
+    """An insertion point for a Q/DQ pair, relative to a pattern."""
+
+    def resolve(self, region: Region, graph: GraphIndex) -> set[ResolvedInsertionPoint]:
+        """Return its insertion points in one model; none if it can't pay off in this region.
+
+        Raises:
+            InvalidSchemeError: If the region's pattern has no such point.
+        """
+        return self.resolve_in(canonical_region(region, graph), graph)
+
+    @abstractmethod
+    def resolve_in(self, form: CanonicalRegion, index: GraphIndex) -> set[ResolvedInsertionPoint]:
+        """Like `resolve`, for a region whose canonical form is already known."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the serialized form."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls: type[Point], body: Mapping[str, Any]) -> Point:
+        """Parse the serialized form.
+
+        Raises:
+            InvalidSchemeError: If it is invalid.
+        """
+        names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+        known = isinstance(body, Mapping) and all(name in names for name in body)
+        if not known or not all(_is_place(value) for value in body.values()):
+            raise InvalidSchemeError(
+                f"{body!r} is not an insertion point.", f"It has whole numbers for {names}."
+            )
+        try:
+            return cls(**body)
+        except TypeError:
+            raise InvalidSchemeError(
+                f"{body!r} is not a whole insertion point.", f"It has whole numbers for {names}."
+            ) from None
+
+
+def _is_place(value: object) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool))
+
+
+@dataclass(frozen=True)
+class NodeInputInsertionPoint(InsertionPoint):
+    """One input of one of the region's own nodes.
+
+    Attributes:
+        node_index: The node, in canonical order.
+        input_index: Its input, in canonical order.
+    """
+
+    node_index: int
+    input_index: int
+
+    def resolve_in(self, form: CanonicalRegion, index: GraphIndex) -> set[ResolvedInsertionPoint]:
+        """Return the input, and the other operand of a weighted op."""
+        node = _at(form.nodes, self.node_index, "node", self)
+        position = _at(form.input_positions(self.node_index), self.input_index, "input", self)
+        return edge_with_operand(index, node, position)
+
+    @staticmethod
+    def collect_from_region(region: Region, graph: GraphIndex) -> list[NodeInputInsertionPoint]:
+        """Collect all such points that can pay off, in canonical order."""
+        return NodeInputInsertionPoint.collect_in(canonical_region(region, graph), graph)
+
+    @staticmethod
+    def collect_in(form: CanonicalRegion, index: GraphIndex) -> list[NodeInputInsertionPoint]:
+        """Like `collect_from_region`, for a region whose canonical form is already known."""
+        return [
+            NodeInputInsertionPoint(node_index, input_index)
+            for node_index in form.own_nodes
+            for input_index, position in enumerate(form.input_positions(node_index))
+            if not why_not(index, form.nodes[node_index], position)
+        ]
+
+
+@dataclass(frozen=True)
+class ChildRegionInputInsertionPoint(InsertionPoint):
+    """An input of a child: every edge in the child that reads the tensor and can pay off.
+
+    Attributes:
+        region_index: The child, in canonical order.
+        input_index: Its input, in the order of the parent's pattern.
+    """
+
+    region_index: int
+    input_index: int
+
+    def resolve_in(self, form: CanonicalRegion, index: GraphIndex) -> set[ResolvedInsertionPoint]:
+        """Return the edges into the child, with the other operands of weighted ops."""
+        child = _child(form, self.region_index, self)
+        tensor = _at(child.inputs, self.input_index, "input", self)
+        edges = form.edges_into_child(self.region_index, tensor)
+        return set().union(*(edge_with_operand(index, node, position) for node, position in edges))
+
+    @staticmethod
+    def collect_from_region(
+        region: Region, graph: GraphIndex
+    ) -> list[ChildRegionInputInsertionPoint]:
+        """Collect all such points that can pay off, in canonical order; a LEAF has none."""
+        return ChildRegionInputInsertionPoint.collect_in(canonical_region(region, graph), graph)
+
+    @staticmethod
+    def collect_in(
+        form: CanonicalRegion, index: GraphIndex
+    ) -> list[ChildRegionInputInsertionPoint]:
+        """Like `collect_from_region`, for a region whose canonical form is already known."""
+        points = (
+            ChildRegionInputInsertionPoint(region_index, input_index)
+            for region_index, child in enumerate(form.children)
+            for input_index in range(len(child.inputs))
+        )
+        return [point for point in points if point.resolve_in(form, index)]
+
+
+@dataclass(frozen=True)
+class RegionOutputInsertionPoint(InsertionPoint):
+    """A tensor that leaves the region, for all its consumers.
+
+    Attributes:
+        region_index: The child that produces it, in canonical order, if a child does.
+        node_index: Otherwise the node that produces it, in canonical order.
+        output_index: Which output of the child, or of the node.
+    """
+
+    region_index: int | None
+    node_index: int | None
+    output_index: int
+
+    def resolve_in(self, form: CanonicalRegion, index: GraphIndex) -> set[ResolvedInsertionPoint]:
+        """Return the tensor as a whole."""
+        tensor = self._tensor(form, index)
+        producer = index.value[tensor].producer()
+        if tensor not in form.seen_outside or producer is None:
+            raise InvalidSchemeError(f"{self} names a tensor that nobody outside sees.", _FOREIGN)
+        output = list(producer.outputs).index(index.value[tensor])
+        if why_not_output(index, index.position[producer.name or ""], output):
+            return set()
+        return {ResolvedInsertionPoint(tensor)}
+
+    def _tensor(self, form: CanonicalRegion, index: GraphIndex) -> str:
+        if (self.region_index is None) == (self.node_index is None):
+            raise InvalidSchemeError(f"{self} needs either a child or a node.", _FOREIGN)
+        if self.region_index is not None:
+            child = _child(form, self.region_index, self)
+            return _at(child.outputs, self.output_index, "output", self)
+        assert self.node_index is not None
+        node = index.nodes[_at(form.nodes, self.node_index, "node", self)]
+        names = tuple(value.name or "" for value in node.outputs)
+        name = _at(names, self.output_index, "output", self)
+        if not name:
+            raise InvalidSchemeError(f"{self} names an output that is left out.", _FOREIGN)
+        return name
+
+    @staticmethod
+    def collect_from_region(region: Region, graph: GraphIndex) -> list[RegionOutputInsertionPoint]:
+        """Collect all such points that can pay off: child outputs, then own nodes' outputs."""
+        return RegionOutputInsertionPoint.collect_in(canonical_region(region, graph), graph)
+
+    @staticmethod
+    def collect_in(form: CanonicalRegion, index: GraphIndex) -> list[RegionOutputInsertionPoint]:
+        """Like `collect_from_region`, for a region whose canonical form is already known."""
+        points = [
+            RegionOutputInsertionPoint(region_index, None, output_index)
+            for region_index, child in enumerate(form.children)
+            for output_index, tensor in enumerate(child.outputs)
+            if tensor in form.seen_outside
+        ]
+        points += [
+            RegionOutputInsertionPoint(None, node_index, output_index)
+            for node_index, output_index in form.own_outputs
+        ]
+        return [point for point in points if point.resolve_in(form, index)]
+
+
+def has_quantizable_operations(region: Region, graph: GraphIndex) -> bool:
+    """Whether any node input in the region or its descendants is an insertion point."""
+    return any(
+        not why_not(graph, node, position)
+        for node in region.get_region_nodes_and_descendants()
+        for position in range(len(graph.nodes[node].inputs))
+    )
+
+
+def edge_with_operand(
+    index: GraphIndex, node_position: int, position: int
+) -> set[ResolvedInsertionPoint]:
+    """Return one edge, with the other operand of a weighted op; nothing if it can't pay off."""
+    if why_not(index, node_position, position):
+        return set()
+    node = index.nodes[node_position]
+    positions = {position}
+    if is_op(node, *WEIGHTED_OPS):
+        positions.add(1 - activation_input(index, node))
+    found = set()
+    for each in positions:
+        value = node.inputs[each] if each < len(node.inputs) else None
+        if value is not None and value.name and index.is_float(value.name):
+            found.add(ResolvedInsertionPoint(value.name, node_position, each))
+    return found
+
+
+_Item = TypeVar("_Item")
+
+
+def _at(items: tuple[_Item, ...], place: int, what: str, point: InsertionPoint) -> _Item:
+    if not 0 <= place < len(items):
+        raise InvalidSchemeError(f"{point}: the pattern has no {what} {place} there.", _FOREIGN)
+    return items[place]
+
+
+def _child(form: CanonicalRegion, place: int, point: InsertionPoint) -> ChildForm:
+    return _at(form.children, place, "child", point)
+
+
+def get_autotuner_quantizable_ops() -> set[str]:
+    """Op types for which some engine has an integer kernel."""
+    return {op_type for dialect in DIALECTS.values() for op_type in dialect.rules}
+
+
+def get_autotuner_skip_ops() -> set[str]:
+    """Op types of the ONNX standard whose inputs are never insertion points."""
+    standard = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
+    return (standard | QDQ_OPS) - get_autotuner_quantizable_ops()
+
+
+def skip_invalid_insertion_points(
+    graph: GraphIndex, tensor_name: str, region_or_node: Region | ir.Node
+) -> bool:
+    """Whether a tensor is not an insertion point for a node, or for any node of a region.
+
+    Args:
+        graph: The graph.
+        tensor_name: The tensor.
+        region_or_node: The consumer.
+    """
+    return not _uses(graph, tensor_name, _positions(graph, region_or_node))
+
+
+def resolve_region_io_insertion_points(
+    region: Region | None, graph: GraphIndex, tensor_name: str
+) -> set[ResolvedInsertionPoint]:
+    """Return the edges where quantizing a tensor that enters or leaves a region can pay off.
+
+    Args:
+        region: Only its nodes are considered, unless it produces the tensor; None for the whole
+            graph.
+        graph: The graph.
+        tensor_name: The tensor.
+
+    Returns:
+        The edges, with the other operands of weighted ops.
+    """
+    everywhere = range(len(graph.nodes))
+    positions: Iterable[int] = everywhere
+    if region is not None:
+        inside = region.get_region_nodes_and_descendants()
+        value = graph.value.get(tensor_name)
+        producer = value.producer() if value is not None else None
+        made_inside = producer is not None and graph.position[producer.name or ""] in inside
+        positions = everywhere if made_inside else inside
+    found: set[ResolvedInsertionPoint] = set()
+    for node, position in _uses(graph, tensor_name, positions):
+        found |= edge_with_operand(graph, node, position)
+    return found
+
+
+def _positions(graph: GraphIndex, region_or_node: Region | ir.Node) -> Iterable[int]:
+    if isinstance(region_or_node, Region):
+        return region_or_node.get_region_nodes_and_descendants()
+    return [graph.position[region_or_node.name or ""]]
+
+
+def _uses(graph: GraphIndex, tensor: str, positions: Iterable[int]) -> list[tuple[int, int]]:
+    """Return where these nodes read the tensor and it can pay off: node and input positions."""
+    if tensor not in graph.value:
+        return []
+    wanted = positions if isinstance(positions, range | set) else set(positions)
+    edges = ((graph.position[e.node], e.position) for e in graph.readers(tensor) if e.node)
+    return [
+        (node, position)
+        for node, position in edges
+        if node in wanted and not why_not(graph, node, position)
+    ]

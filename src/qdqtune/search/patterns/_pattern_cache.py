@@ -1,0 +1,333 @@
+"""All schemes tried for a pattern, and a cache of the best ones, kept across runs and models."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdqtune.graph._index import GraphIndex
+from qdqtune.records._untrusted_files import SCHEMAS
+from qdqtune.search._errors import AutotunerError, InvalidSchemeError
+from qdqtune.search.patterns._region_pattern import RegionPattern
+from qdqtune.search.patterns._scheme import InsertionScheme, scheme_from_tensors
+from qdqtune.search.patterns._yaml_files import YamlFile, read_yaml, write_yaml
+from qdqtune.search.regions._region import KeyedList, Region
+
+
+@dataclass
+class PatternSchemes:
+    """A pattern and its schemes.
+
+    Attributes:
+        pattern: The pattern.
+        schemes: The schemes, in the order in which they were made.
+    """
+
+    pattern: RegionPattern | None = None
+    schemes: list[InsertionScheme] = field(default_factory=list)
+
+    @property
+    def pattern_signature(self) -> str:
+        """The pattern's signature; empty if there is no pattern."""
+        return self.pattern.signature if self.pattern is not None else ""
+
+    @property
+    def pattern_size(self) -> int:
+        """Number of nodes in the pattern."""
+        return self.pattern.size if self.pattern is not None else 0
+
+    @property
+    def num_schemes(self) -> int:
+        """Number of schemes."""
+        return len(self.schemes)
+
+    @property
+    def best_scheme(self) -> InsertionScheme | None:
+        """The fastest scheme that was measured without an error; None if there is none."""
+        measured = [
+            scheme
+            for scheme in self.schemes
+            if not scheme.error and math.isfinite(scheme.latency_ms)
+        ]
+        return min(measured, key=lambda scheme: scheme.latency_ms, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the serialized form."""
+        return {
+            "pattern_signature": self.pattern_signature,
+            "pattern_size": self.pattern_size,
+            "schemes": [scheme.to_dict() for scheme in self.schemes],
+        }
+
+    @classmethod
+    def from_dict(
+        cls, body: Mapping[str, Any], pattern: RegionPattern | None = None
+    ) -> PatternSchemes:
+        """Parse the serialized form.
+
+        Args:
+            body: The serialized form.
+            pattern: The pattern that they are for, if already known; it overrides the one in the
+                serialized form.
+
+        Raises:
+            InvalidSchemeError: If it is invalid.
+        """
+        signature = body.get("pattern_signature", "") if isinstance(body, Mapping) else None
+        size = body.get("pattern_size", 0) if isinstance(body, Mapping) else None
+        schemes = body.get("schemes", []) if isinstance(body, Mapping) else None
+        if not (isinstance(signature, str) and type(size) is int and isinstance(schemes, list)):
+            raise InvalidSchemeError(
+                "That is no list of schemes for a pattern.",
+                "It has pattern_signature, pattern_size and schemes.",
+            )
+        if pattern is None and signature:
+            pattern = RegionPattern(signature, size)
+        return cls(pattern, [InsertionScheme.from_dict(scheme) for scheme in schemes])
+
+
+_log = logging.getLogger(__name__)
+
+KIND = "pattern_cache"
+SCHEMA = SCHEMAS[KIND]
+_MAKE_AGAIN = "Leave it out: a tuning run writes a new one."
+
+
+class PatternCache:
+    """The fastest schemes of each pattern that differ enough from each other.
+
+    A pattern can be stored twice: with types and shapes, and as the structure alone, which other
+    models may share. Counts of patterns and schemes treat both as one.
+
+    Args:
+        pattern_schemes: The initial content.
+        minimum_distance: Minimum number of points in which two schemes of a pattern differ.
+        max_entries_per_pattern: Maximum number of schemes kept per pattern.
+
+    Raises:
+        AutotunerError: If a limit is not a whole number of at least 0 or 1, respectively.
+    """
+
+    def __init__(
+        self,
+        pattern_schemes: Iterable[PatternSchemes] = (),
+        minimum_distance: int = 4,
+        max_entries_per_pattern: int = 32,
+    ) -> None:
+        _check_limit("minimum_distance", minimum_distance, 0)
+        _check_limit("max_entries_per_pattern", max_entries_per_pattern, 1)
+        self.minimum_distance = minimum_distance
+        self.max_entries_per_pattern = max_entries_per_pattern
+        self._by_signature: dict[str, PatternSchemes] = {}
+        for each in pattern_schemes:
+            self.add_pattern_schemes(each)
+
+    @property
+    def pattern_schemes(self) -> KeyedList[PatternSchemes]:
+        """The schemes of each pattern, as a list, in the order in which patterns were added.
+
+        Assigned schemes are kept unchanged, however slow or similar they are, unless the pattern is
+        there already: then the best of both are kept.
+        """
+        return KeyedList(self._by_signature, self._hold)
+
+    @pattern_schemes.setter
+    def pattern_schemes(self, pattern_schemes: Iterable[PatternSchemes]) -> None:
+        self._hold(pattern_schemes)
+
+    @property
+    def num_patterns(self) -> int:
+        """Number of patterns, ignoring shapes."""
+        return len(self._by_structure())
+
+    @property
+    def total_schemes(self) -> int:
+        """Total number of schemes; those of a pattern are counted once, ignoring shapes."""
+        return sum(map(len, self._by_structure().values()))
+
+    def has_pattern(self, pattern_signature: str) -> bool:
+        """Whether the cache has schemes of a pattern."""
+        return pattern_signature in self._by_signature
+
+    def occurring(self, patterns: Iterable[RegionPattern]) -> int:
+        """Count the cached patterns that are among these, ignoring shapes."""
+        return len(
+            {
+                each.structure.signature
+                for each in patterns
+                if self.has_pattern(each.signature) or self.has_pattern(each.structure.signature)
+            }
+        )
+
+    def get_pattern_schemes(self, pattern_signature: str) -> PatternSchemes | None:
+        """Return the schemes of a pattern; None if there are none."""
+        return self._by_signature.get(pattern_signature)
+
+    def add_pattern_schemes(self, pattern_schemes: PatternSchemes) -> None:
+        """Add schemes of a pattern that are valid and differ enough from faster ones.
+
+        The schemes are copied: later changes to them do not affect the cache.
+        """
+        if pattern_schemes.pattern is None:
+            return
+        known = self._by_signature.get(pattern_schemes.pattern_signature)
+        schemes = [*(known.schemes if known else ()), *pattern_schemes.schemes]
+        kept = self._kept(schemes)
+        if kept:
+            self._by_signature[pattern_schemes.pattern_signature] = PatternSchemes(
+                pattern_schemes.pattern, kept
+            )
+
+    def add_pattern_from_region(
+        self, region: Region, graph: GraphIndex, quantized_tensors: Collection[str]
+    ) -> None:
+        """Add the scheme that quantizes these tensors in a region, as not measured.
+
+        Args:
+            region: The region.
+            graph: The graph that it is in.
+            quantized_tensors: Names of tensors, as `import_insertion_points` takes them.
+        """
+        scheme = scheme_from_tensors(region, graph, quantized_tensors)
+        if scheme.is_empty:
+            return
+        for shapes in (True, False):
+            pattern = RegionPattern.from_region(region, graph, shapes=shapes)
+            self.add_pattern_schemes(PatternSchemes(pattern, [scheme]))
+
+    def merge(self, other: PatternCache, prefer_existing: bool = True) -> None:
+        """Add the content of another cache.
+
+        Args:
+            other: The other cache.
+            prefer_existing: Whether a pattern in both caches keeps only the schemes of this one;
+                otherwise the best of both are kept.
+        """
+        for each in other.pattern_schemes:
+            if not (prefer_existing and self.has_pattern(each.pattern_signature)):
+                self.add_pattern_schemes(each)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the serialized form."""
+        return {
+            "kind": KIND,
+            "schema": SCHEMA,
+            "minimum_distance": self.minimum_distance,
+            "max_entries_per_pattern": self.max_entries_per_pattern,
+            "pattern_schemes": [each.to_dict() for each in self._by_signature.values()],
+        }
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> PatternCache:
+        """Parse the serialized form.
+
+        Raises:
+            AutotunerError: If it is invalid, or an entry is damaged.
+        """
+        cache = cls._empty(body)
+        for entry in _entries({"pattern_schemes": [], **body}):
+            cache.add_pattern_schemes(PatternSchemes.from_dict(entry))
+        return cache
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the cache atomically.
+
+        Raises:
+            OutputError: If it can't be written.
+        """
+        write_yaml(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PatternCache:
+        """Read a cache; single damaged entries are skipped with a warning.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            AutotunerError: If it is not a pattern cache, or was written by a newer version.
+        """
+        file = read_yaml(path, "a pattern cache", _MAKE_AGAIN)
+        file.check_kind(KIND, _MAKE_AGAIN)
+        try:
+            cache = cls._empty(file.body)
+            entries = _entries(file.body)
+        except AutotunerError as error:
+            raise AutotunerError(f"{file.path}: {error.what}", _MAKE_AGAIN) from None
+        for number, entry in enumerate(entries):
+            cache._take(file, number, entry)
+        return cache
+
+    @classmethod
+    def _empty(cls, body: Mapping[str, Any]) -> PatternCache:
+        limits = ("minimum_distance", "max_entries_per_pattern")
+        return cls(**{name: body[name] for name in limits if name in body})
+
+    def _hold(self, pattern_schemes: Iterable[PatternSchemes]) -> None:
+        """Replace the content."""
+        wanted = list(pattern_schemes)
+        self._by_signature.clear()
+        for each in wanted:
+            if each.pattern_signature in self._by_signature:
+                self.add_pattern_schemes(each)
+            else:
+                self._by_signature[each.pattern_signature] = each
+
+    def _by_structure(self) -> dict[str, set[str]]:
+        """Return the hashes of all schemes, by signature without shapes."""
+        found: dict[str, set[str]] = {}
+        for each in self._by_signature.values():
+            structure = each.pattern.structure.signature if each.pattern is not None else ""
+            found.setdefault(structure, set()).update(scheme.hash for scheme in each.schemes)
+        return found
+
+    def _take(self, file: YamlFile, number: int, entry: object) -> None:
+        """Add the valid entries of one pattern in a file."""
+        where = file.where("pattern_schemes", number)
+        try:
+            whole = isinstance(entry, Mapping) and isinstance(entry.get("schemes", []), list)
+            pattern = PatternSchemes.from_dict(
+                {**entry, "schemes": []} if whole else entry  # type: ignore[arg-type, dict-item]
+            )
+        except InvalidSchemeError as error:
+            _log.warning("%s: a damaged entry is left out: %s", where, error.what)
+            return
+        for place, scheme in enumerate(entry.get("schemes", [])):  # type: ignore[attr-defined]
+            try:
+                pattern.schemes.append(InsertionScheme.from_dict(scheme))
+            except InvalidSchemeError as error:
+                where = file.where("pattern_schemes", number, "schemes", place)
+                _log.warning("%s: a damaged scheme is left out: %s", where, error.what)
+        self.add_pattern_schemes(pattern)
+
+    def _kept(self, schemes: Iterable[InsertionScheme]) -> list[InsertionScheme]:
+        """Return the fastest schemes that differ enough, up to the limit."""
+        fastest: dict[str, InsertionScheme] = {}
+        for scheme in schemes:
+            known = fastest.setdefault(scheme.hash, scheme)
+            if not scheme.error and (known.error or scheme.latency_ms < known.latency_ms):
+                fastest[scheme.hash] = scheme
+        kept: list[InsertionScheme] = []
+        for scheme in sorted(fastest.values(), key=lambda each: each.latency_ms):
+            if len(kept) == self.max_entries_per_pattern:
+                break
+            if not scheme.error and all(
+                scheme.distance(each) >= self.minimum_distance for each in kept
+            ):
+                kept.append(copy.deepcopy(scheme))
+        return kept
+
+
+def _entries(body: Mapping[str, Any]) -> list[Any]:
+    entries = body.get("pattern_schemes")
+    if not isinstance(entries, list):
+        raise AutotunerError("It holds no list of patterns (pattern_schemes).", _MAKE_AGAIN)
+    return entries
+
+
+def _check_limit(name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise AutotunerError(f"{name} is {value!r}.", f"It is a whole number from {least} on.")

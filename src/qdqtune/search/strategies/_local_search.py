@@ -1,0 +1,281 @@
+"""Local search among many choices: from the best seed, by steps, the large ones first.
+
+Whole-model seeds are compared; the best is the incumbent. Then it is cut: networks often gain where
+many channels meet few pixels and lose before that, so that only what comes after some depth is
+quantized, or only what comes before. Then sets of groups are flipped: all ops of one type, whole
+patterns, all like ops, single groups that are worth it, and connected ones together; those with the
+largest share of the latency first. A few flips at a time are screened against the incumbent; what
+looked better is tried together, and in ever smaller parts of it, of which the best is taken. What
+changed makes its neighbours worth another look; when nothing changes any more, the search is over.
+At the end, groups that don't pay are dropped, and what came out must still beat the seed that it
+began with.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Iterable, Sequence
+
+from qdqtune.search._space import Space, State
+from qdqtune.search.strategies._strategy import SEEDS, Effort, Limits, Score, Steps, Strategy, Trial
+
+_NOTHING: State = frozenset()
+# Flips that are screened before the good ones are taken.
+_BATCH = 12
+# Single groups with a smaller share of the latency are flipped only with others.
+_LEAST_SHARE = 0.004
+# What a flip must have, in standard errors, to be tried again, and to be taken.
+_PROMISING = 0.5
+_PROBABLE = 1.0
+# Parts of the latency after which a choice is cut to keep what is behind, or what is before; and
+# how near to the best cut others are tried.
+_CUTS_BEFORE = (0.12, 0.3, 0.5, 0.75)
+_CUTS_BEHIND = (0.5, 0.85)
+_NEARER = 0.08
+_FIRST = "op types"
+# Sizes of the connected sets that are flipped when everything smaller was tried.
+_NEIGHBOURHOODS = (2, 3, 5, 8)
+# The last steps, and the candidates that they may need.
+_LAST = ("backward", "against the best seed")
+_RESERVED = len(_LAST)
+# A group that costs less than this, in standard errors, when it is missing does not pay.
+_IDLE = -0.5
+
+
+class LocalSearch(Strategy):
+    """A search for many groups.
+
+    Args:
+        space: What can be chosen.
+        seeds: Whole-model choices to begin with.
+        limits: How much it may do.
+        seed: Decides between what is equal.
+    """
+
+    def __init__(self, space: Space, seeds: Sequence[State], limits: Limits, seed: int) -> None:
+        super().__init__(space, seeds, limits)
+        self._best_seed: State = _NOTHING
+        self._seed_gain = 0.0
+        self._fruitless = 0
+        self._random = random.Random(seed)
+        self._known: dict[tuple[str, str, Effort], Score] = {}
+        self._given_up: set[str] = set()
+
+    def steps(self) -> Steps:
+        """Everything it asks, one trial after the other."""
+        base = yield from self._compare_seeds()
+        yield from self._cut(base)
+        for name, sets in self._stages().items():
+            self._fruitless = 0
+            before = self.incumbent
+            yield from self._try(sets, name)
+            while before != self.incumbent and self._fruitless < self.limits.sweeps:
+                changed, before = self.space.around(before ^ self.incumbent), self.incumbent
+                yield from self._try(self._singles(changed), "neighbours")
+        yield from self._drop_what_does_not_pay()
+        yield from self._compare_with_best_seed()
+
+    def _compare_seeds(self) -> Generator[Trial, Sequence[Score], State]:
+        """Begin with the best seed; returns the one that is best of those that quantize."""
+        scores = yield from self._compare(_NOTHING, self._seeds, Effort.CONFIRM, SEEDS)
+        best = max(scores, key=lambda state: scores[state].gain, default=_NOTHING)
+        if best in scores and scores[best].gain > 0.0:
+            self.incumbent, self.gain = best, scores[best].gain
+        self._best_seed, self._seed_gain = self.incumbent, self.gain
+        return best
+
+    def _cut(self, whole: State) -> Steps:
+        """Keep what comes after some depth of a choice, then what comes before another."""
+        depth = self._depths()
+
+        def behind(cut: float) -> State:
+            return frozenset(number for number in whole if depth[number] >= cut)
+
+        yield from self._take_best_cut(behind, _CUTS_BEFORE)
+        whole = self.incumbent or whole
+
+        def before(cut: float) -> State:
+            return frozenset(number for number in whole if depth[number] < cut)
+
+        yield from self._take_best_cut(before, _CUTS_BEHIND)
+
+    def _take_best_cut(self, part: Callable[[float], State], cuts: Iterable[float]) -> Steps:
+        states = {cut: part(cut) for cut in cuts}
+        scores = yield from self._compare(self.incumbent, states.values(), Effort.SCREEN, "cuts")
+        found = {cut: scores[state] for cut, state in states.items() if state in scores}
+        best = max(found, key=lambda cut: found[cut].gain, default=None)
+        if best is not None and found[best].certainty > _PROMISING:
+            near = [part(cut) for cut in (best - _NEARER, best, best + _NEARER)]
+            yield from self._take_best(near, "cuts")
+
+    def _depths(self) -> list[float]:
+        """How much of the latency is spent before each group, on the average of its ops."""
+        index, before, spent = self.space.planner.index, dict[str, float](), 0.0
+        share = {
+            name: self.space.potential[number] / len(group.nodes)
+            for number, group in enumerate(self.space.groups)
+            for name in group.nodes
+        }
+        for node in index.nodes:
+            before[node.name or ""] = spent
+            spent += share.get(node.name or "", 0.0)
+        total = spent or 1.0
+        return [
+            sum(before[name] for name in group.nodes) / len(group.nodes) / total
+            for group in self.space.groups
+        ]
+
+    def _stages(self) -> dict[str, list[State]]:
+        """Sets of groups to flip together, from large to small; each set once."""
+        groups = self.space.groups
+        by_op: dict[str, set[int]] = {}
+        by_structure: dict[str, set[int]] = {}
+        for number, group in enumerate(groups):
+            by_op.setdefault(group.op_type, set()).add(number)
+            by_structure.setdefault(group.structure or f"{number}", set()).add(number)
+        stages = {
+            _FIRST: by_op.values(),
+            "patterns": self.space.patterns.values(),
+            "like ops": by_structure.values(),
+        }
+        seen: set[State] = set()
+        found: dict[str, list[State]] = {}
+        for name, sets in stages.items():
+            new = [one for one in map(frozenset, sets) if one not in seen]
+            seen.update(new)
+            found[name] = self._by_share(new)
+        singles = [one for one in self._singles(self.space.everything) if one not in seen]
+        return {**found, "single ops": singles, **self._neighbourhoods(seen.union(singles))}
+
+    def _neighbourhoods(self, seen: set[State]) -> dict[str, list[State]]:
+        """Connected groups around each one: where conversions cost, none of them pays alone."""
+        found: dict[str, list[State]] = {}
+        around = {number: frozenset({number}) for number in self.space.everything}
+        for size in _NEIGHBOURHOODS:
+            new: dict[State, None] = {}
+            for number, grown in around.items():
+                while len(grown) < size and (near := sorted(self.space.around(grown) - grown)):
+                    behind = [each for each in near if each > number]
+                    grown |= {(behind or near)[0]}
+                around[number] = grown
+                if len(grown) == size and grown not in seen:
+                    new[grown] = None
+            seen = seen.union(new)
+            found[f"{size} neighbours"] = self._by_share(new)
+        return found
+
+    def _singles(self, numbers: Iterable[int]) -> list[State]:
+        share = self.space.potential
+        worth = [frozenset({n}) for n in sorted(numbers) if share[n] >= _LEAST_SHARE]
+        self._random.shuffle(worth)
+        return self._by_share(worth)
+
+    def _by_share(self, sets: Iterable[State]) -> list[State]:
+        share = self.space.potential
+        worth = {one: sum(share[number] for number in one) for one in sets}
+        return sorted(
+            (one for one in worth if worth[one] >= _LEAST_SHARE), key=lambda one: -worth[one]
+        )
+
+    def _try(self, sets: Sequence[State], stage: str) -> Steps:
+        """Flip sets of groups, some at a time, and take what is better."""
+        # Large sets depend on each other: what one of them brings is taken before the next are.
+        size = self.limits.together if stage == _FIRST else _BATCH
+        for start in range(0, len(sets), size):
+            self.is_cut_short = self.is_cut_short or self._room <= _RESERVED
+            if self.is_cut_short or self._fruitless >= self.limits.sweeps:
+                return
+            before = self.incumbent
+            candidates: dict[State, State] = {}
+            for one in sets[start : start + size]:
+                for flip in (one & self.incumbent, one - self.incumbent):
+                    if flip:
+                        candidates.setdefault(self.incumbent ^ flip, flip)
+            scores = yield from self._compare(self.incumbent, candidates, Effort.SCREEN, stage)
+            promising = sorted(
+                (state for state, score in scores.items() if score.certainty > _PROMISING),
+                key=lambda state: -scores[state].certainty,
+            )
+            yield from self._take_best_part([candidates[state] for state in promising], stage)
+            if self.incumbent != before:
+                self._fruitless = 0
+            elif stage != _FIRST:
+                self._fruitless += 1
+
+    def _take_best_part(self, flips: Sequence[State], stage: str) -> Steps:
+        """Make the first so many of the flips, best first: all, half, a quarter, ... or none."""
+        parts: list[State] = []
+        size = len(flips)
+        while size:
+            parts.append(self.incumbent ^ _NOTHING.union(*flips[:size]))
+            size //= 2
+        yield from self._take_best(parts, stage)
+
+    def _take_best(self, states: Iterable[State], stage: str) -> Steps:
+        """Let the best of some choices be the incumbent, if it is probably better.
+
+        What was given up for something better does not come back: noise may say of each of two
+        that it is better than the other, and the search would go from one to the other for ever.
+        """
+        scores = yield from self._compare(self.incumbent, states, Effort.CONFIRM, stage)
+        new = [state for state in scores if self.space.key(state) not in self._given_up]
+        best = max(new, key=lambda state: scores[state].gain, default=None)
+        if best is not None and scores[best].certainty > _PROBABLE:
+            self._given_up.add(self.space.key(self.incumbent))
+            self.incumbent = best
+            # The best of several owes something to luck.
+            self.gain += scores[best].gain - scores[best].error
+
+    def _drop_what_does_not_pay(self) -> Steps:
+        """Take out groups whose absence was not seen to cost anything."""
+        idle: dict[int, float] = {}
+        for number in sorted(self.incumbent):
+            keys = self.space.key(self.incumbent), self.space.key(self.incumbent - {number})
+            score = self._known.get((*keys, Effort.SCREEN))
+            if score is not None and score.certainty > _IDLE:
+                idle[number] = score.gain
+        if not idle or not self._room:
+            return
+        less = self.incumbent - frozenset(idle)
+        scores = yield from self._compare(self.incumbent, [less], Effort.CONFIRM, _LAST[0])
+        if less in scores and scores[less].gain >= 0.0:
+            self.incumbent = less
+            self.gain += scores[less].gain
+
+    def _compare_with_best_seed(self) -> Steps:
+        """Steps were decided on noise: what they led to must still beat what they began with."""
+        if self.incumbent in (self._best_seed, _NOTHING) or not self._room:
+            return
+        scores = yield from self._compare(
+            self._best_seed, [self.incumbent], Effort.CONFIRM, _LAST[1]
+        )
+        if self.incumbent in scores and scores[self.incumbent].gain < 0.0:
+            self.incumbent, self.gain = self._best_seed, self._seed_gain
+
+    def _compare(
+        self, reference: State, states: Iterable[State], effort: Effort, stage: str
+    ) -> Generator[Trial, Sequence[Score], dict[State, Score]]:
+        """Scores of states, a few to a trial; what comes to the same placement is asked once.
+
+        What there is no room for has no score.
+        """
+        own = self.space.key(reference)
+        found = {state: self.space.key(state) for state in states}
+        wanted: dict[str, State] = {}
+        for state, key in found.items():
+            if key != own and (own, key, effort) not in self._known:
+                wanted.setdefault(key, state)
+        room = self._room if stage in (SEEDS, *_LAST) else self._room - _RESERVED
+        waiting = list(wanted.values())[: max(0, room)]
+        while waiting:
+            part = tuple(waiting[: self.limits.together])
+            waiting = waiting[len(part) :]
+            self.asked += len(part)
+            scores = yield Trial(reference, part, effort, stage)
+            for state, score in zip(part, scores, strict=True):
+                self._known[own, found[state], effort] = score
+        return {
+            state: self._known[own, key, effort]
+            for state, key in found.items()
+            if (own, key, effort) in self._known
+        }

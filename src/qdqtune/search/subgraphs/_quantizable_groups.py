@@ -1,0 +1,297 @@
+"""The choices of subgraph mode: each fusion group that can be quantized, in its best way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from qdqtune.graph._op_classes import WEIGHTED_OPS
+from qdqtune.qdq._dialect import Output
+from qdqtune.qdq._op_units import role_rule
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.records._subgraphs import SchemeTimes, SubgraphTimes
+from qdqtune.search._space import Form, Group, State
+from qdqtune.search.subgraphs._distinct_subgraphs import (
+    FULL,
+    NONE,
+    Content,
+    Scheme,
+    Subgraph,
+    placement_inside,
+)
+
+# Ops through which a quantized result stays one until the next kernel reads it.
+_PASSING = frozenset({"Clip", "Relu"})
+# What a subgraph costs in a model may be more than what it costs alone by a part like this.
+_NEAR = 1.25
+
+
+@dataclass(frozen=True)
+class QuantizableGroup:
+    """A fusion group with the way in which it would be quantized.
+
+    Attributes:
+        group: Number of the fusion group.
+        subgraph: Number of its subgraph.
+        content: The group in canonical form.
+        scheme: How it is quantized, if it is.
+        rival: Another way that costs hardly more, if there is one.
+        times: The subgraph's times.
+        inputs: Those of its inputs that it then reads quantized.
+        outputs: Those of its outputs that it then makes quantized, or could at no cost.
+        only_moves: Whether nothing in it computes: it is quantized only if what it reads is.
+    """
+
+    group: int
+    subgraph: int
+    content: Content
+    scheme: Scheme
+    rival: Scheme | None
+    times: SubgraphTimes
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+    is_passthrough: bool
+
+    @property
+    def as_float(self) -> SchemeTimes:
+        """Its times as float."""
+        return self.times.forms[0]
+
+    @property
+    def quantized(self) -> SchemeTimes:
+        """Its times with the scheme."""
+        found = self.times.form(self.scheme.name)
+        assert found is not None
+        return found
+
+    def at_border(self, values: Sequence[float], tensor: str) -> float:
+        """One of the numbers that `SchemeTimes` has by border."""
+        borders = (*self.content.inputs, *self.content.outputs)
+        found = dict(zip(borders, values, strict=False))
+        return found.get(tensor, 0.0)
+
+
+def make_units(
+    subgraphs: Sequence[Subgraph], times: Mapping[str, SubgraphTimes], planner: QuantizationPlanner
+) -> list[QuantizableGroup]:
+    """A unit for each group of each subgraph that could be quantized in some way.
+
+    Args:
+        subgraphs: The subgraphs.
+        times: What was found out about them, by key.
+        planner: What can be quantized.
+    """
+    units = []
+    for number, subgraph in enumerate(subgraphs):
+        found = times.get(subgraph.key)
+        if found is None or found.form(NONE) is None:
+            continue
+        ranked = _ranked(subgraph, found, planner)
+        if not ranked:
+            continue
+        scheme, rival = ranked[0], ranked[1] if len(ranked) > 1 else None
+        for group, content in zip(subgraph.groups, subgraph.contents, strict=True):
+            reads, makes = _borders(scheme, content, planner)
+            moves = scheme.form is not Form.WEIGHTS and not any(
+                name in planner.compute for name in scheme.nodes(content)
+            )
+            units.append(
+                QuantizableGroup(group, number, content, scheme, rival, found, reads, makes, moves)
+            )
+    return sorted(units, key=lambda unit: unit.group)
+
+
+def _ranked(subgraph: Subgraph, times: SubgraphTimes, planner: QuantizationPlanner) -> list[Scheme]:
+    """The scheme that costs least, and those that may cost less in the model, best first.
+
+    Costs are taken half way between float and quantized neighbours.
+    """
+
+    def cost_ms(scheme: Scheme) -> float:
+        form, plain = times.form(scheme.name), times.forms[0]
+        if form is None:
+            return math.inf
+        if scheme.form is Form.ACTIVATIONS and form.inside_ms >= plain.inside_ms:
+            return math.inf  # the engine has left the weights as they are
+        reads, makes = _borders(scheme, subgraph.content, planner)
+        borders = (*subgraph.content.inputs, *subgraph.content.outputs)
+        converted = dict(zip(borders, form.conversion_ms, strict=True))
+        usual = times.form(FULL) or form
+        otherwise = dict(zip(borders, usual.conversion_ms, strict=True))
+        # Where it is quantized, a float neighbour pays; where it is float, a quantized one does.
+        paid = sum(
+            converted[tensor] if tensor in reads | makes else otherwise[tensor]
+            for tensor in borders
+        )
+        return form.inside_ms + paid / 2.0
+
+    costs = {scheme: cost_ms(scheme) for scheme in subgraph.schemes}
+    ranked = sorted((s for s in costs if costs[s] < math.inf), key=costs.__getitem__)
+    return [
+        scheme
+        for scheme in ranked
+        if scheme == ranked[0]
+        or (scheme.form is Form.WHOLE and costs[scheme] <= _NEAR * costs[ranked[0]])
+    ]
+
+
+def _borders(
+    scheme: Scheme, content: Content, planner: QuantizationPlanner
+) -> tuple[frozenset[str], frozenset[str]]:
+    """What a group reads and makes quantized."""
+    if scheme.form is Form.WEIGHTS:
+        return frozenset(), frozenset()
+    places = placement_inside(scheme.placement(content, planner), content, planner)
+    reads = frozenset(edge.tensor for edge in places.edges if edge.node) & set(content.inputs)
+    written = {edge.tensor for edge in places.edges if not edge.node}
+    names = set(scheme.nodes(content))
+    made = {tensor for tensor in content.outputs if _is_made_by(tensor, names, planner)}
+    return reads, frozenset(written | made)
+
+
+def _is_made_by(tensor: str, names: Collection[str], planner: QuantizationPlanner) -> bool:
+    """Whether a tensor is the result of a quantized op whose kernel can write either form."""
+    index = planner.index
+    node = index.value[tensor].producer()
+    while node is not None and node.name not in names and node.op_type in _PASSING:
+        source = node.inputs[0]
+        node = source.producer() if source is not None else None
+    if node is None or node.name not in names:
+        return False
+    return role_rule(planner.dialect, node).output is not Output.REQUIRED
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Units as the groups of a search: parts of them, so that other choices can be said, too.
+
+    Attributes:
+        groups: What a `Space` is made of.
+        of_unit: By unit, the groups that are quantized with its scheme.
+        around: By unit, those and the others in its place, which other schemes quantize.
+        of_rival: By unit, the groups that are quantized with the scheme's rival; empty if it has
+            none.
+    """
+
+    groups: tuple[Group, ...] = ()
+    of_unit: tuple[State, ...] = ()
+    around: tuple[State, ...] = ()
+    of_rival: tuple[State, ...] = ()
+
+    def state(self, units: Iterable[int]) -> State:
+        """The groups of some units, each with its scheme."""
+        return frozenset().union(*(self.of_unit[number] for number in units))
+
+    def units(self, state: State) -> State:
+        """The units of which anything is quantized in a choice."""
+        return frozenset(n for n, groups in enumerate(self.around) if groups & state)
+
+    def otherwise(self, state: State) -> State:
+        """Those of them that are quantized in another way than by their scheme."""
+        pairs = zip(self.of_unit, self.around, strict=True)
+        return frozenset(
+            n for n, (own, groups) in enumerate(pairs) if groups & state and groups & state != own
+        )
+
+    def with_schemes(self, state: State, units: Iterable[int]) -> State:
+        """A choice in which units are quantized by their schemes, however they were before."""
+        chosen = list(units)
+        others = state.difference(*(self.around[number] for number in chosen))
+        return others | self.state(chosen)
+
+    def with_rivals(self, state: State, units: Iterable[int]) -> State:
+        """A choice in which units are quantized by the rivals of their schemes."""
+        chosen = list(units)
+        others = state.difference(*(self.around[number] for number in chosen))
+        return others.union(*(self.of_rival[number] for number in chosen))
+
+    def flipped(self, state: State, units: Iterable[int]) -> State:
+        """A choice in which units that are quantized are float, and the others have their scheme.
+
+        All else stays what it is.
+        """
+        quantized = self.units(state)
+        changed = set(state)
+        for number in units:
+            if number in quantized:
+                changed -= self.around[number]
+            else:
+                changed |= self.of_unit[number]
+        return frozenset(changed)
+
+
+def make_choices(
+    units: Sequence[QuantizableGroup],
+    subgraphs: Sequence[Subgraph],
+    times: Mapping[str, SubgraphTimes],
+    planner: QuantizationPlanner,
+    ruled: Collection[str],
+) -> Choices:
+    """Cut each unit's group into parts that its scheme, the rules and everything consist of.
+
+    Args:
+        units: The units.
+        subgraphs: The subgraphs that they are groups of.
+        times: What was found out about subgraphs. The groups of those that nothing is known of, or
+            that could not be timed alone, are choices, too, that belong to no unit.
+        planner: What can be quantized.
+        ruled: Names of the ops that placement rules would quantize.
+    """
+    groups: list[Group] = []
+    of_unit: list[State] = []
+    around: list[State] = []
+    of_rival: list[State] = []
+    for unit in units:
+        first = len(groups)
+        key, scheme = unit.times.key, unit.scheme
+        is_whole = scheme.form is Form.WHOLE
+        best = frozenset(scheme.nodes(unit.content)) if is_whole else frozenset()
+        rival = frozenset(unit.rival.nodes(unit.content)) if unit.rival is not None else frozenset()
+        parts = _parts(subgraphs[unit.subgraph], unit.content, planner, (best, rival, ruled))
+        groups += (_group(key, role, names, planner) for role, names in enumerate(parts))
+        if not is_whole:
+            names = scheme.nodes(unit.content)
+            groups.append(_group(key, len(parts), names, planner, scheme.form))
+        added = range(first, len(groups))
+        own = (
+            n for n in added if groups[n].form is not Form.WHOLE or best.issuperset(groups[n].nodes)
+        )
+        of_unit.append(frozenset(own))
+        around.append(frozenset(added))
+        others = (n for n in added if groups[n].form is Form.WHOLE and groups[n].nodes[0] in rival)
+        of_rival.append(frozenset(others))
+    for subgraph in subgraphs:
+        found = times.get(subgraph.key)
+        if found is not None and found.form(NONE) is not None:
+            continue
+        for content in subgraph.contents:
+            parts = _parts(subgraph, content, planner, (ruled,))
+            groups += (_group(subgraph.key, n, names, planner) for n, names in enumerate(parts))
+    return Choices(tuple(groups), tuple(of_unit), tuple(around), tuple(of_rival))
+
+
+def _parts(
+    subgraph: Subgraph,
+    content: Content,
+    planner: QuantizationPlanner,
+    sets: Sequence[Collection[str]],
+) -> list[tuple[str, ...]]:
+    """What can be quantized in a group, cut so that each set of ops consists of parts."""
+    full = next(scheme for scheme in subgraph.schemes if scheme.name == FULL).nodes(content)
+    parts: dict[tuple[bool, ...], list[str]] = {}
+    for name in sorted(full, key=planner.index.position.__getitem__):
+        parts.setdefault(tuple(name in each for each in sets), []).append(name)
+    return [tuple(names) for names in parts.values()]
+
+
+def _group(
+    key: str,
+    role: int,
+    names: Sequence[str],
+    planner: QuantizationPlanner,
+    form: Form = Form.WHOLE,
+) -> Group:
+    types = [planner.index.node[name].op_type for name in names]
+    lead = next((each for each in types if each in WEIGHTED_OPS), types[0])
+    return Group(key, role, lead, tuple(names), key, form)

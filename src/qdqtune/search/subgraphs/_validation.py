@@ -1,0 +1,333 @@
+"""Phase 3 of subgraph mode: what the subgraphs promise is tried on the whole model, in few builds.
+
+Assemblies of the whole model are compared first. Then the costs are put right by what was seen in
+them, layer by layer, and the cheapest assembly is found anew; where it differs from the best one so
+far, groups are flipped, those with the largest expected gain first, all together, and in halves if
+that is not faster. At last come flips that the costs advise against, but not by much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from qdqtune.search._space import Space, State
+from qdqtune.search.strategies._strategy import LAST, SEEDS, Asking, Effort, Limits, Score, Steps
+from qdqtune.search.subgraphs._assembly import Costs, assemble_closed, gain_of
+from qdqtune.search.subgraphs._costs import ObservedCosts, refined
+from qdqtune.search.subgraphs._quantizable_groups import Choices
+
+SCHEMES = "schemes"
+BATCHES = "batches"
+DOUBTS = "doubts"
+
+_NOTHING: State = frozenset()
+# What a flip must have, in standard errors, to be tried again, and to be taken.
+_PROMISING = 0.5
+_PROBABLE = 1.0
+# Expected gains below this are not worth a build.
+_LEAST_GAIN, _LEAST_CLEAR_GAIN = 0.002, 0.02
+# Batches, and parts of them, that fail before the rest is left as it is.
+_MOST_FAILURES, _MOST_COSTLY_FAILURES = 3, 1
+# Rounds of doubts that may bring nothing.
+_MOST_FRUITLESS = 2
+# Candidates beside the seeds, as a rule.
+_USUAL_STEPS = 6
+# How wrong the costs may be about a group, as a part of what it costs: of one that was seen in a
+# whole model in both forms, and of others.
+_ERROR_SEEN, _ERROR_GUESSED = 0.1, 0.3
+# What another way to quantize a group may save of what it costs.
+_ERROR_OF_RIVAL = 0.15
+
+
+class SubgraphSearch(Asking):
+    """Tries assemblies on the whole model.
+
+    Args:
+        space: What can be chosen.
+        choices: Which of it makes up the units of an assembly.
+        costs: What the subgraphs told of the units.
+        seeds: Whole-model choices to begin with, by name; the float model is always one.
+        alike: Units of equal content, which are flipped together; those that only move values are
+            not among them: they follow their neighbours.
+        limits: How much it may do.
+        incremental: Whether anything is tried beside the seeds.
+        frugal: Whether candidates are so costly that only clear gains are worth one.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        choices: Choices,
+        costs: Costs,
+        seeds: Mapping[str, State],
+        alike: Sequence[State],
+        limits: Limits,
+        *,
+        incremental: bool = True,
+        frugal: bool = False,
+    ) -> None:
+        super().__init__(space, limits)
+        self._choices = choices
+        self._costs = costs
+        self._seeds = dict(seeds)
+        self._alike = alike
+        self._incremental = incremental
+        self._frugal = frugal
+        self._seen: dict[State, ObservedCosts] = {}
+        self._fixed: dict[int, bool] = {}
+        self._failures = 0
+        self._best_seed: tuple[State, float] = (_NOTHING, 0.0)
+
+    @property
+    def _least_gain(self) -> float:
+        """The expected gain that is worth a build."""
+        return _LEAST_CLEAR_GAIN if self._frugal else _LEAST_GAIN
+
+    @property
+    def _most_failures(self) -> int:
+        """How many batches may fail."""
+        return _MOST_COSTLY_FAILURES if self._frugal else _MOST_FAILURES
+
+    @property
+    def planned(self) -> int:
+        """About how many candidates will have been asked about at the end."""
+        more = _USUAL_STEPS if self._incremental else 0
+        return max(self.asked, min(self._limits.benchmarks, len(self._seeds) + more))
+
+    def observe(self, state: State, seen: ObservedCosts) -> None:
+        """Take in where the time of a candidate goes, before its score is told."""
+        self._seen.pop(state, None)
+        self._seen[state] = seen
+
+    def steps(self) -> Steps:
+        """Everything it asks, one trial after the other."""
+        yield from self._compare_seeds()
+        if not self._incremental:
+            return
+        yield from self._use_schemes()
+        yield from self._refine()
+        fruitless = 0
+        while self._room > 1 and not self._frugal and fruitless < _MOST_FRUITLESS:
+            before = self.incumbent
+            yield from self._doubt()
+            fruitless = fruitless + 1 if self.incumbent == before else 0
+            yield from self._refine()
+        yield from self._compare_with_best_seed()
+
+    def _units(self, state: State) -> State:
+        return self._choices.units(self._space.closed(state))
+
+    def _to(self, units: State) -> State:
+        """The incumbent with these units quantized, and no others."""
+        return self._choices.flipped(self.incumbent, self._units(self.incumbent) ^ units)
+
+    def _closed(self, units: State) -> State:
+        return self._units(self._to(units))
+
+    def _now(self) -> Costs:
+        """The costs as they are known by now, those in the incumbent first."""
+        latest = [self._seen[state] for state in reversed(self._seen) if state != self.incumbent]
+        return refined(self._costs, latest, self._seen.get(self.incumbent))
+
+    def _compare_seeds(self) -> Steps:
+        states: dict[State, str] = {}
+        for name, state in self._seeds.items():
+            if self._space.placement(state):
+                states.setdefault(state, name)
+        scores = yield from self._compare(_NOTHING, states, Effort.CONFIRM, SEEDS)
+        best = max(scores, key=lambda state: scores[state].gain, default=_NOTHING)
+        if best in scores and scores[best].gain > 0.0:
+            self.incumbent, self.gain = best, scores[best].gain
+        self._best_seed = (self.incumbent, self.gain)
+        for state, score in scores.items():
+            self._note(states[state], _NOTHING, state, score, self._costs,
+                       accepted=state == self.incumbent)  # fmt: skip
+
+    def _use_schemes(self) -> Steps:
+        """Quantize what the best seed quantizes otherwise by its scheme, where that costs less."""
+        own = self._seen.get(self.incumbent)
+        others = [seen for state, seen in self._seen.items() if state != self.incumbent]
+        if own is None or not own.otherwise or self._room <= 1:
+            return
+        costs = refined(self._costs, others)
+        saved: dict[int, float] = {}
+        for number in own.otherwise:
+            quantized = costs.quantized_ms[number]
+            if quantized is not None and own.unit_ms.get(number, 0.0) > quantized:
+                saved[number] = own.unit_ms[number] - quantized
+        total = self._now().total_ms(own.quantized)
+        if not saved or sum(saved.values()) < self._least_gain * total:
+            return
+        state = self._choices.with_schemes(self.incumbent, saved)
+        scores = yield from self._compare(self.incumbent, [state], Effort.CONFIRM, SCHEMES)
+        for score in scores.values():
+            accepted = score.certainty > _PROBABLE
+            predicted = total / (total - sum(saved.values()))
+            self._add(SCHEMES, (len(saved), 0), predicted, score, accepted=accepted)
+            if accepted:
+                self.incumbent = state
+                self.gain += score.gain
+
+    def _refine(self) -> Steps:
+        """Go to the cheapest assembly by the costs as they are known, as long as it is faster."""
+        while self._room > 1 and self._failures < self._most_failures:
+            costs, now = self._now(), self._units(self.incumbent)
+            target = assemble_closed(costs, self._closed, self._fixed)
+            flips = self._flips(costs, now, target)
+            target = now ^ _NOTHING.union(*flips)
+            if not flips or gain_of(costs, target, now) < self._least_gain:
+                return
+            before = self.incumbent
+            yield from self._take_or_halve(flips)
+            if self.incumbent == before:
+                return
+
+    def _flips(self, costs: Costs, now: State, target: State) -> list[State]:
+        """Where an assembly differs, by what is alike, the largest expected gain first."""
+        parts = [part & (now ^ target) for part in self._alike]
+        return self._by_gain(costs, now, [part for part in parts if part])
+
+    def _by_gain(self, costs: Costs, now: State, flips: Iterable[State]) -> list[State]:
+        expected = {flip: gain_of(costs, now ^ flip, now) for flip in flips}
+        return sorted(expected, key=lambda flip: (-expected[flip], sorted(flip)))
+
+    def _take_or_halve(self, flips: Sequence[State]) -> Steps:
+        """Make all the flips; if that is not faster, one half of them, or the other, and so on."""
+        waiting = [list(flips)]
+        while waiting and self._room > 1 and self._failures < self._most_failures:
+            batch = waiting.pop(0)
+            costs, now = self._now(), self._units(self.incumbent)
+            if gain_of(costs, now ^ _NOTHING.union(*batch), now) < self._least_gain:
+                self._fix(batch, now)
+                continue
+            state = self._to(now ^ _NOTHING.union(*batch))
+            scores = yield from self._compare(self.incumbent, [state], Effort.CONFIRM, BATCHES)
+            score = scores.get(state)
+            if score is None:  # it is what is there, or was tried as a seed and is not faster
+                is_same = self._space.key(state) == self._space.key(self.incumbent)
+                if is_same or len(batch) == 1:
+                    self._fix(batch, now)
+                else:
+                    waiting[:0] = self._halves(now, batch)
+                continue
+            accepted = score.certainty > _PROBABLE
+            self._note(BATCHES, self.incumbent, state, score, costs, accepted=accepted)
+            if accepted:
+                self.incumbent = state
+                self.gain += score.gain
+                return
+            self._failures += 1
+            if len(batch) == 1:
+                self._fix(batch, now)
+                continue
+            waiting[:0] = self._halves(now, batch)
+
+    def _halves(self, now: State, batch: Sequence[State]) -> list[list[State]]:
+        """A batch that failed in two, without the flips that its layers have shown to be wrong."""
+        costs = self._now()
+        ordered = self._by_gain(costs, now, batch)
+        kept = [flip for flip in ordered if gain_of(costs, now ^ flip, now) > 0.0]
+        self._fix([flip for flip in ordered if flip not in kept], now)
+        if len(kept) < len(ordered):
+            return [kept] if kept else []
+        middle = (len(kept) + 1) // 2
+        return [kept[:middle], kept[middle:]]
+
+    def _fix(self, flips: Iterable[State], now: State) -> None:
+        """Leave groups as they are from here on."""
+        for number in _NOTHING.union(*flips):
+            self._fixed[number] = number in now
+
+    def _doubt(self) -> Steps:
+        """Try what the costs advise against, as they may be wrong; take what is faster.
+
+        That is flips of groups, and other ways to quantize them.
+        """
+        costs, now = self._now(), self._units(self.incumbent)
+        worth = {**self._hopeful(costs, now), **self._rivals(costs, now)}
+        new = [state for state in worth if self._is_new(self.incumbent, state, Effort.SCREEN)]
+        ranked = sorted(new, key=lambda state: (-worth[state], sorted(state)))
+        hopeful = ranked[: max(0, min(self._limits.together, self._room - 1))]
+        before = self.incumbent
+        scores = yield from self._compare(before, hopeful, Effort.SCREEN, DOUBTS)
+        for state, score in scores.items():
+            self._note(DOUBTS, before, state, score, costs, accepted=False)
+        good = [state for state, score in scores.items() if score.certainty > _PROMISING]
+        if good:
+            good.sort(key=lambda state: -scores[state].gain)
+            yield from self._take_changes(before, good)
+
+    def _take_changes(self, before: State, good: Sequence[State]) -> Steps:
+        """Make all changes that looked good; if that is not faster, only the best of them."""
+        together = before
+        for state in good:
+            together = (together - (before - state)) | (state - before)
+        for candidate in dict.fromkeys((together, good[0])):
+            costs = self._now()
+            scores = yield from self._compare(before, [candidate], Effort.CONFIRM, DOUBTS)
+            score = scores.get(candidate)
+            if score is None:
+                continue
+            accepted = score.certainty > _PROBABLE
+            self._note(DOUBTS, before, candidate, score, costs, accepted=accepted)
+            if accepted:
+                self.incumbent = candidate
+                self.gain += score.gain
+                return
+
+    def _hopeful(self, costs: Costs, now: State) -> dict[State, float]:
+        """Flips that could gain if the costs were wrong, with what they could."""
+        total = costs.total_ms(now)
+        worth: dict[State, float] = {}
+        for part in self._alike:
+            for flip in (part & now, part - now):
+                if not flip or not self._fixed.keys().isdisjoint(flip):
+                    continue
+                expected = gain_of(costs, now ^ flip, now)
+                doubt = sum(costs.float_ms[n] * self._error(n, n not in now) for n in flip) / total
+                if expected + doubt > self._least_gain:
+                    worth[self._to(now ^ flip)] = expected + doubt
+        return worth
+
+    def _rivals(self, costs: Costs, now: State) -> dict[State, float]:
+        """Other ways to quantize what is quantized, with what they could gain."""
+        total = costs.total_ms(now)
+        worth: dict[State, float] = {}
+        for part in self._alike:
+            units = [n for n in sorted(part & now) if self._choices.of_rival[n]]
+            hope = sum(costs.quantized_ms[n] or 0.0 for n in units) * _ERROR_OF_RIVAL / total
+            for ways in (self._choices.with_schemes, self._choices.with_rivals):
+                state = ways(self.incumbent, units)
+                if state != self.incumbent and hope > self._least_gain:
+                    worth[state] = hope
+        return worth
+
+    def _error(self, number: int, quantized: bool) -> float:
+        is_seen = any((number in each.quantized) == quantized for each in self._seen.values())
+        return _ERROR_SEEN if is_seen else _ERROR_GUESSED
+
+    def _compare_with_best_seed(self) -> Steps:
+        """Steps were decided on noise: what they led to must still beat what they began with."""
+        seed, gain = self._best_seed
+        if self.incumbent in (seed, _NOTHING) or not self._room or self._frugal:
+            return
+        scores = yield from self._compare(seed, [self.incumbent], Effort.CONFIRM, LAST)
+        score = scores.get(self.incumbent)
+        if score is not None and score.gain < 0.0:
+            self.incumbent, self.gain = seed, gain
+
+    def _note(
+        self,
+        stage: str,
+        before: State,
+        after: State,
+        score: Score,
+        costs: Costs,
+        *,
+        accepted: bool,
+    ) -> None:
+        old, new = self._units(before), self._units(after)
+        predicted = math.exp(gain_of(costs, new, old))
+        changed = len(new - old), len(old - new)
+        self._add(stage, changed, predicted, score, accepted=accepted)

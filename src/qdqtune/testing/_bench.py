@@ -1,0 +1,362 @@
+"""The engine under test, its worker, and the models that it is tried on."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
+
+from qdqtune import zoo
+from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._worker import FailureKind, OpenModel, Worker, WorkerFailure
+from qdqtune.graph._index import GraphIndex
+from qdqtune.qdq.dialects import dialect_named
+from qdqtune.records._measurement import FLOAT32
+
+if TYPE_CHECKING:
+    from qdqtune.engines._interface import Feeds
+
+
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array]
+
+SMALL: dict[str, dict[str, Any]] = {
+    "resnet18": {"blocks": (1, 1), "width": 8, "image": 32},
+    "resnet34": {"blocks": (2, 1), "width": 8, "image": 32},
+    "resnet50": {"blocks": (1, 1), "width": 8, "image": 32},
+    "mobilenet_v2": {"width": 0.1, "image": 32},
+    "efficientnet": {"width": 0.1, "depth": 0.25, "image": 32},
+    "shufflenet_v2": {"width": 0.5, "image": 32},
+    "convnext": {"depths": (1, 1), "dims": (16, 32), "image": 32},
+    "vit": {"layers": 2, "width": 32, "head_width": 16, "image": 32},
+    "bert": {"layers": 2, "width": 32, "head_width": 16, "sequence": 16, "vocabulary": 100},
+    "unet": {"width": 4, "image": 32},
+    "yolo": {"width": 4, "image": 64},
+    "chain": {"nodes": 50},
+}
+"""A size of each zoo architecture that even a slow engine runs at once."""
+
+TOWER_LAYERS = 4
+"""Of the usual tower: a run of it takes far longer than the call that starts it."""
+# The first opset of which ONNX's reference has Q and DQ.
+_HEADER = '<ir_version: 9, opset_import: ["": 19]>'
+
+
+def model_of(text: str, **constants: Array) -> onnx.ModelProto:
+    """A model from ONNX text; its nodes are called n0, n1, and so on."""
+    model = parser.parse_model(f"{_HEADER}\n{text}")
+    for position, node in enumerate(model.graph.node):
+        node.name = f"n{position}"
+    model.graph.initializer.extend(
+        numpy_helper.from_array(values, name) for name, values in constants.items()
+    )
+    return model
+
+
+def feeds_of(model: onnx.ModelProto) -> Arrays:
+    """Seeded inputs that are legal for a model."""
+    return next(random_inputs(GraphIndex(ir.from_proto(model)), 1))
+
+
+def reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Arrays:
+    """What a model computes, op by op as it is written."""
+    evaluator = ReferenceEvaluator(model)
+    results = evaluator.run(None, dict(feeds))
+    return dict(zip(evaluator.output_names, map(np.asarray, results), strict=True))
+
+
+def nearness_db(expected: Array, actual: Array) -> float:
+    """Signal-to-noise ratio of an output: infinite if equal, minus infinite if not a number."""
+    wanted, got = expected.astype(np.float64), actual.astype(np.float64)
+    noise = float(np.square(got - wanted).sum())
+    if math.isnan(noise):
+        return -math.inf
+    signal = float(np.square(wanted).sum())
+    if noise == 0.0:
+        return math.inf
+    return 10.0 * math.log10(signal / noise) if signal and math.isfinite(noise) else -math.inf
+
+
+@functools.cache
+def tower(layers: int, width: int = 256, rows: int | str = 64) -> onnx.ModelProto:
+    """So many products of a matrix, one after the other, with nothing that could be left out."""
+    rng = np.random.default_rng(layers)
+    values = rng.standard_normal((layers, width, width), np.float32) / np.float32(width**0.5)
+    names = ["x", *(f"h{layer}" for layer in range(1, layers)), "y"]
+    body = "".join(
+        f"m{layer} = MatMul({names[layer]}, w{layer}) {names[layer + 1]} = Tanh(m{layer}) "
+        for layer in range(layers)
+    )
+    text = f"tower (float[{rows}, {width}] x) => (float[{rows}, {width}] y) {{ {body} }}"
+    return model_of(text, **{f"w{layer}": values[layer] for layer in range(layers)})
+
+
+def tower_feeds(rows: int = 64) -> Arrays:
+    """Inputs of a tower."""
+    return {"x": np.random.default_rng(rows).standard_normal((rows, 256), np.float32)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and what it computes.
+
+    Attributes:
+        model: The model; not to be changed.
+        feeds: Its inputs; several where the shapes differ from run to run.
+        expected: Its outputs on each of them, by ONNX's reference.
+    """
+
+    model: onnx.ModelProto
+    feeds: tuple[Arrays, ...]
+    expected: tuple[Arrays, ...]
+
+    @classmethod
+    def of(cls, model: onnx.ModelProto, *feeds: Arrays) -> Case:
+        """Runs the reference."""
+        return cls(model, feeds, tuple(reference(model, each) for each in feeds))
+
+
+@functools.cache
+def zoo_case(name: str) -> Case:
+    """A small model of the zoo."""
+    model = zoo.build(name, **SMALL[name])
+    return Case.of(model, feeds_of(model))
+
+
+def _numbers(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+_IDS = np.array([[4, 0, 3], [1, 1, 2]], np.int64)
+
+ODDITIES: dict[str, Callable[[], Case]] = {
+    "several outputs, not in the order of the nodes": lambda: Case.of(
+        model_of(
+            "g (float[2, 3] x) => (float[2, 3] c, float[2, 3] a, float[2, 3] b)"
+            "{ a = Relu(x) b = Neg(x) c = Add(a, b) }"
+        ),
+        {"x": _numbers(2, 3)},
+    ),
+    "a scalar input": lambda: Case.of(
+        model_of("g (float[2, 3] x, float s) => (float[2, 3] y) { y = Mul(x, s) }"),
+        {"x": _numbers(2, 3), "s": np.array(-2.5, np.float32)},
+    ),
+    "an int64 input": lambda: Case.of(
+        model_of(
+            "g (int64[2, 3] ids) => (float[2, 3, 4] y) { y = Gather(table, ids) }",
+            table=_numbers(5, 4),
+        ),
+        {"ids": _IDS},
+    ),
+    "open dims": lambda: Case.of(
+        model_of(
+            "g (float[n, 8] x) => (float[n, 4] y) { h = MatMul(x, w) y = Relu(h) }",
+            w=_numbers(8, 4),
+        ),
+        {"x": _numbers(3, 8)},
+        {"x": _numbers(7, 8, seed=1)},
+        {"x": _numbers(2, 8, seed=2)},
+    ),
+    "an output that is read inside": lambda: Case.of(
+        model_of("g (float[2, 3] x) => (float[2, 3] h, float[2, 3] y) { h = Relu(x) y = Neg(h) }"),
+        {"x": _numbers(2, 3)},
+    ),
+    "an input passed through": lambda: Case.of(
+        model_of(
+            "g (float[2, 3] x) => (float[2, 3] same, float[2, 3] y)"
+            "{ same = Identity(x) y = Relu(x) }"
+        ),
+        {"x": _numbers(2, 3)},
+    ),
+}
+"""Models with something that is easily got wrong, by what that is."""
+
+
+_ONE_THREAD = SessionOptions(threads=1)
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class FloatPromise:
+    """What a float type allows to promise, as signal-to-noise ratios.
+
+    Attributes:
+        models_db: How near the outputs of whole models come to ONNX's reference.
+        op_db: How near those of single ops do.
+        epsilon: The largest relative error of rounding to it.
+    """
+
+    models_db: float
+    op_db: float
+    epsilon: float
+
+
+FLOAT_PROMISES = {
+    FLOAT32: FloatPromise(80.0, 80.0, 2.0**-24),
+    "tf32": FloatPromise(25.0, 50.0, 2.0**-11),
+    "float16": FloatPromise(25.0, 50.0, 2.0**-11),
+    "bfloat16": FloatPromise(15.0, 45.0, 2.0**-9),
+}
+"""By `EngineInfo.float_type`. Seen: zoo models 100 dB and more in float32, 18 and more in bfloat16;
+single ops 130 and 52."""
+
+
+@dataclass(frozen=True)
+class EngineUnderTest:
+    """An engine, and what it promises beyond that which every engine does.
+
+    Attributes:
+        name: Its name in the registry, or `module:Class`.
+        options: How its models are opened. One thread gives the steadiest times; an engine that
+            takes no number of threads is tried without.
+        dialect: The dialect in which it wants Q/DQ written.
+        quant_types: Those of the dialect's quant types that it runs; none named are all.
+        runs: Whether models can be run here; False if they can only be opened, as where there is
+            no GPU. What needs runs is skipped then, after models were opened and fed.
+        program: Whether it starts a program for every request: most of the time that a request
+            takes is no run then.
+        measures: Whether its times are measured; False if it makes them up.
+        layers: Whether `layer_times` tells the layers.
+        integer_layers: Whether a quantized op shows as a layer that computes in integers.
+        architectures: The zoo models that it runs.
+        float_db: How near its float outputs come to ONNX's reference, as a signal-to-noise ratio;
+            None is what the type allows in which it says that it computes, see `FLOAT_PROMISES`.
+        steps: How many quantization steps a quantized result may be off.
+        other_options: Options with which it is another engine to whoever compares times: values
+            that are neither defaults nor in `options`.
+        environment: Variables for its process, such as PYTHONPATH.
+    """
+
+    name: str
+    options: SessionOptions = _ONE_THREAD
+    dialect: str = "onnxruntime"
+    quant_types: tuple[str, ...] = ()
+    runs: bool = True
+    program: bool = False
+    measures: bool = True
+    layers: bool = True
+    integer_layers: bool = True
+    architectures: tuple[str, ...] = zoo.ARCHITECTURES
+    float_db: float | None = None
+    steps: int = 1
+    other_options: Mapping[str, str] = field(default_factory=dict, hash=False)
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def promised_types(self) -> tuple[str, ...]:
+        """The quant types that it runs."""
+        return self.quant_types or tuple(dialect_named(self.dialect).formats)
+
+
+class Bench:
+    """An engine in a worker, and the models that it is tried on.
+
+    Args:
+        engine: The engine.
+        folder: Where models are written, each once.
+
+    Attributes:
+        engine: The engine.
+        folder: The folder.
+        worker: The worker, shared by all tests of a class; what a test opens it closes.
+    """
+
+    def __init__(self, engine: EngineUnderTest, folder: Path) -> None:
+        self.engine = engine
+        self.folder = folder
+        self.worker = Worker(
+            engine.name, engine.options, timeout_s=_TIMEOUT_S, environment=engine.environment
+        )
+
+    @functools.cached_property
+    def promise(self) -> FloatPromise:
+        """How exact floats are, by what was said of the engine, or else by what it says itself."""
+        told = self.worker.info().float_type or FLOAT32
+        assert told in FLOAT_PROMISES, (
+            f"`info().float_type` is {told!r}; it is one of {', '.join(FLOAT_PROMISES)}, or empty"
+        )
+        found, said = FLOAT_PROMISES[told], self.engine.float_db
+        return found if said is None else replace(found, models_db=said, op_db=said)
+
+    def needs_runs(self) -> None:
+        """Skips the test if models can't be run here."""
+        if not self.engine.runs:
+            pytest.skip(f"{self.engine.name} opens models, but can't run them here")
+
+    def close(self) -> None:
+        """Ends the engine's process."""
+        self.worker.close()
+
+    def write(self, name: str, model: onnx.ModelProto) -> Path:
+        """Writes a model unless it is there already."""
+        path = self.folder / f"{name}.onnx"
+        if not path.exists():
+            onnx.save(model, path)
+        return path
+
+    def tower(self, layers: int = TOWER_LAYERS) -> Path:
+        """Writes a tower of products, see `qdqtune.testing._bench.tower`."""
+        return self.write(f"tower of {layers}", tower(layers))
+
+    def subfolder(self, name: str) -> Path:
+        """Makes a folder in the folder."""
+        path = self.folder / name
+        path.mkdir(exist_ok=True)
+        return path
+
+    @contextlib.contextmanager
+    def opened(
+        self,
+        path: str | os.PathLike[str],
+        options: SessionOptions | None = None,
+        feeds: Feeds | None = None,
+    ) -> Iterator[OpenModel]:
+        """A model, open and fed for as long as the context lasts."""
+        model = self.worker.open(path, options)
+        try:
+            if feeds is not None:
+                self.worker.feed(model, feeds)
+            yield model
+        finally:
+            with contextlib.suppress(WorkerFailure):
+                self.worker.release(model)
+
+    def refusal(self, request: Callable[[], Any], what: str) -> WorkerFailure:
+        """Makes a request that the engine must refuse with an exception, and returns the failure.
+
+        Args:
+            request: The request.
+            what: What is wrong with it, for the message if nothing is refused.
+        """
+        self.worker.info()
+        pid = self.worker.pid
+        caught: WorkerFailure | None = None
+        try:
+            request()
+        except WorkerFailure as failure:
+            caught = failure
+        assert caught is not None, (
+            f"{what}: nothing was raised. A request that can't be answered rightly must raise an "
+            "exception, or else its garbage is taken for a result."
+        )
+        assert caught.kind is FailureKind.ERROR, (
+            f"{what}: the engine should have raised an exception, but its process ended "
+            f"({caught.kind.value}). Check what the native library is given before it is called. "
+            f"{caught}"
+        )
+        assert self.worker.pid == pid, f"{what}: the engine's process should live on"
+        return caught

@@ -1,0 +1,327 @@
+"""Promise: the engine reports all that a time depends on, times of runs.
+
+Layers whose times add up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from qdqtune import zoo
+from qdqtune.engines._comparison import compare_files
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._worker import OpenModel
+from qdqtune.engines.layers._mapper import nodes_of_layers
+from qdqtune.graph._index import GraphIndex
+from qdqtune.records._measurement import EngineInfo, Verdict
+from qdqtune.testing._bench import TOWER_LAYERS, Bench, feeds_of, tower_feeds
+from qdqtune.testing._computing import quantized_op
+
+_UNKNOWN = "no_such_option"
+
+
+class TellsWhatItIs:
+    """The fingerprint, and the options in it."""
+
+    @pytest.mark.parametrize("field", ["name", "version", "device", "isa"])
+    def test_nothing_is_left_out(self, bench: Bench, field: str) -> None:
+        """Name, version, device and instruction set are told: a time holds for these alone."""
+        value = getattr(bench.worker.info(), field)
+        assert isinstance(value, str), f"`info().{field}` is {value!r}, no text"
+        assert value.strip(), f"`info().{field}` is empty: times of two of them would be mixed up"
+
+    def test_options_are_told(self, bench: Bench) -> None:
+        """Every option that was given is in `info`, as text, with the threads."""
+        options = _with_others(bench)
+        info = bench.worker.info(options)
+        told = dict(info.options)
+        missing = {k: v for k, v in options.engine_options.items() if told.get(k) != v}
+        assert not missing, (
+            f"`info().options` is {told}: {missing} was given and is not there. Times measured "
+            "with and without it would be taken for the same"
+        )
+        assert all(isinstance(text, str) for pair in told.items() for text in pair), (
+            f"options are text: {told}"
+        )
+        assert info.threads == options.threads, (
+            f"{options.threads} threads were asked for, `info().threads` is {info.threads}"
+        )
+
+    def test_info_repeats(self, bench: Bench) -> None:
+        """The same question has the same answer, also after models were opened."""
+        first = bench.worker.info()
+        with bench.opened(bench.tower()):
+            second = bench.worker.info()
+        assert first == second, (
+            f"`info` was {first}, then {second}: nothing that changes by itself belongs there"
+        )
+
+    def test_differences_are_told(self, bench: Bench) -> None:
+        """Other threads or options make another `info`; who is tried without threads takes none."""
+        options = bench.engine.options
+        if options.threads is not None:
+            infos = [bench.worker.info(replace(options, threads=threads)) for threads in (1, 2)]
+            assert infos[0] != infos[1], f"one and two threads have the same `info`: {infos[0]}"
+        if bench.engine.other_options:
+            other = bench.worker.info(_with_others(bench))
+            assert other != bench.worker.info(), (
+                f"`info` does not depend on {dict(bench.engine.other_options)}"
+            )
+
+    def test_info_can_be_kept_in_a_file(self, bench: Bench) -> None:
+        """Written as JSON and read again, `info` is the same."""
+        info = bench.worker.info()
+        again = EngineInfo.from_dict(json.loads(json.dumps(info.to_dict())))
+        assert again == info, f"{info} became {again} on its way through JSON"
+
+    def test_an_unknown_option_is_refused(self, bench: Bench) -> None:
+        """An option that the engine doesn't have is an error that names it."""
+        given = {**bench.engine.options.engine_options, _UNKNOWN: "1"}
+        options = replace(bench.engine.options, engine_options=given)
+        path = bench.tower()
+        failure = bench.refusal(
+            lambda: bench.worker.open(path, options), f"opened with the option {_UNKNOWN}=1"
+        )
+        assert _UNKNOWN in str(failure), f"the error should name the option {_UNKNOWN}: {failure}"
+
+    def test_other_options_work(self, bench: Bench) -> None:
+        """A model opens with the engine's other options as well."""
+        if not bench.engine.other_options:
+            pytest.skip(f"no `other_options` of {bench.engine.name} were named")
+        with bench.opened(bench.tower(), _with_others(bench)) as model:
+            assert model.build_s > 0
+
+
+def _with_others(bench: Bench) -> SessionOptions:
+    options = bench.engine.options
+    given = {**options.engine_options, **bench.engine.other_options}
+    return replace(options, engine_options=given)
+
+
+_TIMES_THE_WORK = 8
+_TIMED_RUNS = 20
+# Samples may leave out much: time of other processes, copies to a device. But not nearly all.
+_LEAST_SHARE = 0.05
+_MOST_SHARE = 1.1
+_AA_LEAST_SAME, _AA_MOST_DIFFERENT = 2, 3
+_AA_BUDGET_S = 0.4
+
+
+class TimesModels:
+    """Timing: amounts, units and comparisons."""
+
+    @pytest.mark.parametrize("runs", [1, 7])
+    def test_as_many_samples_as_asked(self, bench: Bench, runs: int) -> None:
+        """`time_runs(n)` returns n positive numbers."""
+        bench.needs_runs()
+        with bench.opened(bench.tower(), feeds=tower_feeds()) as model:
+            samples = bench.worker.time(model, runs)
+        assert len(samples) == runs, f"{len(samples)} samples were returned of {runs} runs"
+        assert all(0 < sample < float("inf") for sample in samples), (
+            f"samples are positive numbers, not {samples}. A clock that is too coarse for short "
+            "runs shows zeros"
+        )
+
+    def test_a_measurement_is_complete(self, bench: Bench) -> None:
+        """A measured model has samples, and the seconds that building and timing took."""
+        bench.needs_runs()
+        measured = bench.worker.measure(bench.tower(), tower_feeds(), blocks=2, runs=5, drop=1)
+        assert measured.ok, f"a plain model could not be measured: {measured.error}"
+        assert [len(block) for block in measured.blocks_ms] == [5, 5]
+        assert measured.build_s > 0, (
+            "opening took no time on the engine's clock: an engine that makes times up must let "
+            "its `clock_s` go on while it builds"
+        )
+        assert measured.timing_s > 0, "timed runs took no time on the engine's clock"
+
+    def test_samples_are_milliseconds(self, bench: Bench) -> None:
+        """The samples of a request add up to about the time that the request took."""
+        bench.needs_runs()
+        with bench.opened(bench.tower(), feeds=tower_feeds()) as model:
+            bench.worker.time(model, 2)
+            before_s, start = bench.worker.timing_s, time.monotonic()
+            samples = bench.worker.time(model, _TIMED_RUNS)
+            waited_s, spent_s = time.monotonic() - start, bench.worker.timing_s - before_s
+        assert spent_s > 0, "timed runs took no time on the engine's clock"
+        share = sum(samples) / 1000.0 / spent_s
+        least = 0.0 if bench.engine.program else _LEAST_SHARE
+        assert least <= share <= _MOST_SHARE, (
+            f"{_RUNS} runs took {spent_s * 1000:.3g} ms on the engine's clock, their samples add "
+            f"up to {sum(samples):.3g}. If one is a thousandfold of the other, `time_runs` returns "
+            "seconds or microseconds; if far too little, it doesn't wait until a run is over"
+        )
+        if bench.engine.measures:
+            assert spent_s <= waited_s, (
+                f"the engine says that runs took {spent_s:.3g} s, but it answered after "
+                f"{waited_s:.3g}. An engine that has a `clock_s` of its own measures nothing"
+            )
+
+    def test_more_work_takes_longer(self, bench: Bench) -> None:
+        """A model with eight times the products is clearly slower."""
+        bench.needs_runs()
+        fast, slow = (
+            bench.worker.measure(path, tower_feeds(), blocks=3, runs=4)
+            for path in (bench.tower(), bench.tower(TOWER_LAYERS * _TIMES_THE_WORK))
+        )
+        assert fast.ok, fast.error
+        assert slow.ok, slow.error
+        assert slow.latency_ms > 2.0 * fast.latency_ms, (
+            f"{_TIMES_THE_WORK} times the work takes {slow.latency_ms:.4g} ms instead of "
+            f"{fast.latency_ms:.4g}. Is the run over when the clock is read? Is there a cache of "
+            "results?"
+        )
+
+    def test_a_model_is_as_fast_as_itself(self, bench: Bench) -> None:
+        """One file against itself is called the same; noise may say otherwise now and then."""
+        bench.needs_runs()
+        path, feeds = bench.tower(), tower_feeds()
+        same = 0
+        different: list[float] = []
+        while len(different) < _AA_MOST_DIFFERENT:
+            measured, (compared,) = compare_files(
+                bench.worker, [path, path], feeds, budget_s=_AA_BUDGET_S
+            )
+            assert compared is not None, [each.error for each in measured]
+            if compared.verdict is not Verdict.SAME:
+                different.append(compared.ratio)
+                continue
+            same += 1
+            if same == _AA_LEAST_SAME:
+                return
+        raise AssertionError(
+            f"one file was found to differ from itself in speed, by {_ratios(different)}. Does a "
+            "session do something once, in its first runs? Do threads of one session spin on "
+            "while another runs? Or the machine was too busy to measure anything"
+        )
+
+
+def _ratios(found: list[float]) -> str:
+    return ", ".join(f"{ratio:.3f}" for ratio in found)
+
+
+_RUNS = 10
+_ATTEMPTS = 3
+# A profile costs something, and leaves out what lies between the layers.
+_LEAST_SUM, _MOST_SUM = 0.5, 1.6
+_LEAST_MAPPED = 0.95
+_LOW_PRECISIONS = ("int8", "uint8", "int4", "uint4", "float8")
+
+
+class TellsLayers:
+    """Layers: names, times, precision, and the nodes that they come from."""
+
+    def test_layers_are_told(self, bench: Bench) -> None:
+        """There are layers with a name each; asked again, they are of the same kinds."""
+        with _large(bench) as model:
+            first, second = (bench.worker.layers(model, _RUNS) for _ in range(2))
+        assert first, "`layer_times` returned nothing"
+        names = [layer.name for layer in first]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        assert not twice, f"several layers are called {twice[:3]}"
+        assert all(layer.op_type for layer in first), "a layer has no `op_type`"
+        # Not by name: OpenVINO numbers what it has made itself, and goes on counting.
+        kinds, again = ([layer.op_type for layer in layers] for layers in (first, second))
+        assert kinds == again, f"asked again, there are other layers: {again} instead of {kinds}"
+
+    def test_layers_add_up(self, bench: Bench) -> None:
+        """No layer takes less than nothing, and together they take about what a run does."""
+        bench.needs_runs()
+        with _large(bench) as model:
+            for _ in range(_ATTEMPTS):
+                before_s = bench.worker.timing_s
+                fastest_ms = min(bench.worker.time(model, _RUNS))
+                # With what other processes took meanwhile, which samples may leave out.
+                mean_ms = (bench.worker.timing_s - before_s) * 1000.0 / _RUNS
+                layers = bench.worker.layers(model, _RUNS)
+                assert all(layer.ms >= 0 for layer in layers), "a layer takes less than 0 ms"
+                sum_ms = sum(layer.ms for layer in layers)
+                if _LEAST_SUM * fastest_ms <= sum_ms <= _MOST_SUM * mean_ms:
+                    return
+        raise AssertionError(
+            f"the layers add up to {sum_ms:.3g} ms, and a run takes {fastest_ms:.3g} ms or more. "
+            "Are they in milliseconds? Divided by the number of runs? Are warm-up runs counted, "
+            "or layers twice: whole subgraphs beside what is in them?"
+        )
+
+    def test_layers_need_feeds(self, bench: Bench) -> None:
+        """The layers of a model without feeds can't be timed, and that is said."""
+        _skip_without_layers(bench)
+        with bench.opened(_large_path(bench)) as model:
+            bench.refusal(
+                lambda: bench.worker.layers(model, 1), "`layer_times` before any `set_feeds`"
+            )
+
+    def test_layers_are_found_in_the_model(self, bench: Bench) -> None:
+        """At least 95 % of the time, or of the layers, are in layers with known ONNX nodes."""
+        with _large(bench) as model:
+            layers = bench.worker.layers(model, _RUNS)
+        index = GraphIndex(ir.from_proto(_large_model()))
+        mapped = nodes_of_layers(index, layers)
+        weights = [layer.ms if bench.engine.runs else 1.0 for layer in mapped]
+        known = [weight for weight, layer in zip(weights, mapped, strict=True) if layer.nodes]
+        lost = [layer.name for layer in mapped if not layer.nodes]
+        assert sum(known) >= _LEAST_MAPPED * sum(weights), (
+            f"only {sum(known) / sum(weights):.0%} of the time is in layers whose ONNX nodes are "
+            "found (or of the layers, where there are no times); "
+            f"unknown are {lost[:5]}. Tell `LayerTime.origins`: the names of the nodes, or of "
+            "their outputs, that the engine says a layer was made of"
+        )
+
+    def test_quantized_ops_compute_in_integers(self, bench: Bench) -> None:
+        """Q/DQ written in the engine's own dialect make a kernel of that type, and it is told."""
+        _skip_without_layers(bench)
+        if not bench.engine.integer_layers:
+            pytest.skip(f"{bench.engine.name} does not promise integer kernels")
+        dialect = bench.engine.dialect
+        for quant_type in bench.engine.promised_types:
+            made = quantized_op("Conv", dialect, quant_type, extreme=False)
+            path = bench.write(f"Conv {quant_type} {dialect}", made.model)
+            with bench.opened(path, feeds=made.feeds) as model:
+                layers = bench.worker.layers(model, _RUNS)
+            index = GraphIndex(ir.from_proto(made.model))
+            told = {
+                layer.name: layer.precision
+                for layer in nodes_of_layers(index, layers)
+                if layer.executes and _has_conv(index, layer.nodes)
+            }
+            assert any(text.startswith(_LOW_PRECISIONS) for text in told.values()), (
+                f"a Conv quantized to {quant_type} in the dialect {dialect} runs in the "
+                f"layers {told or [layer.name for layer in layers]} (name and precision). Either "
+                "`LayerTime.precision` is not told, or the dialect is not what the engine fuses"
+            )
+
+
+def _skip_without_layers(bench: Bench) -> None:
+    if not bench.engine.layers:
+        pytest.skip(f"{bench.engine.name} does not promise to tell its layers")
+
+
+@functools.cache
+def _large_model() -> onnx.ModelProto:
+    """A model of a millisecond or more: the times of very small layers are mostly overhead."""
+    return zoo.build("resnet18", blocks=(2, 2), width=32, image=64)
+
+
+def _large_path(bench: Bench) -> Path:
+    return bench.write("layers", _large_model())
+
+
+@contextlib.contextmanager
+def _large(bench: Bench) -> Iterator[OpenModel]:
+    _skip_without_layers(bench)
+    with bench.opened(_large_path(bench), feeds=feeds_of(_large_model())) as model:
+        yield model
+
+
+def _has_conv(index: GraphIndex, nodes: tuple[str, ...]) -> bool:
+    return any(index.node[name].op_type == "Conv" for name in nodes)

@@ -1,0 +1,378 @@
+"""Promise: invalid requests are refused, a failure costs one request.
+
+Sessions don't disturb each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtune.engines._worker import FailureKind, OpenModel, WorkerFailure
+from qdqtune.testing._bench import Array, Arrays, Bench, model_of, tower, tower_feeds
+
+
+def _garbage(path: Path) -> None:
+    path.write_bytes(bytes(range(255, 0, -1)) * 4)
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _missing(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _directory(path: Path) -> None:
+    path.mkdir(exist_ok=True)
+
+
+def _unknown_op(path: Path) -> None:
+    onnx.save(model_of("g (float[4] x) => (float[4] y) { y = Frobnicate(x) }"), path)
+
+
+def _unknown_domain(path: Path) -> None:
+    model = model_of("g (float[4] x) => (float[4] y) { y = Frobnicate(x) }")
+    model.graph.node[0].domain = "nobody.knows"
+    model.opset_import.add(domain="nobody.knows", version=1)
+    onnx.save(model, path)
+
+
+def _old_op(path: Path) -> None:
+    text = "g (float[4] x) => (float[8] y) { y = Upsample<scales=[2.0]>(x) }"
+    onnx.save(model_of(text), path)
+
+
+def _no_opset(path: Path) -> None:
+    model = model_of("g (float[4] x) => (float[4] y) { y = Relu(x) }")
+    del model.opset_import[:]
+    onnx.save(model, path)
+
+
+def _type_error(path: Path) -> None:
+    text = np.array([b"a", b"b", b"c", b"d"], object)
+    model = model_of("g (float[4] x) => (float[4] y) { y = Add(x, s) }", s=text)
+    onnx.save(model, path)
+
+
+def _shape_error(path: Path) -> None:
+    weights = np.ones((5, 4), np.float32)
+    onnx.save(model_of("g (float[4] x) => (float[4] y) { y = MatMul(x, w) }", w=weights), path)
+
+
+def _missing_weights(path: Path) -> None:
+    model = model_of("g (float[4] x) => (float[4] y) { y = Mul(x, w) }", w=np.ones(4, np.float32))
+    weights = path.with_suffix(".gone")
+    onnx.save(model, path, save_as_external_data=True, location=weights.name, size_threshold=0)
+    weights.unlink()
+
+
+BAD_MODELS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "garbage": (_garbage, ""),
+    "an empty file": (_empty, ""),
+    "a missing file": (_missing, ""),
+    "a folder": (_directory, ""),
+    "an unknown op": (_unknown_op, "Frobnicate"),
+    "an unknown domain": (_unknown_domain, "Frobnicate"),
+    "an op that its opset lacks": (_old_op, "Upsample"),
+    "without an opset": (_no_opset, "Relu"),
+    "a type error": (_type_error, "Add"),
+    "shapes that do not fit": (_shape_error, "MatMul"),
+    "missing external data": (_missing_weights, ".gone"),
+}
+"""By what is wrong: how to write it, and what the error may name instead of the file."""
+
+
+_GOOD = tower_feeds()
+
+BAD_FEEDS: dict[str, Arrays] = {
+    "a missing input": {},
+    "an unknown input": _GOOD | {"another": np.zeros(1, np.float32)},
+    "an input of another type": {"x": _GOOD["x"].astype(np.float64)},
+    "an input of another rank": {"x": _GOOD["x"][None]},
+    "an input of another size": {"x": _GOOD["x"][:, :7]},
+}
+"""By what is wrong with them."""
+
+
+class RefusesNonsense:
+    """Bad files and bad feeds."""
+
+    @pytest.mark.parametrize("fault", BAD_MODELS)
+    def test_bad_models_are_refused(self, bench: Bench, fault: str) -> None:
+        """A file that is no good model is an error that names the file or the op; never a crash."""
+        write, op = BAD_MODELS[fault]
+        path = bench.folder / f"bad {fault}.onnx"
+        write(path)
+        failure = bench.refusal(lambda: _use(bench, path), f"the model: {fault}")
+        named = [path.name] + ([op] if op else [])
+        assert any(name in str(failure) for name in named), (
+            f"the model: {fault}: the error should name {' or '.join(map(repr, named))}. "
+            f"It is: {failure}"
+        )
+
+    @pytest.mark.parametrize("fault", BAD_FEEDS)
+    def test_bad_feeds_are_refused_when_timing(self, bench: Bench, fault: str) -> None:
+        """Feeds that don't fit the model are an error of `set_feeds`, or of the first timed run."""
+        with bench.opened(bench.tower()) as model:
+
+            def request() -> None:
+                bench.worker.feed(model, BAD_FEEDS[fault])
+                if bench.engine.runs:
+                    bench.worker.time(model, 1)
+
+            bench.refusal(request, f"fed {fault}")
+
+    @pytest.mark.parametrize("fault", BAD_FEEDS)
+    def test_bad_feeds_are_refused_when_running(self, bench: Bench, fault: str) -> None:
+        """Feeds that don't fit the model are an error of `run`."""
+        bench.needs_runs()
+        with bench.opened(bench.tower()) as model:
+            feeds = BAD_FEEDS[fault]
+            bench.refusal(lambda: bench.worker.run(model, feeds), f"run on {fault}")
+
+
+def _use(bench: Bench, path: Path) -> None:
+    """Opens and, if it can, runs a model: who makes times up need not look into it before that."""
+    feeds: Arrays = {"x": np.zeros(4, np.float32)}
+    with bench.opened(path, feeds=feeds) as model:
+        if not bench.engine.runs:
+            return
+        if bench.engine.measures:
+            bench.worker.time(model, 1)
+        else:
+            bench.worker.run(model, feeds)
+
+
+_SOON_S = 0.1
+_NO_TIME_S = 1e-4
+_GONE_WITHIN_S = 5.0
+
+
+class SurvivesFailures:
+    """The end of the engine's process, in every way."""
+
+    def test_a_hang_is_stopped(self, bench: Bench) -> None:
+        """A request past its limit is a TIMEOUT; its processes are gone; the next request works."""
+        path = bench.tower(32)
+        with bench.opened(bench.tower()):
+            pids = _family(bench)
+            with pytest.raises(WorkerFailure) as caught:
+                bench.worker.open(path, timeout_s=_NO_TIME_S)
+        assert caught.value.kind is FailureKind.TIMEOUT, f"it was a {caught.value.kind}"
+        _check_gone(pids)
+        if not bench.engine.runs:
+            with bench.opened(path):
+                return
+        measured = bench.worker.measure(path, tower_feeds(), blocks=1, runs=1)
+        assert measured.ok, f"after a hang, a new process should measure: {measured.error}"
+
+    def test_a_crash_is_a_failure(self, bench: Bench) -> None:
+        """When the process ends, the request fails, open models are LOST, and the next opens."""
+        with bench.opened(bench.tower()) as model:
+            pids = _family(bench)
+            os.kill(pids[0], signal.SIGKILL)
+            _check_crashed(bench, model)
+        _check_gone(pids)
+        with bench.opened(bench.tower()) as model:
+            pids = _family(bench)
+            os.kill(pids[0], signal.SIGSTOP)  # so that the request is under way when it ends
+            threading.Timer(_SOON_S, os.kill, (pids[0], signal.SIGKILL)).start()
+            _check_crashed(bench, model)
+        _check_gone(pids)
+
+
+def _check_crashed(bench: Bench, model: OpenModel) -> None:
+    crash = _failure_of(bench, model)
+    assert crash.kind is FailureKind.CRASH, f"it was a {crash.kind}: {crash}"
+    lost = _failure_of(bench, model)
+    assert lost.kind is FailureKind.LOST, f"it was a {lost.kind}: {lost}"
+
+
+def _failure_of(bench: Bench, model: OpenModel) -> WorkerFailure:
+    with pytest.raises(WorkerFailure) as caught:
+        bench.worker.run(model, tower_feeds())
+    return caught.value
+
+
+def _check_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + _GONE_WITHIN_S
+    while alive := [pid for pid in pids if _is_alive(pid)]:
+        assert time.monotonic() < deadline, (
+            f"processes {alive} outlived the engine's. Where the system is not Linux, whatever an "
+            "engine starts must stay in its process group (no `start_new_session`)"
+        )
+        time.sleep(0.01)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:  # it ended just now, or the system has no such files
+        return not Path("/proc/self").exists()
+
+
+def _family(bench: Bench) -> list[int]:
+    """The engine's process and, where the system tells them, those that it has started."""
+    pid = bench.worker.pid
+    assert pid is not None
+    return [pid, *_children(pid)]
+
+
+def _children(pid: int) -> Iterator[int]:
+    for listed in Path("/proc").glob(f"{pid}/task/*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            for child in map(int, listed.read_text().split()):
+                yield child
+                yield from _children(child)
+
+
+_FEW_ROWS, _MANY_ROWS = 8, 2048
+# On a large GPU, a few thousand rows take no longer than eight.
+_VERY_MANY_ROWS = 1 << 19
+_OPENS = 20
+_WARM_UP_OPENS = 3
+# Weights of 2 MiB: engines that leak sessions grow by 45 MiB and more.
+_WIDTH = 768
+_MOST_GROWTH_MIB = 25.0
+
+
+class KeepsSessionsApart:
+    """Sessions and their feeds."""
+
+    def test_a_second_feed_replaces_the_first(self, bench: Bench) -> None:
+        """Timed runs use the last feeds: larger ones take longer, smaller ones less again."""
+        bench.needs_runs()
+        with bench.opened(_open_tower(bench), feeds=tower_feeds(_FEW_ROWS)) as model:
+            for rows in (_MANY_ROWS, _VERY_MANY_ROWS):
+                few = _median_ms(bench, model)
+                bench.worker.feed(model, tower_feeds(rows))
+                many = _median_ms(bench, model)
+                bench.worker.feed(model, tower_feeds(_FEW_ROWS))
+                again = _median_ms(bench, model)
+                if many > 2.0 * max(few, again):
+                    return
+        raise AssertionError(
+            f"{_FEW_ROWS}, {rows} and again {_FEW_ROWS} rows take {few:.4g}, {many:.4g} and "
+            f"{again:.4g} ms. `set_feeds` must replace what was kept before"
+        )
+
+    def test_running_leaves_the_timed_feeds_alone(self, bench: Bench) -> None:
+        """`run` takes its own inputs; later timed runs still use those of `set_feeds`."""
+        bench.needs_runs()
+        with bench.opened(_open_tower(bench), feeds=tower_feeds(_MANY_ROWS)) as model:
+            before = _median_ms(bench, model)
+            outputs = bench.worker.run(model, tower_feeds(_FEW_ROWS))
+            after = _median_ms(bench, model)
+        assert outputs["y"].shape[0] == _FEW_ROWS, "`run` must use the feeds that it is given"
+        assert after > before / 4.0, (
+            f"timed runs on {_MANY_ROWS} rows took {before:.4g} ms, and after a `run` on "
+            f"{_FEW_ROWS} rows only {after:.4g}: `run` has replaced the feeds of timed runs"
+        )
+
+    def test_a_fed_model_runs_as_well(self, bench: Bench) -> None:
+        """A model that is timed also runs and tells its layers, on the same shapes as before."""
+        bench.needs_runs()
+        feeds = tower_feeds(_FEW_ROWS)
+        with bench.opened(_open_tower(bench), feeds=feeds) as model:
+            bench.worker.time(model, 1)
+            assert bench.worker.run(model, feeds)["y"].shape[0] == _FEW_ROWS
+            if bench.engine.layers:
+                assert bench.worker.layers(model, 1), "`layer_times` returned nothing"
+            assert len(bench.worker.time(model, 2)) == 2
+
+    def test_feeds_are_kept(self, bench: Bench) -> None:
+        """What was fed is the session's own: the caller's arrays may change or go."""
+        bench.needs_runs()
+        proto = model_of(
+            "g (int64[4096] ids) => (float[4096, 8] y) { y = Gather(table, ids) }",
+            table=np.ones((5, 8), np.float32),
+        )
+        feeds: dict[str, Array] = {"ids": np.full(4096, 4, np.int64)}
+        path = bench.write("gather", proto)
+        with bench.opened(path, feeds=feeds) as model:
+            feeds["ids"][:] = 10**9  # whoever reads this reads far outside of the table
+            with bench.opened(path, feeds={"ids": np.zeros(4096, np.int64)}) as other:
+                for _ in range(3):
+                    bench.worker.run(other, {"ids": np.zeros(4096, np.int64)})
+                assert min(bench.worker.time(model, 3)) > 0
+
+    def test_timing_needs_feeds(self, bench: Bench) -> None:
+        """A model without feeds can't be timed, and says so."""
+        with bench.opened(bench.tower()) as model:
+            bench.refusal(lambda: bench.worker.time(model, 1), "timed runs before any `set_feeds`")
+
+    def test_sessions_do_not_mix(self, bench: Bench) -> None:
+        """Two models open at once compute each its own; closing one leaves the other."""
+        bench.needs_runs()
+        paths = [bench.write(f"times{f}", _times(f)) for f in (2, 3)]
+        feeds = {"x": np.arange(4, dtype=np.float32)}
+        two, three = (bench.worker.open(path) for path in paths)
+        try:
+            for model, factor in ((two, 2), (three, 3), (two, 2)):
+                _check_times(bench, model, feeds, factor)
+            bench.worker.feed(three, feeds)
+            bench.worker.release(two)
+            _check_times(bench, three, feeds, 3)
+            assert len(bench.worker.time(three, 2)) == 2
+        finally:
+            bench.worker.release(three)
+
+    def test_closing_gives_memory_back(self, bench: Bench) -> None:
+        """Sessions opened and closed one after the other don't fill the memory."""
+        if sys.platform != "linux":
+            pytest.skip("only Linux tells the memory of another process in a file")
+        path = bench.write("wide tower", tower(1, width=_WIDTH))
+        feeds = {"x": np.zeros((64, _WIDTH), np.float32)}
+        before = 0.0
+        for number in range(_WARM_UP_OPENS + _OPENS):
+            if number == _WARM_UP_OPENS:
+                before = _memory_mib(bench)
+            with bench.opened(path, feeds=feeds) as model:
+                if bench.engine.runs:
+                    bench.worker.time(model, 1)
+        growth = _memory_mib(bench) - before
+        assert growth < _MOST_GROWTH_MIB, (
+            f"{_OPENS} sessions with 2 MiB of weights each, all closed, left {growth:.0f} MiB "
+            "behind. `close` must drop everything that refers to the engine's objects"
+        )
+
+
+def _open_tower(bench: Bench) -> Path:
+    return bench.write("open_tower", tower(2, rows="n"))
+
+
+def _median_ms(bench: Bench, model: OpenModel) -> float:
+    return statistics.median(bench.worker.time(model, 4)[1:])
+
+
+def _times(factor: int) -> onnx.ModelProto:
+    text = "g (float[4] x) => (float[4] y) { y = Mul(x, w) }"
+    return model_of(text, w=np.full(4, factor, np.float32))
+
+
+def _check_times(bench: Bench, model: OpenModel, feeds: Arrays, factor: int) -> None:
+    found = bench.worker.run(model, feeds)["y"]
+    assert np.allclose(found, feeds["x"] * factor, rtol=1e-2), (
+        f"x times {factor} is {found} for x = {feeds['x']}: another session's weights?"
+    )
+
+
+def _memory_mib(bench: Bench) -> float:
+    pages = Path(f"/proc/{bench.worker.pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -1,0 +1,307 @@
+"""The simulated engine and its options: runs in the worker like any other, but measures nothing."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from qdqtune.engines._interface import InputSpec, SessionOptions
+from qdqtune.engines._worker_environment import OPENING
+from qdqtune.records._measurement import EngineInfo, LayerTime
+from qdqtune.testing.simulated._kernels import Kernel, plan_kernels, total_ms
+from qdqtune.testing.simulated._machine import (
+    DEFAULT_PROFILE,
+    Machine,
+    Noise,
+    Profile,
+    profile_named,
+)
+from qdqtune.testing.simulated._wiring import Wiring, digest, read_proto
+
+if TYPE_CHECKING:
+    from qdqtune.engines._interface import Feeds, Outputs
+
+
+_NOISE_KEYS = tuple(entry.name for entry in fields(Noise))
+# Options that override the profile.
+_PROFILE_KEYS = ("fusion", "layout", "build_s", "build_kernel_s")
+KEYS = ("profile", *_PROFILE_KEYS, "plan_cache", "seed", *_NOISE_KEYS)
+"""All options."""
+
+QUIET: dict[str, str] = {"noise": "0", "drift": "0", "spikes": "0", "offset": "0"}
+"""Options with which every sample is the true latency."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a simulation.
+
+    Attributes:
+        profile: The machine, with overrides from options.
+        seed: Seed of the noise.
+        noise: How noisy the machine is.
+        plan_cache: Folder that caches builds; empty for none.
+    """
+
+    profile: Profile = DEFAULT_PROFILE
+    seed: int = 0
+    noise: Noise = field(default_factory=Noise)
+    plan_cache: str = ""
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Settings:
+        """Reads an engine's options.
+
+        Raises:
+            ValueError: If an option is unknown or has an invalid value.
+        """
+        for key in options:
+            if key not in KEYS:
+                near = difflib.get_close_matches(key, KEYS, n=1)
+                guess = f" Did you mean '{near[0]}'?" if near else ""
+                raise ValueError(
+                    f"unknown option '{key}' of the simulated engine.{guess} "
+                    f"There are: {', '.join(KEYS)}"
+                )
+        numbers = {key: _number(key, options[key]) for key in _NOISE_KEYS if key in options}
+        seed = options.get("seed", "0")
+        if not seed.isdecimal():
+            raise ValueError(f"seed is '{seed}'; it is a whole number from 0 on")
+        noise = Noise(**numbers)
+        return cls(_profile(options), int(seed), noise, options.get("plan_cache", ""))
+
+    def to_options(self) -> dict[str, str]:
+        """Return all options as text, including defaults."""
+        noise = {key: f"{value:g}" for key, value in asdict(self.noise).items()}
+        machine = self.profile
+        return {
+            "profile": machine.name,
+            "fusion": str(int(machine.fuses)),
+            "layout": str(int(machine.has_layouts)),
+            "build_s": f"{machine.build_s:g}",
+            "build_kernel_s": f"{machine.build_kernel_s:g}",
+            "seed": str(self.seed),
+            "plan_cache": self.plan_cache,
+            **noise,
+        }
+
+
+def _profile(options: Mapping[str, str]) -> Profile:
+    profile = profile_named(options.get("profile", DEFAULT_PROFILE.name))
+    return replace(
+        profile,
+        fuses=_switch(options, "fusion", default=profile.fuses),
+        has_layouts=_switch(options, "layout", default=profile.has_layouts),
+        build_s=_seconds(options, "build_s", profile.build_s),
+        build_kernel_s=_seconds(options, "build_kernel_s", profile.build_kernel_s),
+    )
+
+
+def _switch(options: Mapping[str, str], key: str, *, default: bool) -> bool:
+    text = options.get(key, str(int(default)))
+    if text not in ("0", "1"):
+        raise ValueError(f"{key} is '{text}'; it is 0 or 1")
+    return text == "1"
+
+
+def _seconds(options: Mapping[str, str], key: str, default: float) -> float:
+    seconds = _number(key, options[key]) if key in options else default
+    if not (math.isfinite(seconds) and seconds >= 0.0):
+        raise ValueError(f"{key} is {options[key]}; it is a number from 0 on")
+    return seconds
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{key} is '{text}'; it is a number") from None
+
+
+COST_MODEL_VERSION = "1"
+"""Must be raised with every change to the cost of any model."""
+
+_ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
+_MOST_REMEMBERED = 256
+# Time to load a model that was built before.
+_LOADING_S = 0.5
+# Other engines' names of the types for which ONNX has short names.
+_PRECISIONS = {"double": "float64", "float": "float32"}
+
+
+class SimulatedEngine:
+    """Opens models on simulated machines. Nothing waits: time is virtual."""
+
+    def __init__(self) -> None:
+        self._machines: dict[Settings, Machine] = {}
+        self._plans: dict[tuple[bytes, Profile, _ShapeKey], tuple[Kernel, ...]] = {}
+
+    def info(self, options: SessionOptions) -> EngineInfo:
+        """Returns the simulated machine, with all options."""
+        settings = Settings.from_options(options.engine_options)
+        return EngineInfo(
+            name="simulated",
+            version=COST_MODEL_VERSION,
+            device="simulated machine, not a measurement",
+            isa=settings.profile.name,
+            threads=options.threads,
+            options=settings.to_options(),
+        )
+
+    def open(self, path: str, options: SessionOptions) -> SimulatedSession:
+        """Opens the model file; building takes virtual time."""
+        settings = Settings.from_options(options.engine_options)
+        machine = self._machines.setdefault(
+            settings, Machine(settings.noise, settings.seed, int(os.environ.get(OPENING, "0")))
+        )
+        return SimulatedSession(path, settings, machine, self)
+
+    def clock_s(self) -> float:
+        """Virtual seconds that have passed."""
+        return sum(machine.clock_s for machine in self._machines.values())
+
+    def plan(
+        self, proto: onnx.ModelProto, content: bytes, profile: Profile, shapes: _ShapeKey
+    ) -> tuple[Kernel, ...]:
+        """Return the kernels of a model; recent ones are cached, as a baseline is opened often."""
+        key = (content, profile, shapes)
+        if key not in self._plans:
+            if len(self._plans) >= _MOST_REMEMBERED:
+                del self._plans[next(iter(self._plans))]
+            self._plans[key] = plan_kernels(Wiring(proto, dict(shapes)), profile)
+        return self._plans[key]
+
+
+class SimulatedSession:
+    """A model on a simulated machine.
+
+    Args:
+        path: The model file. Only `run` reads its weights.
+        settings: The machine's data, and whether builds are cached.
+        machine: The machine's state.
+        engine: The engine of this session.
+    """
+
+    def __init__(
+        self, path: str, settings: Settings, machine: Machine, engine: SimulatedEngine
+    ) -> None:
+        self._path = path
+        self._profile = settings.profile
+        self._engine = engine
+        self._proto = read_proto(path)
+        self._digest = digest(self._proto)
+        self._noise = machine.run_noise(self._digest)
+        self._kernels: tuple[Kernel, ...] | None = None
+        constants = {tensor.name for tensor in self._proto.graph.initializer}
+        self._inputs = tuple(
+            _input_spec(value) for value in self._proto.graph.input if value.name not in constants
+        )
+        machine.clock_s += self._building_s(settings)
+
+    @property
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """The model's inputs."""
+        return self._inputs
+
+    def set_feeds(self, feeds: Feeds) -> None:
+        """Records the shapes of the inputs; their values don't matter.
+
+        Raises:
+            ValueError: If they don't match the model's inputs.
+        """
+        self._check(feeds)
+        open_inputs = [s.name for s in self._inputs if not all(isinstance(d, int) for d in s.shape)]
+        self._kernels = self._plan({name: feeds[name].shape for name in open_inputs})
+
+    def run(self, feeds: Feeds) -> Outputs:
+        """Runs once with ONNX's reference implementation: correct, but slow for large models.
+
+        Raises:
+            ValueError: If the feeds don't match the model's inputs.
+        """
+        from onnx.reference import ReferenceEvaluator  # slow to import, and rarely needed
+
+        self._check(feeds)
+        evaluator = ReferenceEvaluator(onnx.load(self._path))
+        results = evaluator.run(None, dict(feeds))
+        return dict(zip(evaluator.output_names, map(np.asarray, results), strict=True))
+
+    def time_runs(self, runs: int) -> list[float]:
+        """Returns one sample per run; virtual time passes."""
+        return self._noise.samples_ms(total_ms(self._fed()), runs)
+
+    def layer_times(self, runs: int) -> list[LayerTime]:
+        """Returns the kernels without noise: their sum is the true latency, for any `runs`."""
+        del runs
+        return [
+            LayerTime(
+                kernel.name,
+                kernel.op_type,
+                kernel.ms,
+                provider=kernel.precision,
+                precision=_PRECISIONS.get(kernel.precision, kernel.precision),
+                origins=kernel.nodes,
+            )
+            for kernel in self._fed()
+        ]
+
+    def close(self) -> None:
+        """Does nothing: the session holds no resources."""
+
+    def _building_s(self, settings: Settings) -> float:
+        """Seconds until the model is open: a model that was built before is only loaded."""
+        profile, kernels = settings.profile, self._plan({})
+        building_s = profile.build_s + profile.build_kernel_s * len(kernels)
+        if not settings.plan_cache:
+            return building_s
+        content = hashlib.blake2b(repr((profile.name, kernels)).encode(), digest_size=16)
+        plan = Path(settings.plan_cache, f"{content.hexdigest()}.plan")
+        if plan.exists():
+            return min(_LOADING_S, building_s)
+        plan.parent.mkdir(parents=True, exist_ok=True)
+        plan.touch()
+        return building_s
+
+    def _check(self, feeds: Feeds) -> None:
+        wanted = {spec.name for spec in self._inputs}
+        if wanted != feeds.keys():
+            raise ValueError(f"the inputs are {sorted(wanted)}, the feeds {sorted(feeds)}")
+        for spec in self._inputs:
+            _check(spec, feeds[spec.name])
+
+    def _plan(self, shapes: dict[str, tuple[int, ...]]) -> tuple[Kernel, ...]:
+        key = tuple(sorted(shapes.items()))
+        return self._engine.plan(self._proto, self._digest, self._profile, key)
+
+    def _fed(self) -> tuple[Kernel, ...]:
+        if self._kernels is None:
+            raise ValueError("the model was given no feeds to run on")
+        return self._kernels
+
+
+def _input_spec(value: onnx.ValueInfoProto) -> InputSpec:
+    kind = value.type.tensor_type
+    dims = (dim.dim_value if dim.dim_value > 0 else dim.dim_param or None for dim in kind.shape.dim)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+    return InputSpec(value.name, "str" if dtype == np.dtype(object) else dtype.name, tuple(dims))
+
+
+def _check(spec: InputSpec, array: Any) -> None:
+    fits = array.dtype.name == spec.dtype and len(array.shape) == len(spec.shape)
+    if not fits or any(
+        isinstance(want, int) and want != have
+        for want, have in zip(spec.shape, array.shape, strict=True)
+    ):
+        raise ValueError(
+            f"the input '{spec.name}' is {spec.dtype}{list(spec.shape)}, "
+            f"its feed {array.dtype.name}{list(array.shape)}"
+        )

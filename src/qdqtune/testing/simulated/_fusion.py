@@ -1,0 +1,373 @@
+"""Fuses ops into kernels, and determines the form in which each tensor is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, WEIGHTED_OPS
+from qdqtune.testing.simulated._machine import Profile
+from qdqtune.testing.simulated._ops import MOVES, POINTWISE, REDUCTIONS, LowPrecision, is_free, macs
+from qdqtune.testing.simulated._wiring import Op, Wiring
+
+_ROW_OPS = POINTWISE | REDUCTIONS
+# Longer than the chain of any activation or normalization; keeps the search linear.
+_LONGEST_CHAIN = 24
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ops that run as one kernel.
+
+    Attributes:
+        ops: In the file's order.
+        lead: The op that the kernel is named after, and whose precision it has.
+    """
+
+    ops: tuple[Op, ...]
+    lead: Op
+
+
+def group_ops(wiring: Wiring, low: LowPrecision, profile: Profile) -> list[Group]:
+    """Groups all ops except Q, DQ, passthrough ops, and ops that cost nothing."""
+    return _Fuser(wiring, low, profile).groups()
+
+
+class _Fuser:
+    def __init__(self, wiring: Wiring, low: LowPrecision, profile: Profile) -> None:
+        self._wiring = wiring
+        self._low = low
+        self._profile = profile
+        outside = MOVES | {QUANTIZE, DEQUANTIZE}
+        self._left = {
+            op: None for op in wiring.ops if op.op_type not in outside and not is_free(wiring, op)
+        }
+        self._groups: list[Group] = []
+
+    def groups(self) -> list[Group]:
+        """Finds the groups, the most specific ones first."""
+        if self._profile.fuses:
+            self._take_normalizations()
+            if self._profile.fuses_pointwise:
+                self._take_clusters()
+            else:
+                self._take_known_patterns()
+        else:
+            self._take_units()
+        for op in list(self._left):
+            self._take([op], op)
+        return self._groups
+
+    def _take(self, ops: Iterable[Op], lead: Op) -> None:
+        members = sorted(ops, key=lambda op: op.position)
+        for op in members:
+            del self._left[op]
+        self._groups.append(Group(tuple(members), lead))
+
+    def _weighted_ops(self) -> list[Op]:
+        """Return the remaining weighted ops, in the order in which they may fuse others."""
+        weighted = [op for op in self._left if op.op_type in WEIGHTED_OPS]
+        return sorted(weighted, key=self._rank, reverse=True)
+
+    def _rank(self, op: Op) -> tuple[float, ...]:
+        wiring = self._wiring
+        shape = wiring.shape(op.inputs[1])
+        return (wiring.depth[op], macs(wiring, op), op in self._low.kernels, *shape)
+
+    # Normalizations and activations that the exporter has decomposed.
+
+    def _take_normalizations(self) -> None:
+        """Fuses chains up to the first tensor that a reduction in them reads."""
+        if not any(op.op_type in REDUCTIONS for op in self._left):
+            return
+        for end in self._ends():
+            best: list[Op] = []
+            seen = 0
+            for chain in self._chains(end, _ROW_OPS) if end in self._left else ():
+                reduces = any(op.op_type in REDUCTIONS for op in chain[seen:])
+                if best and not reduces:
+                    break
+                best = chain if reduces else best
+                seen = len(chain)
+            if best:
+                self._take(best, end)
+
+    def _take_activations(self) -> None:
+        for end in self._ends():
+            if end in self._left:
+                *_, longest = [[end], *self._chains(end, POINTWISE)]
+                self._take(longest, end)
+
+    def _ends(self) -> list[Op]:
+        """Return ops that may end a chain, deepest first, as it may include others."""
+        ends = [op for op in self._left if op.op_type in POINTWISE and op not in self._low.kernels]
+        return sorted(ends, key=lambda op: -self._wiring.depth[op])
+
+    def _chains(self, end: Op, kinds: frozenset[str]) -> Iterator[list[Op]]:
+        """Yield ever longer chains that compute a result from a single tensor of its size."""
+        chain = [end]
+        sources = self._sources(end)
+        while len(chain) < _LONGEST_CHAIN:
+            names = sorted(sources)
+            if len(names) == 1 and self._same_size(names[0], end.outputs[0]):
+                yield list(chain)
+            makers = [self._wiring.producer.get(name) for name in names]
+            fitting = [op for op in makers if op is not None and self._joins(op, chain, kinds)]
+            if not fitting:
+                return
+            deepest = max(fitting, key=lambda op: self._wiring.depth[op])
+            chain.append(deepest)
+            sources = (sources - set(deepest.outputs)) | self._sources(deepest)
+
+    def _joins(self, op: Op, chain: list[Op], kinds: frozenset[str]) -> bool:
+        if op not in self._left or op.op_type not in kinds or op in self._low.kernels:
+            return False
+        return not self._wiring.leaves(op) and all(
+            reader in chain for reader in self._wiring.readers_of(op)
+        )
+
+    def _sources(self, op: Op) -> set[str]:
+        return {tensor for tensor in op.inputs if tensor} - self._wiring.constant
+
+    def _take_units(self) -> None:
+        """Fuses only ops that are quantized as one with the op before them, also in float."""
+        for op in list(self._left):
+            if op in self._left and self._low.has_kernel(op):
+                activation = self._low.fused_activation(op)
+                taken = [activation] if activation in self._left and activation is not None else []
+                self._take([op, *taken], op)
+
+    # Fusion on a machine that knows a list of patterns.
+
+    def _take_known_patterns(self) -> None:
+        for op in [*self._weighted_ops(), *self._low.kernels]:
+            if op in self._left:
+                self._take([op, *self._epilogue(op)], op)
+        self._take_activations()
+
+    def _epilogue(self, op: Op) -> list[Op]:
+        if op in self._low.kernels:
+            activation = self._low.fused_activation(op)
+            return [activation] if activation in self._left and activation is not None else []
+        taken: list[Op] = []
+        for matches in (_is_batchnorm, self._is_bias, self._is_residual, self._is_activation):
+            tensor = (taken[-1] if taken else op).outputs[0]
+            reader = self._wiring.only_reader(tensor)
+            if reader in self._left and reader is not None and matches(reader, tensor):
+                taken.append(reader)
+        return taken
+
+    def _is_bias(self, op: Op, tensor: str) -> bool:
+        return op.op_type == "Add" and _others(op, tensor) <= self._wiring.constant
+
+    def _is_residual(self, op: Op, tensor: str) -> bool:
+        if op.op_type != "Add" or op in self._low.kernels:
+            return False
+        return all(self._same_size(other, tensor) for other in _others(op, tensor))
+
+    def _is_activation(self, op: Op, tensor: str) -> bool:
+        if op in self._low.kernels or op.inputs[0] != tensor:
+            return False
+        return op.op_type in self._profile.epilogues
+
+    # Fusion of any pointwise ops, on a machine that generates its kernels.
+
+    def _take_clusters(self) -> None:
+        """Fuses pointwise ops whose results all lead to one end, with a weighted op before them."""
+        end_of: dict[Op, Op] = {}
+        for op in reversed(self._left):
+            if op.op_type in POINTWISE:
+                end_of[op] = self._end(op, end_of) or op
+        clusters: dict[Op, list[Op]] = {}
+        for op, end in end_of.items():
+            clusters.setdefault(end, []).append(op)
+        for op in self._weighted_ops():
+            reached = self._end(op, end_of)
+            if reached is not None and reached in clusters:
+                self._take([op, *clusters.pop(reached)], op)
+        for end, members in clusters.items():
+            self._take(members, end)
+
+    def _end(self, op: Op, end_of: dict[Op, Op]) -> Op | None:
+        """Return the end of the cluster that reads all results of an op; None if others do, too."""
+        if self._wiring.leaves(op):
+            return None
+        ends = {end_of.get(reader) for reader in self._wiring.readers_of(op)}
+        end = ends.pop() if len(ends) == 1 else None
+        if end is None or not self._same_size(op.outputs[0], end.outputs[0]):
+            return None
+        return end
+
+    def _same_size(self, one: str, other: str) -> bool:
+        return self._wiring.size(one) == self._wiring.size(other)
+
+
+def _is_batchnorm(op: Op, tensor: str) -> bool:
+    return op.op_type == "BatchNormalization" and op.inputs[0] == tensor
+
+
+def _others(op: Op, tensor: str) -> set[str]:
+    return {name for name in op.inputs if name and name != tensor}
+
+
+_CONVS = frozenset({"Conv", "ConvTranspose"})
+_IMAGE_RANK = 4
+
+
+class Storage:
+    """Determines which Q and DQ are fused into kernels, and which remain as passes over memory.
+
+    Args:
+        wiring: The graph.
+        low: Its low-precision kernels.
+        groups: Its kernels.
+        profile: The machine.
+    """
+
+    def __init__(
+        self, wiring: Wiring, low: LowPrecision, groups: list[Group], profile: Profile
+    ) -> None:
+        self._wiring = wiring
+        self._low = low
+        self._profile = profile
+        self._last = {group.ops[-1]: group for group in groups}
+        self._group = {op: group for group in groups for op in group.ops}
+        self._reads = {group.lead: _reads(group) for group in groups}
+        self._takes = {group.lead: self._taken(group) for group in groups}
+        self._needed: set[str] = set()
+        self._needed_by_conv: set[str] = set()
+        self._quantized: set[str] = set()
+        self._blocked: set[str] = set()
+        self._find_needed(groups)
+        self._find_quantized()
+
+    def reads(self, group: Group) -> dict[str, Op]:
+        """Return the tensors that a kernel reads, each with an op in it that does."""
+        return self._reads[group.lead]
+
+    def takes(self, group: Group, tensor: str) -> bool:
+        """Whether a kernel reads a tensor in its quantized form."""
+        return tensor in self._takes[group.lead]
+
+    def is_quantized(self, tensor: str) -> bool:
+        """Whether a float tensor is stored in quantized form."""
+        return tensor in self._quantized
+
+    def float_too(self, tensor: str) -> bool:
+        """Whether a tensor stored in quantized form is needed as float as well."""
+        if tensor in self._wiring.outputs:
+            return True
+        return any(self._as_float(op, tensor) for op, _ in self._wiring.readers(tensor))
+
+    def absorbed(self, quantize: Op) -> bool:
+        """Whether a Q is fused into the kernel that produces its input."""
+        tensor = quantize.inputs[0]
+        maker = self._wiring.producer.get(tensor)
+        return tensor in self._quantized and maker is not None and maker.op_type != DEQUANTIZE
+
+    def reformats_before(self, quantize: Op) -> bool:
+        """Whether the result of a Q is converted to the layout of a low-precision Conv."""
+        back = (op for op, _ in self._wiring.readers(quantize.outputs[0]))
+        wanted = any(not self._needed_by_conv.isdisjoint(op.outputs) for op in back)
+        return wanted and self._is_image(quantize.inputs[0])
+
+    def reformats_after(self, tensor: str) -> bool:
+        """Whether a tensor is converted from the layout of a low-precision Conv."""
+        return tensor in self._blocked and self._is_image(tensor)
+
+    def _taken(self, group: Group) -> set[str]:
+        """Return what a kernel reads in quantized form, including a residual if it can."""
+        low, lead = self._low, group.lead
+        taken = {
+            tensor
+            for op in group.ops
+            if op in low.kernels
+            for position, tensor in enumerate(op.inputs)
+            if low.reads_quantized(op, position)
+        }
+        if lead in low.kernels:
+            others = self._reads[lead].keys() - set(lead.inputs)
+            taken.update(tensor for tensor in others if tensor in low.available)
+        return taken
+
+    def _find_needed(self, groups: list[Group]) -> None:
+        """Find tensors that low-precision kernels read in quantized form, also moved."""
+        for group in groups:
+            taken = self._takes[group.lead]
+            self._needed.update(taken)
+            if group.lead.op_type in _CONVS:
+                self._needed_by_conv.update(taken)
+        for op in reversed(self._wiring.ops):
+            if op.op_type in MOVES:
+                for needed in (self._needed, self._needed_by_conv):
+                    if not needed.isdisjoint(op.outputs):
+                        needed.add(op.inputs[0])
+
+    def _find_quantized(self) -> None:
+        for op in self._wiring.ops:
+            source = op.inputs[0] if op.inputs else ""
+            blocked = source in self._blocked
+            results: list[str] = []
+            if op in self._last:
+                results = self._results(self._last[op])
+                blocked = bool(results) and self._is_blocked(self._last[op])
+            elif op.op_type == DEQUANTIZE and op.outputs[0] in self._low.available:
+                results = list(op.outputs)
+            elif op.op_type in MOVES and source in self._quantized:
+                useful = not self._needed.isdisjoint(op.outputs)
+                if useful or all(tensor in self._low.wanted for tensor in op.outputs):
+                    results = list(op.outputs)
+            elif op.op_type == QUANTIZE and blocked:
+                self._blocked.update(op.outputs)
+            self._quantized.update(results)
+            if blocked:
+                self._blocked.update(results)
+
+    def _results(self, group: Group) -> list[str]:
+        """Return what a kernel writes in quantized form."""
+        results = [t for op in group.ops for t in op.outputs if t in self._low.wanted]
+        profile = self._profile
+        if group.lead in self._low.kernels:
+            return results if profile.fuses else list(group.ops[-1].outputs)
+        if profile.fuses and profile.fuses_pointwise and group.lead.op_type in POINTWISE:
+            return [tensor for tensor in results if self._comes_to_use(tensor)]
+        return []
+
+    def _is_blocked(self, group: Group) -> bool:
+        if group.lead not in self._low.kernels:
+            return False
+        if group.lead.op_type in _CONVS:
+            return True
+        return not self._blocked.isdisjoint(self._takes[group.lead])
+
+    def _comes_to_use(self, tensor: str) -> bool:
+        """Whether a low-precision kernel reads the quantized form of a tensor."""
+        for op, _ in self._wiring.readers(tensor):
+            if op.op_type == QUANTIZE:
+                back = (reader for reader, _ in self._wiring.readers(op.outputs[0]))
+                if any(not self._needed.isdisjoint(reader.outputs) for reader in back):
+                    return True
+            elif any(map(self._comes_to_use, op.outputs)):
+                return True
+        return False
+
+    def _as_float(self, op: Op, tensor: str) -> bool:
+        """Whether an op reads a tensor as float although it is stored in quantized form."""
+        if op in self._group:
+            return not self.takes(self._group[op], tensor)
+        if op.op_type == QUANTIZE:
+            return not self.absorbed(op)
+        if op.op_type in MOVES:
+            return op.inputs[0] != tensor or not self._quantized.issuperset(op.outputs)
+        return False  # DQ has no float input, and ops that cost nothing only look at shapes
+
+    def _is_image(self, tensor: str) -> bool:
+        if not self._profile.has_layouts:
+            return False
+        shape = self._wiring.shape(tensor)
+        return len(shape) >= _IMAGE_RANK and shape[1] > 1 and max(shape[2:]) > 1
+
+
+def _reads(group: Group) -> dict[str, Op]:
+    made = {tensor for op in group.ops for tensor in op.outputs}
+    return {t: op for op in group.ops for t in op.inputs if t and t not in made}

@@ -1,0 +1,318 @@
+"""The machines that can be simulated: their costs, dialects and noise."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from qdqtune.records._errors import UsageError
+
+_FLOAT, _DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
+_HALF, _BFLOAT = ir.DataType.FLOAT16, ir.DataType.BFLOAT16
+_UINT8, _INT8 = ir.DataType.UINT8, ir.DataType.INT8
+_FLOAT8 = ir.DataType.FLOAT8E4M3FN
+
+CPU_EPILOGUES = frozenset(
+    {"Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Elu"}
+)
+"""Activations that a CPU's float Conv or MatMul applies before it writes its result."""
+
+
+@dataclass(frozen=True)
+class MacUnit:
+    """How fast a machine multiplies one type of activations with weights.
+
+    Attributes:
+        rate: Billions of multiply-adds per second at best.
+        input_step: Input channels are padded to a multiple of this.
+        output_step: Output channels are padded to a multiple of this.
+        depthwise: Part of the rate that a Conv with one input channel per group gets.
+    """
+
+    rate: float
+    input_step: int = 1
+    output_step: int = 1
+    depthwise: float = 0.25
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A machine with its engine.
+
+    Attributes:
+        name: As in the option `profile`.
+        summary: One line for people.
+        dialect: The dialect whose rules say which ops have low-precision kernels.
+        units: How fast it multiplies, by type of the activations. A quantized type that is missing
+            has no kernels: Q and DQ of it cost their passes and bring nothing.
+        bandwidth: Billions of bytes per second that a kernel reads and writes.
+        conversion_bandwidth: The same for a Q or DQ pass; never above `bandwidth`.
+        reformat_bandwidth: The same for a change of layout, and for a Transpose that takes rows
+            apart.
+        element_rate: Billions of simple operations on elements per second.
+        requantize_steps: Simple operations per element that a low-precision kernel spends on its
+            result; ops without multiply-adds spend them on each operand, too.
+        launch_us: Microseconds that each kernel costs beside its work.
+        low_launch_us: Microseconds on top for a low-precision kernel, which has scales to set up.
+        half_full: Results, in elements, at which half of the machine is busy; 0 for one core.
+        fuses_pointwise: Whether any neighbouring pointwise ops become one kernel, also behind a
+            weighted op, and whether such a kernel can write quantized values.
+        epilogues: Otherwise, the ops that a float weighted op fuses.
+        build_s: Seconds to open a model.
+        build_kernel_s: Additional seconds for each kernel.
+        fuses: Whether ops are fused at all, except for an activation that the dialect counts as
+            part of the op before it. If not, each op's cost is independent: a low-precision kernel
+            reads and writes quantized values whatever its neighbours are, and where they meet
+            floats, a pass converts a tensor once.
+        has_layouts: Whether low-precision Convs have their own layout.
+    """
+
+    name: str
+    summary: str
+    dialect: str
+    units: Mapping[ir.DataType, MacUnit] = field(hash=False)
+    bandwidth: float
+    conversion_bandwidth: float
+    reformat_bandwidth: float
+    element_rate: float
+    requantize_steps: float
+    launch_us: float
+    low_launch_us: float = 0.0
+    half_full: float = 0.0
+    fuses_pointwise: bool = False
+    epilogues: frozenset[str] = frozenset()
+    build_s: float = 0.05
+    build_kernel_s: float = 0.001
+    fuses: bool = True
+    has_layouts: bool = True
+
+    def unit(self, dtype: ir.DataType) -> MacUnit:
+        """Return the multiply unit of a type; types without kernels are as fast as float."""
+        return self.units.get(dtype, self.units[_FLOAT])
+
+
+def _float_units(rate: float, output_step: int) -> dict[ir.DataType, MacUnit]:
+    """A CPU's float units: half precision is computed as float, with conversions in between."""
+    return {
+        _FLOAT: MacUnit(rate, 1, output_step),
+        _DOUBLE: MacUnit(rate / 2, 1, output_step),
+        _HALF: MacUnit(rate * 0.7, 1, output_step),
+        _BFLOAT: MacUnit(rate * 0.7, 1, output_step),
+    }
+
+
+_CPU_VNNI = Profile(
+    name="cpu-vnni",
+    summary="one core of a server CPU with AVX-512 VNNI",
+    dialect="onnxruntime",
+    units={
+        **_float_units(95.0, 16),
+        _UINT8: MacUnit(210.0, 4, 16, depthwise=0.06),
+        _INT8: MacUnit(120.0, 4, 16, depthwise=0.06),
+    },
+    bandwidth=24.0,
+    conversion_bandwidth=12.0,
+    reformat_bandwidth=6.0,
+    element_rate=10.0,
+    requantize_steps=2.5,
+    launch_us=2.5,
+    low_launch_us=2.5,
+    epilogues=CPU_EPILOGUES,
+)
+
+_CPU = replace(
+    _CPU_VNNI,
+    name="cpu",
+    summary="one core of a CPU with AVX2 and no VNNI",
+    dialect="onnxruntime-novnni",
+    units={
+        **_float_units(50.0, 8),
+        _UINT8: MacUnit(108.0, 2, 8, depthwise=0.07),
+        _INT8: MacUnit(58.0, 2, 8, depthwise=0.07),
+    },
+    bandwidth=16.0,
+    conversion_bandwidth=8.0,
+    reformat_bandwidth=4.0,
+    element_rate=6.0,
+)
+
+_FLOAT_ONLY = replace(
+    _CPU,
+    name="float-only",
+    summary="the same core without any integer kernel: whatever is quantized is slower",
+    units=_float_units(50.0, 8),
+)
+
+_GPU = Profile(
+    name="gpu",
+    summary="a small inference GPU, batch 1 leaves most of it idle",
+    dialect="tensorrt",
+    units={
+        _FLOAT: MacUnit(4000.0, 1, 32, depthwise=0.10),
+        _DOUBLE: MacUnit(130.0, 1, 32, depthwise=0.5),
+        _HALF: MacUnit(16000.0, 8, 64, depthwise=0.05),
+        _BFLOAT: MacUnit(16000.0, 8, 64, depthwise=0.05),
+        _INT8: MacUnit(32000.0, 32, 64, depthwise=0.02),
+        _FLOAT8: MacUnit(32000.0, 16, 64, depthwise=0.015),
+    },
+    bandwidth=280.0,
+    conversion_bandwidth=240.0,
+    reformat_bandwidth=180.0,
+    element_rate=2000.0,
+    requantize_steps=1.0,
+    launch_us=3.0,
+    half_full=40_000.0,
+    fuses_pointwise=True,
+    build_s=8.0,
+    build_kernel_s=0.7,
+)
+
+PROFILES: dict[str, Profile] = {
+    profile.name: profile for profile in (_CPU_VNNI, _CPU, _FLOAT_ONLY, _GPU)
+}
+DEFAULT_PROFILE = _CPU_VNNI
+
+
+def profile_named(name: str) -> Profile:
+    """Return the profile with a name.
+
+    Raises:
+        ValueError: If no profile has that name.
+    """
+    if name not in PROFILES:
+        near = difflib.get_close_matches(name, PROFILES, n=1)
+        guess = f"; did you mean '{near[0]}'?" if near else ""
+        raise ValueError(f"no simulated profile '{name}'{guess} There are: {', '.join(PROFILES)}")
+    return PROFILES[name]
+
+
+def dialect_of(options: Mapping[str, str]) -> str:
+    """Return the name of the dialect of the machine that options select.
+
+    Raises:
+        UsageError: If there is no such machine.
+    """
+    try:
+        return profile_named(options.get("profile", DEFAULT_PROFILE.name)).dialect
+    except ValueError as error:
+        raise UsageError(f"The simulated engine: {error}.", "See docs/simulated.md.") from None
+
+
+# More than any process has: opens are numbered consecutively across processes.
+_OPENS_PER_PROCESS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How noisy a machine is; see the module for the arithmetic.
+
+    Attributes:
+        noise: Deviation of a run's log latency.
+        correlation: Of neighbouring runs, from 0 to below 1.
+        drift: Deviation of the machine's log speed.
+        drift_s: Virtual seconds after which the machine has mostly forgotten its state.
+        spikes: Probability that a run is hit by a spike.
+        spike_size: How much longer it then takes, relative to its latency.
+        offset: Deviation of an open's log latency.
+    """
+
+    noise: float = 0.01
+    correlation: float = 0.3
+    drift: float = 0.02
+    drift_s: float = 2.0
+    spikes: float = 0.01
+    spike_size: float = 0.5
+    offset: float = 0.002
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not (math.isfinite(value) and value >= 0.0):
+                raise ValueError(f"{name} is {value}; it is a number from 0 on")
+        if self.correlation >= 1.0 or self.spikes > 1.0:
+            raise ValueError("correlation is below 1, and spikes is a probability")
+
+
+class Machine:
+    """State that all opens with one seed share: the machine's speed, and virtual time.
+
+    Args:
+        noise: How noisy it is.
+        seed: The same seed and the same requests give the same samples.
+        process: Number of the process, where several make one comparison: opens of a model have
+            different noise in each.
+
+    Attributes:
+        clock_s: Virtual seconds that have passed.
+    """
+
+    def __init__(self, noise: Noise, seed: int, process: int = 0) -> None:
+        self.noise = noise
+        self.clock_s = 0.0
+        self._seed = seed
+        self._opens_before = process * _OPENS_PER_PROCESS
+        self._generator = _generator(seed, b"machine", process)
+        self._state = float(self._generator.standard_normal())
+        self._told_s = 0.0
+        self._opens: dict[bytes, int] = {}
+
+    def run_noise(self, content: bytes) -> RunNoise:
+        """The noise of one more open of a model.
+
+        Args:
+            content: A hash of the model. Every open of it gets its own noise.
+        """
+        count = self._opens[content] = self._opens.get(content, 0) + 1
+        return RunNoise(self, _generator(self._seed, content, self._opens_before + count))
+
+    def draw(self, count: int) -> list[float]:
+        """Draw normal numbers for as many calls of `slowness`."""
+        numbers: list[float] = self._generator.standard_normal(count).tolist()
+        return numbers
+
+    def slowness(self, normal: float) -> float:
+        """Return the machine's log slowness now; it changes with the time that has passed.
+
+        Args:
+            normal: A fresh number from `draw`.
+        """
+        passed_s, self._told_s = self.clock_s - self._told_s, self.clock_s
+        kept = math.exp(-passed_s / self.noise.drift_s) if self.noise.drift_s else 0.0
+        self._state = kept * self._state + math.sqrt(1.0 - kept * kept) * normal
+        return self.noise.drift * self._state
+
+
+class RunNoise:
+    """The noise of one open model."""
+
+    def __init__(self, machine: Machine, generator: np.random.Generator) -> None:
+        self._machine = machine
+        self._generator = generator
+        self._offset = machine.noise.offset * float(generator.standard_normal())
+        self._state = float(generator.standard_normal())
+
+    def samples_ms(self, true_ms: float, runs: int) -> list[float]:
+        """Samples of runs made one after the other."""
+        noise, machine = self._machine.noise, self._machine
+        fresh = math.sqrt(1.0 - noise.correlation**2)
+        normals: list[float] = self._generator.standard_normal(runs).tolist()
+        lots: list[float] = self._generator.random(runs).tolist()
+        samples: list[float] = []
+        for normal, lot, drift_normal in zip(normals, lots, machine.draw(runs), strict=True):
+            self._state = noise.correlation * self._state + fresh * normal
+            slow = self._offset + noise.noise * self._state + machine.slowness(drift_normal)
+            spike = 1.0 + noise.spike_size if lot < noise.spikes else 1.0
+            samples.append(true_ms * math.exp(slow) * spike)
+            machine.clock_s += samples[-1] / 1000.0
+        return samples
+
+
+def _generator(seed: int, content: bytes, count: int) -> np.random.Generator:
+    text = f"{seed} {content.hex()} {count}".encode()
+    entropy = hashlib.blake2b(text, digest_size=16).digest()
+    return np.random.default_rng(int.from_bytes(entropy, "big"))

@@ -1,0 +1,378 @@
+"""Shapes, types, producers and readers of each tensor of a model file."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx.shape_inference
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+from onnx import numpy_helper
+
+from qdqtune.graph._op_classes import QDQ_OPS
+
+Shapes = Mapping[str, Sequence[int]]
+"""Input name to shape."""
+
+LARGEST_READ_BYTES = 1024
+"""Constants used for shapes are smaller; the values of larger ones are never used."""
+
+_MOST_ROUNDS = 64
+_MOST_ELEMENTS = LARGEST_READ_BYTES // 8
+_ARITHMETIC = frozenset(
+    {
+        "Abs", "Add", "And", "Cast", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div",
+        "Equal", "Expand", "Flatten", "Floor", "Gather", "Greater", "Identity", "Less", "Max",
+        "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range", "ReduceMax", "ReduceMin", "ReduceProd",
+        "ReduceSum", "Reshape", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose",
+        "Unsqueeze", "Where",
+    }
+)  # fmt: skip
+
+
+def with_shapes(
+    proto: onnx.ModelProto, input_shapes: Shapes
+) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
+    """Infers the shapes of all tensors.
+
+    Args:
+        proto: The model; it is not changed.
+        input_shapes: Shapes of inputs; dims that are neither here nor in the model are 1.
+
+    Returns:
+        The model with its functions inlined, and the shapes by name: 0 for unknown dims, no entry
+        if the rank is unknown.
+    """
+    model = onnx.inliner.inline_local_functions(proto) if proto.functions else proto
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    for value in fixed.graph.input:
+        given = input_shapes.get(value.name, ())
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if axis < len(given):
+                dim.dim_value = given[axis]
+            elif dim.dim_value <= 0:
+                dim.dim_value = 1
+    inferred = _infer(fixed)
+    shapes = _shapes(inferred.graph)
+    for _ in range(_MOST_ROUNDS):
+        known = {name: shape for name, shape in shapes.items() if 0 not in shape}
+        if all(name in known for node in inferred.graph.node for name in node.output if name):
+            break
+        if not _evaluate(inferred, known):
+            break
+        inferred = _infer(inferred)
+        shapes = _shapes(inferred.graph)
+    return inferred, shapes
+
+
+def _infer(model: onnx.ModelProto) -> onnx.ModelProto:
+    inferred: onnx.ModelProto = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    return inferred
+
+
+def _shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for group in (graph.input, graph.value_info, graph.output):
+        for value in group:
+            kind = value.type.tensor_type
+            if kind.HasField("shape"):
+                shapes[value.name] = tuple([dim.dim_value for dim in kind.shape.dim])
+    return shapes
+
+
+def _evaluate(model: onnx.ModelProto, known: Mapping[str, tuple[int, ...]]) -> bool:
+    """Turns ops that compute sizes from known ones into constants, in place.
+
+    Returns:
+            Whether there were any besides constants.
+    """
+    graph = model.graph
+    ready = {t.name: t for t in graph.initializer if 0 < _elements(t.dims) <= _MOST_ELEMENTS}
+    reached = {name for name, t in ready.items() if _has_values(t)}
+    evaluated: list[onnx.NodeProto] = []
+    measured: list[onnx.TensorProto] = []
+    for node in graph.node:
+        if node.op_type == "Shape" and node.input[0] in known:
+            measured.append(_shape_tensor(node, known[node.input[0]]))
+        elif not _is_small_arithmetic(node, reached, known):
+            continue
+        else:
+            evaluated.append(node)
+        reached.update(node.output)
+    if not measured and all(node.op_type == "Constant" for node in evaluated):
+        return False
+    constants = [t for name, t in ready.items() if name in reached]
+    results = _run(model, evaluated, [*constants, *measured])
+    if results is None:
+        return False
+    gone = {tensor.name for tensor in (*measured, *results)}
+    left = [node for node in graph.node if not gone.intersection(node.output)]
+    del graph.node[:]
+    graph.node.extend(left)
+    graph.initializer.extend([*measured, *results])
+    return True
+
+
+def _is_small_arithmetic(
+    node: onnx.NodeProto, reached: set[str], known: Mapping[str, tuple[int, ...]]
+) -> bool:
+    if node.op_type not in _ARITHMETIC or node.domain not in ("", "ai.onnx"):
+        return False
+    if not all(name in reached for name in node.input if name):
+        return False
+    return all(name in known and _elements(known[name]) <= _MOST_ELEMENTS for name in node.output)
+
+
+def _run(
+    model: onnx.ModelProto, nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto]
+) -> list[onnx.TensorProto] | None:
+    """Return the results of some ops as constants; None if they can't be computed."""
+    from onnx.reference import ReferenceEvaluator  # slow to import, and not needed for candidates
+
+    names = [name for node in nodes for name in node.output]
+    outputs = [onnx.ValueInfoProto(name=name) for name in names]
+    graph = onnx.helper.make_graph(nodes, "sizes", [], outputs, constants)
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    try:
+        values = ReferenceEvaluator(graph, opsets=opsets).run(names, {})
+        return [
+            numpy_helper.from_array(np.asarray(value), name)
+            for name, value in zip(names, values, strict=True)
+        ]
+    except Exception:  # anything that an op raises: its shapes stay unknown
+        return None
+
+
+def _shape_tensor(node: onnx.NodeProto, shape: tuple[int, ...]) -> onnx.TensorProto:
+    ends = {attribute.name: attribute.i for attribute in node.attribute}
+    part = shape[ends.get("start", 0) : ends.get("end", len(shape))]
+    return numpy_helper.from_array(np.array(part, np.int64), node.output[0])
+
+
+def _has_values(tensor: onnx.TensorProto) -> bool:
+    return tensor.data_location != onnx.TensorProto.EXTERNAL
+
+
+def _elements(dims: Sequence[int]) -> int:
+    return math.prod(dims)
+
+
+_WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+# Of the others, only type or shape matter, and both are known in advance.
+_INPUTS_THAT_COUNT = {"CastLike": 1, "Shape": 0, "Size": 0}
+_STANDARD_DOMAINS = ("", "ai.onnx")
+_ITEM_BYTES = {int(t): t.bitwidth / 8 for t in ir.DataType if t.value and t.name != "STRING"}
+_VALUE_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """A node.
+
+    Attributes:
+        position: Its place in the file.
+        name: Its name, or that of its first output.
+        op_type: Its type, with the domain in front unless that is the standard one.
+        inputs: Names, empty where an optional input is missing. What a control-flow body reads
+            from around it comes last.
+        outputs: Names, without missing ones.
+        proto: The node.
+    """
+
+    position: int
+    name: str
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    proto: onnx.NodeProto
+
+    def attribute(self, name: str, default: int) -> int:
+        """An integer attribute."""
+        for attribute in self.proto.attribute:
+            if attribute.name == name:
+                return int(attribute.i)
+        return default
+
+
+class Wiring:
+    """The main graph of a model.
+
+    Args:
+        proto: The model; values of large constants are not needed.
+        input_shapes: Shapes of inputs; dims that are neither here nor in the model are 1.
+
+    Attributes:
+        ops: The nodes in file order.
+        producer: The producer of a tensor.
+        outputs: Names of the graph's outputs.
+        constant: Tensors that are known before the model runs.
+        depth: Number of ops on the longest path to an op, without Q and DQ.
+
+    Raises:
+        ValueError: If an op reads a tensor that was not produced before it.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, input_shapes: Shapes | None = None) -> None:
+        model, shapes = with_shapes(proto, input_shapes or {})
+        graph = model.graph
+        self.ops = tuple(_op(position, node) for position, node in enumerate(graph.node))
+        self.outputs = frozenset(value.name for value in graph.output)
+        self.constant = {tensor.name for tensor in graph.initializer}
+        self.producer: dict[str, Op] = {}
+        self.depth: dict[Op, int] = {}
+        self._readers: dict[str, list[tuple[Op, int]]] = {}
+        self._initializers = {tensor.name: tensor for tensor in graph.initializer}
+        self._dtypes = {tensor.name: tensor.data_type for tensor in graph.initializer}
+        for group in (graph.input, graph.value_info, graph.output):
+            for value in group:
+                self._dtypes[value.name] = value.type.tensor_type.elem_type
+        self._shapes = {
+            name: tuple([dim or 1 for dim in shape]) if 0 in shape else shape
+            for name, shape in shapes.items()
+        }
+        self._shapes.update((tensor.name, tuple(tensor.dims)) for tensor in graph.initializer)
+        known = {value.name for value in graph.input} | self.constant
+        for op in self.ops:
+            self._add(op, known)
+        self._sizes: dict[str, int] = {
+            name: math.prod(shape) for name, shape in self._shapes.items()
+        }
+
+    def readers(self, tensor: str) -> list[tuple[Op, int]]:
+        """Return the ops that read a tensor, with the input position."""
+        return self._readers.get(tensor, [])
+
+    def only_reader(self, tensor: str) -> Op | None:
+        """Return the only op that reads a tensor; None if there are others."""
+        readers = self.readers(tensor)
+        return readers[0][0] if len(readers) == 1 and tensor not in self.outputs else None
+
+    def readers_of(self, op: Op) -> Iterator[Op]:
+        """Yield ops that read any result of an op."""
+        for tensor in op.outputs:
+            for reader, _ in self.readers(tensor):
+                yield reader
+
+    def leaves(self, op: Op) -> bool:
+        """Whether a result of an op is an output of the graph, or unused."""
+        return any(t in self.outputs or t not in self._readers for t in op.outputs)
+
+    def dtype(self, tensor: str) -> ir.DataType:
+        """Element type; float if unknown."""
+        return ir.DataType(self._dtypes.get(tensor, 0) or 1)
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """Dimensions, with 1 for unknown ones; empty if the rank is unknown."""
+        return self._shapes.get(tensor, ())
+
+    def size(self, tensor: str) -> int:
+        """Number of elements of a tensor."""
+        return self._sizes.get(tensor, 1)
+
+    def nbytes(self, tensor: str, dtype: ir.DataType | None = None) -> float:
+        """Number of bytes of a tensor, in its own or another type."""
+        kind = self._dtypes.get(tensor, 0) if dtype is None else int(dtype)
+        return self.size(tensor) * _ITEM_BYTES.get(kind, 4.0)
+
+    def value_of(self, tensor: str) -> str | bytes:
+        """Return the bytes of a small constant; its name where the values are unknown."""
+        proto = self._initializers.get(tensor)
+        if proto is None or proto.data_location == onnx.TensorProto.EXTERNAL:
+            return tensor
+        plain = onnx.TensorProto()
+        plain.CopyFrom(proto)
+        plain.ClearField("name")
+        content: bytes = plain.SerializeToString(deterministic=True)
+        return content
+
+    def _add(self, op: Op, known: set[str]) -> None:
+        depth, constant = 0, True
+        for position, tensor in enumerate(op.inputs):
+            if not tensor:
+                continue
+            if tensor not in known:
+                raise ValueError(f"{op.name} ({op.op_type}) reads {tensor!r}, which nobody made")
+            self._readers.setdefault(tensor, []).append((op, position))
+            if position < _INPUTS_THAT_COUNT.get(op.op_type, len(op.inputs)):
+                constant = constant and tensor in self.constant
+            maker = self.producer.get(tensor)
+            if maker is not None and self.depth[maker] > depth:
+                depth = self.depth[maker]
+        self.depth[op] = depth + (op.op_type not in QDQ_OPS)
+        for tensor in op.outputs:
+            self.producer[tensor] = op
+        known.update(op.outputs)
+        if constant:
+            self.constant.update(op.outputs)
+
+
+def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """Reads a model file without its weights: only the values of small constants are kept.
+
+    Raises:
+        OSError: If there is no such file.
+        ValueError: If it is not a model.
+    """
+    try:
+        proto = onnx.load(os.fspath(path), format="protobuf", load_external_data=False)
+    except DecodeError as error:
+        raise ValueError(f"{os.fspath(path)} is no ONNX model: {error}") from error
+    if not proto.graph.output:
+        raise ValueError(f"{os.fspath(path)} is no ONNX model: it has no outputs")
+    return without_weights(proto)
+
+
+def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Drops the values of large constants, in place."""
+    for tensor in proto.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            _drop_values(tensor)
+    for node in proto.graph.node:
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            _drop_values(attribute.t)
+    return proto
+
+
+def digest(proto: onnx.ModelProto) -> bytes:
+    """A hash of a model without its weights; equal in every process."""
+    return hashlib.blake2b(proto.SerializeToString(deterministic=True), digest_size=16).digest()
+
+
+def _drop_values(tensor: onnx.TensorProto) -> None:
+    if math.prod(tensor.dims) * _ITEM_BYTES.get(tensor.data_type, 1.0) > LARGEST_READ_BYTES:
+        for field in _VALUE_FIELDS:
+            tensor.ClearField(field)
+
+
+def _op(position: int, node: onnx.NodeProto) -> Op:
+    inputs = list(node.input)
+    if node.op_type in _WITH_BODIES:
+        inputs += sorted(_read_from_outside(node))
+    outputs = tuple(name for name in node.output if name)
+    op_type = node.op_type
+    if node.domain not in _STANDARD_DOMAINS:
+        op_type = f"{node.domain}.{op_type}"
+    name = node.name or (outputs[0] if outputs else f"{op_type}_{position}")
+    return Op(position, name, op_type, tuple(inputs), outputs, node)
+
+
+def _read_from_outside(node: onnx.NodeProto) -> set[str]:
+    """Return tensors that the bodies of a control-flow op read from the enclosing graph."""
+    outside: set[str] = set()
+    for attribute in node.attribute:
+        for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+            inside = {value.name for value in (*graph.input, *graph.initializer)}
+            read = {value.name for value in graph.output}
+            for inner in graph.node:
+                read.update(inner.input, _read_from_outside(inner))
+                inside.update(inner.output)
+            outside |= read - inside - {""}
+    return outside

@@ -1,0 +1,433 @@
+"""Measure how far a quantized model's outputs are from those of the models it comes from."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import onnx_ir as ir
+
+from qdqtune.calibration._output_error import Reference, SignalToNoise, add_scores
+from qdqtune.calibration._random_inputs import Feeds
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._options import exact_options
+from qdqtune.engines._reference_engine import AS_WRITTEN, opening_options
+from qdqtune.engines._worker import FailureKind, Worker, WorkerFailure
+from qdqtune.graph._files import load_model, save_model
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._dialect import Dialect
+from qdqtune.records._errors import EngineError
+from qdqtune.records._measurement import EngineInfo
+from qdqtune.workflows._bench import engine_info
+from qdqtune.workflows._source_model import Source, float32_twin, has_types
+
+_logger = logging.getLogger(__name__)
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """SQNR in decibels per output; empty where it can't be measured here.
+
+    Attributes:
+        against_float: Against the float model.
+        against_given: Against the original Q/DQ file.
+        scores: Against the float model, for the input of the Softmax or ArgMax that produces an
+            output.
+        of_float: The same for the float model itself, as the engine computes it; None if the engine
+            computes it in float32, like the reference.
+        why_unknown: Why some or all outputs could not be compared; empty if all were.
+    """
+
+    against_float: dict[str, float] = field(default_factory=dict)
+    against_given: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
+    of_float: Quality | None = None
+    why_unknown: str = ""
+
+    @property
+    def decisive(self) -> dict[str, float]:
+        """What each output is evaluated by: its scores, if it has any."""
+        return {**self.against_float, **self.scores}
+
+    @property
+    def worst_db(self) -> float:
+        """SQNR of the output farthest from the float model; minus infinity if unknown."""
+        if self.why_unknown:
+            return -math.inf
+        return min(self.decisive.values(), default=-math.inf)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The engine that candidates are for, where it runs them.
+
+    Attributes:
+        engine: Its name.
+        worker: Its worker; the reference engine's worker if it is the same engine.
+        options: Options for opening candidates.
+        exact_options: Options for computing the float model in float32; None if the engine does so
+            anyway, or has no such option.
+        float_type: The type in which it computes float32 otherwise; empty if unknown.
+    """
+
+    engine: str
+    worker: Worker
+    options: SessionOptions
+    exact_options: SessionOptions | None = None
+    float_type: str = ""
+
+
+def has_own_kernels(engine: str, options: Mapping[str, str] | None = None) -> bool:
+    """Whether an engine can return what its kernels compute here; one that makes up times can't."""
+    return registry.entry(engine).measures and registry.available(engine, options).usable
+
+
+def engine_of_dialect(
+    dialect: Dialect, engine: str, options: Mapping[str, str] | None = None
+) -> str | None:
+    """Return the engine of a dialect, if it runs models here; prefer the one that was named.
+
+    Args:
+        dialect: The dialect of the models.
+        engine: The engine they are for, if given.
+        options: Its options that determine the dialect, if given.
+    """
+    asked = [] if engine == registry.AUTO else [engine]
+    for name in (*asked, registry.REFERENCE):
+        its = options if name == engine else None
+        own = native_dialect(name, options=its)
+        if own.name == dialect.name and has_own_kernels(name, its):
+            return name
+    return None
+
+
+def kernels_of(worker: Worker, runner: Worker, info: EngineInfo) -> Kernels:
+    """Return the kernels of a running engine.
+
+    Args:
+        worker: The engine.
+        runner: The reference engine's worker, which runs models for itself.
+        info: The engine's description of itself.
+    """
+    own = runner if worker.engine == registry.REFERENCE else worker
+    options = worker.options
+    return Kernels(worker.engine, own, options, exact_options(info, options), info.float_type)
+
+
+@contextmanager
+def open_kernels(
+    engine: str | None, runner: Worker, options: SessionOptions | None = None
+) -> Iterator[Kernels | None]:
+    """Start the engine, in a separate process unless it is the one that calibrates.
+
+    Raises:
+        EngineError: If it does not start.
+        UsageError: If it refuses the options.
+    """
+    if engine is None:
+        yield None
+    elif engine == registry.REFERENCE:
+        if options is not None and options.engine_options:
+            with Worker(engine, options) as worker:
+                engine_info(worker, engine)
+        yield Kernels(engine, runner, options or SessionOptions())
+    else:
+        with Worker(engine, options) as worker:
+            yield kernels_of(worker, runner, engine_info(worker, engine))
+
+
+class AccuracyEvaluator:
+    """Compares candidates with the models they come from, which are run only once.
+
+    Args:
+        source: What the candidates are made from.
+        base: Its float model.
+        runner: A worker of the reference engine.
+        samples: Makes the inputs.
+        kernels: The engine whose arithmetic counts: the one whose dialect the candidates are in.
+            None if it can't run here; candidates are then run as written.
+        roughly: Number of samples to use for `approximate_sqnr_db`; None is all of them.
+        reference: The model that `base` was converted from, to compare with instead; in a folder
+            where files may be written beside it.
+
+    Attributes:
+        kernels: As given; None once it turns out that they can't return outputs.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        base: PreparedModel,
+        runner: Worker,
+        samples: Callable[[], Iterable[Feeds]],
+        *,
+        kernels: Kernels | None,
+        approximate_samples: int | None = None,
+        reference: Path | None = None,
+    ) -> None:
+        self._has_reading = source.reading is not None
+        self.kernels = kernels
+        options = _options(kernels, runner, base)
+        self._written = self._rough = self._exact = _Bench(
+            source, base, runner, samples, options, reference=reference
+        )
+        if approximate_samples is not None:
+            self._rough = _Bench(
+                source, base, runner, lambda: itertools.islice(samples(), approximate_samples),
+                options, reference=reference,
+            )  # fmt: skip
+        if kernels is not None and kernels.worker is not runner:
+            twins = not registry.entry(kernels.engine).runs_bfloat16
+            self._exact = _Bench(
+                source, base, kernels.worker, samples, kernels.options, twins=twins,
+                reference=reference, exact_options=kernels.exact_options,
+            )  # fmt: skip
+        self._is_checked = False
+        self._hung: WorkerFailure | None = None
+
+    def quality(self, candidate: Path) -> Quality:
+        """Compare a candidate with the float model, and with the original file.
+
+        Args:
+            candidate: A file in the base's folder.
+
+        Raises:
+            EngineError: If the engine does not run a model in its own dialect.
+        """
+        try:
+            self._check_kernels()
+            return self._in_worker(lambda: self._quality(candidate))
+        except WorkerFailure as failure:
+            if self.kernels is not None:
+                title = registry.title(self.kernels.engine)
+                raise EngineError(
+                    f"{title} does not run the quantized model: {failure}",
+                    "Nothing was written. Leave out the op that it names, and report this.",
+                ) from None
+            _logger.warning("the output error could not be measured here: %s", failure)
+            why = str(failure).splitlines()[0]
+            return Quality(why_unknown=f"the outputs could not be computed: {why}")
+
+    def _quality(self, candidate: Path) -> Quality:
+        found = self._exact.against_float(candidate)
+        against_given = self._exact.against_given(candidate) if self._has_reading else {}
+        return replace(found, against_given=against_given, of_float=self._exact.of_float())
+
+    def float_sqnr_db(self) -> float | None:
+        """Measure how close the float model, as the engine computes it, is to float32.
+
+        Returns:
+            Decibels of the worst output; None if it is computed in float32, or can't be compared.
+
+        Raises:
+            EngineError: If the engine does not run it.
+        """
+        if self.kernels is None or self.kernels.exact_options is None:
+            return None
+        try:
+            self._check_kernels()
+            of_float = self._in_worker(self._exact.of_float)
+        except WorkerFailure as failure:
+            title = registry.title(self.kernels.engine)
+            raise EngineError(
+                f"{title} does not run the float model: {failure}",
+                "`qdqtune bench` on it should say the same. Try other --engine_option values.",
+            ) from None
+        return min(of_float.against_float.values(), default=None) if of_float else None
+
+    def _check_kernels(self) -> None:
+        """Drop the engine's own kernels if it can't return the float model's outputs.
+
+        Raises:
+            WorkerFailure: If the engine crashes or hangs, which leaves the question open.
+        """
+        if self._is_checked or self.kernels is None or self._exact is self._written:
+            return
+        try:
+            self._in_worker(self._exact.run_float_models)
+        except WorkerFailure as failure:
+            if failure.kind is not FailureKind.ERROR:
+                raise
+            title = registry.title(self.kernels.engine)
+            _logger.info("%s does not tell outputs, models are run as written: %s", title, failure)
+            self._exact.close()
+            self._exact, self.kernels = self._written, None
+        self._is_checked = True
+
+    def approximate_sqnr_db(self, candidate: Path) -> float:
+        """Return the worst output's SQNR against the float model, without the engine's kernels.
+
+        A session without optimizations opens fast, and is accurate enough to rank many candidates.
+        """
+        try:
+            found = self._in_worker(lambda: self._rough.against_float(candidate, AS_WRITTEN))
+            return min(found.decisive.values(), default=math.inf)
+        except WorkerFailure:
+            return -math.inf
+
+    def _in_worker(self, action: Callable[[], _Found]) -> _Found:
+        """Run models, retrying once in a fresh process if the first one died or hung.
+
+        The machine may be the cause of the failure. A model that hung twice is not retried again,
+        since each attempt costs the whole time limit.
+
+        Raises:
+            WorkerFailure: If there is no result.
+        """
+        if self._hung is not None:
+            raise self._hung
+        try:
+            return action()
+        except WorkerFailure as failure:
+            if failure.kind is FailureKind.ERROR:
+                raise
+            _logger.warning("comparing outputs failed: %s; trying again in a new process", failure)
+        try:
+            return action()
+        except WorkerFailure as failure:
+            if failure.kind is FailureKind.TIMEOUT:
+                self._hung = failure
+            raise
+
+    def close(self) -> None:
+        """Discard the outputs of the models that were run."""
+        for bench in (self._written, self._rough, self._exact):
+            bench.close()
+
+
+class _Bench:
+    """One worker in which models are compared.
+
+    Args:
+        source: What the candidates are made from.
+        base: Its float model.
+        worker: The worker that runs them.
+        samples: Makes the inputs.
+        options: Options for opening models.
+        twins: Whether models in bfloat16 run as their float32 twins.
+        reference: The float32 model that `base` was converted from; None if it wasn't converted.
+        exact_options: Options for opening the float model, if different.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        base: PreparedModel,
+        worker: Worker,
+        samples: Callable[[], Iterable[Feeds]],
+        options: SessionOptions | None,
+        *,
+        twins: bool = True,
+        reference: Path | None = None,
+        exact_options: SessionOptions | None = None,
+    ) -> None:
+        self._source = source
+        self._base = base
+        self._worker = worker
+        self._samples = samples
+        self._options = options
+        self._exact_options = exact_options
+        self._of_float: Quality | None = None
+        self._needs_twin = twins and has_types(source.model, {ir.DataType.BFLOAT16})
+        self._original = reference
+        self._given_needs_twin = twins and source.has_bfloat16
+        self._float: Reference | None = None
+        self._given: Reference | None = None
+
+    def against_float(self, candidate: Path, options: SessionOptions | None = None) -> Quality:
+        """Compare a candidate's outputs, and the scores behind them, with the float model's.
+
+        Args:
+            candidate: A file in the base's folder.
+            options: Options for opening it, if different from the float model's.
+        """
+        reference = self._reference()
+        shown, decided = add_scores(self._runnable(candidate, self._needs_twin))
+        compared = reference.compare(shown, options or self._options)
+        found = compared.decibels()
+        return Quality(
+            {name: db for name, db in found.items() if name not in decided},
+            scores={decided[name]: db for name, db in found.items() if name in decided},
+            why_unknown=_why_unknown(compared, found, decided),
+        )
+
+    def of_float(self) -> Quality | None:
+        """Compare the float model with itself in float32; None if it is computed in float32."""
+        if self._exact_options is not None and self._of_float is None:
+            self._of_float = self.against_float(self._float_model())
+        return self._of_float
+
+    def run_float_models(self) -> None:
+        """Run the float model, both original and converted.
+
+        Raises:
+            WorkerFailure: If that can't be done.
+        """
+        self._reference()
+        if self._original is not None:
+            self.against_float(self._float_model())
+
+    def _reference(self) -> Reference:
+        """Return the outputs of the float model."""
+        if self._float is None:
+            path = self._original or self._runnable(self._float_model(), self._needs_twin)
+            shown, _ = add_scores(path)
+            self._float = self._run(shown, self._exact_options or self._options)
+        return self._float
+
+    def _float_model(self) -> Path:
+        return self._base.write(self._base.whole(), "reference")
+
+    def against_given(self, candidate: Path) -> dict[str, float]:
+        """Return the SQNR of a candidate against the original file."""
+        if self._given is None:
+            given = self._runnable(self._source.path, self._given_needs_twin)
+            self._given = self._run(given, self._options)
+        return self._given.sqnr_db(self._runnable(candidate, self._needs_twin))
+
+    def close(self) -> None:
+        """Discard the outputs."""
+        for reference in (self._float, self._given):
+            if reference is not None:
+                reference.close()
+        self._float = self._given = None
+
+    def _run(self, model: Path, options: SessionOptions | None) -> Reference:
+        return Reference(self._worker, model, self._samples(), options=options)
+
+    def _runnable(self, path: Path, needs_twin: bool) -> Path:
+        if not needs_twin:
+            return path
+        folder = self._base.store.folder
+        twin = folder / f"twin{len(list(folder.iterdir()))}.onnx"
+        return save_model(float32_twin(load_model(path)), twin)
+
+
+def _why_unknown(
+    compared: SignalToNoise, found: Mapping[str, float], decided: Mapping[str, str]
+) -> str:
+    """Explain why not all outputs could be compared; empty if all were."""
+    missing = sorted(compared.missing - decided.keys())
+    if missing:
+        return f"the engine does not tell the output {missing[0]!r} of the quantized model"
+    undefined = sorted(compared.undefined - decided.keys())
+    if undefined:
+        return f"the float model's output {undefined[0]!r} is NaN on every sample"
+    return "" if found else "the model has no output of floats"
+
+
+def _options(kernels: Kernels | None, runner: Worker, base: PreparedModel) -> SessionOptions | None:
+    """Return the reference engine's options: run as written, unless models are for that engine."""
+    if kernels is None or kernels.worker is not runner:
+        return AS_WRITTEN
+    return opening_options(len(base.nodes)) or kernels.options

@@ -1,0 +1,341 @@
+"""Keep ops in float that cost too much accuracy.
+
+An op's own error shows where quantization fails outright, but not how it affects the outputs:
+clipping the keys of a MiniLM leaves 30 dB of their own, and 9 dB of the output. So if an output is
+not accurate enough, groups of like ops are quantized alone, with every kind of range, and the
+model's outputs show what each group costs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from qdqtune.calibration._layer_errors import own_errors
+from qdqtune.calibration._random_inputs import Feeds
+from qdqtune.engines._worker import Worker
+from qdqtune.qdq._insert import Inserter
+from qdqtune.records._accuracy import OpError, allowed_sqnr_db
+from qdqtune.records._errors import EngineError
+from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import RangeMethod, Ranges
+from qdqtune.rules._placement_draft import Draft, RuleDecision
+from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator, Quality
+
+_logger = logging.getLogger(__name__)
+
+RULE = "accuracy"
+"""The reason recorded for ops that are kept in float here."""
+
+_SAMPLES = 4
+# How much less accurate scores may be than other outputs, because only the largest counts. Seen
+# with a text recognizer that reads 190 of 200 lines: 191 to 194 with scores at 10 to 12 dB, 172 at
+# 8 dB.
+_SCORES_DB = 3.0
+# The same for outputs that are evaluated by scores.
+_DECIDED_DB = 10.0
+# If there are more parts than this, neighbours are joined: each part is opened and run.
+_MOST_PARTS = 32
+# Below this, ranges are chosen part by part even if the outputs are accurate enough.
+_COMFORTABLE_DB = 20.0
+
+Part = frozenset[str]
+"""Names of ops that are quantized or kept in float together."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A draft with its ranges.
+
+    Attributes:
+        label: The source of the ranges: a method, or `mixed`.
+        inserter: Writes candidates with the ranges.
+        quality: Of the whole draft.
+    """
+
+    label: str
+    inserter: Inserter
+    quality: Quality
+
+
+@dataclass(frozen=True)
+class FallbackResult:
+    """A placement that is accurate enough, or none.
+
+    Attributes:
+        draft: The draft from the placement rules.
+        placement: The resulting placement.
+        scaled: The ranges.
+        quality: How close it is to the float model.
+        own: The error added by each op's own quantization, by name.
+    """
+
+    draft: Draft
+    placement: Placement
+    scaled: Scaled
+    quality: Quality
+    own: Mapping[str, OpError] = field(default_factory=dict)
+
+
+class AccuracyFallback:
+    """Chooses ranges part by part where that helps, and drops ops until a draft is accurate.
+
+    Args:
+        draft: The draft from the placement rules.
+        redraft: Runs the rules again with some ops kept in float for the given reasons.
+        parts: Its ops, in groups of like ones.
+        accuracy: Compares outputs.
+        worker: Of the reference engine.
+        samples: Makes the inputs.
+        least_db: The minimum SQNR of every op and every output; None for no minimum.
+        progress: Called with the current step, its index and the total.
+    """
+
+    def __init__(
+        self,
+        draft: Draft,
+        redraft: Callable[[Mapping[str, RuleDecision]], Draft],
+        parts: Sequence[Part],
+        accuracy: AccuracyEvaluator,
+        worker: Worker,
+        samples: Callable[[], Iterable[Feeds]],
+        least_db: float | None,
+        progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    ) -> None:
+        self._draft = draft
+        self._redraft = redraft
+        self._parts = joined(parts, _MOST_PARTS)
+        self._accuracy = accuracy
+        self._worker = worker
+        self._samples = samples
+        self._least_db = least_db
+        self._progress = progress
+
+    def guard(self, ways: Mapping[RangeMethod, Scaled]) -> FallbackResult:
+        """Reduce the draft until it is accurate enough.
+
+        Args:
+            ways: The whole draft with the ranges of every allowed method.
+        """
+        best = max(ways.values(), key=lambda scaled: scaled.quality.worst_db)
+        own = self._own_errors(best.inserter, self._draft.placement())
+        if self._least_db is None:
+            return FallbackResult(self._draft, self._draft.placement(), best, best.quality, own)
+        if best.quality.why_unknown:  # none of its parts could be compared, either
+            return FallbackResult(self._draft, Placement(), best, best.quality, own)
+        least = self._least_db
+        dropped = self._failing(best, own, least)
+        tried = self._without(dropped, best)
+        if not tried.placement or not is_enough(tried.quality, max(least, _COMFORTABLE_DB)):
+            tried = self._without_worst(ways, tried, dropped, least)
+        return replace(tried, own=own)
+
+    def _failing(
+        self, best: Scaled, own: Mapping[str, OpError], least: float
+    ) -> dict[str, RuleDecision]:
+        """Return the ops that fail on their own.
+
+        A passthrough op can degrade others, because its operands share a scale with its result. So
+        these ops are dropped first, and the rest is checked again.
+        """
+        dropped: dict[str, RuleDecision] = {}
+        found, draft = own, self._draft
+        for kind in (draft.planner.passthrough, draft.planner.units):
+            failing = {
+                name: RuleDecision(
+                    RULE, f"its own error is {_db(each.sqnr_db)}, under {least:g} dB"
+                )
+                for name, each in found.items()
+                if each.sqnr_db < least and name in kind and name in draft.chosen
+            }
+            if failing and kind is draft.planner.passthrough:
+                draft = self._redraft(failing)
+                found = self._own_errors(best.inserter, draft.placement())
+            dropped |= failing
+        return dropped
+
+    def _without(self, dropped: Mapping[str, RuleDecision], scaled: Scaled) -> FallbackResult:
+        """Run the rules again with these ops kept in float."""
+        if not dropped:
+            return FallbackResult(self._draft, self._draft.placement(), scaled, scaled.quality)
+        draft = self._redraft(dropped)
+        placement = draft.placement()
+        quality = self._quality_of(scaled.inserter, placement) if placement else Quality()
+        return FallbackResult(draft, placement, scaled, quality)
+
+    def _without_worst(
+        self,
+        ways: Mapping[RangeMethod, Scaled],
+        best: FallbackResult,
+        dropped: Mapping[str, RuleDecision],
+        least: float,
+    ) -> FallbackResult:
+        """Choose ranges part by part, and drop as few parts as necessary.
+
+        Args:
+            ways: The whole draft with every kind of range.
+            best: The best of them, without the ops that fail outright.
+            dropped: The ops that fail outright.
+            least: The minimum SQNR of the outputs.
+        """
+        _logger.info("looking at what %d parts of the model do to its outputs", len(self._parts))
+        parts = [part - dropped.keys() for part in self._parts]
+        noise: dict[RangeMethod, list[float]] = {}
+        tried = _worth_trying(ways)
+        for way, scaled in tried.items():
+            noise[way] = []
+            for part in parts:
+                noise[way].append(self._noise(scaled.inserter, part))
+                done = sum(map(len, noise.values()))
+                self._progress(
+                    "measuring errors of parts of the model", done, len(tried) * len(parts)
+                )
+        mixed = self._without(dropped, self._mixed(ways, parts, noise))
+        least_noise = [min(noises) for noises in zip(*noise.values(), strict=True)]
+        ranked = sorted(range(len(parts)), key=lambda n: -least_noise[n] / self._worth(parts[n]))
+        verdicts = [
+            dict.fromkeys(
+                parts[n],
+                RuleDecision(RULE, f"quantized alone, it leaves {_db(_decibels(least_noise[n]))}"),
+            )
+            for n in ranked
+        ]
+        whole = max(best, mixed, key=lambda each: each.quality.worst_db)
+        if is_enough(whole.quality, least):
+            return whole
+        return self._fewest(mixed, verdicts, dropped, least)
+
+    def _mixed(
+        self,
+        ways: Mapping[RangeMethod, Scaled],
+        parts: Sequence[Part],
+        noise: Mapping[RangeMethod, Sequence[float]],
+    ) -> Scaled:
+        """Return the draft with the range of every tensor that harms the outputs least."""
+        if len(noise) == 1:
+            return ways[next(iter(noise))]
+        harm: dict[str, dict[RangeMethod, float]] = {}
+        for number, part in enumerate(parts):
+            for tensor in self._draft.only(part).tensors:
+                for way, noises in noise.items():
+                    of_tensor = harm.setdefault(tensor, dict.fromkeys(noise, 0.0))
+                    of_tensor[way] += noises[number]
+        best = max(noise, key=lambda way: ways[way].quality.worst_db)
+        ranges = ways[best].inserter.encoder.ranges
+        chosen = dict(ranges.by_tensor)
+        for tensor, by_way in harm.items():
+            way = min(by_way, key=lambda way: (by_way[way], way is not best))
+            known = ways[way].inserter.encoder.ranges.by_tensor
+            if tensor in known:
+                chosen[tensor] = known[tensor]
+        inserter = ways[best].inserter.with_ranges(Ranges(chosen, ranges.source, ranges.samples))
+        return Scaled("mixed", inserter, self._quality_of(inserter, self._draft.placement()))
+
+    def _fewest(
+        self,
+        whole: FallbackResult,
+        ranked: Sequence[Mapping[str, RuleDecision]],
+        dropped: Mapping[str, RuleDecision],
+        least: float,
+    ) -> FallbackResult:
+        """Drop the fewest parts, worst first and at least one, to be accurate enough."""
+
+        def without(count: int) -> FallbackResult:
+            verdicts = dict(dropped)
+            for part in ranked[:count]:
+                verdicts |= part
+            return self._without(verdicts, whole.scaled)
+
+        few, many, steps = 0, len(ranked), 0
+        found = None
+        while many - few > 1:
+            middle = (few + many) // 2
+            left = math.ceil(math.log2(many - few))
+            self._progress("leaving the worst parts float", steps, steps + left)
+            steps += 1
+            tried = without(middle)
+            if tried.placement and is_enough(tried.quality, least):
+                many, found = middle, tried
+            else:
+                few = middle
+        return found or without(len(ranked))
+
+    def _noise(self, inserter: Inserter, part: Part) -> float:
+        """Return the noise that a part adds to the worst output, relative to its signal."""
+        placement = self._draft.only(part)
+        if not placement:
+            return 0.0
+        decibels = self._accuracy.approximate_sqnr_db(inserter.write(placement, "part"))
+        return math.inf if decibels == -math.inf else 10.0 ** (-decibels / 10.0)
+
+    def _worth(self, part: Part) -> float:
+        """Return what quantizing a part may gain."""
+        share = sum(self._draft.shares.get(name, 0.0) for name in part)
+        # Ops with a small share may still carry what others gain.
+        return share + 1.0 / (1 + len(self._parts))
+
+    def _own_errors(self, inserter: Inserter, placement: Placement) -> dict[str, OpError]:
+        base = inserter.base
+        path = base.write(base.whole(), "guard_float")
+        try:
+            candidate = inserter.write(placement, "guard_quantized")
+            samples = itertools.islice(self._samples(), _SAMPLES)
+            return own_errors(self._worker, path, candidate, samples)
+        except EngineError as error:
+            _logger.warning("the error of single ops can't be told here: %s", error)
+            return {}
+
+    def _quality_of(self, inserter: Inserter, placement: Placement) -> Quality:
+        return self._accuracy.quality(inserter.write(placement, "guarded"))
+
+
+def is_enough(quality: Quality, least_db: float) -> bool:
+    """Whether every output is accurate enough; False if one could not be compared.
+
+    Scores may be somewhat less accurate than other outputs; they then decide, unless the output
+    behind them has lost all resemblance. Error from the engine's own float type is not counted
+    against a draft.
+    """
+    if quality.why_unknown:
+        return False
+    of_float = quality.of_float or Quality()
+
+    def is_near(found: float, least: float, own: float | None) -> bool:
+        return found >= allowed_sqnr_db(least, own)
+
+    return all(
+        is_near(
+            db,
+            least_db - (_DECIDED_DB if name in quality.scores else 0.0),
+            of_float.against_float.get(name),
+        )
+        for name, db in quality.against_float.items()
+    ) and all(
+        is_near(db, least_db - _SCORES_DB, of_float.scores.get(name))
+        for name, db in quality.scores.items()
+    )
+
+
+def joined(parts: Sequence[Part], most: int) -> list[Part]:
+    """Join neighbouring parts until at most this many are left."""
+    size = math.ceil(len(parts) / most) if parts else 1
+    return [frozenset().union(*parts[at : at + size]) for at in range(0, len(parts), size)]
+
+
+def _worth_trying(ways: Mapping[RangeMethod, Scaled]) -> dict[RangeMethod, Scaled]:
+    """Return the full ranges, which clip nothing, and the best of the others."""
+    best = max(ways, key=lambda way: ways[way].quality.worst_db)
+    return {way: ways[way] for way in ways if way in (RangeMethod.MAX, best)}
+
+
+def _decibels(noise: float) -> float:
+    if noise == 0.0:
+        return math.inf
+    return -10.0 * math.log10(noise) if math.isfinite(noise) else -math.inf
+
+
+def _db(decibels: float) -> str:
+    return f"{decibels:.1f} dB" if math.isfinite(decibels) else f"{decibels} dB"

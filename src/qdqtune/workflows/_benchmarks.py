@@ -1,0 +1,358 @@
+"""Benchmarks that time one model and return milliseconds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from qdqtune.calibration._random_inputs import Feeds, random_inputs
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._options import EngineFlags, ShapeArguments
+from qdqtune.engines._worker import Worker
+from qdqtune.graph._atomic_files import TemporaryFolder, open_to_append
+from qdqtune.graph._disk_errors import writing
+from qdqtune.graph._external_data import external_files
+from qdqtune.graph._files import load_model, write_text
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._input_shapes import input_dims
+from qdqtune.graph._measured_shapes import measured_shapes
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.records._errors import EngineError, ModelError, OutputError, QdqtuneError, UsageError
+from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of
+from qdqtune.records._measurement import LayerTime, Measurement
+from qdqtune.workflows._arguments import check_arguments
+from qdqtune.workflows.tuning._preflight import layers_told
+
+
+def write_profile(layers: Sequence[LayerTime], runs: int, target: Path) -> None:
+    """Write a profile: the number of runs, then one entry per layer in order of execution.
+
+    Args:
+        layers: The layers, with milliseconds per run.
+        runs: The number of runs behind the times.
+        target: The file; its folder is created.
+    """
+    total = sum(layer.ms for layer in layers) or 1.0
+    entries = [
+        {
+            "name": layer.name,
+            "timeMs": layer.ms * runs,
+            "averageMs": layer.ms,
+            "medianMs": layer.ms,
+            "percentage": 100 * layer.ms / total,
+        }
+        for layer in layers
+    ]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps([{"count": runs}, *entries], indent=1) + "\n"
+    write_text(target, text, force=True)
+
+
+_logger = logging.getLogger(__name__)
+
+_NOTHING_SAID = InputRequest()
+_RUNS_PER_BLOCK = 10
+_MOST_BLOCKS = 10
+
+DEFAULT_WARMUP_RUNS = 5
+DEFAULT_TIMING_RUNS = 20
+
+Model = str | os.PathLike[str] | bytes
+
+
+class EngineImportError(EngineError, ImportError):
+    """The Python package of an engine is missing or unusable."""
+
+
+class Benchmark(ABC):
+    """Base class of benchmarks that time one model at a time."""
+
+    @abstractmethod
+    def run(self, path_or_bytes: Model, log_file: str | os.PathLike[str] | None = None) -> float:
+        """Time a model.
+
+        Args:
+            path_or_bytes: The file, or its content.
+            log_file: The log to append to.
+
+        Returns:
+            The median in milliseconds; infinite if the model can't be run.
+        """
+
+    def __call__(
+        self, path_or_bytes: Model, log_file: str | os.PathLike[str] | None = None
+    ) -> float:
+        """The same as `run`."""
+        return self.run(path_or_bytes, log_file)
+
+    def close(self) -> None:  # noqa: B027 - not every benchmark holds something
+        """Release its resources."""
+
+    def __enter__(self) -> Benchmark:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class EngineBenchmark(Benchmark):
+    """Times models on an engine, in a separate process, with random inputs.
+
+    Args:
+        engine: An engine's name; ``auto`` is the first that can measure here.
+        threads: Threads per run; None is the engine's default.
+        engine_options: The engine's own options.
+        warmup_runs: Untimed runs.
+        timing_runs: Timed runs; they are grouped in blocks, and the result is the median of the
+            blocks' medians.
+        inputs: Shapes, ranges and seed of the inputs.
+
+    Attributes:
+        engine: The engine's name.
+        threads: As given.
+        engine_options: As given.
+        warmup_runs: As given.
+        timing_runs: As given.
+        inputs: As given.
+
+    Raises:
+        EngineError: If the engine can't measure here.
+        UsageError: If there is no such engine, or a number is invalid.
+    """
+
+    def __init__(
+        self,
+        engine: str = registry.AUTO,
+        *,
+        threads: int | None = None,
+        engine_options: Mapping[str, str] | None = None,
+        warmup_runs: int = DEFAULT_WARMUP_RUNS,
+        timing_runs: int = DEFAULT_TIMING_RUNS,
+        inputs: ShapesOrRequest = _NOTHING_SAID,
+    ) -> None:
+        check_arguments(engine=engine, engine_options=engine_options, threads=threads)
+        if timing_runs < 1 or warmup_runs < 0:
+            raise UsageError(
+                f"{timing_runs} timed runs after {warmup_runs} others can't be made.",
+                "timing_runs is a number from 1 up, warmup_runs one from 0 up.",
+            )
+        self.engine = registry.resolve(engine, engine_options)
+        self.threads = threads
+        self.engine_options = dict(engine_options or {})
+        self.warmup_runs = warmup_runs
+        self.timing_runs = timing_runs
+        self.inputs = request_of(inputs)
+        self._shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._worker: Worker | None = None
+
+    def run(
+        self,
+        path_or_bytes: Model,
+        log_file: str | os.PathLike[str] | None = None,
+        export_profile_path: str | os.PathLike[str] | None = None,
+    ) -> float:
+        """Time a model; see `Benchmark.run`.
+
+        Args:
+            path_or_bytes: The file, or its content.
+            log_file: The log to append to.
+            export_profile_path: Where to write the time of each layer; if the engine doesn't report
+                it, no file is written, and the log says so.
+        """
+        try:
+            with _as_file(path_or_bytes) as path:
+                measured = self.measure(path)
+                if measured.ok and export_profile_path is not None:
+                    self._export_profile(path, Path(export_profile_path))
+        except (QdqtuneError, OSError) as error:
+            measured = Measurement(error=str(error))
+        if not measured.ok:
+            _logger.warning("the model could not be timed: %s", measured.error)
+        if log_file is not None:
+            self._log(Path(log_file), path_or_bytes, measured)
+        return measured.latency_ms
+
+    def measure(self, path: str | os.PathLike[str]) -> Measurement:
+        """Time a model file.
+
+        Returns:
+            The samples, or why the engine returned none.
+
+        Raises:
+            QdqtuneError: If the file is not a model, or random inputs can't be generated for it.
+        """
+        if self._worker is None:
+            self._worker = Worker(self.engine, SessionOptions(self.threads, self.engine_options))
+        blocks = min(_MOST_BLOCKS, max(1, self.timing_runs // _RUNS_PER_BLOCK))
+        return self._worker.measure(
+            path,
+            self._feeds(path),
+            blocks=blocks,
+            runs=math.ceil(self.timing_runs / blocks),
+            drop=math.ceil(self.warmup_runs / blocks),
+        )
+
+    def _export_profile(self, path: Path, target: Path) -> None:
+        assert self._worker is not None
+        feeds = self._worker.store(self._feeds(path))
+        layers = layers_told(self._worker, path, feeds, self.timing_runs)
+        if layers:
+            write_profile(layers, self.timing_runs, target)
+        else:
+            _logger.warning("%s tells no times of layers: there is no profile", self.engine)
+
+    def close(self) -> None:
+        """Stop the engine's process; another run starts a new one."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+
+    def _feeds(self, path: str | os.PathLike[str]) -> Feeds:
+        model = load_model(path)
+        infer_shapes(model)
+        declared = str(input_dims(model))
+        if declared not in self._shapes:  # once, because it warns of dynamic dims
+            self._shapes[declared] = measured_shapes(model, self.inputs)
+        request = replace(self.inputs, shapes=self._shapes[declared], dims={})
+        return next(random_inputs(GraphIndex(model), 1, request))
+
+    def _log(self, path: Path, model: Model, measured: Measurement) -> None:
+        """Append to a log; failure to write it does not affect the measurement."""
+        what = f"{len(model)} bytes" if isinstance(model, bytes) else os.fspath(model)
+        lines = [f"{self.engine}: {what}, opened in {measured.build_s:.3f} s"]
+        if measured.ok:
+            medians = ", ".join(f"{median:.4f}" for median in measured.block_medians_ms)
+            lines.append(f"median {measured.latency_ms:.4f} ms; of each block: {medians}")
+        else:
+            lines.append(f"failed: {measured.error}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open_to_append(path) as log:
+                log.write(("\n".join(lines) + "\n").encode())
+        except (OSError, OutputError) as error:
+            _logger.warning("the log %s can't be written: %s", path, error)
+
+
+class TensorRTPyBenchmark(EngineBenchmark):
+    """Times models with the Python package of the engine in its name.
+
+    Args:
+        timing_cache_file: The engine's timing cache.
+        warmup_runs: Untimed runs.
+        timing_runs: Timed runs.
+        plugin_libraries: Libraries with custom ops to load.
+        inputs: Shapes, ranges and seed of the inputs.
+
+    Raises:
+        EngineImportError: If the engine can't measure here; it is also an ImportError.
+    """
+
+    def __init__(
+        self,
+        timing_cache_file: str | os.PathLike[str] | None = None,
+        warmup_runs: int = DEFAULT_WARMUP_RUNS,
+        timing_runs: int = DEFAULT_TIMING_RUNS,
+        plugin_libraries: Sequence[str] | None = None,
+        inputs: ShapesOrRequest = _NOTHING_SAID,
+    ) -> None:
+        words = _words(timing_cache_file, plugin_libraries)
+        try:
+            super().__init__(
+                registry.GUIDES_MODULE,
+                engine_options=words.options_of(registry.GUIDES_MODULE, {}),
+                warmup_runs=warmup_runs,
+                timing_runs=timing_runs,
+                inputs=inputs,
+            )
+        except EngineError as error:
+            raise EngineImportError(error.what, error.hint) from None
+        self.timing_cache_file = timing_cache_file
+        self.plugin_libraries = list(plugin_libraries or ())
+
+
+class TrtExecBenchmark(EngineBenchmark):
+    """Times models with the engine's own program.
+
+    Args:
+        timing_cache_file: The engine's timing cache.
+        warmup_runs: Untimed runs.
+        timing_runs: Timed runs.
+        plugin_libraries: Libraries with custom ops to load.
+        trtexec_path: The program.
+        trtexec_args: Further arguments; those about shapes set the shapes that models run at.
+        inputs: Shapes, ranges and seed of the inputs, unless those arguments set shapes.
+
+    Raises:
+        EngineError: If the program can't measure here.
+    """
+
+    def __init__(
+        self,
+        timing_cache_file: str | os.PathLike[str] | None = None,
+        warmup_runs: int = DEFAULT_WARMUP_RUNS,
+        timing_runs: int = 10,
+        plugin_libraries: Sequence[str] | None = None,
+        trtexec_path: str = registry.GUIDES_PROGRAM,
+        trtexec_args: Sequence[str] | None = None,
+        inputs: ShapesOrRequest = _NOTHING_SAID,
+    ) -> None:
+        told = ShapeArguments.found_in(trtexec_args or ())
+        words = replace(
+            _words(timing_cache_file, plugin_libraries),
+            arguments=tuple(told.others),
+            program="" if trtexec_path == registry.GUIDES_PROGRAM else os.fspath(trtexec_path),
+        )
+        super().__init__(
+            registry.GUIDES_PROGRAM,
+            engine_options=words.options_of(registry.GUIDES_PROGRAM, told.as_options()),
+            warmup_runs=warmup_runs,
+            timing_runs=timing_runs,
+            inputs=InputRequest.from_text(told.usual) if told.usual else inputs,
+        )
+        self.timing_cache_file = timing_cache_file
+        self.plugin_libraries = list(plugin_libraries or ())
+        self.trtexec_path = trtexec_path
+        self.trtexec_args = list(trtexec_args or ())
+
+
+def _words(
+    timing_cache_file: str | os.PathLike[str] | None, plugin_libraries: Sequence[str] | None
+) -> EngineFlags:
+    cache = "" if timing_cache_file is None else os.fspath(timing_cache_file)
+    return EngineFlags(cache, tuple(map(os.fspath, plugin_libraries or ())))
+
+
+@contextmanager
+def _as_file(model: Model) -> Iterator[Path]:
+    """Provide a model as a file; bytes are written to a private temporary folder.
+
+    Raises:
+        ModelError: If bytes refer to weights in other files.
+    """
+    if not isinstance(model, bytes):
+        yield Path(model)
+        return
+    with TemporaryFolder() as folder:
+        path = folder / "model.onnx"
+        with writing(path):
+            path.write_bytes(model)
+        if external_files(path):
+            raise ModelError(
+                "The bytes of a model whose weights lie in other files can't be timed.",
+                "Write it to a file beside its weights, and give the file's path.",
+            )
+        yield path

@@ -1,0 +1,365 @@
+"""What a run claims about its model, read from the files beside it, and the error measured anew."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._reference_engine import reference_worker
+from qdqtune.graph._atomic_files import sha256_of
+from qdqtune.graph._files import load_model, save_model
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._input_shapes import bind_dims, input_dims, input_named
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._op_units import canonical
+from qdqtune.qdq._read_back import strip
+from qdqtune.records._accuracy import DEFAULT_MIN_SQNR_DB, allowed_sqnr_db
+from qdqtune.records._claim import Claim
+from qdqtune.records._errors import LimitError, QdqtuneError, UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._placement import Edge, Placement
+from qdqtune.records._untrusted_files import parse_json, read_text
+from qdqtune.records._verification import Check, Edges, Outcome
+from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator, has_own_kernels, open_kernels
+from qdqtune.workflows._sample_provider import sample_provider
+from qdqtune.workflows._source_model import open_source
+from qdqtune.workflows.tuning._folder import JOURNAL
+from qdqtune.workflows.tuning._journal_format import whole_lines
+from qdqtune.workflows.tuning._run_files import FINAL, PLACEMENT, SUMMARY, sha256_with_weights
+
+_logger = logging.getLogger(__name__)
+
+# Larger inputs (in elements) are generated only if the user requests them.
+_MOST_ELEMENTS = 1 << 28
+# The number of names that a sentence lists; beyond it, it gives only a count.
+_SHOWN = 3
+
+
+def lies_in_run(file: Path) -> bool:
+    """Whether files beside a model show that a tuning run wrote it."""
+    return any(file.with_name(name).exists() for name in (SUMMARY, PLACEMENT, JOURNAL))
+
+
+def claim_about(file: Path, sha256: str) -> Claim | str:
+    """Return the claim in the summary beside a file, or why there is none.
+
+    Args:
+        file: The model.
+        sha256: Of the model.
+    """
+    path = file.with_name(SUMMARY)
+    try:
+        claim = Claim.from_summary(parse_json(read_text(path), SUMMARY))
+    except FileNotFoundError:
+        return f"there is no {SUMMARY} beside it"
+    except LimitError as error:
+        return error.what.rstrip(".")
+    except OSError as error:
+        return f"{SUMMARY} can't be read: {error.strerror}"
+    except ValueError as error:
+        return f"{SUMMARY} can't be used: {error}"
+    if file.name != FINAL and sha256 != claim.final_sha256:
+        return f"{SUMMARY} is about {FINAL}, and this is another file"
+    return claim
+
+
+def check_file(claim: Claim, file: Path, sha256: str) -> Check:
+    """Check that a model is the file that a run wrote, with all its weights."""
+    if not claim.final_sha256:
+        return Check("file", Outcome.UNVERIFIED, f"{SUMMARY} does not tell its SHA-256")
+    expected = claim.final_sha256
+    if expected == sha256 and claim.kept_float and claim.baseline_sha256:
+        # A copy's weights can be in files of any name; all others have one weight file of their
+        # own.
+        expected, sha256 = claim.baseline_sha256, sha256_with_weights(file)
+    return _same_hash("file", expected, sha256, Outcome.DIFFERS)
+
+
+def check_baseline(claim: Claim, baseline: Path) -> Check:
+    """Check that the float model is the run's; otherwise the claim is about another one."""
+    if claim.baseline_sha256:
+        expected, found = claim.baseline_sha256, sha256_with_weights(baseline)
+    elif claim.given_sha256:
+        expected, found = claim.given_sha256, sha256_of(baseline)
+    else:
+        return Check("baseline", Outcome.UNVERIFIED, f"{SUMMARY} does not tell its SHA-256")
+    return _same_hash("baseline", expected, found, Outcome.UNVERIFIED)
+
+
+def _same_hash(name: str, expected: str, found: str, otherwise: Outcome) -> Check:
+    if expected == found:
+        return Check(name, Outcome.CONFIRMED, f"its SHA-256 is the one in {SUMMARY}, {found[:12]}")
+    text = f"its SHA-256 is {found[:12]}, and the one in {SUMMARY} {expected[:12]}"
+    return Check(name, otherwise, text)
+
+
+def check_placement(file: Path, claim: Claim | None) -> tuple[Check, Edges | None]:
+    """Check that a model has the Q/DQ edges of the placement beside it.
+
+    Raises:
+        ModelError: If it can't be read.
+    """
+    path = file.with_name(PLACEMENT)
+    try:
+        placement = Placement.from_json(read_text(path), PLACEMENT)
+    except FileNotFoundError:
+        return Check("placement", Outcome.UNVERIFIED, f"there is no {PLACEMENT} beside it"), None
+    except QdqtuneError as error:
+        return Check("placement", Outcome.UNVERIFIED, error.what.rstrip(".")), None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        text = f"{PLACEMENT} can't be read: {reason}"
+        return Check("placement", Outcome.UNVERIFIED, text), None
+    if claim is not None and claim.kept_float:
+        return _kept_float(placement), None
+    edges = _compare_edges(file, placement)
+    return _edges_check(edges), edges
+
+
+def _kept_float(placement: Placement) -> Check:
+    if not placement:
+        return Check("placement", Outcome.CONFIRMED, "empty, as the run kept its baseline")
+    text = f"the run kept its baseline, but {PLACEMENT} has {len(placement.edges)} edges"
+    return Check("placement", Outcome.DIFFERS, text)
+
+
+def _compare_edges(file: Path, placement: Placement) -> Edges:
+    model = load_model(file)
+    found = strip(model).placement.edges
+    index = GraphIndex(model)
+    unknown = sorted(tensor for tensor in placement.tensors if tensor not in index.value)
+    known = Placement(
+        frozenset(edge for edge in placement.edges if edge.tensor in index.value),
+        placement.outputs.difference(unknown),
+    )
+    expected = canonical(index, known).edges
+    missing = (*unknown, *_in_words(expected - found))
+    return Edges(len(expected) + len(unknown), missing, _in_words(found - expected))
+
+
+def _in_words(edges: Iterable[Edge]) -> tuple[str, ...]:
+    return tuple(
+        f"{edge.tensor} into {edge.node or 'the output'}:{edge.position}" for edge in sorted(edges)
+    )
+
+
+def _edges_check(edges: Edges) -> Check:
+    if edges.ok:
+        text = f"its {edges.expected} Q/DQ edges are exactly those of {PLACEMENT}"
+        return Check("placement", Outcome.CONFIRMED, text)
+    text = "; ".join(
+        f"{len(names)} Q/DQ edges {what} {PLACEMENT}: {_names(names)}"
+        for names, what in ((edges.missing, "are only in"), (edges.surplus, "are not in"))
+        if names
+    )
+    return Check("placement", Outcome.DIFFERS, text)
+
+
+def _names(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    more = len(names) - _SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def shapes_of_run(claim: Claim, folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the input shapes of a run's models; empty if unknown."""
+    if claim.shapes:
+        return dict(claim.shapes)
+    journal = folder / JOURNAL
+    try:
+        lines = whole_lines(journal) if journal.is_file() else ()
+        headers = [line["header"] for line in lines if line["kind"] == "run"]
+    except (OSError, QdqtuneError) as error:
+        _logger.warning("%s is not read: %s", journal, error)
+        return {}
+    found = headers[0].get("shapes") if headers else None
+    if not isinstance(found, dict):
+        return {}
+    return {
+        name: tuple(shape)
+        for name, shape in found.items()
+        if isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
+    }
+
+
+def why_not_its_inputs(claim: Claim, folder: Path, baseline: Path) -> str:
+    """Explain why a claim is about inputs that its baseline doesn't have; empty if it isn't.
+
+    Raises:
+        ModelError: If the baseline can't be read.
+    """
+    inputs = input_dims(load_model(baseline))
+    try:
+        bind_dims(inputs, InputRequest(shapes=shapes_of_run(claim, folder)))
+        for name in claim.ranges:
+            input_named(inputs, name)
+    except UsageError as error:
+        return f"{SUMMARY} is about other inputs: {error.what.rstrip('.')}"
+    return ""
+
+
+def are_small(shapes: Iterable[tuple[int, ...]]) -> bool:
+    """Whether inputs are small enough to be generated at a file's request."""
+    return sum(map(math.prod, shapes)) <= _MOST_ELEMENTS
+
+
+SAME_DB = 1.0
+"""How far below its claim an error may be where the claim was made: a quarter more noise.
+
+Only the order of sums can differ there, with what it does to values halfway between two integers.
+Seen on zoo models with one thread and two: less than 0.01 dB.
+"""
+OTHER_DB = 3.0
+"""The same elsewhere: twice the noise.
+
+Kernels of other engines, versions and CPUs round at other places. Seen: up to 1.7 dB between two
+engines for CPUs, in float32 or bfloat16, and every op run as it is written. CPUs that sum uint8
+times int8 with saturation cost a MobileNetV2 8 dB; that is the CPU's doing, not the file's, and is
+told apart by running every op as it is written.
+"""
+_MOST_DB = 1000.0
+EXACT_DB = 80.0
+"""What is nearer than this to float is as near as float32 is to itself, summed otherwise."""
+
+
+@dataclass(frozen=True)
+class MeasuredError:
+    """The distance of a model from its float model.
+
+    Attributes:
+        sqnr_db: Of the worst output; None if no output could be compared.
+        as_written_db: The same with every op run as it is written, without the engine's kernels, if
+            those fell short.
+        float_sqnr_db: Of the float model itself, as the engine computes it; None if in float32.
+        digest: Of the inputs.
+        missing: Outputs of the float model that the model lacks.
+    """
+
+    sqnr_db: float | None
+    as_written_db: float | None
+    float_sqnr_db: float | None
+    digest: str
+    missing: tuple[str, ...] = ()
+
+
+def measure_error(
+    model: Path,
+    baseline: Path,
+    *,
+    engine: str | None,
+    options: SessionOptions,
+    inputs: InputRequest,
+    data: Any = None,
+    samples: int | None = None,
+    in_float32: bool = False,
+    enough_db: float = math.inf,
+) -> MeasuredError:
+    """Compare a model's outputs with those of its float model, as a tuning run does.
+
+    Args:
+        model: The model in question.
+        baseline: What it was made from: float, or with Q/DQ, which is taken out.
+        engine: Whose kernels count; None runs every op as it is written.
+        options: How it opens models.
+        inputs: Shapes; ranges and seed of random inputs, as the run had them.
+        data: The user's data; None is random.
+        samples: Use at most this many samples of it.
+        in_float32: Whether half floats of the baseline are computed in float32.
+        enough_db: What is as near to float is not measured a second time, as it is written.
+
+    Raises:
+        QdqtuneError: For any error that the user can act on.
+    """
+    source = open_source(baseline, float_types=() if in_float32 else None)
+    candidate = load_model(model)
+    provider = sample_provider(source, inputs, data, samples)
+    own = engine if engine and has_own_kernels(engine, options.engine_options) else None
+    outputs = {value.name for value in candidate.graph.outputs}
+    missing = tuple(
+        value.name or "" for value in source.model.graph.outputs if value.name not in outputs
+    )
+    with contextlib.ExitStack() as stack:
+        runner = stack.enter_context(reference_worker())
+        room = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=runner.scratch)))
+        base = PreparedModel(source.model, room)
+        file = save_model(candidate, room / "candidate.onnx")
+
+        def errors_with(kernels_of: str | None) -> tuple[float | None, float | None]:
+            with open_kernels(kernels_of, runner, options) as kernels:
+                accuracy = AccuracyEvaluator(
+                    source, base, runner, provider.evaluation_samples, kernels=kernels
+                )
+                with contextlib.closing(accuracy):
+                    quality = accuracy.quality(file)
+            of_float = quality.of_float.worst_db if quality.of_float is not None else None
+            return min(quality.against_float.values(), default=None), of_float
+
+        found, of_float = errors_with(own)
+        is_enough = found is None or found >= enough_db
+        as_written = found if own is None or is_enough else errors_with(None)[0]
+    return MeasuredError(found, as_written, of_float, provider.evaluation_digest(), missing)
+
+
+def check_error(claim: Claim, found: MeasuredError, *, is_quantized: bool, is_same: bool) -> Check:
+    """Put an error beside the one that was claimed.
+
+    Args:
+        claim: What was claimed.
+        found: What was measured.
+        is_quantized: Whether the model has Q/DQ; one without is as near to float as float is.
+        is_same: Whether engine, version, device and options are those of the claim.
+    """
+    claimed = claim.sqnr_db
+    if claimed is None and not is_quantized:
+        claimed = EXACT_DB
+    if found.missing:
+        return Check("error", Outcome.DIFFERS, f"it lacks the output {found.missing[0]!r}")
+    if found.sqnr_db is None:
+        return Check("error", Outcome.UNVERIFIED, "it has no float output that could be compared")
+    measured = _with_conversion(found.sqnr_db, claim.conversion_db)
+    said = f"{_decibels(measured)} against float"
+    if claimed is None:
+        is_exact = measured == math.inf
+        outcome = Outcome.CONFIRMED if is_exact else Outcome.UNVERIFIED
+        return Check("error", outcome, f"{said}; none was claimed")
+    said += f", claimed {_decibels(claimed)}"
+    if measured < DEFAULT_MIN_SQNR_DB:
+        said += f" (tune rejects less than {DEFAULT_MIN_SQNR_DB:g} dB unless told otherwise)"
+    if claim.samples_digest and claim.samples_digest != found.digest:
+        return Check("error", Outcome.UNVERIFIED, f"{said}, but on other samples")
+    wanted = min(claimed, EXACT_DB)
+    tolerance = SAME_DB if is_same else OTHER_DB
+    if measured >= allowed_sqnr_db(wanted - tolerance, None if is_same else found.float_sqnr_db):
+        return Check("error", Outcome.CONFIRMED, f"{said}; {tolerance:g} dB less would be accepted")
+    as_written = found.as_written_db
+    if not is_same and as_written is not None and as_written >= wanted - OTHER_DB:
+        text = (
+            f"{said}; run as it is written, {_decibels(as_written)}: the kernels of this machine "
+            "compute it less exactly than those of the claim"
+        )
+        return Check("error", Outcome.UNVERIFIED, text)
+    if not claim.samples_digest:
+        text = f"{said}, but the summary does not tell on which inputs"
+        return Check("error", Outcome.UNVERIFIED, text)
+    return Check("error", Outcome.DIFFERS, f"{said}; at most {tolerance:g} dB less is accepted")
+
+
+def _with_conversion(sqnr_db: float, conversion_db: float | None) -> float:
+    """The distance from the model as given, if that from its conversion is known."""
+    if conversion_db is None or not math.isfinite(sqnr_db):
+        return sqnr_db
+    powers = (-max(-_MOST_DB, min(each, _MOST_DB)) / 10.0 for each in (sqnr_db, conversion_db))
+    return -10.0 * math.log10(sum(10.0**power for power in powers))
+
+
+def _decibels(value: float) -> str:
+    if math.isfinite(value):
+        return f"{value:.1f} dB"
+    return "no error" if value > 0 else "no number"

@@ -1,0 +1,239 @@
+"""Find where a quantized model loses accuracy, by comparing outputs and layers with float."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from qdqtune.calibration._expected_inputs import expected_inputs
+from qdqtune.calibration._layer_errors import op_errors
+from qdqtune.calibration._layer_errors_model import Wiring
+from qdqtune.calibration._layer_errors_pairs import Pairing
+from qdqtune.calibration._output_error import Reference
+from qdqtune.calibration._random_inputs import Feeds, random_inputs
+from qdqtune.calibration._sample_set import open_samples
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._reference_engine import AS_WRITTEN, advice_on, reference_worker
+from qdqtune.engines._worker import Worker, WorkerFailure
+from qdqtune.graph._files import load_model, save_model
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._measured_shapes import measured_shapes
+from qdqtune.graph._op_classes import DEQUANTIZE, is_op
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.records._accuracy import ErrorReport, LayerError, OutputError
+from qdqtune.records._errors import EngineError, UsageError
+from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of
+from qdqtune.records._ranges import CalibrationSource
+from qdqtune.workflows._accuracy_evaluator import Kernels, kernels_of
+from qdqtune.workflows._arguments import AnyModel, as_file, check_arguments, name_of
+from qdqtune.workflows._bench import common_request, engine_info, signature
+from qdqtune.workflows._sample_provider import Progress
+from qdqtune.workflows._source_model import float32_twin, has_types
+
+_OTHER_INPUTS = "Feed it with what it gets in use; of open dims, not all sizes may be possible."
+_RANDOM_SAMPLES = 8
+_MOST_SAMPLES = 32
+
+
+def compare(
+    float_model: AnyModel,
+    quantized_model: AnyModel,
+    *,
+    data: Any = None,
+    samples: int | None = None,
+    engine: str | None = None,
+    engine_options: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    inputs: ShapesOrRequest | None = None,
+    progress: Progress | None = None,
+) -> ErrorReport:
+    """Run both models on the same inputs and report how far the quantized one is off, and where.
+
+    Args:
+        float_model: A path, a proto or an `onnx_ir.Model`; one in memory is not changed.
+        quantized_model: A Q/DQ version of it, from any tool.
+        data: The inputs, as `qdqtune.calibration._sample_set.open_samples` takes them; None is
+            random.
+        samples: Number of samples; None is at most 32 of the data, or 8 random ones.
+        engine: The engine whose kernels compute the outputs; None runs every op as written. Layers
+            are always run as written, because an engine fuses them.
+        engine_options: The engine's own options.
+        threads: Threads per run; None is the engine's default.
+        inputs: Shapes by input, or a request with ranges and seed of random inputs, too.
+        progress: Called in each of two rounds with the samples done and their number, if known.
+
+    Raises:
+        QdqtuneError: For any error that the user can act on.
+    """
+    check_arguments(
+        engine=engine or registry.AUTO, engine_options=engine_options, threads=threads,
+        samples=samples, progress=progress,
+    )  # fmt: skip
+    name = _with_kernels(engine)
+    request = request_of(inputs) or InputRequest()
+    options = SessionOptions(threads=threads, engine_options=engine_options or {})
+    with contextlib.ExitStack() as stack:
+        original = _open(stack.enter_context(as_file(float_model, "float_model")))
+        quantized = _open(stack.enter_context(as_file(quantized_model, "quantized_model")))
+        _check_roles(original, quantized)
+        provider = _provider(original, quantized, request, data, samples)
+        runner = stack.enter_context(reference_worker())
+        room = stack.enter_context(tempfile.TemporaryDirectory(dir=runner.scratch))
+        worker = runner if name is None else stack.enter_context(Worker(name, options))
+        info = engine_info(worker, worker.engine)
+        kernels = Kernels(worker.engine, worker, AS_WRITTEN)
+        if name is not None:
+            kernels = kernels_of(worker, worker, info)
+        outputs = _outputs(original, quantized, kernels, provider, Path(room))
+        pairing = Pairing(original.model, quantized.model)
+        if not outputs and not pairing.ops:
+            raise _strangers(original, quantized)
+        layers: tuple[LayerError, ...] = ()
+        failure = ""
+        try:
+            layers = _layers(runner, pairing, provider, Path(room), progress)
+        except EngineError as error:
+            if name is None:
+                raise
+            failure = error.what
+    return ErrorReport(
+        float_model=name_of(float_model, "float_model"),
+        quantized_model=name_of(quantized_model, "quantized_model"),
+        engine=info,
+        as_written=name is None,
+        source=provider.source,
+        samples=provider.describe(),
+        outputs=outputs,
+        layers=layers,
+        unpaired=tuple(node.name or "" for node in pairing.unpaired),
+        failure=failure,
+    )
+
+
+def _with_kernels(engine: str | None) -> str | None:
+    """Return the engine with this name, if it computes outputs."""
+    name = registry.resolve(engine) if engine is not None else None
+    if name is not None and not registry.entry(name).measures:
+        raise EngineError(
+            f"{registry.title(name)} has no kernels that could compute the outputs.",
+            "Leave --engine out, or name another one.",
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A model and its file."""
+
+    path: Path
+    model: ir.Model
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+
+def _open(path: Path) -> _Opened:
+    return _Opened(path, load_model(path))
+
+
+def _check_roles(original: _Opened, quantized: _Opened) -> None:
+    def is_quantized(model: ir.Model) -> bool:
+        return any(is_op(node, DEQUANTIZE) for graph in model.graphs() for node in graph)
+
+    if not is_quantized(quantized.model):
+        swapped = is_quantized(original.model)
+        raise UsageError(
+            f"{quantized.name} has no DequantizeLinear: it is not a quantized model in Q/DQ form.",
+            "Name the float model first." if swapped else "Make one: qdqtune insert, or tune.",
+        )
+
+
+def _strangers(original: _Opened, quantized: _Opened) -> UsageError:
+    return UsageError(
+        f"{original.name} and {quantized.name} have no output and no quantized op in common, by "
+        "name.",
+        "Is one made from the other?",
+    )
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """The inputs of the models; `samples` starts to read them."""
+
+    samples: Callable[[], Iterable[Feeds]]
+    source: CalibrationSource
+    describe: Callable[[], str]
+
+
+def _provider(
+    original: _Opened,
+    quantized: _Opened,
+    request: InputRequest,
+    data: Any,
+    limit: int | None,
+) -> _Samples:
+    model = original.model
+    infer_shapes(model)
+    both = [signature(each.name, each.model) for each in (original, quantized)]
+    known = common_request(both, request)
+    if data is None:
+        count = limit or _RANDOM_SAMPLES
+        index = GraphIndex(model)
+        shapes = measured_shapes(model, known, takes_data=True)
+        fixed = replace(request, shapes=shapes, dims={})
+        words = f"{count} random sample{'s' * (count != 1)}, seed {request.seed}"
+        return _Samples(
+            lambda: random_inputs(index, count, fixed), CalibrationSource.RANDOM, lambda: words
+        )
+    expected = [
+        replace(each, dims=known.shapes.get(each.name, each.dims))
+        for each in expected_inputs(model)
+    ]
+    found = open_samples(data, expected, limit=limit or _MOST_SAMPLES)
+    return _Samples(lambda: found, CalibrationSource.DATA, found.describe)
+
+
+def _outputs(
+    original: _Opened, quantized: _Opened, kernels: Kernels, provider: _Samples, folder: Path
+) -> tuple[OutputError, ...]:
+    """Return the outputs of both models, each run alone."""
+    running = original
+    try:
+        path = _runnable(original, folder / "float.onnx", kernels.engine)
+        exact = kernels.exact_options or kernels.options
+        reference = Reference(kernels.worker, path, provider.samples(), options=exact)
+        with contextlib.closing(reference):
+            running = quantized
+            path = _runnable(quantized, folder / "quantized.onnx", kernels.engine)
+            return reference.compare(path, kernels.options).errors()
+    except WorkerFailure as failure:
+        raise EngineError(
+            f"{registry.title(kernels.engine)} does not run {running.name}: {failure}",
+            advice_on(failure, running.model, kernels.engine, _OTHER_INPUTS),
+        ) from None
+
+
+def _runnable(opened: _Opened, path: Path, engine: str) -> Path:
+    """Return the model as a file that the engine can run: the original one if possible."""
+    model = opened.model
+    if not registry.entry(engine).runs_bfloat16 and has_types(model, {ir.DataType.BFLOAT16}):
+        return save_model(float32_twin(model), path)
+    return opened.path
+
+
+def _layers(
+    worker: Worker, pairing: Pairing, provider: _Samples, folder: Path, progress: Progress | None
+) -> tuple[LayerError, ...]:
+    own, accumulated = (
+        op_errors(worker, pairing, wiring, provider.samples(), folder, progress)
+        for wiring in (Wiring.OWN, Wiring.ACCUMULATED)
+    )
+    return tuple(LayerError(error, accumulated.get(node)) for node, error in own.items())

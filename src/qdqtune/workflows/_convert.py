@@ -1,0 +1,308 @@
+"""`convert`: a model in another float precision with its error measured.
+
+The float type that a run tunes in.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from qdqtune.calibration._output_error import output_sqnr
+from qdqtune.calibration._random_inputs import Feeds, random_inputs
+from qdqtune.calibration._tensor_capture import first_overflow
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._comparison import compare_files
+from qdqtune.engines._options import chooses_float_types, float_type_options, preferred_float_type
+from qdqtune.engines._reference_engine import AS_WRITTEN, has_reference, reference_worker
+from qdqtune.engines._worker import StoredFeeds, Worker, WorkerFailure
+from qdqtune.graph._atomic_files import TemporaryFolder
+from qdqtune.graph._files import check_result, check_writable, load_model, save_model
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._precision import compute_in_float32, convert_precision
+from qdqtune.graph._precision_rules import SENSITIVE_OPS
+from qdqtune.graph._precision_types import HALF_TYPES
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.graph._weights import unread_weights
+from qdqtune.records._errors import EngineError, ModelError, QdqtuneError, UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._measurement import EngineInfo, Verdict
+from qdqtune.records._precision import AUTO, FLOAT_TYPES, ConvertReport, Precision
+from qdqtune.records._tuning import AS_GIVEN
+from qdqtune.search.strategies._strategy import Effort
+from qdqtune.workflows._source_model import Source, has_types
+from qdqtune.workflows.tuning._preflight import check_runs
+from qdqtune.workflows.tuning._time_budget import Preset
+
+_logger = logging.getLogger(__name__)
+
+_EVALUATION_SAMPLES = 2
+_NOTHING_SAID = InputRequest()
+
+
+def convert_model(
+    model: str | os.PathLike[str],
+    precision: Precision,
+    output: str | os.PathLike[str],
+    *,
+    keep_io: bool = True,
+    keep_nodes: Collection[str] = (),
+    keep_ops: Collection[str] = (),
+    request: InputRequest = _NOTHING_SAID,
+    force: bool = False,
+) -> ConvertReport:
+    """Convert a model to another float type, check it and write it.
+
+    Both models are run on random inputs to compare their outputs; half precision is computed in
+    float32 and rounded op by op (`qdqtune.graph._precision`), which matches GPUs and
+    runs on CPUs.
+
+    Args:
+        model: A model in any precision, with or without Q/DQ.
+        precision: The target type.
+        output: Where to write.
+        keep_io: Whether inputs and outputs keep their types.
+        keep_nodes: Names of nodes to leave unchanged.
+        keep_ops: Op types to leave unchanged, besides those that always are.
+        request: The inputs.
+        force: Whether `output` may be replaced.
+
+    Raises:
+        QdqtuneError: For any error that the user can act on.
+    """
+    source, target = Path(model), Path(output)
+    check_writable(target, force=force)
+    loaded = load_model(source)
+    _check_ops(loaded, keep_ops)
+    sensitive = frozenset() if precision is Precision.FP32 else SENSITIVE_OPS
+    conversion = convert_precision(
+        loaded,
+        precision,
+        keep_io=keep_io,
+        keep_nodes=keep_nodes,
+        keep_ops=sensitive.union(keep_ops),
+    )
+    with TemporaryFolder(target.parent) as folder:
+        staged = save_model(loaded, folder / target.name)
+        check_result(staged, source)
+        sqnr_db, overflow = (
+            evaluate_conversion(
+                source,
+                staged,
+                lambda model: random_inputs(GraphIndex(model), _EVALUATION_SAMPLES, request),
+            )
+            if conversion.modified
+            else ({}, "")
+        )
+        for file in sorted(folder.iterdir(), reverse=True):
+            check_writable(target.with_name(file.name), force=force)
+            os.replace(file, target.with_name(file.name))
+    return ConvertReport(target, conversion, sqnr_db, overflow)
+
+
+def _check_ops(model: ir.Model, ops: Collection[str]) -> None:
+    missing = sorted(set(ops).difference(node.op_type for node in model.graph))
+    if missing:
+        raise UsageError(f"The model has no {', '.join(missing)}.", "Ops are spelled as in ONNX.")
+
+
+def evaluate_conversion(
+    source: Path, staged: Path, samples: Callable[[ir.Model], Iterable[Feeds]]
+) -> tuple[dict[str, float], str]:
+    """Return decibels per output and the first node that overflows; nothing if unknown here.
+
+    Args:
+        source: The original model.
+        staged: The converted model.
+        samples: Makes inputs for the original model, in a form that CPUs run.
+
+    Raises:
+        UsageError: If no inputs can be generated.
+    """
+    if not has_reference():
+        title = registry.title(registry.REFERENCE)
+        _logger.warning("what it costs could not be measured: %s is not installed", title)
+        return {}, ""
+    with TemporaryFolder() as folder, reference_worker() as worker:
+        before, reference, _ = _runnable(source, folder / "before.onnx")
+        after, candidate, rounded = _runnable(staged, folder / "after.onnx")
+        try:
+            sqnr_db = output_sqnr(worker, reference, candidate, samples(before), options=AS_WRITTEN)
+            overflow = ""
+            if any(db == -math.inf for db in sqnr_db.values()):
+                first = next(iter(samples(before)))
+                overflow = first_overflow(after, rounded, worker, first, folder)
+        except (WorkerFailure, EngineError, ModelError) as failure:
+            _logger.warning("what it costs could not be measured here: %s", failure)
+            return {}, ""
+    return sqnr_db, overflow
+
+
+def _runnable(path: Path, twin: Path) -> tuple[ir.Model, Path, dict[str, str]]:
+    """Return a model that runs on CPUs, its file, and which of its results are rounded."""
+    model = load_model(path)
+    infer_shapes(model)
+    index = GraphIndex(model)
+    if not any(index.dtype(name) in HALF_TYPES for name in index.value):
+        return model, path, {}
+    rounded = compute_in_float32(model)
+    for value in unread_weights(model.graph):
+        model.graph.initializers.pop(value.name or "")
+    return model, save_model(model, twin), rounded
+
+
+@dataclass(frozen=True)
+class FloatForm:
+    """In which form a model is tuned.
+
+    Attributes:
+        model: The converted model; None if it is tuned as given.
+        name: What users call its float type, or `AS_GIVEN`.
+        sqnr_db: How far its worst output is from the model as given; None if unknown.
+        speedup: How much faster it is than the model as given; None if unknown.
+        reason: Why it was not converted, although that was wanted.
+    """
+
+    model: Path | None = None
+    name: str = AS_GIVEN
+    sqnr_db: float | None = None
+    speedup: float | None = None
+    reason: str = ""
+
+
+def told_options(asked: str, info: EngineInfo, options: Mapping[str, str]) -> Mapping[str, str]:
+    """The engine's own options, with the float type in them if it is to choose that itself.
+
+    Args:
+        asked: One of `CHOICES`.
+        info: The engine.
+        options: As the user gave them.
+
+    Raises:
+        UsageError: If they say something else.
+    """
+    if asked == AUTO or not chooses_float_types(info):
+        return options
+    return float_type_options(FLOAT_TYPES[asked], options)
+
+
+def convertible(asked: str, float_types: frozenset[ir.DataType]) -> frozenset[ir.DataType] | None:
+    """The float types that need no conversion to be quantized; None if none is to be made.
+
+    Args:
+        asked: One of `CHOICES`; who asks for half floats gets them.
+        float_types: Those that the dialect has integer kernels for.
+    """
+    return float_types if asked == AUTO or FLOAT_TYPES[asked] is Precision.FP32 else None
+
+
+def wanted_type(asked: str, info: EngineInfo, source: Source) -> Precision | None:
+    """What a model is to be converted to; None if it stays as it is.
+
+    Args:
+        asked: One of `CHOICES`.
+        info: The engine.
+        source: The model.
+    """
+    precision = preferred_float_type(info) if asked == AUTO else FLOAT_TYPES[asked]
+    if precision is Precision.FP32 and asked != AUTO and has_types(source.model, HALF_TYPES):
+        if not source.converted_from:
+            _logger.warning(
+                "the model has half floats, and the engine has integer kernels for them: it is "
+                "tuned as it is; `qdqtune convert --to fp32` makes it float32"
+            )
+        return None
+    if precision is Precision.FP32 or source.converted_from or chooses_float_types(info):
+        return None
+    if source.reading is not None or has_types(source.model, HALF_TYPES):
+        if asked != AUTO:
+            has = "Q/DQ" if source.reading is not None else "half floats"
+            _logger.warning("the model has %s already: it is not converted to %s", has, asked)
+        return None
+    return precision
+
+
+def convert_to(
+    precision: Precision,
+    source: Source,
+    target: Path,
+    samples: Callable[[], Iterable[Feeds]],
+    engine: Worker,
+    feeds: StoredFeeds,
+    least_db: float | None,
+    preset: Preset,
+    *,
+    may_be_slower: bool = False,
+) -> FloatForm:
+    """Convert a model and write it, if that is accurate enough, and not slower.
+
+    The same model is converted to the same file again, so that a run can be resumed.
+
+    Args:
+        precision: To what.
+        source: The model.
+        target: Where to write it.
+        samples: Makes the inputs that it is evaluated on.
+        engine: What is to run it.
+        feeds: What it is run on.
+        least_db: How near every output must be to the model as given; None is not asked. What is
+            no longer finite is never near enough.
+        preset: How thoroughly it is compared with the model as given.
+        may_be_slower: Whether it is taken even if that is faster.
+
+    Raises:
+        EngineError: If the engine does not run the model as given, either.
+    """
+    name = next(name for name, each in FLOAT_TYPES.items() if each is precision)
+    try:
+        model = source.model.clone()
+        convert_precision(model, precision)
+        save_model(model, target, force=True)
+        check_result(target, source.path)
+        found, overflow = evaluate_conversion(source.path, target, lambda _: samples())
+    except QdqtuneError as error:
+        return _as_given(f"it can't be converted to {name}: {error.what}")
+    worst = min(found.values(), default=None)
+    if overflow:
+        return _as_given(f"in {name} it is not accurate enough: {overflow} is no longer finite")
+    if least_db is not None and worst is None:
+        return _as_given(f"in {name} its outputs could not be compared with the model as given")
+    if least_db is not None and worst is not None and worst < least_db:
+        return _as_given(f"in {name} it is not accurate enough: its outputs are {worst:.1f} dB")
+    rounds, seconds = preset.rounds[Effort.CONFIRM], preset.seconds[Effort.CONFIRM]
+    (given, converted), (compared,) = compare_files(
+        engine, [source.path, target], feeds, rounds=rounds, budget_s=seconds
+    )
+    if not converted.ok:
+        check_runs(engine, Path(source.path), feeds)
+        return _as_given(f"in {name} the engine does not run it: {converted.error}")
+    if compared is not None and compared.verdict is Verdict.SLOWER and not may_be_slower:
+        return _as_given(f"in {name} it is slower, {compared.ratio:.2f}x as fast")
+    if not given.ok:
+        _logger.info("the engine runs the model in %s only: %s", name, given.error)
+    is_known = worst is not None and math.isfinite(worst)
+    speedup = compared.ratio if compared is not None else None
+    return FloatForm(target, name, worst if is_known else None, speedup)
+
+
+def _as_given(reason: str) -> FloatForm:
+    first = reason.splitlines()[0].rstrip(".")
+    _logger.warning("the model is tuned as given: %s", first)
+    return FloatForm(reason=first)
+
+
+def written_type(model: ir.Model) -> Precision:
+    """The smallest float type of a model."""
+    for dtype, precision in (
+        (ir.DataType.FLOAT16, Precision.FP16),
+        (ir.DataType.BFLOAT16, Precision.BF16),
+    ):
+        if has_types(model, {dtype}):
+            return precision
+    return Precision.FP32

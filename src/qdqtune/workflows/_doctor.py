@@ -1,0 +1,74 @@
+"""Check which engines work on this machine."""
+
+from __future__ import annotations
+
+import platform
+
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._gpu import find_gpus
+from qdqtune.engines._isa import inherited_limit, read_cpu, saturates_u8s8
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._worker import Worker, WorkerFailure
+from qdqtune.records._errors import QdqtuneError
+from qdqtune.records._health import EngineHealth, Health, IsaLimit
+from qdqtune.records._measurement import FLOAT32, EngineInfo
+from qdqtune.resources._limits import current_limits
+
+_ANSWER_TIMEOUT_S = 60.0
+
+
+def examine() -> Health:
+    """Query every engine; start those that can measure once, to check that they respond."""
+    cpu = read_cpu()
+    engines = tuple(map(_examine_engine, registry.engines()))
+    broken = registry.plugins().broken
+    return Health(
+        platform.python_version(), cpu.device, cpu.isa, cpu.saturates_u8s8, engines, broken,
+        find_gpus(), current_limits().memory_bytes,
+    )  # fmt: skip
+
+
+def _examine_engine(name: str) -> EngineHealth:
+    status = registry.available(name)
+    measures = registry.entry(name).measures
+    dialect, reason = "", status.reason
+    try:
+        dialect = native_dialect(name).name
+        if not status.usable:
+            return EngineHealth(
+                name, False, status.version, "", dialect, reason, measures,
+                program=status.program, lists_layers=status.lists_layers,
+            )  # fmt: skip
+        with Worker(name, timeout_s=_ANSWER_TIMEOUT_S) as worker:
+            info = worker.info()
+    except WorkerFailure as failure:
+        reason = f"does not start: {failure}"
+    except QdqtuneError as error:
+        reason = error.what
+    else:
+        return EngineHealth(
+            name, True, info.version, info.device, dialect, "", measures,
+            info.isa, saturates_u8s8(info.isa), _limit(name, info), status.program,
+            float_type=info.float_type, float32_option=_float32_option(name, info),
+        )  # fmt: skip
+    return EngineHealth(
+        name, False, status.version, "", dialect, reason, measures, program=status.program
+    )
+
+
+def _float32_option(name: str, info: EngineInfo) -> str:
+    """Return the option that makes an engine compute floats as written."""
+    if info.float_type in ("", FLOAT32):
+        return ""
+    options = registry.entry(name).float32_options.items()
+    return next((f"{option}={value}" for option, value in options), "")
+
+
+def _limit(name: str, info: EngineInfo) -> IsaLimit | None:
+    """Return what keeps an engine from using newer instructions, unless the user set it."""
+    entry = registry.entry(name)
+    limit = info.options.get(entry.isa_option, "") if entry.isa_option else ""
+    if not limit or info.isa == read_cpu().isa:
+        return None
+    variable, _ = inherited_limit(entry.isa_variables)
+    return IsaLimit(limit, variable or next(iter(entry.isa_variables), ""), bool(variable))

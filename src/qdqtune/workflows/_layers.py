@@ -1,0 +1,327 @@
+"""The layers that an engine runs for a model, the subgraphs it fuses.
+
+The file that describes them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from qdqtune.calibration._random_inputs import Feeds, random_inputs
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._reference_engine import advice_on
+from qdqtune.engines._worker import Worker, WorkerFailure
+from qdqtune.engines.layers._files import WRITTEN_BY, map_layers, read_layer_info
+from qdqtune.engines.layers._mapper import nodes_of_layers
+from qdqtune.graph._atomic_files import TemporaryFolder
+from qdqtune.graph._files import load_model, save_model
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._input_shapes import resolve_shapes
+from qdqtune.graph._measured_shapes import measured_shapes
+from qdqtune.graph._precision import convert_precision
+from qdqtune.graph._shapes import at_shapes, infer_shapes
+from qdqtune.qdq._dialect import Dialect
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.records._errors import EngineError
+from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of
+from qdqtune.records._layers import GroupRecord, GroupsRecord, LayersRecord, MappedLayer
+from qdqtune.records._precision import FLOAT_TYPES, Precision
+from qdqtune.search.subgraphs._distinct_subgraphs import content_of
+from qdqtune.search.subgraphs._fusion_groups import fusion_groups
+from qdqtune.workflows._arguments import AnyModel, as_file, check_arguments, name_of
+from qdqtune.workflows._bench import engine_info
+from qdqtune.workflows._benchmarks import TrtExecBenchmark
+from qdqtune.workflows._convert import told_options, wanted_type
+from qdqtune.workflows._shape_ranges import check_takes_ranges, options_with_ranges, timed_request
+from qdqtune.workflows._source_model import open_source
+from qdqtune.workflows.tuning._folder import BUILD_LOG, LAYER_FILE
+from qdqtune.workflows.tuning._layer_groups import (
+    check_mentions,
+    copy_log,
+    spent_by_group,
+    write_layer_file,
+)
+
+DEFAULT_RUNS = 20
+
+_SEE_BENCH = "`qdqtune bench` says whether it runs the model at all."
+
+
+def layers_of(
+    model: AnyModel,
+    *,
+    engine: str = registry.AUTO,
+    engine_options: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    runs: int = DEFAULT_RUNS,
+    inputs: ShapesOrRequest | None = None,
+    min_shapes: ShapesOrRequest | None = None,
+    max_shapes: ShapesOrRequest | None = None,
+) -> LayersRecord:
+    """Run a model on random inputs, and report which of its nodes each layer executes.
+
+    An engine that can't run models here may still build them; times are then missing.
+
+    Args:
+        model: A path, a proto or an `onnx_ir.Model`, float or with Q/DQ; it is run unchanged.
+        engine: What runs it; ``auto`` is the first engine that can measure here.
+        engine_options: The engine's own options.
+        threads: Threads per run; None is the engine's default.
+        runs: Number of runs for the times.
+        inputs: Shapes by input, or a request with ranges and seed of the inputs, too.
+        min_shapes: The smallest inputs to build for, as a request or as sizes by input; only for
+            engines that support this.
+        max_shapes: The largest ones.
+
+    Raises:
+        QdqtuneError: For any error that the user can act on.
+    """
+    check_arguments(engine=engine, engine_options=engine_options, threads=threads, runs=runs)
+    request = request_of(inputs) or InputRequest()
+    least, most = request_of(min_shapes, "min_shapes"), request_of(max_shapes, "max_shapes")
+    name = registry.resolve(engine, engine_options, only_layers=True)
+    is_timed = registry.available(name, engine_options).usable
+    check_takes_ranges(name, min_shapes, max_shapes)
+    with as_file(model) as path:
+        source = load_model(path)
+        infer_shapes(source)
+        index = GraphIndex(source)
+        shapes = measured_shapes(source, timed_request(source, request, least, most))
+        options = options_with_ranges(engine_options or {}, name, source, shapes, least, most)
+        feeds = next(random_inputs(index, 1, replace(request, shapes=shapes, dims={})))
+        with Worker(name, SessionOptions(threads, options)) as worker:
+            info = engine_info(worker, name)
+            try:
+                opened = worker.open(path)
+                worker.feed(opened, feeds)
+                layers = worker.layers(opened, runs)
+            except WorkerFailure as failure:
+                raise EngineError(
+                    f"{name} does not tell the layers of {path}: {str(failure).strip()}",
+                    advice_on(failure, source, name, _SEE_BENCH),
+                ) from None
+        mapped = tuple(nodes_of_layers(index, layers))
+    executed = {node for layer in mapped if layer.executes for node in layer.nodes}
+    unexecuted = tuple(node.name or "" for node in index.nodes if node.name not in executed)
+    return LayersRecord(name_of(model), info, runs, len(index.nodes), mapped, unexecuted, is_timed)
+
+
+_SHORT_KEY = 10
+
+
+def groups_of(
+    model: AnyModel,
+    *,
+    engine: str = registry.AUTO,
+    engine_options: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    runs: int = DEFAULT_RUNS,
+    inputs: ShapesOrRequest | None = None,
+    quant_type: str = "int8",
+    graph_json: str | Path | None = None,
+    min_shapes: ShapesOrRequest | None = None,
+    max_shapes: ShapesOrRequest | None = None,
+) -> GroupsRecord:
+    """Divide a model into the subgraphs that an engine runs as one.
+
+    Args:
+        model: A path, a proto or an `onnx_ir.Model`; Q/DQ are removed first. It is cleaned up as
+            for tuning; with `graph_json` it is taken unchanged.
+        engine: The engine that runs it, and whose kernels decide what can be quantized; with
+            `graph_json` only the latter, and ``auto`` is the engine that writes such files.
+        engine_options: The engine's own options.
+        threads: Threads per run; None is the engine's default.
+        runs: Number of runs for the times.
+        inputs: Shapes by input, or a request with ranges and seed of the inputs, too.
+        quant_type: One of the dialect's quant types.
+        graph_json: A file with the layers of a build of this model; nothing is run then.
+        min_shapes: The smallest inputs to build for, as a request or as sizes by input; only for
+            engines that support this.
+        max_shapes: The largest ones.
+
+    Raises:
+        QdqtuneError: For any error that the user can act on.
+    """
+    check_arguments(
+        engine=engine, engine_options=engine_options, threads=threads, runs=runs,
+        quant_type=quant_type, graph_json=graph_json,
+    )  # fmt: skip
+    request = request_of(inputs) or InputRequest()
+    least, most = request_of(min_shapes, "min_shapes"), request_of(max_shapes, "max_shapes")
+    if graph_json is not None:
+        with as_file(model) as path:
+            found = _groups_of_file(str(path), engine, request, quant_type, os.fspath(graph_json))
+        return replace(found, model=name_of(model))
+    name = registry.resolve(engine, engine_options, only_layers=True)
+    dialect = native_dialect(name, options=engine_options)
+    with as_file(model) as path, TemporaryFolder() as folder:
+        source = open_source(path, dialect.format_of(quant_type).least_opset)
+        written = str(save_model(source.model, folder / "model.onnx"))
+        try:
+            ran = layers_of(
+                written,
+                engine=name,
+                engine_options=engine_options,
+                threads=threads,
+                runs=runs,
+                inputs=request,
+                min_shapes=least,
+                max_shapes=most,
+            )
+        except EngineError as error:
+            raise EngineError(error.what.replace(written, name_of(model)), error.hint) from None
+        timed = timed_request(source.model, request, least, most)
+        with at_shapes(source.model, resolve_shapes(source.model, timed)):
+            index = GraphIndex(source.model)
+            groups = _records(index, dialect, quant_type, ran.layers, has_times=ran.is_timed)
+    unmentioned = _unmentioned(index, ran.layers)
+    shown = name_of(model)
+    return GroupsRecord(shown, ran.engine, name, dialect.name, ran.nodes, unmentioned, groups)
+
+
+def _groups_of_file(
+    path: str, engine: str, inputs: InputRequest, quant_type: str, graph_json: str
+) -> GroupsRecord:
+    """Build the groups from a file with the model's node names: nothing may be folded."""
+    dialect_choice = native_dialect(WRITTEN_BY if engine == registry.AUTO else engine)
+    dialect_choice.format_of(quant_type)
+    info = read_layer_info(graph_json)
+    model = load_model(path)
+    with at_shapes(model, resolve_shapes(model, inputs)):
+        index = GraphIndex(model)
+        layers = map_layers(index, info)
+        check_mentions(index, layers, graph_json)
+        groups = _records(index, dialect_choice, quant_type, layers, has_times=False)
+    nodes, unmentioned = len(index.nodes), _unmentioned(index, layers)
+    return GroupsRecord(path, None, graph_json, dialect_choice.name, nodes, unmentioned, groups)
+
+
+def _records(
+    index: GraphIndex,
+    dialect: Dialect,
+    quant_type: str,
+    layers: Sequence[MappedLayer],
+    *,
+    has_times: bool,
+) -> tuple[GroupRecord, ...]:
+    units = QuantizationPlanner(index, dialect, quant_type).units
+    groups = fusion_groups(index, layers)
+    keys = [content_of(index, group.nodes).key for group in groups]
+    alike = Counter(keys)
+    spent = spent_by_group(groups, layers)
+    total = sum(layer.ms for layer in layers) or 1.0
+    return tuple(
+        GroupRecord(
+            number=group.number,
+            nodes=group.nodes,
+            op_types=tuple(index.node[name].op_type for name in group.nodes),
+            layers=tuple(layers[number].name for number in group.layers),
+            ms=ms if has_times else None,
+            share=ms / total if has_times else None,
+            structural=group.is_structural,
+            quantizable=sum(name in units for name in group.nodes),
+            alike=alike[key],
+            key=key[:_SHORT_KEY],
+        )
+        for group, key, ms in zip(groups, keys, spent, strict=True)
+    )
+
+
+def _unmentioned(index: GraphIndex, layers: Sequence[MappedLayer]) -> int:
+    mentioned = {name for layer in layers for name in layer.nodes}
+    return sum(node.name not in mentioned for node in index.nodes)
+
+
+_FLOAT16 = next(name for name, each in FLOAT_TYPES.items() if each is Precision.FP16)
+_HINT = "Give the fusion groups another way, or see `qdqtune doctor` and the log {}."
+
+
+def generate_graph_json(
+    onnx_path: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    plugin_libraries: Sequence[str] | None = None,
+    strongly_typed: bool = True,
+    extra_trtexec_args: Sequence[str] | None = None,
+) -> str:
+    """Build a model once in float16 and write its layers.
+
+    Args:
+        onnx_path: The float model.
+        output_dir: Where `MODEL.fp16.graph.json` and `MODEL.fp16.build.log` go.
+        plugin_libraries: Libraries with custom ops to load.
+        strongly_typed: Whether types are taken as written, if the version supports it: the model is
+            converted to float16 first. Otherwise the engine chooses where to use float16.
+        extra_trtexec_args: Further program arguments; those about shapes apply to the build.
+
+    Returns:
+        The path of the file with the layers, which `tune(graph_json=…)` takes.
+
+    Raises:
+        QdqtuneError: For any error that the user can act on.
+    """
+    path, folder = Path(onnx_path), Path(output_dir)
+    benchmark = guides_program(plugin_libraries, strongly_typed, extra_trtexec_args)
+    load_model(path)  # a file that isn't a model is not the engine's fault
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / LAYER_FILE.format(path.stem, Precision.FP16.value)
+    log = folder / BUILD_LOG.format(path.stem, Precision.FP16.value)
+    target.unlink(missing_ok=True)
+    with TemporaryFolder() as scratch:
+        printed = scratch / "engine.log"
+        options = SessionOptions(benchmark.threads, benchmark.engine_options)
+        with Worker(benchmark.engine, options, log_path=printed) as worker:
+            half = _in_half(path, worker, benchmark.engine, scratch)
+            feeds = worker.store(_feeds(half, benchmark.inputs))
+            is_written = write_layer_file(worker, half, feeds, target)
+        copy_log(printed.parent / benchmark.engine / f"{half.stem}.log", log)
+    if not is_written:
+        raise EngineError(
+            f"{benchmark.engine} writes no layers of {path}: it does not build the model.",
+            _HINT.format(log),
+        )
+    return str(target)
+
+
+def guides_program(
+    plugin_libraries: Sequence[str] | None,
+    strongly_typed: bool,
+    extra_trtexec_args: Sequence[str] | None,
+) -> TrtExecBenchmark:
+    """Return the program that the guides measure with.
+
+    Raises:
+        EngineError: If it can't be used here.
+    """
+    benchmark = TrtExecBenchmark(
+        plugin_libraries=plugin_libraries, trtexec_args=list(extra_trtexec_args or ())
+    )
+    if not strongly_typed:
+        benchmark.engine_options["typing"] = "weak"
+    return benchmark
+
+
+def _in_half(path: Path, worker: Worker, engine: str, scratch: Path) -> Path:
+    """Return the file to build: converted if the engine takes types as written."""
+    info = engine_info(worker, engine)
+    given: Mapping[str, str] = worker.options.engine_options
+    worker.options = replace(
+        worker.options, engine_options=dict(told_options(_FLOAT16, info, given))
+    )
+    source = open_source(path, optimize=False)
+    if wanted_type(_FLOAT16, info, source) is None:
+        return path
+    convert_precision(source.model, Precision.FP16)
+    return save_model(source.model, scratch / f"{path.stem}.onnx")
+
+
+def _feeds(path: Path, inputs: InputRequest) -> Feeds:
+    model = load_model(path)
+    infer_shapes(model)
+    request = replace(inputs, shapes=measured_shapes(model, inputs), dims={})
+    return next(random_inputs(GraphIndex(model), 1, request))

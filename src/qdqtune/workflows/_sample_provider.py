@@ -1,0 +1,273 @@
+"""What a model is run on, and the ranges that follow from it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import operator
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qdqtune._version import __version__
+from qdqtune.calibration._expected_inputs import expected_inputs
+from qdqtune.calibration._random_inputs import Feeds, random_inputs
+from qdqtune.calibration._ranges import (
+    Calibrated,
+    RangeCache,
+    SampleDigest,
+    key_of,
+    ranges_by_way,
+    user_cache,
+)
+from qdqtune.calibration._sample_set import open_samples
+from qdqtune.calibration._tensor_statistics import (
+    Progress,
+    collect_statistics,
+    warn_of,
+    watched_tensors,
+)
+from qdqtune.engines._worker import Worker, WorkerFailure
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._measured_shapes import check_runs, measured_shapes
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._dialect import QuantFormat
+from qdqtune.qdq._encoding import TensorFormat
+from qdqtune.qdq._existing_scales import tells_range
+from qdqtune.records._errors import UsageError
+from qdqtune.records._inputs import InputRequest
+from qdqtune.records._measurement import EngineInfo
+from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import CalibrationSource, RangeMethod, Ranges
+from qdqtune.workflows._source_model import Source, float32_twin, ranges_behind_casts
+
+_logger = logging.getLogger(__name__)
+
+_RANDOM_SAMPLES = 8
+_EVALUATION_SAMPLES = 8
+_RANDOM_EVALUATION_SAMPLES = 2
+
+__all__ = ["Progress", "SampleProvider", "check_method", "ranges_in_every_way", "sample_provider"]
+
+
+@dataclass(frozen=True)
+class SampleProvider:
+    """What the model is run on.
+
+    Attributes:
+        shapes: Concrete input shapes.
+        first: Makes the first calibration sample.
+        samples: Makes all of them.
+        evaluation_samples: Makes the samples that the result is evaluated on.
+        source: Data, or random inputs.
+        describe: Says what the samples are; how many is known when they were read.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    first: Callable[[], Feeds]
+    samples: Callable[[], Iterable[Feeds]]
+    evaluation_samples: Callable[[], Iterable[Feeds]]
+    source: CalibrationSource
+    describe: Callable[[], str]
+
+    @property
+    def evaluation_sample_count(self) -> int:
+        """How many samples the result is evaluated on, at most."""
+        return _EVALUATION_SAMPLES if self.is_data else _RANDOM_EVALUATION_SAMPLES
+
+    @property
+    def is_data(self) -> bool:
+        """Whether somebody gave data."""
+        return self.source is CalibrationSource.DATA
+
+    def evaluation_digest(self) -> str:
+        """A hash of the samples that the result is evaluated on."""
+        digest = SampleDigest()
+        for feeds in self.evaluation_samples():
+            digest.add(feeds)
+        return digest.hexdigest()
+
+    def evaluation_inputs(self, ranges: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+        """What they are, as `qdqtune.records._tuning.Summary.error_inputs` has it.
+
+        Args:
+            ranges: Lowest and highest value of random inputs, as asked for.
+        """
+        source = CalibrationSource.DATA if self.is_data else CalibrationSource.RANDOM
+        asked = {} if self.is_data else {name: list(pair) for name, pair in ranges.items()}
+        return {"source": source.value, "digest": self.evaluation_digest(), "ranges": asked}
+
+
+def sample_provider(
+    source: Source, request: InputRequest, data: Any, limit: int | None
+) -> SampleProvider:
+    """Where the inputs come from.
+
+    Args:
+        source: The model.
+        request: Shapes, and ranges and seed of random inputs.
+        data: Calibration data, as `qdqtune.calibration._sample_set.open_samples` takes it; None
+            is random.
+        limit: Use at most this many samples of the data.
+
+    Raises:
+        UsageError: If the data does not fit the model, a limit is given without data, or neither
+            data nor the request tells the sizes that the model leaves open.
+        ModelError: If a tensor of the model is too large for memory.
+    """
+    index = GraphIndex(source.model)
+    if data is None:
+        if limit is not None:
+            raise UsageError(
+                "A number of calibration samples was given, but no calibration data.",
+                "Give some: --calibration_data SOURCE.",
+            )
+        shapes = measured_shapes(source.model, request, takes_data=True)
+        request = replace(request, shapes=shapes, dims={})
+        other = replace(request, seed=request.seed + 1)
+        return SampleProvider(
+            shapes,
+            lambda: next(random_inputs(index, 1, request)),
+            lambda: random_inputs(index, _RANDOM_SAMPLES, request),
+            lambda: random_inputs(index, _RANDOM_EVALUATION_SAMPLES, other),
+            CalibrationSource.RANDOM,
+            lambda: f"{_RANDOM_SAMPLES} random samples",
+        )
+    samples = open_samples(data, expected_inputs(source.model), limit=limit)
+    shapes = {name: tuple(array.shape) for name, array in samples.first.items()}
+    check_runs(source.model, shapes)
+    return SampleProvider(
+        shapes,
+        lambda: samples.first,
+        lambda: samples,
+        lambda: itertools.islice(samples, _EVALUATION_SAMPLES),
+        CalibrationSource.DATA,
+        samples.describe,
+    )
+
+
+def check_method(method: RangeMethod | None, data: Any) -> None:
+    """Make sure that there is data for a method that looks at it.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if data is None and method not in (None, RangeMethod.MAX):
+        raise UsageError(
+            f"The calibration method {method.value!r} looks at data, but none was given.",
+            "Give some: --calibration_data SOURCE.",
+        )
+
+
+def ranges_in_every_way(
+    source: Source,
+    base: PreparedModel,
+    worker: Worker,
+    placement: Placement,
+    provider: SampleProvider,
+    layout: QuantFormat,
+    method: RangeMethod | None,
+    progress: Progress | None,
+) -> Iterator[tuple[RangeMethod, Ranges]]:
+    """Ranges of what is quantized and came without scales, in every way that was asked for."""
+    given = source.reading.encodings if source.reading is not None else {}
+    edges = [
+        edge
+        for edge in base.index.effective(placement)
+        if not (edge.tensor in given and tells_range(given[edge.tensor]))
+        and not base.index.is_constant(edge.tensor)
+    ]
+    if not edges:
+        yield RangeMethod.MAX, Ranges({}, source.scales_from)
+        return
+    if given:
+        _logger.warning(
+            "what has no scale in %s is calibrated on %s: %d of the tensors",
+            source.path, provider.describe(), len({edge.tensor for edge in edges}),
+        )  # fmt: skip
+    _logger.info("calibrating on %s", provider.describe())
+    with _runnable(source, base) as runnable:
+        watched = Placement.of(edges) if runnable is base else None
+        tensors = watched_tensors(runnable.index, watched)
+        ways = _ways(provider, layout, method) if tensors else (RangeMethod.MAX,)
+        found = _calibrate(runnable, worker, provider, tensors, layout.activation, ways, progress)
+    warn_of(found.strange)
+    for way in ways:
+        if method in (None, way) or len(ways) == 1:
+            origin = _weakest(source, provider) if given else provider.source
+            ranges = Ranges(found.ways[way], origin, found.samples)
+            yield way, ranges_behind_casts(ranges, base.index)
+
+
+def _ways(
+    provider: SampleProvider, layout: QuantFormat, method: RangeMethod | None
+) -> tuple[RangeMethod, ...]:
+    """The ways that are worth a try: clipped ranges, too, unless there is nothing to gain.
+
+    Random inputs tell nothing about rare values, and float8 has digits enough at both ends.
+    """
+    is_integer = layout.activation.dtype.is_integer()
+    if method is RangeMethod.MAX or not is_integer or not provider.is_data:
+        return (RangeMethod.MAX,)
+    return tuple(RangeMethod)
+
+
+def _calibrate(
+    base: PreparedModel,
+    worker: Worker,
+    provider: SampleProvider,
+    tensors: Collection[str],
+    layout: TensorFormat,
+    ways: Collection[RangeMethod],
+    progress: Progress | None,
+) -> Calibrated:
+    """Find ranges, or find them in the cache."""
+    samples = provider.samples()
+    total = operator.length_hint(samples) if provider.is_data else _RANDOM_SAMPLES
+    cache = user_cache()
+    engine: EngineInfo | None = None
+    try:
+        engine = worker.info()
+    except WorkerFailure:  # opening the model will fail, too, with advice
+        cache = RangeCache(None)
+    model = base.fingerprint
+    key = key_of(provider.first(), model, sorted(tensors), layout, engine, __version__)
+    if cache.may_have(key):
+        digest = SampleDigest()
+        for done, _ in enumerate(digest.through(samples), 1):
+            if progress is not None:
+                progress(done, total or None)
+        found = cache.load(key, digest.hexdigest(), ways)
+        if found is not None:
+            _logger.info("the ranges are known from an earlier calibration on the same samples")
+            return found
+        samples = provider.samples()
+    digest = SampleDigest()
+    seen = collect_statistics(
+        base, worker, digest.through(samples), tensors,
+        with_values=len(ways) > 1, total=total, progress=progress,
+    )  # fmt: skip
+    found = Calibrated(ranges_by_way(seen, layout), seen.samples, seen.strange)
+    cache.store(key, digest.hexdigest(), found)
+    return found
+
+
+@contextmanager
+def _runnable(source: Source, base: PreparedModel) -> Iterator[PreparedModel]:
+    """The base, or its float32 twin while it is needed."""
+    twin = float32_twin(source.model)
+    if twin is source.model:
+        yield base
+        return
+    with tempfile.TemporaryDirectory(prefix="twin-", dir=base.store.folder) as folder:
+        yield PreparedModel(twin, Path(folder))
+
+
+def _weakest(source: Source, provider: SampleProvider) -> CalibrationSource:
+    """What to call scales that partly came with the model and partly were calibrated."""
+    if CalibrationSource.RANDOM in (source.scales_from, provider.source):
+        return CalibrationSource.RANDOM
+    return provider.source

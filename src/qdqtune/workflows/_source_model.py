@@ -1,0 +1,235 @@
+"""The model that a workflow starts from: float, or quantized already and taken apart."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx_ir as ir
+
+from qdqtune.graph._files import load_model
+from qdqtune.graph._folding import fold, make_ready
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import DEQUANTIZE, WEIGHTED_OPS, is_op
+from qdqtune.graph._optimizing import optimize_graph
+from qdqtune.graph._precision import convert_precision
+from qdqtune.graph._precision_types import HALF_TYPES
+from qdqtune.qdq._existing_scales import ReadResult
+from qdqtune.qdq._preprocess import Preparation, has_qdq, make_float
+from qdqtune.records._errors import UsageError
+from qdqtune.records._placement import Placement
+from qdqtune.records._precision import Precision
+from qdqtune.records._ranges import CalibrationSource, Ranges
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as workflows take it.
+
+    Attributes:
+        path: The file.
+        model: The float model, folded unless that was not wanted: the file's own, or the one inside
+            a Q/DQ file.
+        reading: What was quantized in the file; None if it is a float model.
+        labels: What qdqtune wrote into the file's metadata when it quantized it.
+        has_bfloat16: Whether the file does, which CPUs can't run.
+        converted_from: The half float type of the file, if the model was converted to float32 for
+            want of integer kernels for that; its inputs and outputs still have it.
+    """
+
+    path: Path
+    model: ir.Model
+    reading: ReadResult | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    has_bfloat16: bool = False
+    converted_from: str = ""
+
+    @property
+    def scales_from(self) -> CalibrationSource:
+        """What the file's scales were taken from, as far as it says."""
+        label = self.labels.get("qdqtune.calibration", "")
+        known = {source.value: source for source in CalibrationSource}
+        return known.get(label, CalibrationSource.GIVEN)
+
+
+def open_source(
+    path: str | Path,
+    opset: int = 0,
+    precision: Precision | None = None,
+    *,
+    optimize: bool = True,
+    float_types: Collection[ir.DataType] | None = None,
+) -> Source:
+    """Read a model, clean it up, and take out the Q/DQ that it may have.
+
+    A Q/DQ model is only folded: what its pairs guard stays, so that its tensors are still those
+    that its scales were learned for.
+
+    Args:
+        path: A float or Q/DQ model.
+        opset: The least opset that is needed.
+        precision: The float type that the model is to be computed in; None is its own.
+        optimize: Whether to do so; otherwise nothing is computed, absorbed or removed.
+        float_types: Those for which there are integer kernels: a model in another one is computed
+            in float32, unless `precision` says something else. None takes the model as it is.
+
+    Raises:
+        ModelError: If it can't be read, or is quantized in a way that can't be undone.
+    """
+    model = load_model(path)
+    converted_from = ""
+    if precision is None and float_types is not None:
+        without = HALF_TYPES.difference(float_types)
+        converted_from = next((each.name.lower() for each in types_in(model, without)), "")
+        precision = Precision.FP32 if converted_from else None
+    prepare: Preparation = make_ready
+    if optimize:  # what is quantized already is not to be merged or moved
+        prepare = fold if has_qdq(model) else optimize_graph
+    opened = make_float(model, path, opset, precision, prepare=prepare)
+    done = "folded, " if optimize else ""
+    _logger.info("%s: %s%d nodes left", path, done, len(model.graph))
+    return Source(
+        Path(path), model, opened.reading, opened.labels, opened.has_bfloat16, converted_from
+    )
+
+
+def float32_twin(model: ir.Model) -> ir.Model:
+    """The model itself, or its float32 form if it has half floats, which CPUs hardly run."""
+    if not has_types(model, HALF_TYPES):
+        return model
+    twin = model.clone()
+    convert_precision(twin, Precision.FP32)
+    return twin
+
+
+def has_types(model: ir.Model, dtypes: Collection[ir.DataType]) -> bool:
+    """Whether a tensor of the main graph is of one of these types."""
+    return bool(types_in(model, dtypes))
+
+
+def types_in(model: ir.Model, dtypes: Collection[ir.DataType]) -> list[ir.DataType]:
+    """Those of some types that tensors of the main graph have."""
+    index = GraphIndex(model)
+    there = {index.dtype(name) for name in index.value}
+    return [dtype for dtype in sorted(dtypes) if dtype in there]
+
+
+def ranges_behind_casts(ranges: Ranges, index: GraphIndex) -> Ranges:
+    """The ranges with those on the other side of Casts added: only the type differs there."""
+    known = dict(ranges.by_tensor)
+    ends = [
+        (node.inputs[0].name or "", node.outputs[0].name or "")
+        for node in index.nodes
+        if is_op(node, "Cast") and node.inputs[0] is not None
+    ]
+    for source, result in (*ends, *((result, source) for source, result in reversed(ends))):
+        if source in known and index.is_float(result):
+            known.setdefault(result, known[source])
+    return Ranges(known, ranges.source, ranges.samples)
+
+
+# One in twenty may be lost to folding or be written in another way.
+_MOST_DIFFERING = 0.05
+_PRODUCTS = ("Gemm", "MatMul")
+# Quantizers let the saturation of a Q stand for these.
+_LEFT_OUT = ("Clip", "Relu")
+
+_Kind = tuple[str, tuple[int, ...]]
+
+
+def check_same_model(model: ir.Model, other: ir.Model, path: Path) -> None:
+    """Make sure that another model has the weighted ops of a model.
+
+    Args:
+        model: The model.
+        other: What is said to be a quantized form of it, without its Q/DQ.
+        path: The file of that.
+
+    Raises:
+        UsageError: If it is one of another model.
+    """
+    own, others = _weighted_ops(model), _weighted_ops(other)
+    missing, added = own - others, others - own
+    most = max(own.total(), others.total())
+    differing = max(missing.total(), added.total())
+    if differing <= math.floor(_MOST_DIFFERING * most):
+        return
+    parts = [
+        f"only {where} has {_listed(ops)}"
+        for where, ops in ((f"{path}", added), ("the model", missing))
+        if ops
+    ]
+    raise UsageError(
+        f"{path} is a quantized form of another model: of up to {most} ops with weights, "
+        f"{most - differing} are in both; {', and '.join(parts)}.",
+        "Give --qdq_baseline a file that was quantized from this model, or leave it out.",
+    )
+
+
+def activations_in(
+    model: ir.Model, other: ir.Model, placement: Placement
+) -> tuple[int, frozenset[str]]:
+    """Which activations of a model are quantized in a form of it that somebody made.
+
+    Args:
+        model: The model.
+        other: That form, without its Q/DQ.
+        placement: Where it had them.
+
+    Returns:
+        How many activations are quantized there, and the names of those that the model has.
+    """
+    index, others = GraphIndex(model), GraphIndex(other)
+    quantized = [tensor for tensor in placement.tensors if not others.is_constant(tensor)]
+    found = set()
+    for tensor in quantized:
+        producer = others.value[tensor].producer()
+        before = producer.inputs[0] if is_op(producer, *_LEFT_OUT) and producer else None
+        # The activation was left out, and what is before it may have got the name of its result.
+        names = (tensor, before.name if before is not None else None)
+        found.add(next((name for name in names if name in index.value), None))
+    return len(quantized), frozenset(name for name in found if name)
+
+
+def _weighted_ops(model: ir.Model) -> Counter[_Kind]:
+    """How many ops there are of each kind and shape of weights.
+
+    Quantizers turn a Gemm into a MatMul and an Add, or the other way round, and transpose weights.
+    """
+    found: Counter[_Kind] = Counter()
+    for node in model.graph:
+        if not is_op(node, *WEIGHTED_OPS):
+            continue
+        shapes = (_constant_shape(value) for value in reversed(node.inputs[:2]))
+        shape = next((shape for shape in shapes if shape is not None), None)
+        if shape is None:
+            continue
+        if node.op_type in _PRODUCTS:
+            found["MatMul", tuple(sorted(shape))] += 1
+        else:
+            found[node.op_type, shape] += 1
+    return found
+
+
+def _constant_shape(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The shape of a constant, also of one behind a DequantizeLinear that is still there."""
+    producer = value.producer() if value is not None else None
+    if is_op(producer, DEQUANTIZE):
+        assert producer is not None
+        value = producer.inputs[0]
+    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
+    return None if tensor is None else tuple(tensor.shape.numpy())
+
+
+def _listed(ops: Counter[_Kind]) -> str:
+    """The number of ops, and one of the most frequent."""
+    ((op_type, shape), _) = max(ops.items(), key=lambda item: (item[1], item[0]))
+    weights = "x".join(map(str, shape))
+    more = ops.total() - 1
+    return f"a {op_type} with weights {weights}" + (f" and {more} more" if more else "")

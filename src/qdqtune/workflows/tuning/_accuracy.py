@@ -1,0 +1,403 @@
+"""How accurate placements are, from the journal or measured.
+
+The fewest ops to leave float if one is not accurate enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from qdqtune.calibration._ranges import SampleDigest
+from qdqtune.calibration._user_code import TookTooLong
+from qdqtune.engines._options import exact_options
+from qdqtune.graph._files import load_model, save_model
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.records._accuracy import APPROXIMATE_SQNR, METRIC, SQNR, checked_metric
+from qdqtune.records._errors import EngineError, UsageError
+from qdqtune.records._placement import Placement
+from qdqtune.search._space import Space, State
+from qdqtune.workflows._accuracy_evaluator import (
+    AccuracyEvaluator,
+    Kernels,
+    has_own_kernels,
+    kernels_of,
+)
+from qdqtune.workflows.tuning._context import RunContext
+from qdqtune.workflows.tuning._journal import AccuracyKey, Journal
+from qdqtune.workflows.tuning._setup import TuningTarget
+
+_FLOAT_SQNR = "float_sqnr_db"
+# No ratio of float64 numbers that differ is larger; equal outputs are infinitely near.
+_MOST_DB = 400.0
+# A call of the user's function on a candidate is a hang after so many seconds, or after so many
+# times what the call on the float model took, if that is more.
+_SHORTEST_LIMIT_S = 600.0
+_TIMES_FLOAT = 20.0
+
+_logger = logging.getLogger(__name__)
+
+
+class MeasuredAccuracy:
+    """Measures how accurate placements are; what an earlier run has measured costs nothing.
+
+    Args:
+        ctx: The run.
+        target: What is tuned.
+        base: The float model.
+        journal: What is known, and where results go.
+    """
+
+    def __init__(
+        self, ctx: RunContext, target: TuningTarget, base: PreparedModel, journal: Journal
+    ) -> None:
+        self._ctx = ctx
+        self._target = target
+        self._base = base
+        self._journal = journal
+        self._made: AccuracyEvaluator | None = None
+        self._of_samples = ""
+        self._here: dict[AccuracyKey, float | None] = {}
+        self._unknown: dict[AccuracyKey, str] = {}
+        self._written: set[AccuracyKey] = set()
+
+    @property
+    def evaluator(self) -> AccuracyEvaluator:
+        """Compares outputs; made when it is first needed."""
+        if self._made is None:
+            target = self._target
+            self._made = AccuracyEvaluator(
+                target.source, self._base, self._ctx.engines.runner,
+                target.provider.evaluation_samples, kernels=self._kernels(),
+                reference=self._reference(),
+            )  # fmt: skip
+        return self._made
+
+    def close(self) -> None:
+        """Forget the outputs of the models that were run."""
+        if self._made is not None:
+            self._made.close()
+
+    def _kernels(self) -> Kernels | None:
+        """The error is measured with the kernels that it is tuned for, wherever they can be run."""
+        engines, info = self._ctx.engines, self._target.info
+        return kernels_of(engines.engine, engines.runner, info) if self._has_own_kernels else None
+
+    def _reference(self) -> Path | None:
+        """The model as given, if it was converted: that is what users compare with."""
+        request = self._target.request
+        if request.converted is None:
+            return None
+        return save_model(load_model(request.model), self._ctx.folder.scratch / "as_given.onnx")
+
+    @cached_property
+    def _has_own_kernels(self) -> bool:
+        request = self._target.request
+        return has_own_kernels(request.engine, request.options.engine_options)
+
+    def sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
+        """The worst output's distance from the float model; None if it can't be known here."""
+        return self._measured(SQNR, inserter, placement, self._find_sqnr_db)
+
+    def why_unknown(self, measure: str, inserter: Inserter, placement: Placement) -> str:
+        """Why a measurement of this run gave nothing; empty if it gave something.
+
+        Args:
+            measure: `SQNR` or `METRIC`.
+            inserter: With which ranges.
+            placement: Of what.
+        """
+        return self._unknown.get(self._key(measure, inserter, placement), "")
+
+    def float_sqnr_db(self, inserter: Inserter) -> float | None:
+        """How near to float32 the float model itself is, as the engine computes it.
+
+        Returns:
+            Decibels of the worst output; None if it is computed in float32, or can't be compared.
+        """
+        exact = exact_options(self._target.info, self._target.request.options)
+        if exact is None or not self._has_own_kernels:
+            return None
+        return self._measured(
+            _FLOAT_SQNR, inserter, Placement(), lambda *_: self.evaluator.float_sqnr_db()
+        )
+
+    def approximate_sqnr_db(self, inserter: Inserter, placement: Placement) -> float:
+        """The same without the engine's own kernels: fast, and near enough to rank many."""
+        found = self._measured(APPROXIMATE_SQNR, inserter, placement, self._find_approximate_db)
+        return math.inf if found is None else found
+
+    def metric(self, inserter: Inserter, placement: Placement) -> float | None:
+        """What the user's function says of it; None if it fails, or says nothing of use."""
+        return self._measured(METRIC, inserter, placement, self._find_metric)
+
+    def knows(self, measure: str, inserter: Inserter, placement: Placement) -> bool:
+        """Whether it was measured before.
+
+        Args:
+            measure: `SQNR`, `APPROXIMATE_SQNR` or `METRIC`.
+            inserter: With which ranges.
+            placement: Of what.
+        """
+        key = self._key(measure, inserter, placement)
+        return key in self._here or self._journaled(key) is not None
+
+    def _journaled(self, key: AccuracyKey) -> float | None:
+        """What an earlier run has measured; None if that is nothing, or can't be true."""
+        value = self._journal.accuracy.get(key)
+        if value is None or math.isnan(value):
+            return None
+        if key.measure == METRIC:
+            return value if math.isfinite(value) else None
+        return value if math.isinf(value) or abs(value) <= _MOST_DB else None
+
+    def forget_sqnr_db(self, inserter: Inserter, placement: Placement) -> bool:
+        """Let `sqnr_db` measure anew what an earlier run has written down.
+
+        What is handed over is evaluated by the run that does so: a journal may have been changed.
+
+        Args:
+            inserter: With which ranges.
+            placement: Of what.
+
+        Returns:
+            Whether there was something to forget.
+        """
+        key = self._key(SQNR, inserter, placement)
+        if key in self._written or key not in self._journal.accuracy:
+            return False
+        del self._journal.accuracy[key]
+        return True
+
+    def _measured(
+        self,
+        measure: str,
+        inserter: Inserter,
+        placement: Placement,
+        find: Callable[[Inserter, Placement], float | None],
+    ) -> float | None:
+        key = self._key(measure, inserter, placement)
+        if key in self._here:
+            return self._here[key]
+        known = self._journaled(key)
+        if known is not None:
+            return known
+        began = time.monotonic()
+        found = None
+        try:
+            found = find(inserter, placement)
+        except (EngineError, UsageError) as error:
+            _logger.warning("a candidate can't be evaluated: %s", error.what)
+            self._unknown[key] = error.what.splitlines()[0].rstrip(".")
+        finally:
+            self._ctx.pace.saw_accuracy(measure, time.monotonic() - began)
+        # What failed may be the machine's fault: another run tries again.
+        if found is None or (measure == METRIC and not self._of_evaluate()):
+            self._here[key] = found
+        else:
+            self._journal.keep_accuracy(key, found)
+            self._written.add(key)
+        return found
+
+    def _find_sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
+        path = inserter.write(placement, "compared")
+        found = self.evaluator.quality(path)
+        if found.why_unknown:
+            raise EngineError(found.why_unknown, "--min_sqnr none hands it over unchecked.")
+        return min((found.against_float or found.scores).values())
+
+    def _find_approximate_db(self, inserter: Inserter, placement: Placement) -> float:
+        path = inserter.write(placement, "compared")
+        return self.evaluator.approximate_sqnr_db(path)
+
+    def _find_metric(self, inserter: Inserter, placement: Placement) -> float:
+        evaluate, float_s = self._target.request.evaluate, self._ctx.pace.accuracy_s.get(METRIC)
+        assert evaluate is not None
+        path = str(inserter.write(placement, "evaluated"))
+        limit_s = max(_SHORTEST_LIMIT_S, _TIMES_FLOAT * (float_s or 0.0))
+        try:
+            return checked_metric(evaluate.within(limit_s, path), evaluate.label)
+        except TookTooLong:
+            raise
+        except UsageError as error:
+            _logger.warning("%s Calling it once more.", error.what)
+            return checked_metric(evaluate.within(limit_s, path), evaluate.label)
+
+    def _key(self, measure: str, inserter: Inserter, placement: Placement) -> AccuracyKey:
+        of_measure = self._of_evaluate() if measure == METRIC else self._of_outputs()
+        text = repr((inserter.encoder.digest(), of_measure))
+        conditions = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return AccuracyKey(measure, placement.digest(), conditions)
+
+    def _of_outputs(self) -> str:
+        """What outputs depend on beside the placement and its scales."""
+        if not self._of_samples:
+            digest = SampleDigest()
+            for feeds in self._target.provider.evaluation_samples():
+                digest.add(feeds)
+            self._of_samples = digest.hexdigest()
+        arithmetic_of = self._target.request.engine if self._has_own_kernels else ""
+        return f"{arithmetic_of} {self._of_samples}"
+
+    def _of_evaluate(self) -> str:
+        """What the metric depends on; empty if another run can't tell that it is the same.
+
+        The metric of the float model stands for the data, which only the function knows.
+        """
+        function = self._target.request.evaluate
+        if function is None or not function.fingerprint:
+            return ""
+        return f"{function.label} {function.fingerprint} {self._target.float_metric!r}"
+
+
+# With more groups than this, whole patterns are evaluated instead: every evaluation takes some
+# runs.
+_MOST_EVALUATED = 60
+_MOST_NAMED = 3
+
+
+class Accuracy(Protocol):
+    """How accurate choices are."""
+
+    def shortfall(self, choice: State) -> str:
+        """Which limit a choice fails, and by how much; empty if it may be shipped."""
+        ...
+
+    def approximate_sqnr_db(self, choice: State) -> float:
+        """How near to the float model a choice is, roughly."""
+        ...
+
+    def knows_shortfall(self, choice: State) -> bool:
+        """Whether `shortfall` costs nothing, because an earlier run has found it out."""
+        ...
+
+    def knows_approximate_sqnr_db(self, choice: State) -> bool:
+        """Whether `approximate_sqnr_db` costs nothing."""
+        ...
+
+
+class AccuracyRepair:
+    """Leaves float what a choice must not quantize.
+
+    Each part of the choice is quantized alone; those that cost the most accuracy per share of the
+    latency are dropped first, the fewest that it takes. If time is short, parts that were not
+    evaluated count as the worst, and more of them are dropped at once; what is known from an
+    earlier run is used whatever the time.
+
+    Args:
+        space: What states mean.
+        accuracy: How accurate they are.
+        left_s: Seconds that it may still take.
+        progress: Told what is done, and how many of how many.
+
+    Attributes:
+        is_cut_short: Whether it would have found more with more time.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        accuracy: Accuracy,
+        left_s: Callable[[], float] = lambda: math.inf,
+        progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    ) -> None:
+        self.is_cut_short = False
+        self._space = space
+        self._accuracy = accuracy
+        self._left_s = left_s
+        self._progress = progress
+        self._check_s = 0.0
+
+    def correct_part(self, state: State) -> State:
+        """The choice itself if it is correct, or what is left of it without its worst offenders.
+
+        Args:
+            state: The fastest choice.
+        """
+        if not state or self._is_correct(state):
+            return state
+        ranked = self._ranked(parts_of(self._space, state))
+
+        def without(count: int) -> State:
+            return state.difference(*ranked[:count])
+
+        few, many, steps = 0, len(ranked), 0  # too few to drop, and enough
+        while many - few > 1:
+            middle = self._next_count(few, many, without)
+            if middle is None:
+                self.is_cut_short = True
+                break
+            left = math.ceil(math.log2(many - few))
+            self._progress("leaving the worst parts float", steps, steps + left)
+            steps += 1
+            if self._is_correct(without(middle)):
+                many = middle
+            else:
+                few = middle
+        return without(many)
+
+    def _ranked(self, parts: Sequence[State]) -> list[State]:
+        """The parts, the most harmful first; those that were not evaluated before all others."""
+        harm: dict[State, float] = {}
+        for done, part in enumerate(sorted(parts, key=lambda part: -self._share(part)), 1):
+            has_time = self._left_s() > self._check_s * math.ceil(math.log2(len(parts) + 1))
+            if has_time or self._accuracy.knows_approximate_sqnr_db(part):
+                harm[part] = self._harm(part)
+                self._progress("measuring errors of parts of the fastest model", done, len(parts))
+        self.is_cut_short = len(harm) < len(parts)
+        return sorted(parts, key=lambda part: (-harm.get(part, math.inf), sorted(part)))
+
+    def _next_count(self, few: int, many: int, without: Callable[[int], State]) -> int | None:
+        """How many parts to drop next: half of those in question, more if time is short."""
+        half, more = (few + many) // 2, few + max(1, 3 * (many - few) // 4)
+        left_s = self._left_s()
+        if left_s > self._check_s * math.ceil(math.log2(many - few)):
+            return half
+        if left_s > self._check_s:
+            return more
+        known = (n for n in (half, more) if self._accuracy.knows_shortfall(without(n)))
+        return next(known, None)
+
+    def _is_correct(self, choice: State) -> bool:
+        began = time.monotonic()
+        is_correct = not choice or not self._accuracy.shortfall(choice)
+        self._check_s = max(self._check_s, time.monotonic() - began)
+        return is_correct
+
+    def _share(self, part: State) -> float:
+        return sum(self._space.potential[number] for number in part)
+
+    def _harm(self, part: State) -> float:
+        """The error that a part brings, for what it may gain."""
+        decibels = self._accuracy.approximate_sqnr_db(part)
+        error = 10.0 ** (-decibels / 10.0) if math.isfinite(decibels) else (decibels < 0) * math.inf
+        # Ops with a small share of their own may still carry what others gain.
+        return error / (self._share(part) + len(part) / len(self._space.groups))
+
+
+def parts_of(space: Space, state: State) -> list[State]:
+    """What of a choice is evaluated alone: each of its groups, or of very many each pattern."""
+    if len(state) <= _MOST_EVALUATED:
+        return [frozenset({number}) for number in sorted(state)]
+    parts = (frozenset(numbers) & state for numbers in space.patterns.values())
+    return [part for part in parts if part]
+
+
+def name_groups(space: Space, dropped: State, whole: State) -> str:
+    """What was left float, in words: how many groups of how many, and the first of them.
+
+    Args:
+        space: What states mean.
+        dropped: The groups in question.
+        whole: All that were to be quantized.
+    """
+    names = [space.groups[number].nodes[0] for number in sorted(dropped)]
+    shown = ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
+    return f"{len(dropped)} of {len(whole)} groups: {shown}"

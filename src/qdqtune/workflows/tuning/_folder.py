@@ -1,0 +1,476 @@
+"""The folder that a run writes to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from qdqtune.graph._atomic_files import (
+    check_folder,
+    copy_file,
+    kind_at,
+    make_folder,
+    remove,
+    remove_abandoned,
+    sync,
+    writing,
+)
+from qdqtune.graph._external_data import external_files
+from qdqtune.graph._weights import WEIGHTS_FILE, WEIGHTS_INDEX
+from qdqtune.records._errors import OutputError, QdqtuneError, UsageError
+from qdqtune.records._untrusted_files import real_path
+from qdqtune.workflows.tuning._journal import QUARANTINE
+from qdqtune.workflows.tuning._run_files import (
+    COMMITTED,
+    LOCK,
+    FolderLock,
+    finish_handover,
+    hand_over,
+    holds_subgraphs,
+    is_empty,
+    refuse_newer_files,
+    remove_subgraphs,
+)
+from qdqtune.workflows.tuning._run_files import FINAL as FINAL
+from qdqtune.workflows.tuning._run_files import PLACEMENT as PLACEMENT
+from qdqtune.workflows.tuning._run_files import RANGES as RANGES
+from qdqtune.workflows.tuning._run_files import RESULT as RESULT
+from qdqtune.workflows.tuning._run_files import SUMMARY as SUMMARY
+
+BASELINE = "baseline.onnx"
+RAW = "optimized_raw.onnx"
+JOURNAL = "measurements.jsonl"
+STATE = "autotuner_state.yaml"
+PATTERN_CACHE = "autotuner_state_pattern_cache.yaml"
+CANDIDATES = "region_models"
+FLOAT_CANDIDATE = "float"
+REGION_MODELS = "region_{}_level_{}.onnx"
+SUBGRAPHS = "subgraphs"
+SUBGRAPH_CACHE = "autotune_cache.json"
+DAMAGED_CACHE = "autotune_cache.damaged.json"
+LAYER_FILE = "{}.{}.graph.json"
+BUILD_LOG = "{}.{}.build.log"
+_CONVERTED = "converted"
+LOGS = "logs"
+ENGINE_LOG = "engine.log"
+ASIDE = "earlier"
+
+_STAGING = ".staged"
+_SCRATCH = ".scratch"
+_PARTIAL_RUN, _PARTIAL_RESULT = ".partial-run", ".partial-result"
+_OURS = (
+    BASELINE, FINAL, RAW, PLACEMENT, RANGES, JOURNAL, SUMMARY, STATE, PATTERN_CACHE, SUBGRAPH_CACHE,
+    DAMAGED_CACHE, QUARANTINE,
+)  # fmt: skip
+_FOLDERS = (
+    LOGS, CANDIDATES, SUBGRAPHS, ASIDE, f"{ASIDE}/{_PARTIAL_RUN}", f"{ASIDE}/{_PARTIAL_RESULT}"
+)  # fmt: skip
+# What is added to, and can't be replaced by a new file without losing what is in it.
+_ADDED_TO = (
+    JOURNAL, QUARANTINE, f"{CANDIDATES}/{WEIGHTS_FILE}", f"{CANDIDATES}/{WEIGHTS_INDEX}",
+    f"{SUBGRAPHS}/{WEIGHTS_FILE}", f"{SUBGRAPHS}/{WEIGHTS_INDEX}",
+)  # fmt: skip
+
+READ_AGAIN = {
+    JOURNAL: "journal",
+    SUMMARY: "summary",
+    PLACEMENT: "placement",
+    RANGES: "ranges",
+    STATE: "autotuner_state",
+    PATTERN_CACHE: "pattern_cache",
+    SUBGRAPH_CACHE: "autotune_cache",
+}
+"""The kinds of the files that a later run reads."""
+
+AUTO, NEVER = "auto", "never"
+RESUME = (AUTO, NEVER)
+"""Whether an earlier run in the folder is resumed."""
+
+
+class RunFolder:
+    """Where the files of one run lie. It is held as long as this object is open.
+
+    Args:
+        path: The folder; it is made if there is none.
+        model: The model that is tuned; the folder must not be a place where writing harms it.
+        others: Other files that are read.
+        force: Whether what is there may be replaced, an earlier run included.
+        restart: Whether an earlier run in it is set aside, to begin anew.
+        resume: ``auto`` to resume an earlier run, ``never`` to refuse one.
+        folders: What folders it has beside those of every run.
+
+    Raises:
+        OutputError: If it can't be written to, or holds files that are not of a run.
+        UsageError: If another run is using it, or there is one that may not be resumed.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        model: Path,
+        others: Sequence[Path] = (),
+        *,
+        force: bool = False,
+        restart: bool = False,
+        resume: str = AUTO,
+        folders: Sequence[str] = (),
+    ) -> None:
+        self.path = Path(path)
+        self._more = tuple(folders)
+        self._made: list[Path] = []
+        if resume not in RESUME:
+            raise UsageError(f"There is no resume={resume!r}.", f"Choices: {', '.join(RESUME)}.")
+        self._read = {real_path(file) for source in (model, *others) for file in _files_of(source)}
+        self._protect(model, others)
+        if not force:
+            self._refuse_others_files(model)
+        self._make(self.path)
+        self._had_lock = (self.path / LOCK).exists()
+        self._lock = FolderLock(self.path)
+        self._is_restart = restart
+        self._is_forced = force
+        try:
+            self._prepare(resume=AUTO if restart or force else resume)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(OSError):
+            remove(self.scratch)
+        if kind is not None and not (self.path / JOURNAL).exists():
+            self._leave_nothing(is_refused=issubclass(kind, UsageError))
+        self._lock.close()
+
+    def _leave_nothing(self, *, is_refused: bool) -> None:
+        """Remove the folders of a run that ended before anything was measured.
+
+        Args:
+            is_refused: Whether the message says all there is to say; what an engine printed that
+                does not start is kept.
+        """
+        inside = [folder for folder in self._made if self.path in folder.parents]
+        for folder in reversed(inside):
+            if is_refused and folder == self.path / LOGS:
+                shutil.rmtree(folder, ignore_errors=True)
+            _remove_if_empty(folder)
+        if any(folder.exists() for folder in inside):
+            return  # a later run knows by the lock that they are of a run
+        if not self._had_lock:
+            (self.path / LOCK).unlink(missing_ok=True)
+        for folder in reversed(self._made):
+            _remove_if_empty(folder)
+
+    def _refuse_others_files(self, model: Path) -> None:
+        """What no run has made here is not replaced; where one began, there is its lock."""
+        if (self.path / LOCK).exists() or (self.path / JOURNAL).exists():
+            if SUBGRAPHS in self._more and not self._had_subgraphs:  # all runs were in region mode
+                self._refuse_others_subgraphs()
+            return
+        copies = [self._copy_of(file, model) for file in external_files(model)]
+        folders = (self.path / CANDIDATES, *(self.path / name for name in self._more))
+        layers = [self.path / name for name in self._layer_files() if SUBGRAPHS in self._more]
+        for file in (*self._written(), *folders, *copies, *layers):
+            if os.path.lexists(file) and real_path(file) not in self._read:
+                raise _in_the_way(file, JOURNAL)
+
+    def _refuse_others_subgraphs(self) -> None:
+        for file in (self.path / RAW, self.path / f"{RAW}.data"):
+            if os.path.lexists(file):
+                raise _in_the_way(file, SUBGRAPH_CACHE)
+        if not is_empty(self.path / SUBGRAPHS):
+            raise _in_the_way(self.path / SUBGRAPHS, SUBGRAPH_CACHE)
+
+    @property
+    def _had_subgraphs(self) -> bool:
+        """Whether there was a run in subgraph mode, by what it has written first."""
+        caches = (self.path / SUBGRAPH_CACHE, self.path / DAMAGED_CACHE)
+        return any(file.exists() for file in caches) or holds_subgraphs(self.path / SUBGRAPHS)
+
+    def _refuse_foreign_entries(self) -> None:
+        """Nothing is written to where a link leads, and nothing waits at a pipe.
+
+        What is written whole replaces a link; other things in place of a file are refused before
+        a long run, not after it.
+        """
+        for name in _FOLDERS:
+            check_folder(self.path / name)
+        is_kept = not self.begins_anew
+        logs = sorted((self.path / LOGS).rglob("*"))
+        added_to = [self.path / name for name in _ADDED_TO if is_kept]
+        for file in (*added_to, *(each for each in logs if kind_at(each) != "a folder")):
+            if kind := kind_at(file):
+                raise _not_a_file(file, kind)
+        for name in _OURS:
+            for file in (self.path / name, self.path / f"{name}.data"):
+                if kind_at(file) == "a folder" and not self._is_restart:
+                    raise _not_a_file(file, "a folder")
+
+    def _prepare(self, *, resume: str) -> None:
+        self._refuse_foreign_entries()
+        if not self.begins_anew:
+            refuse_newer_files({self.path / name: kind for name, kind in READ_AGAIN.items()})
+        # What a kill came in between of.
+        if (self.path / ASIDE / _PARTIAL_RUN).exists():
+            self._set_aside()
+        if (self.path / ASIDE / _PARTIAL_RESULT).exists():
+            self._move_aside(RESULT, _PARTIAL_RESULT)
+        finish_handover(self.path)
+        if (self.path / JOURNAL).exists() and resume == NEVER:
+            raise UsageError(
+                f"{self.path} holds a run already.",
+                "Leave --resume never out to resume it, pass --restart to set it aside, or "
+                "choose another --output_dir.",
+            )
+        self._remove_leftovers()
+        self._make(self.scratch)
+
+    def begin(self) -> None:
+        """Make room for the run, now that it is sure that there will be one.
+
+        Raises:
+            OutputError: If an earlier run can't be moved aside.
+        """
+        if self._is_restart and (self.path / JOURNAL).exists():
+            self._set_aside()
+        elif self._is_forced:
+            self._clear()
+        for name in (CANDIDATES, LOGS, *self._more):
+            self._make(self.path / name)
+
+    def _make(self, folder: Path) -> None:
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._made += reversed(missing)
+        except OSError as error:
+            raise OutputError(
+                f"The folder {folder} can't be made: {error.strerror}.",
+                "Choose another --output_dir.",
+            ) from None
+
+    def _written(self) -> set[Path]:
+        """Every file that a run may write but for candidates and copies of weights."""
+        files = {real_path(self.path) / name for name in _OURS}
+        return files | {file.with_name(file.name + ".data") for file in files}
+
+    def _copy_of(self, weights: Path, model: Path) -> Path:
+        return real_path(self.path) / weights.relative_to(real_path(model.absolute().parent))
+
+    def _protect(self, model: Path, others: Sequence[Path]) -> None:
+        """Refuse to write over what is read, or over one copy with another."""
+        written = self._written()
+        ours = (CANDIDATES, SUBGRAPHS, LOGS, _STAGING, _SCRATCH, COMMITTED)
+        inside = [real_path(self.path / name) for name in ours]
+        for source in (model, *others):
+            itself = {real_path(source), real_path(source.absolute().parent) / source.name}
+            for file in itself | external_files(source):
+                if file in written or any(folder in file.parents for folder in inside):
+                    raise OutputError(
+                        f"{source} lies in the output folder, where the run would replace "
+                        f"{file.name}.",
+                        "Choose another --output_dir.",
+                    )
+        for file in external_files(model):
+            if self._copy_of(file, model) in written:
+                raise OutputError(
+                    f"The weights of {model} lie in {file.name}, the name of a file that the run "
+                    "writes.",
+                    "Save the model under another name first.",
+                )
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def layer_file(self, model: Path, float_type: str) -> Path:
+        """For the layers that the engine builds the float model to."""
+        return self.path / LAYER_FILE.format(model.stem, float_type)
+
+    def build_log(self, model: Path, float_type: str) -> Path:
+        """For what the engine says while it does."""
+        return self.path / BUILD_LOG.format(model.stem, float_type)
+
+    def _layer_files(self) -> list[str]:
+        """Names of such files that are there."""
+        patterns = (LAYER_FILE.format("*", "*"), BUILD_LOG.format("*", "*"))
+        return sorted(file.name for each in patterns for file in self.path.glob(each))
+
+    @property
+    def replaces_a_run(self) -> bool:
+        """Whether an earlier run will be gone from here once this one begins."""
+        return self.begins_anew and (self.path / JOURNAL).exists()
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether nothing is resumed."""
+        return self._is_restart or self._is_forced
+
+    @property
+    def scratch(self) -> Path:
+        """For what is needed only while a run goes on, so that a kill leaves nothing elsewhere."""
+        return self.path / _SCRATCH
+
+    @property
+    def converted(self) -> Path:
+        """For the model in another float type, until it is known whether that one is tuned."""
+        # Its weights go by its name, which is to be that in the folder.
+        return self.scratch / _CONVERTED / BASELINE
+
+    @property
+    def staged(self) -> Path:
+        """The folder for what is not finished."""
+        return self.path / _STAGING
+
+    def staging(self) -> Path:
+        """The same, empty."""
+        with writing(self.staged):
+            remove(self.staged)
+            self.staged.mkdir()
+        return self.staged
+
+    def clear_staging(self) -> None:
+        """Remove what was not finished."""
+        with contextlib.suppress(OSError):
+            remove(self.staged)
+
+    def hand_over(self, *, keep_old: bool) -> None:
+        """Make what is staged the result of the run, all of it or nothing.
+
+        Args:
+            keep_old: Whether the result that is there is kept aside.
+
+        Raises:
+            OutputError: If it can't be written.
+        """
+        if keep_old:
+            self._move_aside(RESULT, _PARTIAL_RESULT)
+        hand_over(self.path, self.staged)
+
+    def copy_model(self, model: Path, target: Path) -> None:
+        """Copy a model byte for byte; the files that its weights lie in are copied to the folder.
+
+        Args:
+            model: The model.
+            target: Where the model itself goes.
+
+        Raises:
+            OutputError: If there is no room.
+        """
+        with writing(target):
+            for file in sorted(external_files(model)):
+                beside = self._copy_of(file, model)
+                make_folder(beside.parent, real_path(self.path))
+                if beside != file:
+                    self._copy(file, beside)
+            self._copy(model, target)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        """Copy a file; what a kill leaves of it goes with the scratch folder."""
+        staged = self.scratch / "copied"
+        shutil.copyfile(source, staged)
+        sync(staged)
+        os.replace(staged, target)
+
+    def remove_region_models(self) -> None:
+        """Remove the files that show how a result grew together."""
+        for file in (self.path / CANDIDATES).glob(REGION_MODELS.format("*", "*")):
+            with writing(file):
+                remove(file)
+
+    def _clear(self) -> None:
+        """Remove an earlier run; the journal goes last, so that what is left is known to be one."""
+        layers = [self.path / name for name in self._layer_files()]
+        with writing(self.path / JOURNAL):
+            remove(self.path / CANDIDATES)
+            remove_subgraphs(self.path / SUBGRAPHS)
+            for file in layers:
+                if real_path(file) not in self._read:
+                    remove(file)
+            for name in (*(name for name in _OURS if name != JOURNAL), JOURNAL):
+                (self.path / f"{name}.data").unlink(missing_ok=True)
+                (self.path / name).unlink(missing_ok=True)
+
+    def _set_aside(self) -> None:
+        """Move an earlier run, all of it, into a folder of its own; the journal goes last."""
+        names = [name for ours in _OURS for name in (ours, f"{ours}.data") if ours != JOURNAL]
+        subgraphs = [SUBGRAPHS] if self._had_subgraphs else []
+        layers = self._layer_files()
+        files = [LOGS, CANDIDATES, *subgraphs, *layers, *self._weights_beside(), *names, JOURNAL]
+        self._move_aside(files, _PARTIAL_RUN)
+
+    def _move_aside(self, files: Sequence[str], while_moving: str) -> None:
+        """Move files into a folder of their own, which has its name when all are in it."""
+        partial = self.path / ASIDE / while_moving
+        self._make(partial)
+        number = 1
+        while os.path.lexists(self.path / ASIDE / str(number)):
+            number += 1
+        with writing(self.path / ASIDE / str(number)):
+            for name in files:
+                file, kept = self.path / name, partial / name
+                if os.path.lexists(file):
+                    make_folder(kept.parent, partial)
+                    if real_path(file) in self._read:  # the user's own weights stay where they are
+                        copy_file(file, kept)
+                    else:
+                        os.replace(file, kept)
+            os.rename(partial, self.path / ASIDE / str(number))
+
+    def _weights_beside(self) -> list[str]:
+        """Copies of the weights of the earlier run's model, as paths within the folder."""
+        try:
+            files = external_files(self.path / BASELINE)
+        except (OSError, QdqtuneError):  # a baseline that can't be read has no weights that matter
+            return []
+        here = real_path(self.path)
+        return [str(file.relative_to(here)) for file in files if here in file.parents]
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a run that was killed had not finished writing."""
+        layers = (LAYER_FILE.format("*", "*"), BUILD_LOG.format("*", "*"))
+        ours = [file for name in (*_OURS, *layers) for file in self.path.glob(f".{name}.*.tmp")]
+        folders = [self.path / name for name in (CANDIDATES, SUBGRAPHS, LOGS)]
+        parts = [
+            file for name in (".*.tmp", ".*.onnx") for each in folders for file in each.glob(name)
+        ]
+        twins = (self.path / CANDIDATES).glob("twin-*")
+        with writing(self.scratch):
+            for each in (self.staged, self.scratch, *twins, *ours, *parts):
+                remove(each)
+            for folder in (self.path, *folders):
+                remove_abandoned(folder)
+
+
+def _in_the_way(file: Path, missing: str) -> OutputError:
+    return OutputError(
+        f"{file} is there already, without the {missing} of a run.",
+        "Choose another --output_dir, or pass --force to replace it.",
+    )
+
+
+def _not_a_file(file: Path, kind: str) -> OutputError:
+    return OutputError(
+        f"{file} is {kind}, where a run has a file of its own.",
+        "Remove it, or choose another --output_dir.",
+    )
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _files_of(model: Path) -> set[Path]:
+    return {model, *external_files(model)}

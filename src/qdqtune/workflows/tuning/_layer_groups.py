@@ -1,0 +1,226 @@
+"""Phase 1 of subgraph mode: where the engine fuses, from its layers or from a file about them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from qdqtune.engines._worker import StoredFeeds, Worker, WorkerFailure, opened
+from qdqtune.engines.layers._files import map_layers, read_layer_info
+from qdqtune.engines.layers._latency import estimated_shares
+from qdqtune.engines.layers._mapper import nodes_of_layers
+from qdqtune.graph._atomic_files import copy_file
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import QDQ_OPS
+from qdqtune.records._errors import OutputError, QdqtuneError, UsageError
+from qdqtune.records._layers import MappedLayer
+from qdqtune.records._measurement import LayerTime
+from qdqtune.search.subgraphs._fusion_groups import FusionGroup, fusion_groups
+from qdqtune.workflows.tuning._preflight import layers_told
+
+_logger = logging.getLogger(__name__)
+
+# How the sublayers of a layer are numbered.
+_SUBLAYER = re.compile(r"#\d+$")
+
+
+def write_layer_file(worker: Worker, plain: Path, feeds: StoredFeeds, target: Path) -> bool:
+    """Let an engine write the layers of a model; one that is there already stays.
+
+    Args:
+        worker: The engine.
+        plain: The model.
+        feeds: What it is run on: some build only when they know the shapes.
+        target: Where to write.
+
+    Returns:
+        Whether there is such a file.
+    """
+    if target.is_file():
+        return True
+    staged = worker.scratch / target.name
+    options = replace(worker.options, optimized_model_path=str(staged))
+    try:
+        with opened(worker, plain, options) as model:
+            worker.feed(model, feeds)
+        copy_file(staged, target)
+    except (WorkerFailure, OSError, OutputError) as failure:
+        _logger.info("the engine does not write its layers: %s", failure)
+        return False
+    finally:
+        staged.unlink(missing_ok=True)
+    return True
+
+
+def copy_log(log: Path, target: Path) -> None:
+    """Keep what an engine said while it built a model, if it said something."""
+    with contextlib.suppress(OSError, OutputError):
+        copy_file(log, target)
+
+
+def layers_in_file(
+    index: GraphIndex, file: Path, times: Sequence[LayerTime]
+) -> list[MappedLayer] | None:
+    """The layers in a file, with the times that an engine told of them.
+
+    Args:
+        index: The model.
+        file: The file.
+        times: By layer; those that are not among them take none.
+
+    Returns:
+        None if the file can't be read, or is not of this model.
+    """
+    try:
+        layers = map_layers(index, read_layer_info(file))
+    except QdqtuneError as error:
+        _logger.warning("%s", error.what)
+        return None
+    if not any(layer.nodes for layer in layers):
+        return None
+    spent: dict[str, float] = {}
+    for each in times:
+        spent[each.name] = spent.get(each.name, 0.0) + each.ms
+    parts = _parts(index, layers)
+    return [
+        replace(layer, ms=spent.get(name, 0.0) * part)
+        for layer, (name, part) in zip(layers, parts, strict=True)
+    ]
+
+
+def _parts(index: GraphIndex, layers: Sequence[MappedLayer]) -> list[tuple[str, float]]:
+    """The engine's name of each layer, and which part of that it is.
+
+    What was compiled as a whole is cut into sublayers, whose parts of the time are guessed by work.
+    """
+    shares = estimated_shares(index)
+    names = [_SUBLAYER.sub("", layer.name) for layer in layers]
+    work = [sum(shares.get(node, 0.0) for node in layer.nodes) for layer in layers]
+    whole: dict[str, float] = {}
+    count = Counter(names)
+    for name, each in zip(names, work, strict=True):
+        whole[name] = whole.get(name, 0.0) + each
+    return [
+        (name, each / whole[name] if whole[name] else 1 / count[name])
+        for name, each in zip(names, work, strict=True)
+    ]
+
+
+_PROFILE_RUNS = 20
+# A file that mentions a smaller part of the ops may well be of another model.
+_LEAST_MENTIONED = 0.5
+
+
+def find_groups(
+    index: GraphIndex,
+    worker: Worker,
+    plain: Path,
+    feeds: StoredFeeds,
+    graph_json: Path | None = None,
+    own_json: Path | None = None,
+) -> tuple[tuple[FusionGroup, ...], list[float]]:
+    """The fusion groups of a model.
+
+    Args:
+        index: The model.
+        worker: The engine.
+        plain: The model as a file.
+        feeds: What it is run on.
+        graph_json: A file with the layers of a build of it, instead of those that the engine tells.
+        own_json: A file with the layers that the engine wrote; the times are still told by itself.
+
+    Returns:
+        The groups, and the milliseconds of each; 0 where they are not known.
+
+    Raises:
+        UsageError: If the file can't be read.
+    """
+    if graph_json is not None:
+        layers: Sequence[MappedLayer] = map_layers(index, read_layer_info(graph_json))
+    else:
+        layers = _layers_of(index, worker, plain, feeds, own_json)
+    groups = fusion_groups(index, layers)
+    return groups, spent_by_group(groups, layers)
+
+
+def spent_by_group(groups: Sequence[FusionGroup], layers: Sequence[MappedLayer]) -> list[float]:
+    """Milliseconds of each group; those of a layer in several groups are divided by nodes."""
+    parts: list[list[tuple[int, int]]] = [[] for _ in layers]
+    for place, group in enumerate(groups):
+        inside = set(group.nodes)
+        for number in group.layers:
+            parts[number].append((place, len(inside.intersection(layers[number].nodes))))
+    spent = [0.0] * len(groups)
+    for layer, shares in zip(layers, parts, strict=True):
+        whole = sum(nodes for _, nodes in shares)
+        for place, nodes in shares:
+            spent[place] += layer.ms * (nodes / whole if whole else 1 / len(shares))
+    return spent
+
+
+def check_layer_file(index: GraphIndex, graph_json: str | Path) -> None:
+    """Make sure that a file with layers is about a model; see `check_mentions`."""
+    check_mentions(index, map_layers(index, read_layer_info(graph_json)), graph_json)
+
+
+def check_mentions(
+    index: GraphIndex, layers: Iterable[MappedLayer], graph_json: str | Path
+) -> None:
+    """Make sure that layers are those of a model, and warn if they hardly are.
+
+    Args:
+        index: The model.
+        layers: What was found of it in the file.
+        graph_json: The file.
+
+    Raises:
+        UsageError: If they mention nothing of the model.
+    """
+    expected = _computing(index) or set(index.node)
+    found = expected.intersection(name for layer in layers for name in layer.nodes)
+    if expected and not found:
+        raise UsageError(
+            f"No layer in {graph_json} mentions an op of the model: is it of this model?",
+            "The names of layers have to be made of those of the model's nodes.",
+        )
+    if len(found) < _LEAST_MENTIONED * len(expected):
+        _logger.warning(
+            "%s mentions %d of %d ops that compute (%.0f %%), the others are grouped by "
+            "structure: is it of this model?",
+            graph_json, len(found), len(expected), 100 * len(found) / len(expected),
+        )  # fmt: skip
+
+
+def _computing(index: GraphIndex) -> set[str]:
+    """Nodes that compute floats from the model's inputs: an engine has layers for these."""
+    fixed: set[str] = set()
+    found: set[str] = set()
+    for node in index.nodes:
+        name, outputs = node.name or "", [value.name for value in node.outputs if value.name]
+        read = [value.name or "" for value in node.inputs if value is not None]
+        if node.op_type == "Constant" or (
+            read and all(each in fixed or index.is_constant(each) for each in read)
+        ):
+            fixed.update(outputs)
+        elif node.op_type not in QDQ_OPS and any(
+            index.dtype(each) is None or index.is_float(each) for each in outputs
+        ):
+            found.add(name)
+    return found
+
+
+def _layers_of(
+    index: GraphIndex, worker: Worker, plain: Path, feeds: StoredFeeds, own_json: Path | None
+) -> list[MappedLayer]:
+    layers = layers_told(worker, plain, feeds, _PROFILE_RUNS)
+    written = layers_in_file(index, own_json, layers) if own_json is not None else None
+    if written is not None:
+        return written
+    if not layers:
+        _logger.warning("the engine does not tell its layers: ops are grouped by structure")
+    return nodes_of_layers(index, layers)

@@ -1,0 +1,373 @@
+"""What was tried, pattern by pattern.
+
+`autotuner_state.yaml`, the pattern cache beside it, and a log per scheme.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qdqtune.engines._worker_log import BuildLog
+from qdqtune.graph._atomic_files import replacing, writing
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.records._errors import OutputError
+from qdqtune.records._measurement import EngineInfo
+from qdqtune.records._placement import Edge, Placement
+from qdqtune.records._tuning import Summary
+from qdqtune.search._config import Config
+from qdqtune.search._errors import AutotunerError, NewerVersionError
+from qdqtune.search.patterns._pattern_cache import PatternCache, PatternSchemes
+from qdqtune.search.patterns._region_pattern import PatternView, RegionPattern
+from qdqtune.search.patterns._scheme import InsertionScheme
+from qdqtune.search.patterns._state_file import pattern_cache_path, read_state, write_state
+from qdqtune.search.strategies._strategy import speedup_of
+from qdqtune.workflows.tuning._folder import (
+    BASELINE,
+    CANDIDATES,
+    ENGINE_LOG,
+    FINAL,
+    FLOAT_CANDIDATE,
+)
+from qdqtune.workflows.tuning._header import free_name
+
+_logger = logging.getLogger(__name__)
+
+_EVERY_S = 1.0
+# Writing takes at most one part in so many of a run's time.
+_TIMES_COST = 50.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A whole model that was tried.
+
+    Attributes:
+        name: Its id in the journal; empty if it was never a candidate of the search.
+        key: Digest of its placement.
+        placement: What is quantized in it.
+        gain: Its log speedup over the float model; minus infinity if it failed.
+        failure: Why it failed; empty if it did not.
+    """
+
+    name: str
+    key: str
+    placement: Placement
+    gain: float
+    failure: str = ""
+
+
+@dataclass
+class TriedScheme:
+    """A scheme of a pattern, and the fastest candidate that has it.
+
+    Attributes:
+        scheme: The scheme; an error if every candidate with it failed.
+        candidate: The candidate.
+    """
+
+    scheme: InsertionScheme
+    candidate: Candidate
+
+
+class Snapshots:
+    """Writes what is known of each pattern.
+
+    Args:
+        path: The state file; the pattern cache lies beside it.
+        header: What the measurements depend on.
+        quant_type: To what is quantized.
+        threshold: The speedup that a final model must have.
+        given: What the search was given from other runs, which is passed on.
+
+    Raises:
+        NewerVersionError: If a newer version wrote what lies there.
+        OutputError: If what lies there is damaged and can't be moved.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: Mapping[str, Any],
+        quant_type: str,
+        threshold: float,
+        given: PatternCache | None = None,
+    ) -> None:
+        self._path = path
+        self._header = dict(header)
+        self._config = Config(
+            default_quant_type=quant_type, performance_threshold=max(threshold, 1e-9)
+        )
+        self._given = given
+        self._schemes: dict[str, list[tuple[str, InsertionScheme]]] = {}
+        self._units: dict[str, frozenset[Edge]] = {}
+        self._due_s = 0.0
+        self._check()
+
+    @property
+    def exist(self) -> bool:
+        """Whether there is one, of this run or of an earlier one."""
+        return self._path.exists()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to write again: often, and at little cost beside what is measured."""
+        return time.monotonic() >= self._due_s
+
+    def write(
+        self,
+        planner: QuantizationPlanner,
+        views: tuple[PatternView, ...],
+        candidates: Sequence[Candidate],
+        best: Candidate,
+        baseline_ms: float,
+        measurements: Iterable[str] = (),
+    ) -> list[list[TriedScheme]]:
+        """Write both files.
+
+        A scheme's latency is that of the fastest model with it. What lost against the best is
+        never said to be as fast, however lucky its own measurement was. Schemes are in the order in
+        which they were first tried, so that their numbers stay.
+
+        Args:
+            planner: What each op needs.
+            views: The model's patterns.
+            candidates: Everything that was tried, in order.
+            best: The best of it; if it is none of them, it comes last.
+            baseline_ms: Latency of the float model.
+            measurements: Lines of the journal, for a run that goes on elsewhere.
+
+        Returns:
+            What was tried of each pattern.
+        """
+        start_s = time.monotonic()
+        found: list[dict[str, TriedScheme]] = [{} for _ in views]
+        best_ms = baseline_ms / speedup_of(best.gain)
+        known = [each for each in candidates if each.key != best.key]
+        place = next((n for n, each in enumerate(candidates) if each.key == best.key), len(known))
+        known.insert(place, best)
+        for each in known:
+            latency_ms = best_ms
+            if each.key != best.key:
+                own_ms = baseline_ms / speedup_of(each.gain)
+                latency_ms = max(own_ms, math.nextafter(best_ms, math.inf))
+            schemes = self._schemes_of(planner, views, each)
+            for tried, (digest, scheme) in zip(found, schemes, strict=True):
+                _note(tried, digest, scheme, each, latency_ms)
+        tried_of = [list(tried.values()) for tried in found]
+        patterns = [
+            PatternSchemes(view.pattern, [each.scheme for each in tried])
+            for view, tried in zip(views, tried_of, strict=True)
+            if view.edges
+        ]
+        write_state(
+            self._path,
+            baseline_latency_ms=baseline_ms,
+            config=self._config,
+            patterns=patterns,
+            header=self._header,
+            measurements=measurements,
+        )
+        self._cache(views, patterns).save(pattern_cache_path(self._path))
+        end_s = time.monotonic()
+        self._due_s = end_s + max(_EVERY_S, _TIMES_COST * (end_s - start_s))
+        return tried_of
+
+    def _schemes_of(
+        self, planner: QuantizationPlanner, views: tuple[PatternView, ...], candidate: Candidate
+    ) -> list[tuple[str, InsertionScheme]]:
+        """What a candidate comes to in each pattern, with the hash of it."""
+        if candidate.key not in self._schemes:
+            index, units = planner.index, planner.units
+            if not self._units:
+                self._units = {name: index.effective(unit) for name, unit in units.items()}
+            edges = index.effective(candidate.placement)
+            kernels = {name for name, unit in self._units.items() if unit <= edges}
+            schemes = [view.scheme_in(edges, kernels) for view in views]
+            self._schemes[candidate.key] = [(scheme.hash, scheme) for scheme in schemes]
+        return self._schemes[candidate.key]
+
+    def _cache(
+        self, views: tuple[PatternView, ...], patterns: list[PatternSchemes]
+    ) -> PatternCache:
+        """The best of each pattern, and of each structure: there, what more regions have first."""
+        cache = PatternCache()
+        structures = {view.pattern: view.structure for view in views}
+        regions = {view.pattern: view.regions for view in views}
+        of_pattern: dict[RegionPattern, PatternSchemes] = {}
+        for each in patterns:
+            assert each.pattern is not None
+            cache.add_pattern_schemes(each)
+            of_pattern[each.pattern] = each
+        for pattern in sorted(of_pattern, key=lambda each: -regions[each]):
+            schemes = of_pattern[pattern].schemes
+            cache.add_pattern_schemes(PatternSchemes(structures[pattern], schemes))
+        if self._given is not None:
+            cache.merge(self._given)
+        return cache
+
+    def _check(self) -> None:
+        """Look at what lies there: what is damaged is moved away, what is newer refused."""
+        for path, read in (
+            (self._path, read_state),
+            (pattern_cache_path(self._path), PatternCache.load),
+        ):
+            try:
+                read(path)
+            except FileNotFoundError:
+                continue
+            except NewerVersionError:
+                raise
+            except AutotunerError as error:
+                moved = free_name(path, "damaged")
+                _logger.warning("%s. It was moved to %s.", error.what.rstrip("."), moved.name)
+                with writing(moved):
+                    os.replace(path, moved)
+
+
+def given_cache(path: Path | None) -> PatternCache | None:
+    """A pattern cache that the user names; one that can't be read is done without.
+
+    Args:
+        path: The file, if any.
+
+    Raises:
+        NewerVersionError: If a newer version wrote it.
+    """
+    if path is None:
+        return None
+    try:
+        return PatternCache.load(path)
+    except NewerVersionError:
+        raise
+    except FileNotFoundError:
+        _logger.warning("there is no pattern cache %s: the search begins without it", path)
+    except AutotunerError as error:
+        _logger.warning("%s The search begins without it.", error.what)
+    return None
+
+
+def _note(
+    tried: dict[str, TriedScheme],
+    digest: str,
+    scheme: InsertionScheme,
+    candidate: Candidate,
+    latency_ms: float,
+) -> None:
+    """Note a candidate for its scheme if it is the first, or faster than the one that is noted."""
+    kept = tried.get(digest)
+    if kept is None:
+        own = InsertionScheme(scheme.node_inputs, scheme.child_region_inputs, scheme.region_outputs)
+        own.error = bool(candidate.failure)
+        kept = tried[digest] = TriedScheme(own, candidate)
+    if candidate.failure:
+        return
+    if kept.scheme.error or latency_ms < kept.scheme.latency_ms:
+        kept.candidate = candidate
+    kept.scheme.error = False
+    kept.scheme.latency_ms = min(kept.scheme.latency_ms, latency_ms)
+
+
+_SCHEMES = "region_{}_scheme_{}.log"
+
+
+class SchemeLogs:
+    """Writes `baseline.log`, `final.log` and `region_<n>_scheme_<m>.log` into a run's logs.
+
+    The numbers are those of the region, as `region_inspect` of the float model that is tuned and
+    the names in `region_models` have them, and of the scheme in the state file. Regions of one
+    pattern share its schemes, which go by the first of them. A log that can't be written spoils no
+    run: it is warned of.
+
+    Args:
+        folder: The folder of logs.
+        info: What measures.
+    """
+
+    def __init__(self, folder: Path, info: EngineInfo) -> None:
+        self._folder = folder
+        self._info = info
+        self._built = BuildLog(folder / ENGINE_LOG)
+        self._written: dict[str, str] = {}
+        self._is_broken = False
+
+    def write_baseline(self, latency_ms: float) -> None:
+        """Write what became of the model as given."""
+        self._write({"baseline.log": [f"baseline: {latency_ms:.6g} ms", *self._about(BASELINE)]})
+
+    def write_final(self, summary: Summary) -> None:
+        """Write what became of the model that is handed over."""
+        verdict = f"final: {summary.final_ms:.6g} ms ({summary.speedup:.3f}x speedup)"
+        lines = [verdict, *self._about(FINAL)]
+        if summary.kept_float:
+            lines = [verdict, f"the model as given is kept: {summary.reason}", *self._about(FINAL)]
+        self._write({"final.log": lines})
+
+    def write_schemes(
+        self, views: Sequence[PatternView], tried: Sequence[Sequence[TriedScheme]]
+    ) -> None:
+        """Write the logs of schemes that have changed, and remove those of schemes that are gone.
+
+        Args:
+            views: The model's patterns.
+            tried: What was tried of each.
+        """
+        texts = {
+            _SCHEMES.format(view.first.id, number): self._scheme(view, each)
+            for view, schemes in zip(views, tried, strict=True)
+            if view.edges
+            for number, each in enumerate(schemes)
+        }
+        self._write(texts)
+        for file in self._folder.glob(_SCHEMES.format("*", "*")):
+            if file.name not in texts:
+                file.unlink(missing_ok=True)
+
+    def _scheme(self, view: PatternView, tried: TriedScheme) -> list[str]:
+        scheme, candidate = tried.scheme, tried.candidate
+        points = [str(point) for point in scheme.points()] or ["none: left float"]
+        model = FINAL if candidate.placement else BASELINE
+        if candidate.name:
+            model = f"{CANDIDATES}/{candidate.name}.onnx"
+        lines = [
+            f"region: {view.first.id} (level {view.first.level}) of "
+            f"{CANDIDATES}/{FLOAT_CANDIDATE}.onnx, the first of {view.regions} with the pattern",
+            f"pattern: {view.pattern.signature}",
+            f"scheme: {scheme.hash}",
+            *(f"point: {point}" for point in points),
+        ]
+        lines.append(f"measured in: {model}")
+        if scheme.error:
+            lines += ["latency of the whole model: failed", candidate.failure]
+        else:
+            lines.append(f"latency of the whole model: {scheme.latency_ms:.6g} ms")
+        return [*lines, *self._about(Path(model).name)]
+
+    def _about(self, model: str) -> list[str]:
+        """What the engine said when it built a model, or where that is."""
+        info = self._info
+        lines = [f"engine: {info.name} {info.version} on {info.device} ({info.isa})"]
+        own = self._folder / info.name / f"{Path(model).stem}.log"
+        if own.exists():
+            return [*lines, f"build log: {info.name}/{own.name}"]
+        said = self._built.about(model) or ["nothing"]
+        return [*lines, f"build log of {model}:", *(f"  {line}" for line in said)]
+
+    def _write(self, texts: dict[str, list[str]]) -> None:
+        try:
+            for name, lines in texts.items():
+                text = "\n".join(lines) + "\n"
+                if self._written.get(name) != text:
+                    with replacing(self._folder / name, durable=False) as file:
+                        file.write(text.encode())
+                    self._written[name] = text
+        except OutputError as error:
+            if not self._is_broken:
+                _logger.warning("the logs of the schemes can't be written: %s", error.what)
+            self._is_broken = True

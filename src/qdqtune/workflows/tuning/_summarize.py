@@ -1,0 +1,271 @@
+"""The end of a run: its summary, and its result put into place all at once."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from qdqtune._version import __version__
+from qdqtune.config import SUBGRAPH
+from qdqtune.engines import _registry as registry
+from qdqtune.graph._external_data import model_bytes
+from qdqtune.graph._files import write_text
+from qdqtune.records._tuning import Seconds, Summary, TuneResult
+from qdqtune.search._space import Grouping
+from qdqtune.workflows.tuning import _folder as names
+from qdqtune.workflows.tuning._baseline import Baseline
+from qdqtune.workflows.tuning._calibrate import Calibration
+from qdqtune.workflows.tuning._context import RunContext
+from qdqtune.workflows.tuning._finalize import Finalized
+from qdqtune.workflows.tuning._run_files import sha256_of_model, sha256_with_weights
+from qdqtune.workflows.tuning._run_records import RunRecords
+from qdqtune.workflows.tuning._search import SearchOutcome
+from qdqtune.workflows.tuning._search_problem import Preparation, SearchProblem
+from qdqtune.workflows.tuning._setup import TuningTarget
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What the stages of a run returned; those that it did not come to have their defaults.
+
+    Attributes:
+        target: What is tuned.
+        records: What was written down.
+        baseline: What had to be beaten.
+        final: What is handed over.
+        outcome: What the search came to.
+        grouping: What can be quantized.
+        calibration: Ranges.
+        problem: What was searched in.
+    """
+
+    target: TuningTarget
+    records: RunRecords
+    baseline: Baseline
+    final: Finalized
+    outcome: SearchOutcome = SearchOutcome()  # noqa: RUF009 - a frozen value
+    grouping: Grouping = field(default_factory=Grouping)
+    calibration: Calibration | None = None
+    problem: SearchProblem | None = None
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        """What a result had to satisfy, as far as that was found out."""
+        return self.calibration.conditions if self.calibration is not None else {}
+
+    @property
+    def baseline_ms(self) -> float:
+        """Latency of the model as given, as the last comparison saw it."""
+        timed = self.final.timed
+        return timed.baseline_ms if timed is not None else self.baseline.latency_ms
+
+
+@dataclass(frozen=True)
+class WrittenFiles:
+    """The files that are handed over.
+
+    Attributes:
+        files: Their names, by what they are.
+        build_with: The command that builds the model.
+        final_sha256: Of the model and its weights.
+        baseline_sha256: The same of the model as given.
+        bytes_after: Size of the model.
+        error_inputs: What its error was measured on; empty if it was not.
+    """
+
+    files: Mapping[str, str]
+    build_with: str
+    final_sha256: str = ""
+    baseline_sha256: str = ""
+    bytes_after: int = 0
+    error_inputs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def summarize(run: RunResult, written: WrittenFiles, seconds: Seconds) -> Summary:
+    """The run in numbers.
+
+    Args:
+        run: What the stages returned.
+        written: What is handed over.
+        seconds: Where the time went.
+    """
+    target, final, outcome, journal = run.target, run.final, run.outcome, run.records.journal
+    request, form, shipped = target.request, target.form, run.final.shipped
+    compared = final.timed.comparison if final.timed is not None else None
+    found = compared if shipped is not None else None
+    calibration, problem = run.calibration, run.problem
+    prepared = problem.preparation if problem is not None else Preparation()
+    provider = calibration.provider if calibration is not None else target.provider
+    ranges = calibration.ranges if calibration is not None else None
+    metric = target.float_metric
+    is_timed = shipped is not None and final.timed is not None
+    return Summary(
+        model=str(request.model),
+        engine=target.info,
+        dialect=request.dialect.name,
+        quant_type=request.config.quant_type,
+        calibration=ranges.source.value if ranges is not None else "random",
+        calibrated_on=provider.describe(),
+        calibration_method=final.method.value,
+        seed=request.config.seed,
+        preset=request.config.preset,
+        stopped=outcome.stopped,
+        baseline_ms=run.baseline_ms,
+        final_ms=final.timed.final_ms if is_timed and final.timed else run.baseline_ms,
+        speedup=found.ratio if found is not None else 1.0,
+        speedup_interval=(found.low, found.high) if found is not None else (1.0, 1.0),
+        confidence=compared.confidence if compared is not None else 1.0,
+        contention=compared.contention if compared is not None else 0.0,
+        openings=compared.openings if compared is not None else 0,
+        kept_float=shipped is None,
+        reason=final.reason,
+        output_sqnr_db=shipped.sqnr_db if shipped is not None else None,
+        float_sqnr_db=final.float_sqnr_db,
+        lost_to_accuracy=final.lost_to_accuracy,
+        metric=None if metric is None else _metrics(metric, final.metric),
+        noise=run.baseline.noise,
+        seeds=dict(outcome.seeds),
+        benchmarks=outcome.benchmarks,
+        memo_hits=outcome.memo_hits,
+        failed=outcome.failed,
+        regions=run.grouping.regions,
+        patterns=run.grouping.patterns,
+        groups=len(run.grouping.groups),
+        qdq_pairs=len(final.placement.tensors),
+        seconds=seconds,
+        files={**written.files, **prepared.files},
+        runs=journal.session,
+        total_benchmarks=journal.earlier_benchmarks + outcome.benchmarks,
+        total_seconds=journal.earlier_s + seconds.total,
+        final_sha256=written.final_sha256,
+        baseline_sha256=written.baseline_sha256,
+        error_inputs=dict(written.error_inputs),
+        converted_from=target.source.converted_from,
+        conditions=dict(run.conditions),
+        mode=request.config.workflow,
+        subgraph_benchmarks=prepared.benchmarks,
+        subgraph_failed=prepared.failed,
+        subgraphs=dict(prepared.subgraphs),
+        batches=problem.batches if problem is not None else (),
+        precision=form.name,
+        precision_sqnr_db=form.sqnr_db,
+        precision_reason=form.reason,
+        precision_speedup=form.speedup,
+        build_with=written.build_with,
+        shapes=provider.shapes,
+        version=__version__,
+        command=request.config.command,
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        bytes_before=model_bytes(request.model),
+        bytes_after=written.bytes_after,
+        calibration_samples=ranges.samples if ranges is not None else 0,
+        result_run=journal.session,
+        blanket=final.blanket,
+        rejected=final.rejected,
+    )
+
+
+def _metrics(of_float: float, of_final: float | None) -> dict[str, float]:
+    return {"float": of_float, **({} if of_final is None else {"final": of_final})}
+
+
+_logger = logging.getLogger(__name__)
+
+_WRITTEN = (
+    names.BASELINE,
+    names.FINAL,
+    names.PLACEMENT,
+    names.RANGES,
+    names.JOURNAL,
+    names.STATE,
+    names.PATTERN_CACHE,
+)
+_OF_SUBGRAPHS = (names.RAW, names.SUBGRAPH_CACHE)
+
+
+def commit(ctx: RunContext, run: RunResult) -> TuneResult:
+    """Write what the run came to, or keep what an earlier one did.
+
+    Raises:
+        OutputError: If it can't be written.
+    """
+    folder, earlier, placement = ctx.folder, run.final.earlier, run.final.placement
+    if run.final.keeps_earlier and earlier is not None:
+        folder.clear_staging()
+        _logger.warning("the result of an earlier run stays: it is at least as good")
+        build_with = _build_line(ctx, run, folder / names.FINAL)
+        this_run = summarize(run, WrittenFiles({}, build_with), ctx.reporter.seconds())
+        summary, placement = earlier.summary_after(this_run), earlier.placement
+        _write_summary(folder / names.SUMMARY, summary)
+    else:
+        summary = _write_result(ctx, run)
+    run.records.logs.write_final(summary)
+    run.records.journal.end(run.outcome.stopped)
+    ctx.reporter.tell(
+        "done",
+        summary.reason or f"{summary.speedup:.2f}x",
+        benchmarks=run.outcome.benchmarks,
+        speedup=summary.speedup,
+    )
+    return TuneResult(folder / names.FINAL, folder.path, placement, summary)
+
+
+def _write_result(ctx: RunContext, run: RunResult) -> Summary:
+    """Stage all that belongs together, and hand it over at once."""
+    folder, request, shipped = ctx.folder, run.target.request, run.final.shipped
+    if shipped is None:
+        folder.copy_model(request.file, folder.staging() / names.FINAL)
+        folder.remove_region_models()
+    staged = folder.staged
+    final_sha256 = sha256_of_model(staged / names.FINAL)
+    placement = run.final.placement.to_json(run.target.fingerprint)
+    write_text(staged / names.PLACEMENT, placement, force=True)
+    if run.final.ranges is not None:
+        write_text(staged / names.RANGES, run.final.ranges.to_json(), force=True)
+    is_measured = shipped is not None and shipped.sqnr_db is not None
+    provider = run.target.provider
+    written = WrittenFiles(
+        {
+            name.partition(".")[0]: name
+            for name in (*_WRITTEN, *(_OF_SUBGRAPHS if request.config.workflow == SUBGRAPH else ()))
+            if (staged / name).exists() or (name not in names.RESULT and (folder / name).exists())
+        },
+        _build_line(ctx, run, staged / names.FINAL),
+        final_sha256,
+        sha256_with_weights(folder / names.BASELINE),
+        model_bytes(staged / names.FINAL if shipped is not None else request.file),
+        provider.evaluation_inputs(request.config.input_request.ranges) if is_measured else {},
+    )
+    summary = summarize(run, written, ctx.reporter.seconds())
+    _write_summary(staged / names.SUMMARY, summary)
+    folder.hand_over(keep_old=_is_other_result_lost(ctx, run, final_sha256))
+    return summary
+
+
+def _build_line(ctx: RunContext, run: RunResult, model: Path) -> str:
+    """The command that builds what is handed over."""
+    final, target = str(ctx.folder / names.FINAL), run.target
+    return registry.build_line(target.info, model, target.provider.shapes, final)
+
+
+def _is_other_result_lost(ctx: RunContext, run: RunResult, final_sha256: str) -> bool:
+    """Whether a proven result would be replaced by one that was not compared with it."""
+    earlier = run.final.earlier
+    if earlier is None or earlier.summary.final_sha256 == final_sha256:
+        return False
+    if earlier.summary.conditions == run.conditions and run.final.shipped is not None:
+        return False
+    _logger.warning(
+        "another result was in the folder, found under other conditions: it is kept in %s",
+        ctx.folder / names.ASIDE,
+    )
+    return True
+
+
+def _write_summary(path: Path, summary: Summary) -> None:
+    write_text(path, json.dumps(summary.to_dict(), indent=1, allow_nan=False) + "\n", force=True)

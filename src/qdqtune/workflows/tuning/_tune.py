@@ -1,0 +1,307 @@
+"""Tuning: one run from the model to the file that is handed over, faster or as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from qdqtune.calibration._output_error import has_scores
+from qdqtune.calibration._user_code import UserFunction, find_function
+from qdqtune.config import REGION, SUBGRAPH, TuneConfig
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._native_dialect import native_dialect
+from qdqtune.engines._reference_engine import require_reference
+from qdqtune.engines.layers._files import read_layer_info
+from qdqtune.engines.layers._latency import estimated_shares
+from qdqtune.graph._atomic_files import TemporaryFolder
+from qdqtune.graph._external_data import model_bytes
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.options import configured
+from qdqtune.records._errors import UsageError
+from qdqtune.records._inputs import request_of
+from qdqtune.records._tuning import INTERRUPTED, TunePlan, TuneResult
+from qdqtune.search._space import Space
+from qdqtune.workflows._arguments import on_file
+from qdqtune.workflows._convert import convertible
+from qdqtune.workflows._interrupts import defer_interrupts
+from qdqtune.workflows._sample_provider import SampleProvider, sample_provider
+from qdqtune.workflows._shape_ranges import options_with_ranges, timed_request
+from qdqtune.workflows._source_model import Source, open_source
+from qdqtune.workflows.tuning._accuracy import MeasuredAccuracy
+from qdqtune.workflows.tuning._baseline import Baseline, measure_baseline
+from qdqtune.workflows.tuning._calibrate import calibrate, find_quantizable
+from qdqtune.workflows.tuning._candidate_evaluator import CandidateEvaluator
+from qdqtune.workflows.tuning._context import (
+    ProgressReporter,
+    RunContext,
+    TuneRequest,
+    open_engines,
+)
+from qdqtune.workflows.tuning._finalists import Finalists
+from qdqtune.workflows.tuning._finalize import Finalized, Finalizer
+from qdqtune.workflows.tuning._folder import SUBGRAPHS, RunFolder
+from qdqtune.workflows.tuning._layer_groups import check_layer_file
+from qdqtune.workflows.tuning._preflight import AS_GIVEN, find_choices, seeds_of
+from qdqtune.workflows.tuning._run_records import RunRecords, open_records
+from qdqtune.workflows.tuning._search import Mode, RegionMode, SearchOutcome, search
+from qdqtune.workflows.tuning._setup import TuningTarget, setup
+from qdqtune.workflows.tuning._snapshots import Candidate
+from qdqtune.workflows.tuning._subgraph_mode import NOT_TRIED, SubgraphMode
+from qdqtune.workflows.tuning._summarize import RunResult, commit
+from qdqtune.workflows.tuning._time_budget import PRESETS, TimeBudget
+
+# By the names that `--workflow` has for them.
+_MODES: Mapping[str, Callable[[RunContext, TuningTarget, RunRecords, Baseline], Mode]] = {
+    REGION: RegionMode,
+    SUBGRAPH: SubgraphMode,
+}
+
+
+def run_tune(
+    request: TuneRequest,
+    source: Source,
+    provider: SampleProvider,
+    folder: RunFolder,
+    reporter: ProgressReporter,
+) -> TuneResult:
+    """Everything, in order.
+
+    Args:
+        request: What was asked for.
+        source: The model.
+        provider: What it is run on.
+        folder: Where everything goes.
+        reporter: Who hears of it.
+
+    Raises:
+        QdqtuneError: For any error that the user can act on.
+    """
+    pace = TimeBudget(lambda: reporter.left_s, request.preset, request.config.budget_s)
+    pace.evaluated = provider.evaluation_sample_count
+    with open_engines(request, folder, reporter) as engines:
+        ctx = RunContext(folder, engines, reporter, pace)
+        target = setup(ctx, request, source, provider)
+        with open_records(ctx, target) as records:
+            baseline = measure_baseline(ctx, target, records)
+            return commit(ctx, _tuned(ctx, target, records, baseline))
+
+
+def _tuned(
+    ctx: RunContext, target: TuningTarget, records: RunRecords, baseline: Baseline
+) -> RunResult:
+    """What comes of the model, once its own latency is known."""
+    journal = records.journal
+    if baseline.reason:
+        final = Finalized(baseline.reason, earlier=records.earlier)
+        outcome = SearchOutcome(stopped=baseline.stopped)
+        return RunResult(target, records, baseline, final, outcome)
+    found = find_quantizable(ctx, target, baseline)
+    if found.reason:
+        final = Finalized(found.reason, earlier=records.earlier)
+        return RunResult(target, records, baseline, final, grouping=found.grouping)
+    mode = _MODES[target.request.config.workflow](ctx, target, records, baseline)
+    mode.profile()
+    calibration = calibrate(ctx, target, journal, baseline, found)
+    problem = mode.prepare(found.planner, calibration)
+    evaluator = CandidateEvaluator(
+        ctx.engines.engine, target, journal, calibration.inserter, problem
+    )
+    with contextlib.closing(MeasuredAccuracy(ctx, target, baseline.base, journal)) as accuracy:
+        finalists = Finalists(ctx, target, accuracy, problem.space, calibration.inserters)
+        outcome = search(ctx, records, baseline, calibration, evaluator, finalists)
+        finalizer = Finalizer(ctx, target, records, baseline, calibration, problem, accuracy)
+        with defer_interrupts(is_over=outcome.stopped == INTERRUPTED):
+            # Checking and repairing may take long; what was measured is not to wait for it.
+            best = evaluator.candidate_of(outcome.state)
+            records.take_snapshot(evaluator, calibration.grouping, baseline.latency_ms, best)
+            final = finalizer.finalize(outcome, finalists)
+    run = RunResult(
+        target, records, baseline, final, outcome, calibration.grouping, calibration, problem
+    )
+    best = _handed_over(evaluator, final)
+    records.take_snapshot(evaluator, calibration.grouping, run.baseline_ms, best)
+    return run
+
+
+def _handed_over(evaluator: CandidateEvaluator, final: Finalized) -> Candidate:
+    """What is handed over, as the last comparison saw it."""
+    if final.keeps_earlier and final.earlier is not None:
+        earlier = final.earlier
+        return evaluator.shipped(earlier.placement, math.log(earlier.summary.speedup))
+    is_shipped = final.shipped is not None and final.timed is not None
+    gain = math.log(final.timed.comparison.ratio) if is_shipped and final.timed else 0.0
+    return evaluator.shipped(final.placement, gain)
+
+
+_LARGE_BYTES = 50_000_000
+_EVALUATE_EXAMPLE = "(path): return accuracy"
+
+
+@configured(TuneConfig)
+@on_file
+def tune(model: Path, config: TuneConfig) -> TuneResult:
+    """Find the fastest correct placement of Q/DQ for a model on an engine, and write it.
+
+    The same call on the same folder resumes an earlier one that was stopped, however it was.
+    Ctrl-C ends the search; the best model so far is finished and written.
+
+    Args:
+        model: A path, a proto or an `onnx_ir.Model`. One with Q/DQ is taken apart first; its own
+            placement is then where the search begins, and the file is what has to be beaten.
+        config: What is asked for; any of its fields can be given as a keyword instead.
+
+    Raises:
+        QdqtuneError: For any error that the user can act on.
+    """
+    reporter = ProgressReporter(config.callbacks, config.budget_s)
+    request = _request(model, config)
+    require_reference()
+    if model_bytes(request.model) > _LARGE_BYTES:  # else a mistake is told without ado
+        reporter.tell("model", f"reading {request.model.name}")
+    source = _source(request)
+    _check_comparable(request, source)
+    provider, options = _samples(request, source)
+    request = replace(request, options=options)
+    others = [Path(each) for each in (config.qdq_baseline, config.graph_json) if each is not None]
+    with RunFolder(
+        config.output_dir,
+        request.model,
+        others,
+        force=config.force,
+        restart=config.restart,
+        resume=config.resume,
+        folders=(SUBGRAPHS,) if config.workflow == SUBGRAPH else (),
+    ) as folder:
+        return run_tune(request, source, provider, folder, reporter)
+
+
+@configured(TuneConfig)
+@on_file
+def plan_tune(model: Path, config: TuneConfig) -> TunePlan:
+    """What `tune` would do, found out without running the model; nothing is written.
+
+    Args:
+        model: See `tune`.
+        config: See `tune`; any of its fields can be given as a keyword instead.
+
+    Raises:
+        QdqtuneError: For any error that the user can act on.
+    """
+    request = _request(model, config)
+    dialect, quant_type = request.dialect, config.quant_type
+    source = _source(request)
+    provider, _ = _samples(request, source)
+    with TemporaryFolder() as folder:
+        base = PreparedModel(source.model, folder)
+        planner, grouping = find_choices(
+            base, dialect, quant_type, provider, node_filter=config.node_filter
+        )
+        space = Space(planner, grouping.groups, estimated_shares(planner.index))
+        reading = source.reading
+        given = {AS_GIVEN: reading.placement.tensors} if reading is not None else {}
+        seeds = seeds_of(space, given, grouping)
+        most = config.max_benchmarks
+        limits = request.preset.limits(len(grouping.groups), grouping.patterns, most)
+        benchmarks = limits.benchmarks
+        if config.workflow == SUBGRAPH:
+            seeds = {label: seeds[label] for label in seeds if label not in NOT_TRIED}
+            benchmarks = request.preset.assemblies if most is None else most
+        return TunePlan(
+            model=str(model),
+            engine=request.engine,
+            dialect=dialect.name,
+            quant_type=quant_type,
+            nodes=len(base.nodes),
+            regions=grouping.regions,
+            patterns=grouping.patterns,
+            groups=len(grouping.groups),
+            quantizable=len(planner.units),
+            left_float=dict(Counter(planner.left_float.values()).most_common()),
+            seeds={label: len(space.placement(state).tensors) for label, state in seeds.items()},
+            benchmarks=benchmarks,
+            mode=config.workflow,
+            converted_from=source.converted_from,
+        )
+
+
+def _request(model: Path, config: TuneConfig) -> TuneRequest:
+    """Look up what a config refers to."""
+    engine = registry.resolve(config.engine, config.engine_options)
+    takes_ranges = registry.entry(engine).takes_shape_ranges or config.workflow == SUBGRAPH
+    for name in ("min_shapes", "max_shapes"):
+        if getattr(config, name) is not None and not takes_ranges:
+            raise UsageError(
+                f"{name} requires --workflow {SUBGRAPH}, or an engine that builds for a range of "
+                "shapes.",
+                f"Add --workflow {SUBGRAPH} (workflow={SUBGRAPH!r}), or leave --{name} out.",
+            )
+    if config.graph_json is not None:
+        read_layer_info(
+            Path(config.graph_json)
+        )  # what is wrong with it is told before anything is done
+    preset = PRESETS[config.preset].within(config.budget_s)
+    runs = config.timing_runs
+    return TuneRequest(
+        model=model,
+        config=config,
+        engine=engine,
+        options=SessionOptions(config.threads, dict(config.engine_options or {})),
+        dialect=native_dialect(engine, options=config.engine_options),
+        preset=preset if runs is None else preset.with_runs(runs),
+        evaluate=_evaluator(config.evaluate),
+    )
+
+
+def _source(request: TuneRequest) -> Source:
+    config, dialect = request.config, request.dialect
+    return open_source(
+        request.model,
+        dialect.format_of(config.quant_type).least_opset,
+        optimize=config.optimize,
+        float_types=convertible(config.precision, dialect.float_types),
+    )
+
+
+def _samples(request: TuneRequest, source: Source) -> tuple[SampleProvider, SessionOptions]:
+    """What the model is fed with, and the engine's options with the ranges of its shapes."""
+    config, options = request.config, request.options
+    least, most = request_of(config.min_shapes), request_of(config.max_shapes)
+    timed = timed_request(source.model, config.input_request, least, most)
+    provider = sample_provider(
+        source, replace(timed, seed=config.seed), config.calibration_data,
+        config.calibration_samples,
+    )  # fmt: skip
+    with_ranges = options_with_ranges(
+        options.engine_options, request.engine, source.model, provider.shapes, least, most
+    )
+    if config.graph_json is not None:
+        check_layer_file(GraphIndex(source.model), Path(config.graph_json))
+    return provider, replace(options, engine_options=with_ranges)
+
+
+def _check_comparable(request: TuneRequest, source: Source) -> None:
+    """Refuse a limit at once that could not be checked at the end."""
+    least_db = request.config.min_sqnr_db
+    if least_db is None:
+        return
+    types = [value.dtype for value in source.model.graph.outputs]
+    has_floats = any(dtype is None or dtype.is_floating_point() for dtype in types)
+    if not has_floats and not has_scores(request.model):
+        raise UsageError(
+            f"No output of {request.model} holds floats: --min_sqnr {least_db:g} can't be checked.",
+            "Pass --min_sqnr none, and --evaluate to bound what your own metric may lose.",
+        )
+
+
+def _evaluator(evaluate: str | Callable[[str], float] | None) -> UserFunction | None:
+    if evaluate is None:
+        return None
+    if isinstance(evaluate, str):
+        return find_function(evaluate, _EVALUATE_EXAMPLE)
+    return UserFunction(getattr(evaluate, "__name__", "the evaluate function"), evaluate)

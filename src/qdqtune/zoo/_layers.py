@@ -1,0 +1,366 @@
+"""Layers: convolutions, activations and pools on NCHW values.
+
+Linear, LayerNorm and attention on channels-last ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qdqtune.records._errors import UsageError
+from qdqtune.zoo import _marginals as marginals
+from qdqtune.zoo._builder import GraphBuilder, Value
+from qdqtune.zoo._marginals import Float32s, Marginal, rounded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qdqtune.zoo._marginals import Float64s, SeededWeights
+
+
+@dataclass(frozen=True)
+class Window:
+    """A square window that slides over a map.
+
+    Attributes:
+        kernel: Its side.
+        stride: Its step.
+        groups: The groups of channels (of a Conv).
+        padded: Whether `kernel // 2` zeros are put around the map.
+    """
+
+    kernel: int = 1
+    stride: int = 1
+    groups: int = 1
+    padded: bool = True
+
+    @property
+    def pad(self) -> int:
+        """The zeros on each side."""
+        return self.kernel // 2 if self.padded else 0
+
+    def output_size(self, size: int) -> int:
+        """The side of the map that comes out.
+
+        Raises:
+            UsageError: Nothing would come out.
+        """
+        room = size + 2 * self.pad - self.kernel
+        if room < 0:
+            raise UsageError(
+                f"a map of side {size} is too small for a window of side {self.kernel}",
+                "Choose a larger image.",
+            )
+        return room // self.stride + 1
+
+    def presence(self, size: int) -> Float64s:
+        """How often each tap of the kernel reads the map, not the zeros around it."""
+        starts = np.arange(self.output_size(size)) * self.stride - self.pad
+        reads = starts[:, None] + np.arange(self.kernel)
+        inside: Float64s = ((reads >= 0) & (reads < size)).mean(axis=0)
+        return inside
+
+
+POINTWISE = Window()
+
+
+@dataclass(frozen=True)
+class DrawnConvolution:
+    """A weight, and what a convolution with it yields.
+
+    Attributes:
+        weight: Output channels x input channels per group x kernel x kernel.
+        marginal: The distribution of the outputs.
+    """
+
+    weight: Float32s
+    marginal: Marginal
+
+    def biased(self, bias: Float32s) -> Marginal:
+        """The distribution of the outputs with a bias added."""
+        mean, var = self.marginal.moments
+        return Marginal.normal(mean + bias, var)
+
+
+def draw_convolution(
+    weights: SeededWeights,
+    x: Value,
+    name: str,
+    channels: int,
+    window: Window,
+    *,
+    gain: float = 1.0,
+) -> DrawnConvolution:
+    """Draws a weight such that the outputs have a spread of about `gain`."""
+    _, in_channels, height, width = x.shape
+    groups = window.groups
+    presence = np.outer(window.presence(height), window.presence(width)).ravel()
+    fan_in = in_channels // groups * float(presence.sum())
+    weight = weights.normal(
+        name,
+        (channels, in_channels // groups, window.kernel, window.kernel),
+        std=gain / float(np.sqrt(fan_in * x.marginal.mean_square)),
+        channel_axis=0,
+    )
+    taps = weight.astype(np.float64).reshape(groups, channels // groups, in_channels // groups, -1)
+    mean, var = (
+        np.broadcast_to(moment, in_channels).reshape(groups, -1) for moment in x.marginal.moments
+    )
+    squares = taps**2
+    out_mean = np.einsum("goi,gi->go", taps @ presence, mean)
+    # A tap that falls on padding now and then adds the variance of its being there.
+    out_var = np.einsum("goi,gi->go", squares @ presence, var)
+    out_var += np.einsum("goi,gi->go", squares @ (presence * (1 - presence)), mean**2)
+    return DrawnConvolution(weight, Marginal.normal(out_mean.ravel(), out_var.ravel()))
+
+
+BIAS_SIZE = 0.1
+"""The spread of biases, relative to that of the outputs they are added to."""
+
+SILU_GAIN = 2.0
+"""The spread before SiLU: there it is almost as straight as ReLU, which keeps estimates good."""
+
+# BatchNorm's shift, relative to its scale. Somewhat more than half of the units active makes a deep
+# stack less chaotic: errors of the estimated statistics die out, at 0 they grow with every layer.
+_SHIFT = 0.25
+_SHIFT_SPREAD = 0.2
+
+
+def image_input(b: GraphBuilder, batch: int, image: int) -> Value:
+    """Adds the input `image`, batch x 3 x image x image."""
+    x = b.input("image", (batch, 3, image, image))
+    return Value(x.name, x.shape, Marginal.normal(np.zeros(3), np.ones(3)))
+
+
+def conv(
+    b: GraphBuilder,
+    x: Value,
+    name: str,
+    channels: int,
+    window: Window = POINTWISE,
+    *,
+    gain: float = 1.0,
+    bias_size: float = BIAS_SIZE,
+) -> Value:
+    """Adds a Conv with bias; its outputs have a spread of about `gain`, its bias of `bias_size`."""
+    drawn = draw_convolution(b.weights, x, f"{name}.weight", channels, window, gain=gain)
+    bias = b.weights.normal(f"{name}.bias", (channels,), std=bias_size)
+    return _conv_node(b, x, name, drawn.weight, bias, window, drawn.biased(bias))
+
+
+def conv_bn(
+    b: GraphBuilder,
+    x: Value,
+    name: str,
+    channels: int,
+    window: Window = POINTWISE,
+    *,
+    bn_name: str = "",
+    gain: float = 1.0,
+    epsilon: float = 1e-5,
+) -> Value:
+    """Adds a Conv without bias and a BatchNormalization, or the Conv both fold into.
+
+    Args:
+        b: The builder.
+        x: The input.
+        name: The Conv's name.
+        channels: The number of output channels.
+        window: Kernel, stride, groups.
+        bn_name: The BatchNormalization's name; `<name>.bn` unless given.
+        gain: The spread of the outputs.
+        epsilon: The BatchNormalization's epsilon.
+    """
+    bn_name = bn_name or f"{name}.bn"
+    drawn = draw_convolution(b.weights, x, f"{name}.weight", channels, window)
+    mean, var = (rounded(moment) for moment in drawn.marginal.moments)
+    scale = b.weights.positive(f"{bn_name}.weight", channels, size=gain)
+    shift = b.weights.normal(
+        f"{bn_name}.bias", (channels,), std=_SHIFT_SPREAD * gain, centre=_SHIFT * gain
+    )
+    marginal = Marginal.normal(shift, scale.astype(np.float64) ** 2)
+    if b.folded:
+        factor = rounded(scale / np.sqrt(var.astype(np.float64) + epsilon))
+        weight = drawn.weight * factor[:, None, None, None]
+        return _conv_node(b, x, name, weight, shift - mean * factor, window, marginal)
+    y = _conv_node(b, x, name, drawn.weight, None, window, drawn.marginal)
+    arrays = {"weight": scale, "bias": shift, "running_mean": mean, "running_var": var}
+    statistics = [b.initializer(f"{bn_name}.{key}", array) for key, array in arrays.items()]
+    return b.node(
+        "BatchNormalization", bn_name, [y, *statistics], marginal=marginal, epsilon=epsilon
+    )
+
+
+def _conv_node(
+    b: GraphBuilder,
+    x: Value,
+    name: str,
+    weight: Float32s,
+    bias: Float32s | None,
+    window: Window,
+    marginal: Marginal,
+) -> Value:
+    inputs = [x, b.initializer(f"{name}.weight", weight)]
+    if bias is not None:
+        inputs.append(b.initializer(f"{name}.bias", bias))
+    height, width = (window.output_size(size) for size in x.shape[2:])
+    return b.node(
+        "Conv",
+        name,
+        inputs,
+        shape=(x.shape[0], len(weight), height, width),
+        marginal=marginal,
+        kernel_shape=[window.kernel] * 2,
+        strides=[window.stride] * 2,
+        pads=[window.pad] * 4,
+        group=window.groups,
+    )
+
+
+def relu(b: GraphBuilder, x: Value, name: str) -> Value:
+    """Adds a Relu."""
+    return b.node("Relu", name, [x], marginal=x.marginal.through(marginals.relu))
+
+
+def relu6(b: GraphBuilder, x: Value, name: str) -> Value:
+    """Adds a Clip to 0…6."""
+    bounds = [b.shared_scalar("relu6.min", 0.0), b.shared_scalar("relu6.max", 6.0)]
+    return b.node("Clip", name, [x, *bounds], marginal=x.marginal.through(marginals.relu6))
+
+
+def silu(b: GraphBuilder, x: Value, name: str) -> Value:
+    """Adds x · Sigmoid(x)."""
+    gate = b.node("Sigmoid", f"{name}.sigmoid", [x])
+    return b.node("Mul", f"{name}.mul", [x, gate], marginal=x.marginal.through(marginals.silu))
+
+
+def add(b: GraphBuilder, x: Value, y: Value, name: str) -> Value:
+    """Adds the sum of two values of one shape."""
+    return b.node("Add", name, [x, y], marginal=x.marginal.plus(y.marginal))
+
+
+def concat(b: GraphBuilder, values: Sequence[Value], name: str) -> Value:
+    """Adds a Concat along channels."""
+    batch, _, *size = values[0].shape
+    channels = sum(value.shape[1] for value in values)
+    marginal = marginals.concatenated([value.marginal for value in values])
+    return b.node("Concat", name, values, shape=(batch, channels, *size), marginal=marginal, axis=1)
+
+
+def max_pool(
+    b: GraphBuilder, x: Value, name: str, window: Window, *, marginal: Marginal | None = None
+) -> Value:
+    """Adds a MaxPool; its marginal is that of the largest of independent values unless given."""
+    return b.node(
+        "MaxPool",
+        name,
+        [x],
+        shape=(*x.shape[:2], *(window.output_size(size) for size in x.shape[2:])),
+        marginal=marginal or x.marginal.largest_of(window.kernel**2),
+        kernel_shape=[window.kernel] * 2,
+        strides=[window.stride] * 2,
+        pads=[window.pad] * 4,
+    )
+
+
+def global_average_pool(b: GraphBuilder, x: Value, name: str) -> Value:
+    """Adds a GlobalAveragePool."""
+    batch, channels, height, width = x.shape
+    marginal = x.marginal.average_of(height * width)
+    shape = (batch, channels, 1, 1)
+    return b.node("GlobalAveragePool", name, [x], shape=shape, marginal=marginal)
+
+
+def flatten(b: GraphBuilder, x: Value, name: str) -> Value:
+    """Adds a Flatten of an N x C x 1 x 1 value."""
+    return b.node("Flatten", name, [x], shape=x.shape[:2], axis=1)
+
+
+SHARPNESS = 1.3
+"""The spread of queries and keys; above 1, so that attention picks few tokens."""
+
+# How many independent tokens an attention's output averages over: more in the first layers, but
+# with depth tokens grow alike.
+_INDEPENDENT_TOKENS = 3
+
+
+def _draw_linear(
+    b: GraphBuilder, x: Value, name: str, width: int, gain: float, *, transposed: bool
+) -> tuple[Float32s, Float32s, Marginal]:
+    in_width = x.shape[-1]
+    weight = b.weights.normal(
+        f"{name}.weight",
+        (width, in_width) if transposed else (in_width, width),
+        std=gain / float(np.sqrt(in_width * x.marginal.mean_square)),
+        channel_axis=0 if transposed else 1,
+    )
+    bias = b.weights.normal(f"{name}.bias", (width,), std=BIAS_SIZE * gain)
+    rows = (weight if transposed else weight.T).astype(np.float64)
+    mean, var = (np.broadcast_to(moment, in_width) for moment in x.marginal.moments)
+    return weight, bias, Marginal.normal(rows @ mean + bias, rows**2 @ var)
+
+
+def linear(b: GraphBuilder, x: Value, name: str, width: int, *, gain: float = 1.0) -> Value:
+    """Adds a MatMul and the Add of a bias; its outputs have a spread of about `gain`."""
+    weight, bias, marginal = _draw_linear(b, x, name, width, gain, transposed=False)
+    product = b.node(
+        "MatMul",
+        f"{name}.matmul",
+        [x, b.initializer(f"{name}.weight", weight)],
+        shape=(*x.shape[:-1], width),
+        marginal=marginal,
+    )
+    return b.node("Add", f"{name}.add", [product, b.initializer(f"{name}.bias", bias)])
+
+
+def gemm(b: GraphBuilder, x: Value, name: str, width: int, *, gain: float = 1.0) -> Value:
+    """Adds a Gemm on a matrix, the weight stored transposed as classifiers have it."""
+    weight, bias, marginal = _draw_linear(b, x, name, width, gain, transposed=True)
+    operands = [b.initializer(f"{name}.weight", weight), b.initializer(f"{name}.bias", bias)]
+    shape = (x.shape[0], width)
+    return b.node("Gemm", name, [x, *operands], shape=shape, marginal=marginal, transB=1)
+
+
+def layer_norm(b: GraphBuilder, x: Value, name: str, *, epsilon: float = 1e-6) -> Value:
+    """Adds a LayerNormalization over the last axis."""
+    width = x.shape[-1]
+    scale = b.weights.positive(f"{name}.weight", width, size=1.0)
+    shift = b.weights.normal(f"{name}.bias", (width,), std=BIAS_SIZE)
+    operands = [b.initializer(f"{name}.weight", scale), b.initializer(f"{name}.bias", shift)]
+    marginal = Marginal.normal(shift, scale.astype(np.float64) ** 2)
+    return b.node(
+        "LayerNormalization", name, [x, *operands], marginal=marginal, axis=-1, epsilon=epsilon
+    )
+
+
+def gelu(b: GraphBuilder, x: Value, name: str) -> Value:
+    """Adds 0.5 · x · (1 + Erf(x / √2)), as exporters write GELU below opset 20."""
+    root = b.shared_scalar("gelu.sqrt_two", 1.4142135381698608)
+    scaled = b.node("Div", f"{name}.div", [x, root])
+    erf = b.node("Erf", f"{name}.erf", [scaled])
+    raised = b.node("Add", f"{name}.add", [erf, b.shared_scalar("gelu.one", 1.0)])
+    product = b.node("Mul", f"{name}.mul", [x, raised])
+    marginal = x.marginal.through(marginals.gelu)
+    return b.node(
+        "Mul", f"{name}.half", [product, b.shared_scalar("gelu.half", 0.5)], marginal=marginal
+    )
+
+
+def mixed_heads(b: GraphBuilder, scores: Value, v: Value, name: str) -> Value:
+    """Adds Softmax(scores) · v and puts the heads side by side again.
+
+    Args:
+        b: The builder.
+        scores: batch x heads x tokens x tokens.
+        v: batch x heads x tokens x head width, its marginal per channel of all heads.
+        name: The attention's name.
+    """
+    batch, heads, tokens, head_width = v.shape
+    attention = b.node("Softmax", f"{name}.softmax", [scores], axis=-1)
+    marginal = v.marginal.average_of(_INDEPENDENT_TOKENS)
+    context = b.node("MatMul", f"{name}.context", [attention, v], shape=v.shape, marginal=marginal)
+    together = b.transpose(f"{name}.merge.transpose", context, (0, 2, 1, 3))
+    return b.reshape(f"{name}.merge.reshape", together, (batch, tokens, heads * head_width))
