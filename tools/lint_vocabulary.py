@@ -105,8 +105,6 @@ TEMPORARY = {
     "Asking": ("src/qdqtune/search/strategies/",),
     "PlacementSearch": ("src/qdqtune/", "tests/", "benchmarks/", "docs/"),
     "Searching": ("src/qdqtune/workflows/tuning/",),
-    "all_sizes": ("src/qdqtune/workflows/",),
-    "shapes_inside": ("src/qdqtune/workflows/", "tests/"),
 }
 
 #: Folders and pages that are searched, and what of them is not: this file, and recorded data.

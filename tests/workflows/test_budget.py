@@ -199,26 +199,26 @@ def test_long_steps_are_told_before_they_begin(model: Path, tmp_path: Path, slow
 
 @pytest.mark.parametrize("seconds", [10.0, 60.0, 3600.0])
 def test_less_time_never_fits_more(seconds: float) -> None:
-    pace = TimeBudget(lambda: seconds, PRESETS["default"].within(seconds), seconds)
-    pace.saw_baseline(2.0, 40.0)
-    fitting = [pace.fitting(n, Effort.CONFIRM, least=True) for n in range(1, 9)]
+    budget = TimeBudget(lambda: seconds, PRESETS["default"].within(seconds), seconds)
+    budget.saw_baseline(2.0, 40.0)
+    fitting = [budget.fitting(n, Effort.CONFIRM, least=True) for n in range(1, 9)]
     assert fitting == sorted(fitting)
-    before = pace.fitting(8, Effort.CONFIRM)
-    pace.saw_trial(1, Effort.CONFIRM, 3 * pace.trial_s(1, Effort.CONFIRM))
-    assert pace.fitting(8, Effort.CONFIRM) <= before
-    pace.foresee_repair(20)
-    assert 0.0 < pace.repair_s <= 0.25 * seconds
+    before = budget.fitting(8, Effort.CONFIRM)
+    budget.saw_trial(1, Effort.CONFIRM, 3 * budget.trial_s(1, Effort.CONFIRM))
+    assert budget.fitting(8, Effort.CONFIRM) <= before
+    budget.foresee_repair(20)
+    assert 0.0 < budget.repair_s <= 0.25 * seconds
 
 
 def test_the_last_comparison_takes_what_is_left() -> None:
     left = [100.0]
-    pace = TimeBudget(lambda: left[0], PRESETS["default"], 100.0)
-    pace.saw_baseline(1.0, 10.0)
-    assert pace.final_s(2) == PRESETS["default"].final_s
+    budget = TimeBudget(lambda: left[0], PRESETS["default"], 100.0)
+    budget.saw_baseline(1.0, 10.0)
+    assert budget.final_s(2) == PRESETS["default"].final_s
     left[0] = 8.0
-    assert 0.0 < pace.final_s(2) <= 4.0
+    assert 0.0 < budget.final_s(2) <= 4.0
     left[0] = -3.0
-    assert pace.final_s(2) == 0.0
+    assert budget.final_s(2) == 0.0
 
 
 def samples() -> Iterator[dict[str, np.ndarray]]:

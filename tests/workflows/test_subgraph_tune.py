@@ -191,7 +191,7 @@ def test_without_validation_only_the_raw_assembly_is_built(model: Path, tmp_path
 def test_a_budget_that_is_over_among_the_subgraphs_still_leads_to_a_model(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TimeBudget, "has_time_for", lambda pace, seconds: False)
+    monkeypatch.setattr(TimeBudget, "has_time_for", lambda budget, seconds: False)
     result = simulated(model, tmp_path / "run", budget_s=3600.0)
     assert result.summary.stopped == "budget"
     assert not cached(tmp_path / "run")["phase_2"]["complete"]

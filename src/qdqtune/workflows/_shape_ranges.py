@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 
 import onnx_ir as ir
 
-from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.calibration._tensor_capture import observe_shapes, unknown_tensors
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._options import MAX, MIN, OPT, Shapes, range_options, shapes_text
@@ -20,7 +19,6 @@ from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import at_shapes, infer_shapes
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of, shape_text
-from qdqtune.workflows._sample_provider import SampleProvider
 
 __all__ = [
     "MAX",
@@ -34,12 +32,9 @@ __all__ = [
     "options_with_ranges",
     "request_of",
     "shape_arguments",
-    "shapes_inside",
+    "static_shapes",
     "timed_request",
 ]
-
-
-Shape = tuple[int, ...]
 
 
 def timed_request(
@@ -99,30 +94,6 @@ def check_range(least: Shapes, usual: Shapes, most: Shapes) -> None:
                     f"{shape_text(high)}.",
                     "Sizes grow from min_shapes over shapes to max_shapes.",
                 )
-
-
-def shapes_inside(
-    base: PreparedModel, runner: Worker, request: InputRequest, tensors: Iterable[str]
-) -> dict[str, Shape]:
-    """Shapes of tensors inside a model; from a run where inference can't tell.
-
-    Args:
-        base: The model.
-        runner: Of the reference engine.
-        request: Shapes of the inputs.
-        tensors: Which are wanted; those that can't be known are left out.
-    """
-    shapes = resolve_shapes(base.index.model, request)
-    found: dict[str, Shape] = {}
-    with at_shapes(base.index.model, shapes):
-        if unknown_tensors(base.index):
-            at = replace(request, shapes=shapes, dims={})
-            observe_shapes(base, runner, next(random_inputs(base.index, 1, at)))
-        for tensor in tensors:
-            known = shapes.get(tensor) or base.index.shape(tensor)
-            if known is not None and None not in known:
-                found[tensor] = tuple(dim or 0 for dim in known)
-    return found
 
 
 def shape_arguments(shapes: Mapping[str, Shapes]) -> list[str]:
@@ -192,31 +163,30 @@ def check_takes_ranges(
 
 
 @contextmanager
-def all_sizes(
-    base: PreparedModel, runner: Worker, provider: SampleProvider
+def static_shapes(
+    base: PreparedModel, runner: Worker, shapes: Shapes, samples: Iterable[Feeds]
 ) -> Iterator[GraphIndex]:
-    """Let all shapes be known for a while, also those of the model's own inputs and outputs.
+    """Make every shape in a model known for a while, those of its inputs and outputs included.
 
     Args:
         base: The model; on leaving, every shape is what it was.
         runner: Of the reference engine, for shapes that can't be inferred.
-        provider: What the model is run on.
+        shapes: Of the model's inputs.
+        samples: Inputs of these shapes; one is run if not everything can be inferred.
 
     Yields:
         An index with these shapes.
     """
     graph = base.index.model.graph
-    with at_shapes(base.index.model, provider.shapes):
+    with at_shapes(base.index.model, shapes):
         for value in graph.inputs:
-            shape = provider.shapes.get(value.name or "")
-            if shape is not None:
+            if (shape := shapes.get(value.name or "")) is not None:
                 value.shape = ir.Shape(shape)
         for value in graph.outputs:
             if value.producer() is not None:
                 value.shape = None
         infer_shapes(base.index.model)
         if unknown_tensors(base.index):
-            found = observe_shapes(base, runner, next(iter(provider.evaluation_samples())))
-            for name, shape in found.items():
+            for name, shape in observe_shapes(base, runner, next(iter(samples))).items():
                 base.index.value[name].shape = ir.Shape(shape)
         yield GraphIndex(base.index.model)

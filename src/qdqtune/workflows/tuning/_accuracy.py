@@ -197,7 +197,7 @@ class MeasuredAccuracy:
             _logger.warning("a candidate can't be evaluated: %s", error.what)
             self._unknown[key] = error.what.splitlines()[0].rstrip(".")
         finally:
-            self._ctx.pace.saw_accuracy(measure, time.monotonic() - began)
+            self._ctx.budget.saw_accuracy(measure, time.monotonic() - began)
         # What failed may be the machine's fault: another run tries again.
         if found is None or (measure == METRIC and not self._of_evaluate()):
             self._here[key] = found
@@ -218,7 +218,7 @@ class MeasuredAccuracy:
         return self.evaluator.approximate_sqnr_db(path)
 
     def _find_metric(self, inserter: Inserter, placement: Placement) -> float:
-        evaluate, float_s = self._target.request.evaluate, self._ctx.pace.accuracy_s.get(METRIC)
+        evaluate, float_s = self._target.request.evaluate, self._ctx.budget.accuracy_s.get(METRIC)
         assert evaluate is not None
         path = str(inserter.write(placement, "evaluated"))
         limit_s = max(_SHORTEST_LIMIT_S, _TIMES_FLOAT * (float_s or 0.0))

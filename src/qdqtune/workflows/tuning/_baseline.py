@@ -144,15 +144,15 @@ def measure_baseline(ctx: RunContext, target: TuningTarget, records: RunRecords)
     ctx.folder.copy_model(target.form.model or request.model, given)
     base = PreparedModel(source.model, ctx.folder / names.CANDIDATES, is_kept=True)
     plain = base.write(base.whole(), names.FLOAT_CANDIDATE)
-    ctx.pace.write_s = ctx.reporter.elapsed_s - began_s
+    ctx.budget.write_s = ctx.reporter.elapsed_s - began_s
     ctx.reporter.tell("baseline", "building the model as given, and timing it against itself")
     build_s, first_ms = check_runs(
         engine, given, target.feeds, is_quantized=source.reading is not None,
-        converted_from=source.converted_from, most_s=ctx.pace.left_s(),
+        converted_from=source.converted_from, most_s=ctx.budget.left_s(),
     )  # fmt: skip
     found = Baseline(base, plain, first_ms, build_s)
-    _tell_pace(ctx, found)
-    if why := _why_too_short(ctx, target, records, ctx.pace.trial_s(1, Effort.SCREEN)):
+    _saw_baseline(ctx, found)
+    if why := _why_too_short(ctx, target, records, ctx.budget.trial_s(1, Effort.SCREEN)):
         return replace(found, stopped=BY_BUDGET, reason=why)
     # Another float type has another latency: what counts is that of the model as given.
     timed = given if source.converted_from else plain
@@ -164,7 +164,7 @@ def measure_baseline(ctx: RunContext, target: TuningTarget, records: RunRecords)
     build_s = max(build_s, again_s)  # one of them may have been kept from before
     found = replace(found, noise=noise, latency_ms=latency_ms, build_s=build_s)
     engine.timeout_s = build_limit_s(engine, build_s)
-    _tell_pace(ctx, found)
+    _saw_baseline(ctx, found)
     records.logs.write_baseline(latency_ms)
     if records.earlier is None and (busy := why_nothing_is_decided(noise)):
         return replace(found, reason=busy)
@@ -173,9 +173,9 @@ def measure_baseline(ctx: RunContext, target: TuningTarget, records: RunRecords)
     return found
 
 
-def _tell_pace(ctx: RunContext, found: Baseline) -> None:
+def _saw_baseline(ctx: RunContext, found: Baseline) -> None:
     is_real = registry.entry(ctx.engines.engine.engine).measures
-    ctx.pace.saw_baseline(found.build_s, found.latency_ms if is_real else 0.0)
+    ctx.budget.saw_baseline(found.build_s, found.latency_ms if is_real else 0.0)
 
 
 def _why_too_short(
@@ -190,7 +190,7 @@ def _why_too_short(
         also_s: Seconds that are needed before the first candidate.
     """
     is_known = records.journal.earlier_benchmarks or records.earlier is not None
-    is_enough = ctx.pace.left_s() >= also_s + ctx.pace.least_s
+    is_enough = ctx.budget.left_s() >= also_s + ctx.budget.least_s
     if target.request.config.budget_s is None or is_known or is_enough:
         return ""
-    return ctx.pace.needed(ctx.reporter.elapsed_s, also_s)
+    return ctx.budget.needed(ctx.reporter.elapsed_s, also_s)

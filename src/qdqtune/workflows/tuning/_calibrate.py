@@ -189,7 +189,7 @@ def calibrate(
     request, base = target.request, baseline.base
     given = target.source.reading.encodings if target.source.reading is not None else {}
     provider, ways = _ranges(ctx, target, journal, baseline, found.planner)
-    ctx.pace.ranges = len(ways)
+    ctx.budget.ranges = len(ways)
     first = next(iter(ways.values()))
 
     def known(tensor: str) -> bool:
@@ -216,7 +216,7 @@ def _ranges(
     request, provider, reporter = target.request, target.provider, ctx.reporter
     reporter.tell("calibration", f"on {provider.describe()}")
     layout = request.dialect.format_of(request.config.quant_type)
-    bounded = BoundedSamples(provider.samples, journal.samples, ctx.pace.calibration_s)
+    bounded = BoundedSamples(provider.samples, journal.samples, ctx.budget.calibration_s)
     show = reporter.progress("calibration")
     ways = dict(
         ranges_in_every_way(

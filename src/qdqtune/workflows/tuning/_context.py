@@ -242,10 +242,10 @@ class RunContext:
         folder: Where everything goes.
         engines: What runs models.
         reporter: Hears of every step.
-        pace: What there is time for.
+        budget: What there is time for.
     """
 
     folder: RunFolder
     engines: Engines
     reporter: ProgressReporter
-    pace: TimeBudget
+    budget: TimeBudget

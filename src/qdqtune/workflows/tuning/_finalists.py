@@ -180,9 +180,9 @@ class Finalists:
         Args:
             state: The best choice so far.
         """
-        pace = self._ctx.pace
-        evaluations_s = pace.evaluation_s * len(self._inserters)
-        if self._is_foreseen or not state or not pace.has_time_for(evaluations_s):
+        budget = self._ctx.budget
+        evaluations_s = budget.evaluation_s * len(self._inserters)
+        if self._is_foreseen or not state or not budget.has_time_for(evaluations_s):
             return
         self._is_foreseen = True
         if evaluations_s > _TOLD_AHEAD_S:
@@ -191,7 +191,7 @@ class Finalists:
         method = self.best_ranges(self._space.placement(state))
         # Of what is not accurate enough, only what is looked at in the end is reported.
         if self._new_limits(method).sqnr_shortfall(state):
-            pace.foresee_repair(len(parts_of(self._space, state)))
+            budget.foresee_repair(len(parts_of(self._space, state)))
 
     def result(self, state: State) -> Attempt:
         """What of the fastest choice is accurate enough, written."""
@@ -263,7 +263,7 @@ class Finalists:
 
     @property
     def _has_time_to_evaluate(self) -> bool:
-        return self._ctx.pace.repair_left_s() >= self._ctx.pace.evaluation_s
+        return self._ctx.budget.repair_left_s() >= self._ctx.budget.evaluation_s
 
     def shortfall(self, finalist: Finalist, *, with_metric: bool = True) -> str:
         """Which limit of accuracy a finalist misses; empty if it misses none.
@@ -290,7 +290,7 @@ class Finalists:
         method = finalist.method or next(iter(self._inserters))
         inserter = self._inserters[method]
         is_known = self._accuracy.knows(METRIC, inserter, finalist.placement)
-        if not is_known and self._ctx.pace.accuracy_s.get(METRIC, math.inf) > most_s:
+        if not is_known and self._ctx.budget.accuracy_s.get(METRIC, math.inf) > most_s:
             return None
         return self._accuracy.metric(inserter, finalist.placement)
 
@@ -368,7 +368,7 @@ class Finalists:
         if shortfall:
             reporter.tell("accuracy", f"{shortfall}; looking for what has to stay float")
         repair = AccuracyRepair(
-            space, limits, self._ctx.pace.repair_left_s, reporter.progress("accuracy")
+            space, limits, self._ctx.budget.repair_left_s, reporter.progress("accuracy")
         )
         kept = repair.correct_part(state)
         kept = kept if space.placement(kept) else frozenset()

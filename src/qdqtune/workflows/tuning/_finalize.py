@@ -144,7 +144,7 @@ class Finalizer:
         rival, result = self._rival(), attempt.finalist
         if result is None or rival is None or rival.placement != result.placement:
             return attempt
-        if self.ctx.pace.repair_left_s() >= 0:
+        if self.ctx.budget.repair_left_s() >= 0:
             return attempt
         why = "it was timed by an earlier run, and --budget leaves no time to repeat it"
         return replace(attempt, finalist=None, reason=why)
@@ -170,7 +170,7 @@ class Finalizer:
             return self.problem.preparation.why_nothing or nothing
         if not outcome.benchmarks + outcome.memo_hits:
             if stopped == BY_BUDGET:
-                return self.ctx.pace.needed(self.ctx.reporter.elapsed_s)
+                return self.ctx.budget.needed(self.ctx.reporter.elapsed_s)
             return f"nothing was measured before the end ({stopped})"
         if outcome.why_all_failed:
             return f"the engine runs no candidate: {outcome.why_all_failed.splitlines()[0]}"
@@ -205,7 +205,7 @@ class Finalizer:
             reason = reason + (f"; {lost}" if lost else "") if reason else attempt.reason
         record = None
         if blanket is not None:
-            most_s = min(request.preset.final_s, self.ctx.pace.left_s())
+            most_s = min(request.preset.final_s, self.ctx.budget.left_s())
             metric = finalists.metric(blanket, most_s=most_s)
             shortfall = finalists.shortfall(blanket, with_metric=metric is not None)
             record = final.blanket_record(chosen, shortfall, metric)
@@ -222,7 +222,7 @@ class Finalizer:
 
     def _time(self, models: Sequence[Path]) -> dict[Path, Timed | str]:
         """Time files in turns with the model as it was given, in fresh processes."""
-        reporter, pace = self.ctx.reporter, self.ctx.pace
+        reporter, budget = self.ctx.reporter, self.ctx.budget
         reporter.tell("final", "timing the file against the model that was to be beaten")
 
         told_s = reporter.elapsed_s
@@ -238,9 +238,9 @@ class Finalizer:
 
         spent_s = reporter.elapsed_s + self.records.journal.earlier_s
         allowance = Allowance(
-            timing_s=pace.final_s(len(models)),
-            reopening_s=pace.reopening_s(len(models), spent_s),
-            left_s=pace.left_s,
+            timing_s=budget.final_s(len(models)),
+            reopening_s=budget.reopening_s(len(models), spent_s),
+            left_s=budget.left_s,
             baseline_ratio=self.baseline.noise.ratio,
             is_real=registry.entry(self.target.request.engine).measures,
         )

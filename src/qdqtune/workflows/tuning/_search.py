@@ -185,14 +185,14 @@ def _answer(
     Returns:
         The scores, none if there is no time, and whether there was time for all.
     """
-    missing, pace = len(evaluator.missing(trial)), ctx.pace
+    missing, budget = len(evaluator.missing(trial)), ctx.budget
     if not missing:
         return evaluator.answer(trial), True
     is_first = trial.stage == SEEDS
-    fitting = pace.fitting(missing, trial.effort, least=is_first)
+    fitting = budget.fitting(missing, trial.effort, least=is_first)
     if fitting < missing and not (is_first and fitting):
         return [], False
-    expected_s, strategy = pace.trial_s(fitting, trial.effort), evaluator.problem.strategy
+    expected_s, strategy = budget.trial_s(fitting, trial.effort), evaluator.problem.strategy
     if expected_s > _TOLD_AHEAD_S:
         ctx.reporter.tell(
             trial.stage,
@@ -202,7 +202,7 @@ def _answer(
         )  # fmt: skip
     began_s = ctx.reporter.elapsed_s
     scores = evaluator.answer(trial, fitting)
-    pace.saw_trial(fitting, trial.effort, ctx.reporter.elapsed_s - began_s)
+    budget.saw_trial(fitting, trial.effort, ctx.reporter.elapsed_s - began_s)
     return scores, fitting == missing
 
 
@@ -230,7 +230,7 @@ def _tell_trial(
         known=evaluator.journal.memo_hits,
         planned=evaluator.problem.strategy.planned,
         speedup=speedup_of(evaluator.problem.strategy.gain),
-        rest_s=ctx.pace.end_s(),
+        rest_s=ctx.budget.end_s(),
     )
 
 

@@ -96,7 +96,7 @@ def setup(
     ctx.folder.begin()
     began_s = reporter.elapsed_s
     request, info = ask_engine(request, engine)
-    ctx.pace.start_s = reporter.elapsed_s - began_s
+    ctx.budget.start_s = reporter.elapsed_s - began_s
     reporter.tell("engine", f"{registry.title(request.engine)} {info.version} on {info.device}")
     feeds = engine.store(next(iter(provider.evaluation_samples())))
     target = TuningTarget(
@@ -124,7 +124,7 @@ def _evaluate_float(ctx: RunContext, request: TuneRequest) -> float | None:
     ctx.reporter.tell("evaluate", f"{evaluate.label} on the model as given")
     began_s = ctx.reporter.elapsed_s
     found = checked_metric(evaluate(str(request.model)), evaluate.label)
-    ctx.pace.saw_accuracy(METRIC, ctx.reporter.elapsed_s - began_s)
+    ctx.budget.saw_accuracy(METRIC, ctx.reporter.elapsed_s - began_s)
     return found
 
 

@@ -287,7 +287,7 @@ class SubgraphProfiling:
         done, longest_s = 0, 0.0
         try:
             for subgraph, values in self._with_values(missing):
-                if not self._ctx.pace.has_time_for(longest_s):
+                if not self._ctx.budget.has_time_for(longest_s):
                     return BY_BUDGET
                 began = time.monotonic()
                 float_ms = self._share_ms(subgraph) / len(subgraph.groups)

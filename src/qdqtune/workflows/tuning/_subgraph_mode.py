@@ -6,11 +6,12 @@ import hashlib
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from qdqtune.calibration._random_inputs import random_inputs
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._options import float_type_in_effect
 from qdqtune.graph._atomic_files import sha256_of
@@ -18,6 +19,7 @@ from qdqtune.graph._dims import dims_of
 from qdqtune.graph._disk_errors import writing
 from qdqtune.graph._files import load_model, save_model
 from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._input_shapes import resolve_shapes
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
@@ -40,7 +42,7 @@ from qdqtune.search.subgraphs._quantizable_groups import (
 )
 from qdqtune.search.subgraphs._validation import SubgraphSearch
 from qdqtune.workflows._convert import written_type
-from qdqtune.workflows._shape_ranges import MAX, MIN, all_sizes, shapes_inside
+from qdqtune.workflows._shape_ranges import MAX, MIN, Shapes, static_shapes
 from qdqtune.workflows.tuning import _folder as names
 from qdqtune.workflows.tuning._calibrate import Calibration
 from qdqtune.workflows.tuning._context import RunContext
@@ -248,7 +250,8 @@ class SubgraphMode(Mode):
         try:
             dims = {name: dims_of(value) for name, value in base.index.value.items()}
             ranges = _shape_ranges(ctx, target, base)
-            with all_sizes(base, engines.runner, target.provider) as index:
+            samples = target.provider.evaluation_samples()
+            with static_shapes(base, engines.runner, target.provider.shapes, samples) as index:
                 groups = find_engine_groups(ctx, target, planner.index, baseline.file, cache)
                 done = replace(done, files=layer_files(ctx, target))
                 is_slow = cache.keep_build_s(baseline.build_s) > _SLOW_BUILD_S
@@ -350,16 +353,22 @@ class _Assembler:
             self.ctx.folder.copy_model(self.target.request.file, path)
 
 
-def _shape_ranges(
-    ctx: RunContext, target: TuningTarget, base: PreparedModel
-) -> dict[str, Mapping[str, tuple[int, ...]]]:
+def _shape_ranges(ctx: RunContext, target: TuningTarget, base: PreparedModel) -> dict[str, Shapes]:
     """Shapes of all tensors at the smallest and the largest inputs, if they were given."""
-    asked = {MIN: target.request.config.min_shapes, MAX: target.request.config.max_shapes}
-    return {
-        label: shapes_inside(base, ctx.engines.runner, request_of(each), base.index.value)
-        for label, each in asked.items()
-        if each is not None
-    }
+    config, model = target.request.config, base.index.model
+    found: dict[str, Shapes] = {}
+    for label, asked in ((MIN, config.min_shapes), (MAX, config.max_shapes)):
+        if (request := request_of(asked)) is not None:
+            shapes = resolve_shapes(model, request)
+            samples = random_inputs(base.index, 1, replace(request, shapes=shapes, dims={}))
+            with static_shapes(base, ctx.engines.runner, shapes, samples) as index:
+                sizes = {tensor: index.shape(tensor) for tensor in index.value}
+            found[label] = {
+                tensor: tuple(dim or 0 for dim in dims)
+                for tensor, dims in sizes.items()
+                if dims is not None and None not in dims
+            }
+    return found
 
 
 def _float_times(units: Sequence[QuantizableGroup], cache: SubgraphCache) -> ObservedCosts:

@@ -82,10 +82,10 @@ def run_tune(
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    pace = TimeBudget(lambda: reporter.left_s, request.preset, request.config.budget_s)
-    pace.evaluated = provider.evaluation_sample_count
+    budget = TimeBudget(lambda: reporter.left_s, request.preset, request.config.budget_s)
+    budget.evaluated = provider.evaluation_sample_count
     with open_engines(request, folder, reporter) as engines:
-        ctx = RunContext(folder, engines, reporter, pace)
+        ctx = RunContext(folder, engines, reporter, budget)
         target = setup(ctx, request, source, provider)
         with open_records(ctx, target) as records:
             baseline = measure_baseline(ctx, target, records)
