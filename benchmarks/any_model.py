@@ -32,7 +32,8 @@ from qdqtune.engines._worker import Worker
 from qdqtune.graph._files import load_model
 from qdqtune.qdq._preprocess import refuse_integer_ops
 from qdqtune.records._errors import ModelError, QdqtuneError
-from qdqtune.report._formatting import message, text_table
+from qdqtune.records._printable import message
+from qdqtune.report._formatting import text_table
 from qdqtune.workflows._insert import Choice, insert_qdq
 from qdqtune.workflows._source_model import Source, open_source
 from qdqtune.workflows._strip import strip_qdq

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from qdqtune.options import (
     ANYTHING,
+    ENGINE_SPECIFIC,
     FUNCTION,
     KEY_VALUES,
     NAME,
@@ -48,9 +49,6 @@ WORKFLOWS = (REGION, SUBGRAPH)
 PRESETS = ("quick", "default", "extensive")
 RESUME = ("auto", "never")
 FROM_PYTHON = "qdqtune.tune (Python)"
-
-ENGINE_SPECIFIC = "flags of some engines only (see docs/engines.md)"
-"""The title of the options that help shows last."""
 
 INPUTS = Kind(
     "an InputRequest, or shapes by the names of inputs",

@@ -21,6 +21,9 @@ from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 
 from qdqtune.records._errors import UsageError
 
+ENGINE_SPECIFIC = "flags of some engines only (see docs/engines.md)"
+"""The title of the options that help shows last."""
+
 _OPTION = "option"
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtune._parser import Parser
 from qdqtune.autotune.__main__ import main as autotune
 from qdqtune.autotune.region_inspect import main as region_inspect
-from qdqtune.cli._parser import Parser
 from qdqtune.cli.main import get_parser, main
 from qdqtune.zoo.__main__ import main as zoo
 from tests.cli.test_parser import PARSERS

@@ -7,9 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from qdqtune.autotune.__main__ import get_parser as autotune_parser
-from qdqtune.autotune.region_inspect import get_parser as region_inspect_parser
-from qdqtune.cli._parser import (
+from qdqtune._parser import (
     AssignmentsAction,
     DashedValueAction,
     InputItemsAction,
@@ -18,10 +16,12 @@ from qdqtune.cli._parser import (
     group_titled,
     split_commas,
 )
-from qdqtune.cli._zoo import get_parser as zoo_parser
+from qdqtune.autotune.__main__ import get_parser as autotune_parser
+from qdqtune.autotune.region_inspect import get_parser as region_inspect_parser
 from qdqtune.cli.main import get_parser
-from qdqtune.config import ENGINE_SPECIFIC
+from qdqtune.options import ENGINE_SPECIFIC
 from qdqtune.records._precision import QUANT_TYPES
+from qdqtune.zoo.__main__ import get_parser as zoo_parser
 
 
 def all_parsers() -> dict[str, argparse.ArgumentParser]:

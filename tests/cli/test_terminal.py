@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from qdqtune.cli.main import main
-from qdqtune.report._formatting import message, printable
+from qdqtune.records._printable import message, printable
 
 NAMES = ["\x1b[31mred", "a\nb", "a\rb", "a\0b", "[red]x[/red]", "\u202eabc", "\x9b31m", "a" * 9000]
 

@@ -34,7 +34,7 @@ from qdqtune.graph._folding import fold
 from qdqtune.graph._opset import raise_opset
 from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.records._errors import QdqtuneError
-from qdqtune.report._formatting import message
+from qdqtune.records._printable import message
 from tests.fuzz.mutants import Mutant, make_mutant
 
 MEMORY_BYTES = 4 << 30

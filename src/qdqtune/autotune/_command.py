@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from qdqtune._parser import Parser, group_titled
 from qdqtune.cli._engine_flags import (
     add_plugins,
     add_trtexec_arguments,
@@ -17,6 +18,7 @@ from qdqtune.cli._engine_flags import (
     take_engine_flags,
 )
 from qdqtune.cli._flags import (
+    NAMES,
     SaidOnce,
     add_config,
     add_format,
@@ -25,11 +27,10 @@ from qdqtune.cli._flags import (
     natural,
     positive,
 )
-from qdqtune.cli._parser import Parser, group_titled
 from qdqtune.cli._runner import FAILED, INTERRUPTED, OK, USAGE, run_safely, set_up_logging
-from qdqtune.config import ENGINE_SPECIFIC, REGION, SUBGRAPH, WORKFLOWS, TuneConfig
+from qdqtune.config import REGION, SUBGRAPH, WORKFLOWS, TuneConfig
 from qdqtune.graph._disk_errors import temporary_place
-from qdqtune.options import options_of
+from qdqtune.options import ENGINE_SPECIFIC, options_of
 from qdqtune.records._errors import EngineError, QdqtuneError, UsageError
 from qdqtune.search._config import (
     DQ_DTYPES,
@@ -68,6 +69,7 @@ def get_parser() -> argparse.ArgumentParser:
     """Build the parser; long flags accept dashes for underscores."""
     parser = Parser(
         prog="python -m qdqtune.autotune",
+        names=NAMES,
         description="Find where Q/DQ pays in an ONNX model, by measuring, and write the fastest "
         "correct model found, with calibrated scales. The flags are those that autotuners of this "
         "kind have, and those of `qdqtune tune`, which does the same.",

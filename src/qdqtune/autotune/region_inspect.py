@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qdqtune._parser import Parser
 from qdqtune.cli._flags import add_limits, positive
-from qdqtune.cli._parser import Parser
 from qdqtune.cli._runner import FAILED, OK, USAGE, run_safely, set_up_logging
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from qdqtune.cli._parser import Parser
+    from qdqtune._parser import Parser
 
     AddParser = Callable[..., Parser]
 

@@ -6,8 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from qdqtune._parser import ListAction
 from qdqtune.cli._flags import add_format, add_inputs, add_output, input_request
-from qdqtune.cli._parser import ListAction
 from qdqtune.records._precision import Precision
 
 if TYPE_CHECKING:

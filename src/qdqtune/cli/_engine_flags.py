@@ -8,9 +8,10 @@ import logging
 import shlex
 from typing import TYPE_CHECKING
 
+from qdqtune._parser import DashedValueAction, ListAction, group_titled
 from qdqtune.cli._flags import add_config
-from qdqtune.cli._parser import DashedValueAction, ListAction, group_titled
-from qdqtune.config import ENGINE_SPECIFIC, ShapeRangeConfig
+from qdqtune.config import ShapeRangeConfig
+from qdqtune.options import ENGINE_SPECIFIC
 from qdqtune.records._errors import UsageError
 
 if TYPE_CHECKING:

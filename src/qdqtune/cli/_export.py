@@ -64,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _write_list(options: argparse.Namespace) -> int:
     from qdqtune.graph._files import check_writable, write_text
-    from qdqtune.report._formatting import printable
+    from qdqtune.records._printable import printable
     from qdqtune.workflows._exclusion_list import float_nodes
 
     if options.output is not None:
@@ -84,8 +84,8 @@ def _write_list(options: argparse.Namespace) -> int:
 
 
 def _write_candidate(options: argparse.Namespace) -> int:
+    from qdqtune.records._printable import printable
     from qdqtune.report._export import candidates_record, candidates_text
-    from qdqtune.report._formatting import printable
     from qdqtune.workflows._export import export, list_candidates
 
     candidates = list_candidates(options.folder)

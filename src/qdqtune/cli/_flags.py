@@ -6,11 +6,11 @@ Generated from configs, for a model's inputs, for output and limits.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import Field
 from typing import Any, TypeVar
 
-from qdqtune.cli._parser import AssignmentsAction, InputItemsAction, ListAction, group_titled
+from qdqtune._parser import AssignmentsAction, InputItemsAction, ListAction, Names, group_titled
 from qdqtune.config import INPUTS, SHAPES, CalibrationConfig, EngineConfig, InputConfig
 from qdqtune.options import (
     KEY_VALUES,
@@ -91,6 +91,23 @@ def input_request(options: argparse.Namespace) -> InputRequest:
         UsageError: If one of them can't be parsed.
     """
     return InputRequest.from_text(options.shapes, options.dim, options.input_range, options.seed)
+
+
+def _engine_names() -> Iterable[str]:
+    from qdqtune.engines import _registry as registry
+
+    return [registry.AUTO, *registry.engines()]
+
+
+def _dialect_names() -> Iterable[str]:
+    from qdqtune.engines import _registry as registry  # importing the dialects takes long
+
+    entries = registry.engines().values()
+    return sorted({choice.name for entry in entries for choice in entry.dialects})
+
+
+NAMES: Names = {"engine": _engine_names, "dialect": _dialect_names}
+"""Values of flags that are looked up only when help is shown."""
 
 
 C = TypeVar("C")

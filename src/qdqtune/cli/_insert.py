@@ -7,6 +7,7 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
+from qdqtune._parser import ListAction
 from qdqtune.cli._flags import (
     add_calibration,
     add_dialect,
@@ -15,7 +16,6 @@ from qdqtune.cli._flags import (
     add_output,
     input_request,
 )
-from qdqtune.cli._parser import ListAction
 from qdqtune.records._precision import Precision
 from qdqtune.records._ranges import CalibrationSource, RangeMethod
 

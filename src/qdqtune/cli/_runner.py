@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qdqtune.graph._disk_errors import full_disk
 from qdqtune.records._errors import OutputError, QdqtuneError, UsageError
-from qdqtune.report._formatting import message
+from qdqtune.records._printable import message
 from qdqtune.resources._limits import resource_limits, this_process_limited
 from qdqtune.workflows._interrupts import interrupt_on_signals
 

@@ -6,8 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from qdqtune._parser import InputItemsAction
 from qdqtune.cli._flags import add_dim, add_format, add_output, positive
-from qdqtune.cli._parser import InputItemsAction
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest
 

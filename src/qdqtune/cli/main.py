@@ -12,8 +12,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from qdqtune._parser import Parser
 from qdqtune._version import __version__
-from qdqtune.cli._parser import Parser
 from qdqtune.cli._runner import USAGE, run_safely, set_up_logging
 
 _COMMANDS = {
@@ -84,9 +84,10 @@ def get_parser(first: str | None = None) -> argparse.ArgumentParser:
     for name, summary in _COMMANDS.items():
         add = functools.partial(commands.add_parser, name, help=summary)
         if first in (None, name):
-            from qdqtune.cli._flags import add_common
+            from qdqtune.cli._flags import NAMES, add_common
 
-            importlib.import_module(f"qdqtune.cli._{name}").add_parser(add)
+            command = importlib.import_module(f"qdqtune.cli._{name}")
+            command.add_parser(functools.partial(add, names=NAMES))
             add_common(commands.choices[name])
         else:
             add()

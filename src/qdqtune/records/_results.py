@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqtune.records._inputs import shape_text
+from qdqtune.records._printable import printable
 
 # Loaded by name when a notebook needs it: reports depend on records, never the reverse.
 _NOTEBOOK = "qdqtune.report._notebook"
@@ -33,10 +34,7 @@ class Result(ABC):
         """The JSON form: what the command prints with ``--format json``."""
 
     def __repr__(self) -> str:
-        line = " ".join(self.headline.split())
-        shown = "".join(
-            each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line
-        )
+        shown = printable(" ".join(self.headline.split()))
         cut = shown if len(shown) <= _LONGEST_LINE else f"{shown[:_LONGEST_LINE]}…"
         return f"{type(self).__name__}({cut})"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qdqtune.records._measurement import FLOAT32, BenchmarkEntry, BenchRecord, EngineInfo
+from qdqtune.records._printable import message, printable
 from qdqtune.records._verification import Check, Outcome, VerifyReport
-from qdqtune.report._formatting import Table, message, printable, text_table
+from qdqtune.report._formatting import Table, text_table
 
 _MOST_INPUTS = 6
 _SQNR = "output SQNR"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from qdqtune.records._inputs import shape_text
 from qdqtune.records._precision import ConvertReport, PrecisionReport
+from qdqtune.records._printable import printable
 from qdqtune.records._results import OptimizeCounts, OptimizeReport, Proof, ShapesReport
-from qdqtune.report._formatting import Table, printable, text_table
+from qdqtune.report._formatting import Table, text_table
 
 _MEGABYTE = 1 << 20
 

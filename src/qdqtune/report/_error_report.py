@@ -7,8 +7,9 @@ import math
 from collections.abc import Sequence
 
 from qdqtune.records._accuracy import ErrorReport, LayerError, OutputError
+from qdqtune.records._printable import printable
 from qdqtune.report._bench import engine_line
-from qdqtune.report._formatting import Table, printable, text_table
+from qdqtune.report._formatting import Table, text_table
 
 _OUTPUTS = ("output", "SQNR dB", "cosine", "max error", "max value", "equal")
 _LAYERS = (

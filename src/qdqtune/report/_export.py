@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from qdqtune.records._printable import message, printable
 from qdqtune.records._results import Candidate
-from qdqtune.report._formatting import message, printable, text_table
+from qdqtune.report._formatting import text_table
 
 SCHEMA = 1
 

@@ -1,16 +1,11 @@
-"""Text for terminals and pipes: tables, printable names, messages and durations."""
+"""Text for terminals and pipes: tables and durations."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Control and formatting characters (including bidirectional overrides), surrogates, and line and
-# paragraph separators.
-_ACTED_UPON = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-# Names in a model can be arbitrarily long.
-_LONGEST_LINE = 2000
+from qdqtune.records._printable import printable
 
 
 class Table(NamedTuple):
@@ -49,26 +44,6 @@ def text_table(
         for row in cells
     ]
     return "\n".join(lines)
-
-
-def printable(text: str) -> str:
-    """Replace characters that a terminal would act on or can't show."""
-    return "".join(
-        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in _ACTED_UPON else character
-        for character in text
-    )
-
-
-def message(text: str) -> str:
-    """Make a multi-line message printable, and truncate long lines."""
-    return "\n".join(_cut(printable(line)) for line in text.split("\n"))
-
-
-def _cut(line: str) -> str:
-    if len(line) <= _LONGEST_LINE:
-        return line
-    kept = _LONGEST_LINE // 2
-    return f"{line[:kept]} … {line[-kept:]}"
 
 
 _TENTHS, _MINUTE, _HOUR = 9.95, 60, 3600

@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from qdqtune.records._health import EngineHealth, GpuHealth, Health
+from qdqtune.records._printable import printable
 from qdqtune.records._untrusted_files import size_text
-from qdqtune.report._formatting import printable, text_table
+from qdqtune.report._formatting import text_table
 
 
 def health_record(health: Health) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from qdqtune.records._inspection import (
     TensorAnswer,
     TensorPlace,
 )
-from qdqtune.report._formatting import message, printable, text_table
+from qdqtune.records._printable import message, printable
+from qdqtune.report._formatting import text_table
 
 _LONGEST_NAME = 60
 _MOST_NAMES = 3

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqtune.records._layers import BETWEEN, GroupRecord, GroupsRecord, LayersRecord, MappedLayer
+from qdqtune.records._printable import printable
 from qdqtune.report._bench import engine_lines
-from qdqtune.report._formatting import printable, text_table
+from qdqtune.report._formatting import text_table
 
 _LONGEST_NAME = 44
 _MOST_NAMES = 3

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from qdqtune.records._printable import message, printable
 from qdqtune.records._tuning import TuneEvent
-from qdqtune.report._formatting import duration, message, printable
+from qdqtune.report._formatting import duration
 from qdqtune.report._subgraphs import STAGE as SUBGRAPHS
 
 if TYPE_CHECKING:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from qdqtune.records._printable import printable
 from qdqtune.records._quantization import Decision, InsertReport, QuantizeReport, StripReport
 from qdqtune.records._ranges import CalibrationSource
 from qdqtune.report._bench import busy_lines
-from qdqtune.report._formatting import Table, printable, text_table
+from qdqtune.report._formatting import Table, text_table
 
 
 def near_limit_line(sqnr_db: float, min_sqnr_db: float) -> str:

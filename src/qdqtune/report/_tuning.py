@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from qdqtune.records._inputs import shape_text
 from qdqtune.records._measurement import FLOAT32
+from qdqtune.records._printable import printable
 from qdqtune.records._ranges import CalibrationSource
 from qdqtune.records._tuning import AS_GIVEN as UNCHANGED
 from qdqtune.records._tuning import Summary, TunePlan, TuneResult
 from qdqtune.report._bench import busy_lines, engine_lines, inputs_lines
-from qdqtune.report._formatting import Table, duration, printable, text_table
+from qdqtune.report._formatting import Table, duration, text_table
 from qdqtune.report._inspection import in_float32_line
 from qdqtune.report._quantization import RANDOM_WARNING, float_error_line, near_limit_line
 from qdqtune.report._subgraphs import AS_GIVEN, MODE, batches_lines, plan_lines, subgraph_lines

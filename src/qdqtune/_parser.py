@@ -1,19 +1,19 @@
-"""The argument parser of every command.
-
-Flag spellings, flags with several values, short errors, the help layout.
-"""
+"""The argument parser of every command: spellings and lists of flags, short errors, help."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from qdqtune.records._inputs import is_item
-from qdqtune.report._formatting import message as printable_lines
+from qdqtune.records._printable import message as printable_lines
+
+Names = Mapping[str, Callable[[], Iterable[str]]]
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _ASSIGNMENT = re.compile(r"\s*[A-Za-z_][\w.]*=")
@@ -120,11 +120,15 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         examples: Command lines shown at the end of the help.
+        names: Values that a flag accepts, by its dest: looked up only when help is shown.
         others: Keyword arguments of `ArgumentParser`.
     """
 
-    def __init__(self, *, examples: Sequence[str] = (), **others: Any) -> None:
-        super().__init__(formatter_class=_HelpFormatter, **others)
+    def __init__(
+        self, *, examples: Sequence[str] = (), names: Names | None = None, **others: Any
+    ) -> None:
+        formatter = functools.partial(_HelpFormatter, names=names or {})
+        super().__init__(formatter_class=formatter, **others)
         self.examples = tuple(examples)
 
     def parse_known_args(  # type: ignore[override]
@@ -149,7 +153,7 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Format the help: one line of usage, flags (engine-specific ones last), examples."""
         if self._subparsers is None:
-            from qdqtune.config import ENGINE_SPECIFIC
+            from qdqtune.options import ENGINE_SPECIFIC
 
             self.usage = self._short_usage().replace("%", "%%")
             self._action_groups.sort(key=lambda group: group.title == ENGINE_SPECIFIC)
@@ -246,6 +250,10 @@ class Parser(argparse.ArgumentParser):
 class _HelpFormatter(argparse.HelpFormatter):
     """Shows lists as they are typed, aliases on one line, and the names that an option accepts."""
 
+    def __init__(self, prog: str, names: Names) -> None:
+        super().__init__(prog)
+        self._names = names
+
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         if isinstance(action, ListAction):
             return f"{action.metavar or default_metavar},..."
@@ -259,30 +267,8 @@ class _HelpFormatter(argparse.HelpFormatter):
 
     def _expand_help(self, action: argparse.Action) -> str:
         text = super()._expand_help(action)
-        names = _NAMES.get(action.dest)
+        names = self._names.get(action.dest)
         return f"{text}; one of {', '.join(names())}" if names else text
-
-
-def _engine_names() -> Iterable[str]:
-    from qdqtune.engines import _registry as registry
-
-    return [registry.AUTO, *registry.engines()]
-
-
-def _dialect_names() -> Iterable[str]:
-    from qdqtune.engines import (
-        _registry as registry,
-    )  # importing the dialects themselves takes long
-
-    entries = registry.engines().values()
-    return sorted({choice.name for entry in entries for choice in entry.dialects})
-
-
-# Choices that are looked up only when help is shown, by the flag's dest.
-_NAMES: dict[str, Callable[[], Iterable[str]]] = {
-    "engine": _engine_names,
-    "dialect": _dialect_names,
-}
 
 
 def group_titled(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:

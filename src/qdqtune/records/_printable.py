@@ -1,0 +1,31 @@
+"""Text that is safe to print: names in a model are chosen by whoever wrote it."""
+
+from __future__ import annotations
+
+import unicodedata
+
+# Control and formatting characters (including bidirectional overrides), surrogates, and line and
+# paragraph separators.
+_ACTED_UPON = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# Names in a model can be arbitrarily long.
+_LONGEST_LINE = 2000
+
+
+def printable(text: str) -> str:
+    """Replace characters that a terminal would act on or can't show."""
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in _ACTED_UPON else character
+        for character in text
+    )
+
+
+def message(text: str) -> str:
+    """Make a multi-line message printable, and truncate long lines."""
+    return "\n".join(_cut(printable(line)) for line in text.split("\n"))
+
+
+def _cut(line: str) -> str:
+    if len(line) <= _LONGEST_LINE:
+        return line
+    kept = _LONGEST_LINE // 2
+    return f"{line[:kept]} … {line[-kept:]}"
