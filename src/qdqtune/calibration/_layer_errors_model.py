@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx.helper import make_node, make_opsetid, make_tensor, make_tensor_value_info
+from onnx.helper import make_node, make_opsetid, make_tensor_value_info
 
+from qdqtune.calibration._instrumentation import PackedOutput
 from qdqtune.calibration._layer_errors_pairs import Pairing, reads
 from qdqtune.graph._disk_errors import writing
 from qdqtune.graph._index import GraphIndex
@@ -28,109 +28,46 @@ NUMBERS = 6
 
 # Beyond this a number is a mask, whose square no float32 holds.
 _LARGEST = 1e15
-_BLOCK = 32
-_BOUND, _FLAT, _ZERO = f"{OUTPUT}_bound", f"{OUTPUT}_flat", f"{OUTPUT}_zero"
-
-# A tensor's name and type.
-_Tensor = tuple[str, "ir.DataType | None"]
 
 
-class ComparisonLayout:
-    """Puts nodes behind each other: those of a model, and those that compare.
+class _Distances(PackedOutput):
+    """Compares tensors of the quantized model with those of the float one.
 
     Args:
-        masked: Of which pairs, by name, huge float values are left out.
-
-    Attributes:
-        nodes: The nodes so far.
-        order: The names of the pairs in the order of the numbers.
+        pairing: The two models.
+        prefix: What the names of the quantized model begin with.
+        masked: Tensors of which huge float values are left out.
     """
 
-    def __init__(self, masked: Collection[str]) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.order: list[str] = []
-        self._masked = frozenset(masked)
-        self._waiting: list[tuple[str, list[_Tensor]]] = []
-        self._joined = 0
-        self._results: list[str] = []
+    def __init__(self, pairing: Pairing, prefix: str, masked: Collection[str]) -> None:
+        super().__init__(OUTPUT)
+        self._pairing = pairing
+        self._prefix = prefix
+        self._masked = masked
 
-    def compare(self, name: str, *tensors: _Tensor) -> None:
-        """Have two tensors compared, sooner or later.
-
-        Args:
-            name: What to call the pair.
-            tensors: The float model's tensor and the other one, and their types.
-        """
-        self._waiting.append((name, list(tensors)))
-        if len(self._waiting) >= _BLOCK:
-            self._add_block()
-
-    def finish(self) -> None:
-        """Have everything compared, and the numbers in the output."""
-        self._add_block()
-        self._join(OUTPUT)
-
-    @staticmethod
-    def constants() -> list[onnx.TensorProto]:
-        """The constants that the nodes read."""
-        return [
-            make_tensor(_FLAT, onnx.TensorProto.INT64, [1], [-1]),
-            make_tensor(_BOUND, onnx.TensorProto.FLOAT, [], [_LARGEST]),
-            make_tensor(_ZERO, onnx.TensorProto.FLOAT, [], [0.0]),
-        ]
-
-    def output(self) -> onnx.ValueInfoProto:
-        """The output with all numbers."""
-        shape = [len(self.order) * NUMBERS]
-        return make_tensor_value_info(OUTPUT, onnx.TensorProto.FLOAT, shape)
-
-    def _add_block(self) -> None:
-        first = len(self.order)
-        results = []
-        for position, (name, tensors) in reversed(list(enumerate(self._waiting, first))):
-            results += self._numbers(f"{OUTPUT}_{position}", tensors, name in self._masked)
-            self.order.append(name)
-        self._waiting.clear()
-        if self._results:
-            self._join(f"{OUTPUT}_joined_{self._joined}")
-        self._results += results
-
-    def _numbers(self, label: str, tensors: list[_Tensor], is_masked: bool) -> list[str]:
-        before, after = (
-            self._flat(f"{label}_{number}", *tensor) for number, tensor in enumerate(tensors)
-        )
-        if is_masked:
-            size = self._add("Abs", [before], f"{label}_size")
-            ordinary = self._add("Less", [size, _BOUND], f"{label}_ordinary")
+    def reduce(self, tensor: str, label: str) -> list[str]:
+        """The `NUMBERS` of a pair."""
+        original, quantized = self._pairing.original, self._pairing.quantized
+        source = self._pairing.float_of[tensor]
+        before = self.flat(source, original.dtype(source), f"{label}_0")
+        after = self.flat(self._prefix + tensor, quantized.value[tensor].dtype, f"{label}_1")
+        if tensor in self._masked:
+            size = self.add("Abs", [before], f"{label}_size")
+            ordinary = self.add("Less", [size, self.constant(_LARGEST)], f"{label}_ordinary")
             before, after = (
-                self._add("Where", [ordinary, tensor, _ZERO], f"{tensor}_ordinary")
-                for tensor in (before, after)
+                self.add("Where", [ordinary, each, self.constant(0.0)], f"{each}_ordinary")
+                for each in (before, after)
             )
-        off = self._add("Sub", [after, before], f"{label}_difference")
-        off = self._add("Abs", [off], f"{label}_off")
+        off = self.add("Sub", [after, before], f"{label}_difference")
+        off = self.add("Abs", [off], f"{label}_off")
         reductions = (
             ("ReduceSumSquare", before), ("ReduceSumSquare", off), ("ReduceSumSquare", after),
             ("ReduceMax", off), ("ReduceMax", before), ("ReduceMin", before),
         )  # fmt: skip
         return [
-            self._add(op_type, [tensor], f"{label}_number{number}", keepdims=1)
-            for number, (op_type, tensor) in enumerate(reductions)
+            self.add(op_type, [each], f"{label}_number{number}", keepdims=1)
+            for number, (op_type, each) in enumerate(reductions)
         ]
-
-    def _flat(self, label: str, tensor: str, dtype: ir.DataType | None) -> str:
-        """A tensor as a vector of float32, whatever its rank and type."""
-        if dtype != ir.DataType.FLOAT:
-            tensor = self._add("Cast", [tensor], f"{label}_float", to=onnx.TensorProto.FLOAT)
-        return self._add("Reshape", [tensor, _FLAT], f"{label}_flat")
-
-    def _join(self, name: str) -> None:
-        """Join the results that are waiting; what was joined already comes first."""
-        self._joined += 1
-        self._results = [self._add("Concat", self._results, name, axis=0)]
-
-    def _add(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        self.nodes.append(make_node(op_type, inputs, [output], name=output, **attributes))
-        return output
 
 
 # Before this version of the format, weights had to be listed among the inputs.
@@ -174,37 +111,36 @@ class ComparingModel:
         Returns:
             The tensors, in the order in which their numbers come out.
         """
-        layout = ComparisonLayout(masked)
+        distances = _Distances(self._pairing, self._prefix, masked)
         for node in self._in_order():
             if node.graph is self._pairing.original.model.graph:
-                layout.nodes.append(ir.serde.serialize_node(node))
+                distances.nodes.append(ir.serde.serialize_node(node))
                 continue
-            layout.nodes += self._rewired(node)
+            distances.nodes += self._rewired(node)
             for value in node.outputs:
-                name = value.name or ""
-                if name in self._tensors:
-                    source = self._pairing.float_of[name]
-                    original = (source, self._pairing.original.dtype(source))
-                    layout.compare(name, original, (self._prefix + name, value.dtype))
-        layout.finish()
-        content = self._proto(layout, path).SerializeToString()
+                if value.name in self._tensors:
+                    distances.want(value.name)
+        distances.finish()
+        content = self._proto(distances, path).SerializeToString()
         with writing(path):
             path.write_bytes(content)
-        return layout.order
+        return distances.order
 
-    def _proto(self, layout: ComparisonLayout, path: Path) -> onnx.ModelProto:
+    def _proto(self, distances: _Distances, path: Path) -> onnx.ModelProto:
         models = [self._pairing.original.model, self._pairing.quantized.model]
         opsets = {domain: version for each in models for domain, version in _opsets(each)}
-        graph = onnx.GraphProto(name=OUTPUT, node=layout.nodes, output=[layout.output()])
+        shape = [len(distances.order) * NUMBERS]
+        output = make_tensor_value_info(OUTPUT, onnx.TensorProto.FLOAT, shape)
+        graph = onnx.GraphProto(name=OUTPUT, node=distances.nodes, output=[output])
         graph.input.extend(ir.to_proto(value) for value in model_inputs(models[0]))
         store = WeightStore(path.parent, weights_name(path))
-        read = {name for node in layout.nodes for name in _all_inputs(node)}
+        read = {name for node in distances.nodes for name in _all_inputs(node)}
         for prefix, model in zip(("", self._prefix), models, strict=True):
             for name, value in model.graph.initializers.items():
                 if prefix + name in read and value.const_value is not None:
                     tensor = _reference(store, prefix + name, value.const_value)
                     graph.initializer.append(tensor)
-        graph.initializer.extend(layout.constants())
+        graph.initializer.extend(distances.constants)
         return onnx.ModelProto(
             ir_version=max(_FREE_WEIGHTS_IR_VERSION, *(each.ir_version for each in models)),
             opset_import=[make_opsetid(domain, version) for domain, version in opsets.items()],

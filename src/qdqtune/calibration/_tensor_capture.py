@@ -17,10 +17,11 @@ import onnx
 import onnx_ir as ir
 from onnx.helper import make_node, make_tensor_value_info
 
+from qdqtune.calibration._instrumentation import running, variant
 from qdqtune.calibration._random_inputs import Feeds
+from qdqtune.calibration._tensor_statistics import collect_statistics
 from qdqtune.engines._reference_engine import AS_WRITTEN, advice_on, opening_options
 from qdqtune.engines._worker import Worker, WorkerFailure
-from qdqtune.graph._files import save_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import is_op
 from qdqtune.graph._prepared_model import PreparedModel
@@ -82,20 +83,14 @@ def _parts(index: GraphIndex, shapes: Mapping[str, Shape]) -> Iterator[list[str]
 def _run(
     base: PreparedModel, worker: Worker, feeds: Feeds, tensors: Sequence[str]
 ) -> dict[str, Array]:
-    proto = onnx.ModelProto.FromString(base.whole())
-    del proto.graph.output[:]
+    outputs = []
     for name in tensors:
         dtype = base.index.dtype(name)
         kind = dtype.value if dtype is not None else onnx.TensorProto.UNDEFINED
-        proto.graph.output.append(make_tensor_value_info(name, kind, None))
-    path = base.write_for_now(proto.SerializeToString(), "tapped")
-    try:
-        opened = worker.open(path, opening_options(len(base.nodes)))
-        found = worker.run(opened, feeds)
-        worker.release(opened)
-    finally:
-        path.unlink(missing_ok=True)
-    return dict(found)
+        outputs.append(make_tensor_value_info(name, kind, None))
+    options = opening_options(len(base.nodes))
+    with running(base, worker, variant(base, base.nodes, outputs), options) as run:
+        return dict(run(feeds))
 
 
 def _placeholder_values(shape: Shape, dtype: ir.DataType) -> Array:
@@ -127,18 +122,14 @@ def observe_shapes(base: PreparedModel, worker: Worker, feeds: Feeds) -> dict[st
     unknown = unknown_tensors(base.index)
     if not unknown:
         return {}
-    path = base.write_for_now(_with_shapes(base, unknown).SerializeToString(), "shapes")
     try:
-        opened = worker.open(path, AS_WRITTEN)
-        outputs = worker.run(opened, feeds)
-        worker.release(opened)
+        with running(base, worker, _with_shapes(base, unknown), AS_WRITTEN) as run:
+            outputs = run(feeds)
     except WorkerFailure as failure:
         raise EngineError(
             f"The model does not run, so its shapes can't be taken from a run: {failure}",
             advice_on(failure, base.index.model, worker.engine, _OTHER_SHAPES),
         ) from None
-    finally:
-        path.unlink(missing_ok=True)
     found = {
         tensor: tuple(int(size) for size in outputs[_output(position)])
         for position, tensor in enumerate(unknown)
@@ -173,17 +164,13 @@ def _output(position: int) -> str:
 
 def _with_shapes(base: PreparedModel, tensors: list[str]) -> onnx.ModelProto:
     """The base with the tensors' shapes as its only outputs."""
-    proto: onnx.ModelProto = onnx.ModelProto.FromString(base.whole())
-    graph = proto.graph
-    del graph.output[:]
-    for position, tensor in enumerate(tensors):
-        name = _output(position)
-        graph.node.append(make_node("Shape", [tensor], [name], name=name))
-        graph.output.append(make_tensor_value_info(name, onnx.TensorProto.INT64, [None]))
-    return proto
-
-
-_WATCH = "qdqtune_watch_"
+    names = [_output(position) for position in range(len(tensors))]
+    nodes = [
+        make_node("Shape", [tensor], [name], name=name)
+        for tensor, name in zip(tensors, names, strict=True)
+    ]
+    outputs = [make_tensor_value_info(name, onnx.TensorProto.INT64, [None]) for name in names]
+    return variant(base, [*base.nodes, *nodes], outputs)
 
 
 def first_overflow(
@@ -192,7 +179,7 @@ def first_overflow(
     """Run a model and look at every float result of it.
 
     Args:
-        model: The model, computing in float32; it gets more outputs.
+        model: The model, computing in float32; its weights move into the folder.
         rounded: Node name to the value to look at instead of the node's own result.
         worker: Of the reference engine.
         feeds: Inputs.
@@ -203,46 +190,23 @@ def first_overflow(
         there is none.
 
     Raises:
-        WorkerFailure: If the model does not run.
+        EngineError: If the model does not run.
     """
-    watched = _watch(model, rounded)
-    opened = worker.open(save_model(model, folder / "watched.onnx"), AS_WRITTEN)
-    seen = worker.run(opened, feeds)
-    worker.release(opened)
-    strange = {node for name, node in watched.items() if not np.isfinite(seen[name]).all()}
+    base = PreparedModel(model, folder)
+    watched = {}
+    for node in base.index.nodes:
+        name = rounded.get(node.name or "", node.outputs[0].name or "")
+        value = base.index.value.get(name)
+        if value is None or value.dtype != ir.DataType.FLOAT or not _is_tensor(value):
+            continue
+        if not is_op(node, "Cast", "Constant"):
+            watched[name] = node
+    seen = collect_statistics(base, worker, [feeds], watched, as_written=True)
+    strange = {watched[name] for name in seen.strange}
     for node in watched.values():
         if node in strange and strange.isdisjoint(_sources(node)) and _constants_finite(node):
             return node.name or ""
     return ""
-
-
-def _watch(model: ir.Model, rounded: Mapping[str, str]) -> dict[str, ir.Node]:
-    """Add one output per float result: zero times the sum, which is zero or not a number."""
-    graph = model.graph
-    by_name = {value.name: value for node in graph for value in node.outputs}
-    watched: dict[str, ir.Node] = {}
-    zero = ir.Value(
-        name=f"{_WATCH}zero",
-        type=ir.TensorType(ir.DataType.FLOAT),
-        shape=ir.Shape([]),
-        const_value=ir.tensor(np.array(0, np.float32), name=f"{_WATCH}zero"),
-    )
-    graph.register_initializer(zero)
-    for node in [node for node in graph if not is_op(node, "Cast", "Constant")]:
-        value = by_name.get(rounded.get(node.name or ""), node.outputs[0])
-        if value.dtype != ir.DataType.FLOAT or not isinstance(value.type, ir.TensorType):
-            continue
-        name = f"{_WATCH}{len(watched)}"
-        product = ir.node("Mul", [value, zero], name=f"{name}_Mul")
-        product.outputs[0].name = f"{name}_product"
-        total = ir.node("ReduceSum", [product.outputs[0]], {"keepdims": 0}, name=f"{name}_Sum")
-        total.outputs[0].name = name
-        total.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-        total.outputs[0].shape = ir.Shape([])
-        graph.extend([product, total])
-        graph.outputs.append(total.outputs[0])
-        watched[name] = node
-    return watched
 
 
 def _sources(node: ir.Node) -> Iterator[ir.Node]:

@@ -10,21 +10,20 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnx_ir as ir
-from onnx.helper import make_node, make_tensor, make_tensor_value_info
+from onnx.helper import make_tensor_value_info
 
+from qdqtune.calibration._instrumentation import PackedOutput, running, variant
 from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.calibration._range_fitting import Histogram
 from qdqtune.engines._reference_engine import AS_WRITTEN, advice_on, opening_options
-from qdqtune.engines._worker import OpenModel, Worker, WorkerFailure
+from qdqtune.engines._worker import Worker, WorkerFailure
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._prepared_model import PreparedModel, constant_part, node_part
+from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.records._errors import EngineError, ModelError
 from qdqtune.records._placement import Placement
 
@@ -34,7 +33,6 @@ OUTPUT = "qdqtune_extremes"
 # NaN if and only if one of them is, also where it overflows; it makes runs 6 to 13 % longer.
 REDUCTIONS = ("ReduceMin", "ReduceMax", "ReduceL1")
 
-_BLOCK = 32
 _ALL_VALUES = 1 << 20
 _VALUES_PER_TENSOR = (256, 4096)
 _END = np.iinfo(np.int64).max
@@ -42,44 +40,68 @@ _END = np.iinfo(np.int64).max
 Array = npt.NDArray[Any]
 
 
-def with_reductions(
-    base: PreparedModel, tensors: Collection[str], *, with_values: bool = False
-) -> tuple[onnx.ModelProto, list[str]]:
-    """The base with one output, `OUTPUT`, which `parted` takes apart.
+class _Statistics(PackedOutput):
+    """Reduces tensors to `REDUCTIONS`, and to some of their values if wanted.
 
     Args:
-        base: The model.
-        tensors: Float tensors of its main graph.
-        with_values: Whether some thousand values of each come along, evenly spread.
-
-    Returns:
-        The model, and its tensors in the order of the output.
+        index: Of the base.
+        count: About how many values of each tensor are wanted.
     """
+
+    def __init__(self, index: GraphIndex, count: int) -> None:
+        super().__init__(OUTPUT)
+        self._index = index
+        self._count = count
+
+    def reduce(self, tensor: str, label: str) -> list[str]:
+        """The reductions, then the number of values and the values."""
+        flat = self.flat(tensor, self._index.dtype(tensor), label)
+        # Of no elements: inf, -inf and 0, which change nothing.
+        results = [
+            self.add(op_type, [flat], f"{label}_{op_type}", keepdims=1) for op_type in REDUCTIONS
+        ]
+        if self._count:
+            first, step = self.constant([0]), self._step(tensor, flat, label)
+            ends = [first, self.constant([_END]), first, step]
+            values = self.add("Slice", [flat, *ends], f"{label}_values")
+            size = self.add("Shape", [values], f"{label}_size")
+            results.append(self.add("Cast", [size], f"{label}_real", to=onnx.TensorProto.FLOAT))
+            results.append(values)
+        return results
+
+    def _step(self, tensor: str, flat: str, label: str) -> str:
+        """How far the values are apart; an even step would pass over half of most channels."""
+        shape = self._index.shape(tensor)
+        known = [dim for dim in shape or () if dim is not None]
+        if shape is not None and len(known) == len(shape):
+            return self.constant([even_step(known, self._count)])
+        size = self.add("Shape", [flat], f"{label}_elements")
+        times = self.add("Div", [size, self.constant([2 * self._count])], f"{label}_times")
+        even = self.add("Mul", [times, self.constant([2])], f"{label}_even")
+        return self.add("Add", [even, self.constant([1])], f"{label}_step")
+
+
+def _with_statistics(
+    base: PreparedModel, tensors: Collection[str], *, with_values: bool
+) -> tuple[onnx.ModelProto, list[str]]:
+    """The base with the statistics as its output, and the tensors in the order of the output."""
     count = int(np.clip(_ALL_VALUES // max(len(tensors), 1), *_VALUES_PER_TENSOR))
-    layout = _Layout(base.index, count if with_values else 0)
+    statistics = _Statistics(base.index, count if with_values else 0)
     wanted = frozenset(tensors)
-    waiting = [name for name in tensors if base.index.value[name].producer() is None]
-    for node, part in zip(base.index.nodes, base.node_parts, strict=True):
-        layout.parts.append(part)
-        waiting += [value.name for value in node.outputs if value.name in wanted]
-        if len(waiting) >= _BLOCK:
-            layout.reduce(waiting)
-            waiting = []
-    layout.reduce(waiting)
-    layout.join(last=True)
-    constants = [
-        constant_part(make_tensor(name, onnx.TensorProto.INT64, [1], [number]))
-        for number, name in layout.numbers.items()
-    ]
-    parts = (*base.constant_parts.values(), *constants)
-    proto: onnx.ModelProto = onnx.ModelProto.FromString(base.assemble(layout.parts, parts))
-    del proto.graph.output[:]
+    for name in tensors:
+        if base.index.value[name].producer() is None:
+            statistics.want(name)
+    for node, proto in zip(base.index.nodes, base.nodes, strict=True):
+        statistics.nodes.append(proto)
+        for value in node.outputs:
+            if value.name in wanted:
+                statistics.want(value.name)
+    statistics.finish()
     output = make_tensor_value_info(OUTPUT, onnx.TensorProto.FLOAT, [None])
-    proto.graph.output.append(output)
-    return proto, layout.order
+    return variant(base, statistics.nodes, [output], statistics.constants), statistics.order
 
 
-def parted(output: Array, tensors: int, *, with_values: bool = False) -> Iterator[Array]:
+def _parted(output: Array, tensors: int, *, with_values: bool) -> Iterator[Array]:
     """Take the output of a run apart.
 
     Returns:
@@ -97,81 +119,6 @@ def parted(output: Array, tensors: int, *, with_values: bool = False) -> Iterato
     for start in starts:
         first = start + head + 1
         yield output[first : first + int(output[start + head])]
-
-
-class _Layout:
-    """Puts nodes behind each other.
-
-    Args:
-        index: Of the base.
-        count: About how many values of each tensor are wanted.
-
-    Attributes:
-        parts: The nodes so far, serialized.
-        order: The tensors reduced so far.
-        numbers: Constants that the nodes read, and their names.
-    """
-
-    def __init__(self, index: GraphIndex, count: int) -> None:
-        self.parts: list[bytes] = []
-        self.order: list[str] = []
-        self.numbers: dict[int, str] = {}
-        self._index = index
-        self._count = count
-        self._joined = 0
-        self._results: list[str] = []
-
-    def reduce(self, tensors: Sequence[str]) -> None:
-        """Add the reductions of a block of tensors; the block before it is joined behind them."""
-        results: list[str] = []
-        for position, tensor in reversed(list(enumerate(tensors, len(self.order)))):
-            results += self._reduce_one(tensor, f"{OUTPUT}_{position}")
-        self.order += reversed(tensors)
-        self.join()
-        self._results += results
-
-    def _reduce_one(self, tensor: str, name: str) -> list[str]:
-        source = tensor
-        if self._index.dtype(tensor) != ir.DataType.FLOAT:
-            source = self._add("Cast", [tensor], f"{name}_cast", to=onnx.TensorProto.FLOAT)
-        flat = self._add("Reshape", [source, self._number(-1)], f"{name}_flat")
-        # Of no elements: inf, -inf and 0, which change nothing.
-        results = [
-            self._add(op_type, [flat], f"{name}_{op_type}", keepdims=1) for op_type in REDUCTIONS
-        ]
-        if self._count:
-            first, step = self._number(0), self._step(tensor, flat, name)
-            ends = [first, self._number(_END), first, step]
-            values = self._add("Slice", [flat, *ends], f"{name}_values")
-            size = self._add("Shape", [values], f"{name}_size")
-            results.append(self._add("Cast", [size], f"{name}_real", to=onnx.TensorProto.FLOAT))
-            results.append(values)
-        return results
-
-    def _step(self, tensor: str, flat: str, name: str) -> str:
-        """How far the values are apart; an even step would pass over half of most channels."""
-        shape = self._index.shape(tensor)
-        known = [dim for dim in shape or () if dim is not None]
-        if shape is not None and len(known) == len(shape):
-            return self._number(even_step(known, self._count))
-        size = self._add("Shape", [flat], f"{name}_elements")
-        times = self._add("Div", [size, self._number(2 * self._count)], f"{name}_times")
-        even = self._add("Mul", [times, self._number(2)], f"{name}_even")
-        return self._add("Add", [even, self._number(1)], f"{name}_step")
-
-    def join(self, *, last: bool = False) -> None:
-        """Join the results that are waiting; what was joined already comes first."""
-        if self._results:
-            self._joined += 1
-            name = OUTPUT if last else f"{OUTPUT}_joined_{self._joined}"
-            self._results = [self._add("Concat", self._results, name, axis=0)]
-
-    def _number(self, number: int) -> str:
-        return self.numbers.setdefault(number, f"{OUTPUT}_number_{len(self.numbers)}")
-
-    def _add(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        self.parts.append(node_part(make_node(op_type, inputs, [output], **attributes)))
-        return output
 
 
 def even_step(shape: Sequence[int], count: int) -> int:
@@ -217,6 +164,7 @@ def collect_statistics(
     tensors: Collection[str],
     *,
     with_values: bool = False,
+    as_written: bool = False,
     total: int | None = None,
     progress: Progress | None = None,
 ) -> TensorStatistics:
@@ -231,6 +179,7 @@ def collect_statistics(
         samples: Input sets, read one at a time.
         tensors: What to watch: float tensors of the main graph.
         with_values: Whether to make histograms.
+        as_written: Whether to run every op as it is written, without the engine's optimizations.
         total: How many samples there are, if they can't tell.
         progress: Told after every sample.
 
@@ -240,52 +189,33 @@ def collect_statistics(
     """
     if not tensors:
         return TensorStatistics()
-    model, order = with_reductions(base, tensors, with_values=with_values)
+    model, order = _with_statistics(base, tensors, with_values=with_values)
     extremes = _Extremes(order)
     histograms = {name: Histogram() for name in order} if with_values else {}
     total = total or operator.length_hint(samples) or None
-    path = base.write_for_now(model.SerializeToString(), "calibration")
-    opened: OpenModel | None = None
+    # With the engine's optimizations: what is watched has a reader, so it is not fused away.
+    # Seen on one core, everything watched, against as written (and the bare model): ResNet-18
+    # 32 ms against 43 (28), MobileNetV2 19 against 27 (8), ViT 133 against 137 (93).
+    options = AS_WRITTEN if as_written else opening_options(len(base.nodes))
+    at = ""
     try:
-        # With the engine's optimizations: what is watched has a reader, so it is not fused away.
-        # Seen on one core, everything watched, against as written (and the bare model): ResNet-18
-        # 32 ms against 43 (28), MobileNetV2 19 against 27 (8), ViT 133 against 137 (93).
-        opened = _open(worker, path, len(base.nodes))
-        for feeds in samples:
-            output = worker.run(opened, feeds)[OUTPUT]
-            reduced, *values = parted(output, len(order), with_values=with_values)
-            extremes.add(reduced)
-            for histogram, some in zip(histograms.values(), values, strict=True):
-                histogram.add(some)
-            if progress is not None:
-                progress(extremes.samples, total)
-        worker.release(opened)
+        with running(base, worker, model, options) as run:
+            for feeds in samples:
+                at = f" on sample {extremes.samples}"
+                reduced, *values = _parted(run(feeds)[OUTPUT], len(order), with_values=with_values)
+                extremes.add(reduced)
+                for histogram, some in zip(histograms.values(), values, strict=True):
+                    histogram.add(some)
+                if progress is not None:
+                    progress(extremes.samples, total)
     except WorkerFailure as failure:
-        at = "" if opened is None else f" on sample {extremes.samples}"
         raise EngineError(
             f"The float model does not run{at}, so it can't be calibrated: {failure}",
             advice_on(failure, base.index.model, worker.engine, _OTHER_INPUTS),
         ) from None
-    finally:
-        path.unlink(missing_ok=True)
     if not extremes.samples:
         raise ModelError("There is no calibration data.", "Give at least one sample.")
     return TensorStatistics(extremes.ranges(), extremes.samples, extremes.strange, histograms)
-
-
-def _open(worker: Worker, path: Path, nodes: int) -> OpenModel:
-    """Open a watched model; as it is written if the engine's optimizations can't cope with it.
-
-    Seen in ONNX Runtime 1.31: it fuses the GELU of a GPT-2 although one of its tensors is watched,
-    and then misses that tensor.
-    """
-    try:
-        return worker.open(path, opening_options(nodes))
-    except WorkerFailure as failure:
-        try:
-            return worker.open(path, AS_WRITTEN)
-        except WorkerFailure:
-            raise failure from None
 
 
 def watched_tensors(index: GraphIndex, placement: Placement | None = None) -> list[str]:
