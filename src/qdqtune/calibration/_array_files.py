@@ -1,4 +1,7 @@
-"""Arrays in files or in memory: the shape first, then the values one sample at a time."""
+"""Arrays in files or in memory: the shape first, then the values one sample at a time.
+
+Each format is one function, which reads no more than shape and type and returns a `StoredArray`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +28,182 @@ from qdqtune.records._untrusted_files import open_plain, read_bytes, size_in_wor
 _BLOCK_BYTES = 128 << 20
 _CHUNK_BYTES = 16 << 20
 _MOST_BYTES = 4 << 30  # 32 blocks: the file is read as often
+_SAMPLE_BYTES = 1 << 30
+
+# How the header of a version is read, and how many bytes tell its length.
+_HEADERS = {
+    (1, 0): (np.lib.format.read_array_header_1_0, 2),
+    (2, 0): (np.lib.format.read_array_header_2_0, 4),
+}
+_HEADER_BYTES = 10_000  # numpy's own limit, which it applies to what it has read
+
+Array = npt.NDArray[Any]
+_OpenFile = Callable[[], AbstractContextManager[IO[bytes]]]
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array in a file or in memory.
+
+    Attributes:
+        label: Where it is, for people.
+        shape: Its shape.
+        dtype: Its element type.
+        samples: Reads it, one sample at a time.
+    """
+
+    label: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    samples: Callable[[Layout], Iterator[Array]]
+
+
+def memory_array(label: str, array: Array) -> StoredArray:
+    """An array in memory; samples are views of it."""
+    return StoredArray(label, array.shape, array.dtype, partial(_slices, array))
+
+
+def _slices(array: Array, layout: Layout) -> Iterator[Array]:
+    for number in range(layout.samples):
+        rows = layout.rows
+        part = array if rows is None else array[number * rows : (number + 1) * rows]
+        yield part.reshape(layout.shape)
+
+
+def tensor_file(path: Path) -> StoredArray:
+    """A `TensorProto` in a file, as ONNX's own test data has them.
+
+    Raises:
+        UsageError: If it is none.
+    """
+
+    def samples(layout: Layout) -> Iterator[Array]:
+        with _readable(str(path)):
+            array = numpy_helper.to_array(_parse_tensor(path))
+        yield from _slices(array, layout)
+
+    with _readable(str(path)):
+        tensor = _parse_tensor(path)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return StoredArray(str(path), tuple(tensor.dims), dtype, samples)
+
+
+def _parse_tensor(path: Path) -> onnx.TensorProto:
+    tensor: onnx.TensorProto = onnx.TensorProto.FromString(read_bytes(path, _SAMPLE_BYTES))
+    if tensor.data_type == onnx.TensorProto.UNDEFINED:
+        raise ValueError("it holds no tensor")
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise ValueError("its values are in another file")
+    return tensor
+
+
+def numpy_file(path: Path) -> StoredArray:
+    """A `.npy` file.
+
+    Raises:
+        UsageError: If it is not one, holds Python objects, or is cut off.
+    """
+    with _readable(str(path)), open_plain(path) as file:
+        return _numpy_array(str(path), partial(open_plain, path), file, path.stat().st_size)
+
+
+def numpy_entries(path: Path) -> dict[str, StoredArray]:
+    """The arrays of an `.npz` file by name.
+
+    Raises:
+        UsageError: If it is no such file.
+    """
+    found = {}
+    with _readable(str(path)), open_plain(path) as file, zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            name = entry.filename.removesuffix(".npy")
+            if name != entry.filename:
+                label = f"{path}[{name!r}]"
+                reopen = partial(_open_entry, path, entry.filename)
+                with _readable(label), archive.open(entry) as member:
+                    found[name] = _numpy_array(label, reopen, member, entry.file_size)
+    return found
+
+
+@contextlib.contextmanager
+def _open_entry(path: Path, entry: str) -> Iterator[IO[bytes]]:
+    with zipfile.ZipFile(path) as archive, archive.open(entry) as member:
+        yield member
+
+
+def _numpy_array(label: str, reopen: _OpenFile, file: IO[bytes], file_bytes: int) -> StoredArray:
+    """An array in numpy's format.
+
+    Args:
+        label: Where it is, for people.
+        reopen: Opens its file again.
+        file: The file at its beginning.
+        file_bytes: How long it is.
+    """
+    shape, fortran_order, dtype = _read_header(file, label)
+    array_bytes = math.prod(shape) * dtype.itemsize
+    if file_bytes - file.tell() < array_bytes:
+        raise UsageError(
+            f"{label} is cut off: it holds less than its header says.", "Save it again."
+        )
+
+    @contextlib.contextmanager
+    def open_values() -> Iterator[IO[bytes]]:
+        with reopen() as again:
+            _read_header(again, label)
+            yield again
+
+    def samples(layout: Layout) -> Iterator[Array]:
+        size = math.prod(layout.shape) * dtype.itemsize
+        if size > _SAMPLE_BYTES:
+            raise LimitError(
+                f"One sample in {label} has {size_in_words(size)}; samples are read up to "
+                f"{size_in_words(_SAMPLE_BYTES)}.",
+                "Save samples of the size that the model gets in use.",
+            )
+        with _readable(label):
+            if layout.rows is not None and fortran_order:
+                yield from column_major_samples(label, open_values, shape, dtype, layout)
+                return
+            with open_values() as values:
+                if layout.rows is None:
+                    flat = np.frombuffer(_read_exactly(values, array_bytes), dtype)
+                    order: Literal["F", "C"] = "F" if fortran_order else "C"
+                    yield from _slices(flat.reshape(shape, order=order), layout)
+                    return
+                for _ in range(layout.samples):
+                    flat = np.frombuffer(_read_exactly(values, size), dtype)
+                    yield flat.reshape(layout.shape)
+
+    return StoredArray(label, shape, dtype, samples)
+
+
+def _read_header(file: IO[bytes], label: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:  # only structured types need another one
+        raise ValueError("it is not a plain array")
+    read_header, bytes_of_length = _HEADERS[version]
+    length = file.read(bytes_of_length)
+    if int.from_bytes(length, "little") > _HEADER_BYTES:
+        raise ValueError(f"its header has more than {_HEADER_BYTES:,} bytes")
+    header = file.read(int.from_bytes(length, "little"))
+    try:
+        shape, fortran_order, dtype = read_header(io.BytesIO(length + header))
+    except MemoryError:  # Python's parser has a stack of its own
+        raise ValueError("its header is nested too deeply") from None
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its header says that its shape is {list(shape)}")
+    if dtype.hasobject:
+        raise UsageError(
+            f"{label} holds pickled Python objects, which are never loaded.",
+            "Save arrays of numbers; stack arrays of one shape with np.stack.",
+        )
+    return shape, fortran_order, dtype
 
 
 def column_major_samples(
     label: str,
-    open_values: Callable[[], AbstractContextManager[IO[bytes]]],
+    open_values: _OpenFile,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
     layout: Layout,
@@ -68,7 +243,7 @@ def column_major_samples(
         del block, columns, sample  # before the next one is read
 
 
-def read_exactly(file: IO[bytes], size: int) -> bytes:
+def _read_exactly(file: IO[bytes], size: int) -> bytes:
     """Read as many bytes as expected.
 
     Raises:
@@ -90,226 +265,14 @@ def _read_rows(
     for left in range(0, width, max(1, at_once)):
         if at_once:
             count = min(at_once, width - left)
-            values = np.frombuffer(read_exactly(file, count * column_bytes), dtype)
+            values = np.frombuffer(_read_exactly(file, count * column_bytes), dtype)
             rows[:, left : left + count] = values.reshape(count, height)[:, first:last].T
         else:  # one column is more than a chunk
             file.seek(first * dtype.itemsize, 1)
-            values = np.frombuffer(read_exactly(file, (last - first) * dtype.itemsize), dtype)
+            values = np.frombuffer(_read_exactly(file, (last - first) * dtype.itemsize), dtype)
             rows[:, left] = values
             file.seek((height - last) * dtype.itemsize, 1)
     return rows
-
-
-Array = npt.NDArray[Any]
-
-# How the header of a version is read, and how many bytes tell its length.
-_HEADERS = {
-    (1, 0): (np.lib.format.read_array_header_1_0, 2),
-    (2, 0): (np.lib.format.read_array_header_2_0, 4),
-}
-_HEADER_BYTES = 10_000  # numpy's own limit, which it applies to what it has read
-_SAMPLE_BYTES = 1 << 30
-
-
-class StoredArray(Protocol):
-    """An array that is somewhere."""
-
-    @property
-    def label(self) -> str:
-        """Where it is, for people."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Its element type."""
-        ...
-
-    def samples(self, layout: Layout) -> Iterator[Array]:
-        """Its samples, one at a time."""
-        ...
-
-
-@dataclass(frozen=True)
-class MemoryArray:
-    """An array in memory."""
-
-    label: str
-    array: Array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        return self.array.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Its element type."""
-        return self.array.dtype
-
-    def samples(self, layout: Layout) -> Iterator[Array]:
-        """Views of the array."""
-        for number in range(layout.samples):
-            rows = layout.rows
-            part = self.array if rows is None else self.array[number * rows : (number + 1) * rows]
-            yield part.reshape(layout.shape)
-
-
-@dataclass(frozen=True)
-class NumpyFile:
-    """A `.npy` file, or an entry of an `.npz` file; made with `numpy_file`."""
-
-    path: Path
-    entry: str | None
-    label: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    fortran_order: bool
-
-    def samples(self, layout: Layout) -> Iterator[Array]:
-        """Read samples one after the other."""
-        size = math.prod(layout.shape) * self.dtype.itemsize
-        if size > _SAMPLE_BYTES:
-            raise LimitError(
-                f"One sample in {self.label} has {size_in_words(size)}; samples are read up to "
-                f"{size_in_words(_SAMPLE_BYTES)}.",
-                "Save samples of the size that the model gets in use.",
-            )
-        with _readable(self.label):
-            if layout.rows is None:
-                yield from MemoryArray(self.label, self._whole()).samples(layout)
-            elif self.fortran_order:
-                yield from column_major_samples(
-                    self.label, self._values, self.shape, self.dtype, layout
-                )
-            else:
-                with self._values() as file:
-                    for _ in range(layout.samples):
-                        values = np.frombuffer(read_exactly(file, size), self.dtype)
-                        yield values.reshape(layout.shape)
-
-    def _whole(self) -> Array:
-        size = math.prod(self.shape) * self.dtype.itemsize
-        with self._values() as file:
-            values = np.frombuffer(read_exactly(file, size), self.dtype)
-        return values.reshape(self.shape, order="F" if self.fortran_order else "C")
-
-    @contextlib.contextmanager
-    def _values(self) -> Iterator[IO[bytes]]:
-        """The file, where its values begin."""
-        with _open(self.path, self.entry) as file:
-            _read_header(file, self.label)
-            yield file
-
-
-@dataclass(frozen=True)
-class TensorFile:
-    """A `TensorProto` in a file, as ONNX's own test data has them; made with `tensor_file`."""
-
-    path: Path
-    label: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def samples(self, layout: Layout) -> Iterator[Array]:
-        """Read the tensor."""
-        with _readable(self.label):
-            array = numpy_helper.to_array(_parse_tensor(self.path))
-        yield from MemoryArray(self.label, array).samples(layout)
-
-
-def numpy_file(path: Path) -> NumpyFile:
-    """Read the header of a `.npy` file.
-
-    Raises:
-        UsageError: If it is not one, holds Python objects, or is cut off.
-    """
-    with _readable(str(path)), open_plain(path) as file:
-        return _described(path, None, str(path), file, path.stat().st_size)
-
-
-def numpy_entries(path: Path) -> dict[str, NumpyFile]:
-    """The arrays of an `.npz` file by name; their headers are read, their values not.
-
-    Raises:
-        UsageError: If it is no such file.
-    """
-    found = {}
-    with _readable(str(path)), open_plain(path) as file, zipfile.ZipFile(file) as archive:
-        for entry in archive.infolist():
-            name = entry.filename.removesuffix(".npy")
-            if name != entry.filename:
-                label = f"{path}[{name!r}]"
-                with _readable(label), archive.open(entry) as member:
-                    found[name] = _described(path, entry.filename, label, member, entry.file_size)
-    return found
-
-
-def _described(path: Path, entry: str | None, label: str, file: IO[bytes], size: int) -> NumpyFile:
-    shape, fortran_order, dtype = _read_header(file, label)
-    if size - file.tell() < math.prod(shape) * dtype.itemsize:
-        raise UsageError(
-            f"{label} is cut off: it holds less than its header says.", "Save it again."
-        )
-    return NumpyFile(path, entry, label, shape, dtype, fortran_order)
-
-
-def tensor_file(path: Path) -> TensorFile:
-    """Read shape and type of a tensor file.
-
-    Raises:
-        UsageError: If it is none.
-    """
-    with _readable(str(path)):
-        tensor = _parse_tensor(path)
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    return TensorFile(path, str(path), tuple(tensor.dims), dtype)
-
-
-def _parse_tensor(path: Path) -> onnx.TensorProto:
-    tensor: onnx.TensorProto = onnx.TensorProto.FromString(read_bytes(path, _SAMPLE_BYTES))
-    if tensor.data_type == onnx.TensorProto.UNDEFINED:
-        raise ValueError("it holds no tensor")
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        raise ValueError("its values are in another file")
-    return tensor
-
-
-def _read_header(file: IO[bytes], label: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)
-    if version not in _HEADERS:  # only structured types need another one
-        raise ValueError("it is not a plain array")
-    read_header, bytes_of_length = _HEADERS[version]
-    length = file.read(bytes_of_length)
-    if int.from_bytes(length, "little") > _HEADER_BYTES:
-        raise ValueError(f"its header has more than {_HEADER_BYTES:,} bytes")
-    header = file.read(int.from_bytes(length, "little"))
-    try:
-        shape, fortran_order, dtype = read_header(io.BytesIO(length + header))
-    except MemoryError:  # Python's parser has a stack of its own
-        raise ValueError("its header is nested too deeply") from None
-    if min(shape, default=0) < 0:
-        raise ValueError(f"its header says that its shape is {list(shape)}")
-    if dtype.hasobject:
-        raise UsageError(
-            f"{label} holds pickled Python objects, which are never loaded.",
-            "Save arrays of numbers; stack arrays of one shape with np.stack.",
-        )
-    return shape, fortran_order, dtype
-
-
-@contextlib.contextmanager
-def _open(path: Path, entry: str | None) -> Iterator[IO[bytes]]:
-    if entry is None:
-        with open_plain(path) as file:
-            yield file
-    else:
-        with zipfile.ZipFile(path) as archive, archive.open(entry) as member:
-            yield member
 
 
 @contextlib.contextmanager

@@ -126,7 +126,8 @@ def variant(
     constants: Iterable[onnx.TensorProto] = (),
 ) -> onnx.ModelProto:
     """The base with other nodes and outputs, and with further constants."""
-    proto = onnx.ModelProto.FromString(base.assemble((), base.constant_parts.values()))
+    content = base.assemble((), base.constant_parts.values())
+    proto: onnx.ModelProto = onnx.ModelProto.FromString(content)
     del proto.graph.output[:]
     proto.graph.node.extend(nodes)
     proto.graph.output.extend(outputs)

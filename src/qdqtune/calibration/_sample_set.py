@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from qdqtune.calibration._array_files import MemoryArray
+from qdqtune.calibration._array_files import memory_array
 from qdqtune.calibration._expected_inputs import (
     Array,
     ExpectedInput,
@@ -50,7 +50,7 @@ def tables_of(
         if number and any(is_short(arrays[each.name].shape, each) for each in inputs):
             remarks.say(logging.WARNING, f"{where} does not fill a batch and is left out")
             continue
-        stored = {name: MemoryArray(where, array) for name, array in arrays.items()}
+        stored = {name: memory_array(where, array) for name, array in arrays.items()}
         yield make_table(where, stored, inputs, remarks, split_open=is_stack)
 
 
