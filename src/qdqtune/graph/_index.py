@@ -141,6 +141,14 @@ class GraphIndex:
         edges += [Edge(tensor, "", position) for position in self.outputs.get(tensor, ())]
         return tuple(edges)
 
+    def reads(self, node: ir.Node) -> list[str]:
+        """Return the tensors that a node reads, in order, without optional inputs left out."""
+        return [value.name for value in node.inputs if value is not None and value.name]
+
+    def reads_constant(self, node: ir.Node) -> bool:
+        """Whether a node reads a constant."""
+        return any(map(self.is_constant, self.reads(node)))
+
     def require(self, tensor: str) -> None:
         """Make sure that the model has a tensor that a placement names.
 
@@ -203,6 +211,17 @@ class GraphIndex:
         if shape is None:
             return None
         return tuple(dim if isinstance(dim, int) and dim >= 0 else None for dim in shape)
+
+    def shape_read(self, node: ir.Node, position: int) -> tuple[int | None, ...] | None:
+        """Return the shape of a node's input; None if there is no such input."""
+        value = node.inputs[position] if position < len(node.inputs) else None
+        return self.shape(value.name) if value is not None and value.name else None
+
+    def fixed_shape_read(self, node: ir.Node, position: int) -> tuple[int, ...] | None:
+        """Return the shape of a node's input if all of its dims are fixed."""
+        shape = self.shape_read(node, position)
+        fixed = tuple(dim for dim in shape or () if dim is not None)
+        return fixed if shape is not None and len(fixed) == len(shape) else None
 
     def effective(self, placement: Placement) -> frozenset[Edge]:
         """Return every edge that sees a quantized value: the union of edges and outputs.

@@ -5,37 +5,32 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from qdqtune.graph._op_classes import COPY_OPS, is_op
-from qdqtune.rules._placement_draft import Draft, Rule
+from qdqtune.rules._placement_draft import Draft, rule
 from qdqtune.rules._tracing import readers_through, source_through, sources_through
 
-_NAME = "attention"
 _LONGEST = 512
 _LEAST_HEAD, _LARGEST_HEAD = 9, 256
 _BETWEEN = COPY_OPS | {"Add", "Cast", "Div", "Mul", "Where"}
 
 
-def _apply(draft: Draft) -> None:
+@rule("attention", "Unfused, the scores go through memory in floats, and Q/DQ only add to it.")
+def attention(draft: Draft) -> None:
     for softmax in draft.index.nodes:
-        if not is_op(softmax, "Softmax"):
-            continue
-        for node in _products(draft, softmax):
+        for node in _products(draft, softmax) if is_op(softmax, "Softmax") else ():
             reason = _unfit(draft, node, softmax)
             if reason:
-                draft.leave(node, _NAME, reason)
+                draft.leave(node, reason)
 
 
 def _products(draft: Draft, softmax: ir.Node) -> list[ir.Node]:
-    """The products of activations before and behind a Softmax."""
+    """Return the products of activations before and behind a Softmax."""
     before = sources_through(draft.index, softmax, _BETWEEN)
     behind = readers_through(draft.index, softmax.outputs[0].name or "", COPY_OPS | {"Cast"})
-    return [node for node in (*before, *behind) if _multiplies(draft, node)]
-
-
-def _multiplies(draft: Draft, node: ir.Node) -> bool:
-    second = node.inputs[1] if len(node.inputs) > 1 else None
-    if not is_op(node, "MatMul") or second is None:
-        return False
-    return not draft.index.is_constant(second.name or "")
+    return [
+        node
+        for node in (*before, *behind)
+        if is_op(node, "MatMul") and not draft.index.is_constant(draft.index.reads(node)[1])
+    ]
 
 
 def _unfit(draft: Draft, node: ir.Node, softmax: ir.Node) -> str:
@@ -52,16 +47,10 @@ def _unfit(draft: Draft, node: ir.Node, softmax: ir.Node) -> str:
 
 
 def _head(draft: Draft, node: ir.Node, length: int | None) -> int | None:
-    """The size of a head: what is summed up in the first product, the columns of the second."""
-    shapes = [draft.index.shape(value.name or "") for value in node.inputs if value is not None]
-    if len(shapes) < 2 or not shapes[0] or not shapes[1]:
+    """Return the size of a head: the terms of the first product, the columns of the second."""
+    first, second = draft.index.shape_read(node, 0), draft.index.shape_read(node, 1)
+    if not first or not second:
         return None
-    assert node.inputs[0] is not None
-    source = source_through(draft.index, node.inputs[0].name or "", COPY_OPS | {"Cast"})
-    is_second = shapes[0][-1] == length and is_op(source, "Softmax")
-    return shapes[1][-1] if is_second else shapes[0][-1]
-
-
-rule = Rule(
-    _NAME, "Unfused, the scores go through memory in floats, and Q/DQ only add to it.", _apply
-)
+    source = source_through(draft.index, draft.index.reads(node)[0], COPY_OPS | {"Cast"})
+    is_second = first[-1] == length and is_op(source, "Softmax")
+    return second[-1] if is_second else first[-1]

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from qdqtune.qdq._op_units import role_rule
-from qdqtune.rules._placement_draft import Draft, Rule
-
-_NAME = "Concat"
+from qdqtune.rules._placement_draft import Draft, rule
 
 
-def _apply(draft: Draft) -> None:
-    for node in list(draft.undecided("Concat")):
-        tensors = draft.activations(node)
-        if not any(map(draft.is_integer, tensors)):
-            continue
-        if draft.leads_to_integers(node.outputs[0].name or ""):
-            shares = role_rule(draft.planner.dialect, node).same_scale
-            how = " under one scale" if shares else ""
-            draft.choose(node, _NAME, f"it joins what is quantized, for a quantized op{how}")
-
-
-rule = Rule(
-    _NAME,
+@rule(
+    "Concat",
     "Joining bytes is copying them; with a scale for each operand, engines requantize all of them.",
-    _apply,
 )
+def concats(draft: Draft) -> None:
+    for node in draft.undecided("Concat"):
+        joins = any(map(draft.is_integer, draft.activations(node)))
+        if joins and draft.leads_to_integers(node.outputs[0].name or ""):
+            how = " under one scale" if role_rule(draft.planner.dialect, node).same_scale else ""
+            draft.choose(node, f"it joins what is quantized, for a quantized op{how}")

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from qdqtune.rules._placement_draft import Draft, Rule
+from qdqtune.rules._placement_draft import Draft, rule
 
-_NAME = "Conv channels"
 _FEW = 16
 _MOST_FLOAT8_TAPS = 32
 
 
-def _apply(draft: Draft) -> None:
-    for node in list(draft.undecided("Conv")):
+@rule("Conv channels", "Integer tensor cores take channels by the 16; what is missing is padded.")
+def conv_channels(draft: Draft) -> None:
+    for node in draft.undecided("Conv"):
         reason = _unfit(draft, node)
         if reason:
-            draft.leave(node, _NAME, reason)
+            draft.leave(node, reason)
 
 
 def _unfit(draft: Draft, node: ir.Node) -> str:
-    weight = node.inputs[1]
-    shape = draft.index.shape(weight.name or "") if weight is not None else None
-    if weight is None or not draft.index.is_constant(weight.name or ""):
+    if not draft.index.is_constant(draft.index.reads(node)[1]):
         return "its weight is computed while the model runs"
-    if shape is None or None in shape or len(shape) < 3:
+    channels, depth, *taps = draft.index.fixed_shape_read(node, 1) or (0, 0)
+    if not taps:
         return ""
-    channels, depth, *taps = (dim for dim in shape if dim is not None)
     if draft.quant_type == "fp8":
         if math.prod(taps) > _MOST_FLOAT8_TAPS or min(channels, depth) <= _FEW:
             return f"there is no fast float8 kernel for {channels} by {depth} channels"
@@ -37,7 +36,7 @@ def _unfit(draft: Draft, node: ir.Node) -> str:
     return f"there is no fast kernel for {channels} by {depth} channels"
 
 
-def _has_kernel(node: ir.Node, channels: int, depth: int, taps: list[int]) -> bool:
+def _has_kernel(node: ir.Node, channels: int, depth: int, taps: Sequence[int]) -> bool:
     """Whether few channels are enough after all: grouped, or many on the other side."""
     if node.attributes.get_int("group", 1) > 1:
         return channels % 8 == 0 and min(taps) >= 3
@@ -45,8 +44,3 @@ def _has_kernel(node: ir.Node, channels: int, depth: int, taps: list[int]) -> bo
     is_first = data is not None and data.producer() is None
     is_wide = max(channels, depth) >= _FEW or is_first
     return is_wide and (channels % 8 == 0 or depth % 8 == 0) and len(set(taps)) == 1
-
-
-rule = Rule(
-    _NAME, "Integer tensor cores take channels by the 16; what is missing is padded.", _apply
-)

@@ -8,18 +8,13 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import COPY_OPS, is_op
 from qdqtune.qdq._op_units import role_rule
 from qdqtune.records._placement import Edge
-from qdqtune.rules._placement_draft import Draft, Rule
+from qdqtune.rules._placement_draft import Draft, rule
 from qdqtune.rules._tracing import readers_through, source_through
 
-_NAME = "norm behind Conv"
 _NORMS = (
-    "GroupNormalization",
-    "InstanceNormalization",
-    "LayerNormalization",
-    "RMSNormalization",
-    "SimplifiedLayerNormalization",
-    "SkipLayerNormalization",
-)
+    "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization",
+    "SimplifiedLayerNormalization", "SkipLayerNormalization",
+)  # fmt: skip
 _CONVS = ("Conv", "ConvTranspose")
 _PASSING = COPY_OPS | {"Cast"}
 _POINTWISE = frozenset(
@@ -34,14 +29,19 @@ _DEPTH = 10
 _LARGEST_BRANCH = 100
 
 
-def _apply(draft: Draft) -> None:
+@rule(
+    "norm behind Conv",
+    "With Q/DQ behind it a Conv writes integers: without, it writes floats that only the "
+    "normalization reads, four times the bytes.",
+)
+def norms_behind_convs(draft: Draft) -> None:
     partitions = _partitions(draft)
     for node in draft.index.nodes:
         for edge in _activation_edges(draft.index, node):
             source = _source(draft.index, edge.tensor)
             convs = partitions.get(source.name or "") if source is not None else None
             if convs:
-                draft.add(edge, _NAME, convs)
+                draft.add(edge, convs)
 
 
 def _source(index: GraphIndex, tensor: str) -> ir.Node | None:
@@ -49,10 +49,7 @@ def _source(index: GraphIndex, tensor: str) -> ir.Node | None:
     source = source_through(index, tensor, _PASSING)
     if source is None or not is_op(source, *_POOLS):
         return source
-    pooled = source.inputs[0]
-    if pooled is None or pooled.name not in index.value:
-        return None
-    return source_through(index, pooled.name or "", _PASSING)
+    return source_through(index, index.reads(source)[0], _PASSING)
 
 
 def _partitions(draft: Draft) -> dict[str, frozenset[str]]:
@@ -78,7 +75,7 @@ def _block_convs(draft: Draft, add: ir.Node) -> frozenset[str]:
     tensor therefore, and nothing reaches the Add through the block but through Convs. Blocks of
     transformers begin with a normalization, or consist of MatMuls.
     """
-    names = [value.name for value in add.inputs if value is not None and value.name]
+    names = draft.index.reads(add)
     if len(names) != 2 or any(map(draft.index.is_constant, names)):
         return frozenset()
     for skipped, branch in (names, reversed(names)):
@@ -102,12 +99,11 @@ def _last_convs(draft: Draft, branch: str, skipped: str) -> frozenset[str]:
         if is_op(node, *_CONVS) and draft.is_chosen(node):
             found.add(node.name or "")
             continue
-        before = {value.name for value in node.inputs if value is not None and value.name}
         activations = {
             name
-            for name in before - seen
+            for name in draft.index.reads(node)
             if draft.index.is_float(name) and not draft.index.is_constant(name)
-        }
+        } - seen
         seen |= activations
         tensors += activations
     return frozenset(found)
@@ -115,37 +111,31 @@ def _last_convs(draft: Draft, branch: str, skipped: str) -> frozenset[str]:
 
 def _fused_sources(draft: Draft, node: ir.Node) -> set[str]:
     """Who makes what an op reads; of a residual Add, only the op that it is added in."""
-    values = [value for value in node.inputs if value is not None and value.name]
-    tensors = [value.name for value in values if not draft.index.is_constant(value.name or "")]
+    tensors = [name for name in draft.index.reads(node) if not draft.index.is_constant(name)]
     if draft.is_chosen(node) and role_rule(draft.planner.dialect, node).joins_producer:
         quantized = draft.activations(node)
         tensors = [tensor for tensor in tensors if tensor not in quantized]
-    producers = [draft.index.value[tensor or ""].producer() for tensor in tensors]
+    producers = [draft.index.value[tensor].producer() for tensor in tensors]
     return {(producer.name or "") if producer is not None else "" for producer in producers}
 
 
 def _activation_edges(index: GraphIndex, node: ir.Node) -> list[Edge]:
     """Who reads the tensor that is normalized, if that is what happens here."""
-    data = node.inputs[0] if node.inputs else None
-    if data is None or not data.name or data.name not in index.value:
+    data = next(iter(index.reads(node)), "")
+    if not data or not index.is_float(data):
         return []
     if node.op_type in _NORMS:
-        edges = [Edge(data.name, node.name or "", 0)]
-    elif is_op(node, "ReduceMean"):
-        edges = _decomposed(index, data.name, node)
-    else:
-        edges = []
-    return [edge for edge in edges if index.is_float(edge.tensor)]
+        return [Edge(data, node.name or "", 0)]
+    return _decomposed(index, data, node) if is_op(node, "ReduceMean") else []
 
 
 def _decomposed(index: GraphIndex, data: str, mean: ir.Node) -> list[Edge]:
     """Mean, difference, its square's mean, root, quotient: a decomposed LayerNormalization."""
     for edge in index.readers(mean.outputs[0].name or ""):
         minus = index.node.get(edge.node)
-        if not is_op(minus, "Sub") or minus is None:
+        if minus is None or not is_op(minus, "Sub"):
             continue
-        first = minus.inputs[0]
-        if first is not None and first.name == data and _is_divided(index, minus):
+        if index.reads(minus)[0] == data and _is_divided(index, minus):
             return [Edge(data, mean.name or "", 0), Edge(data, minus.name or "", 0)]
     return []
 
@@ -157,13 +147,8 @@ def _is_divided(index: GraphIndex, minus: ir.Node) -> bool:
         node = index.node.get(edge.node)
         if node is None or not is_op(node, "Div", "Mul") or edge.position != 0:
             continue
-        divisor = node.inputs[1]
-        root = (
-            source_through(index, divisor.name or "", _PASSING | {"Reciprocal"})
-            if divisor is not None and divisor.name in index.value
-            else None
-        )
-        if is_op(root, "Sqrt", "Pow") and root is not None and _comes_from(root, centred):
+        root = source_through(index, index.reads(node)[1], _PASSING | {"Reciprocal"})
+        if root is not None and is_op(root, "Sqrt", "Pow") and _comes_from(root, centred):
             return True
     return False
 
@@ -181,11 +166,3 @@ def _comes_from(root: ir.Node, centred: str) -> bool:
             return False
         node = before
     return False
-
-
-rule = Rule(
-    _NAME,
-    "With Q/DQ behind it a Conv writes integers: without, it writes floats that only the "
-    "normalization reads, four times the bytes.",
-    _apply,
-)

@@ -6,104 +6,39 @@ from collections.abc import Mapping
 
 from qdqtune.engines.layers._latency import estimated_shares
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
-from qdqtune.rules import (
-    _attention as attention,
-)
-from qdqtune.rules import (
-    _bias_adds as bias_adds,
-)
-from qdqtune.rules import (
-    _concats as concats,
-)
-from qdqtune.rules import (
-    _conv_channels as conv_channels,
-)
-from qdqtune.rules import (
-    _first_layer as first_layer,
-)
-from qdqtune.rules import (
-    _gates as gates,
-)
-from qdqtune.rules import (
-    _gelu_bias as gelu_bias,
-)
-from qdqtune.rules import (
-    _gemvs as gemvs,
-)
-from qdqtune.rules import (
-    _last_layer as last_layer,
-)
-from qdqtune.rules import (
-    _norms_behind_convs as norms_behind_convs,
-)
-from qdqtune.rules import (
-    _passthrough_ops as passthrough_ops,
-)
-from qdqtune.rules import (
-    _pooling as pooling,
-)
-from qdqtune.rules import (
-    _residual_adds as residual_adds,
-)
-from qdqtune.rules import (
-    _shared_tensors as shared_tensors,
-)
-from qdqtune.rules import (
-    _small_gemms as small_gemms,
-)
-from qdqtune.rules import (
-    _softmax_masks as softmax_masks,
-)
-from qdqtune.rules import (
-    _softmaxes as softmaxes,
-)
-from qdqtune.rules import (
-    _user_filters as user_filters,
-)
-from qdqtune.rules import (
-    _weighted_ops as weighted_ops,
-)
+from qdqtune.rules._attention import attention
+from qdqtune.rules._bias_adds import bias_adds
+from qdqtune.rules._concats import concats
+from qdqtune.rules._conv_channels import conv_channels
+from qdqtune.rules._first_layer import first_layer
+from qdqtune.rules._gates import gates
+from qdqtune.rules._gelu_bias import gelu_bias
+from qdqtune.rules._gemvs import gemvs
+from qdqtune.rules._last_layer import last_layer
+from qdqtune.rules._norms_behind_convs import norms_behind_convs
+from qdqtune.rules._passthrough_ops import passthrough_ops
 from qdqtune.rules._placement_draft import Constraints, Draft, Rule
+from qdqtune.rules._pooling import pooling
+from qdqtune.rules._residual_adds import residual_adds
+from qdqtune.rules._shared_tensors import shared_tensors
+from qdqtune.rules._small_gemms import small_gemms
+from qdqtune.rules._softmax_masks import softmax_masks
+from qdqtune.rules._softmaxes import softmaxes
+from qdqtune.rules._user_filters import user_filters
+from qdqtune.rules._weighted_ops import weighted_ops
 
 _WHOLE_UNITS = (
-    user_filters.rule,
-    softmax_masks.rule,
-    softmaxes.rule,
-    gelu_bias.rule,
-    first_layer.rule,
-    last_layer.rule,
-    weighted_ops.rule,
-    bias_adds.rule,
-    residual_adds.rule,
-    gates.rule,
-    pooling.rule,
-    concats.rule,
-    passthrough_ops.rule,
-)
+    user_filters, softmax_masks, softmaxes, gelu_bias, first_layer, last_layer, weighted_ops,
+    bias_adds, residual_adds, gates, pooling, concats, passthrough_ops,
+)  # fmt: skip
 _ON_INPUTS = (
-    user_filters.rule,
-    softmax_masks.rule,
-    first_layer.rule,
-    weighted_ops.rule,
-    residual_adds.rule,
-    pooling.rule,
-    concats.rule,
-    passthrough_ops.rule,
-)
+    user_filters, softmax_masks, first_layer, weighted_ops, residual_adds, pooling, concats,
+    passthrough_ops,
+)  # fmt: skip
 _TENSOR_CORES = (
-    user_filters.rule,
-    softmax_masks.rule,
-    attention.rule,
-    small_gemms.rule,
-    gemvs.rule,
-    conv_channels.rule,
-    weighted_ops.rule,
-    residual_adds.rule,
-    pooling.rule,
-    concats.rule,
-    norms_behind_convs.rule,
-    shared_tensors.rule,
-)
+    user_filters, softmax_masks, attention, small_gemms, gemvs, conv_channels, weighted_ops,
+    residual_adds, pooling, concats, norms_behind_convs, shared_tensors,
+)  # fmt: skip
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "onnxruntime": _WHOLE_UNITS,

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from qdqtune.rules._placement_draft import Draft, Rule
-
-_NAME = "moves values"
+from qdqtune.rules._placement_draft import Draft, rule
 
 
-def _apply(draft: Draft) -> None:
-    for node in list(draft.undecided()):
+@rule("moves values", "Between quantized ops, moving floats costs two conversions more.")
+def passthrough_ops(draft: Draft) -> None:
+    for node in draft.undecided():
         if node.name in draft.planner.passthrough:
-            draft.choose(node, _NAME, "it moves what is quantized, a quarter of the bytes")
-
-
-rule = Rule(_NAME, "Between quantized ops, moving floats costs two conversions more.", _apply)
+            draft.choose(node, "it moves what is quantized, a quarter of the bytes")

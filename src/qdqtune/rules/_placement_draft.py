@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
@@ -32,6 +32,9 @@ class RuleDecision:
 
     rule: str
     reason: str
+
+
+_BETWEEN = RuleDecision("between", "what it reads is quantized")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Draft:
 
     Attributes:
         extra: Places that no op's kernel asks for, by the rule that wants them.
+        rule: Name of the rule that decides now.
     """
 
     planner: QuantizationPlanner
@@ -75,6 +79,7 @@ class Draft:
 
     def __post_init__(self) -> None:
         self.index: GraphIndex = self.planner.index
+        self.rule = ""
         self._chosen: dict[str, RuleDecision] = {}
         self._left: dict[str, RuleDecision] = {}
         self._served: dict[Edge, frozenset[str]] = {}
@@ -87,51 +92,48 @@ class Draft:
         """Grows with every decision: rules are asked again until nothing changes."""
         return len(self._chosen), len(self._left), len(self.extra)
 
-    def undecided(self, *op_types: str) -> Iterator[ir.Node]:
-        """Ops that can be quantized and of which nobody spoke yet, in the graph's order."""
-        for node in self.index.nodes:
-            name = node.name or ""
-            is_open = name in self.planner.units and name not in self._chosen
-            if is_open and name not in self._left and (not op_types or is_op(node, *op_types)):
-                yield node
+    def undecided(self, *op_types: str) -> list[ir.Node]:
+        """Ops that can be quantized and that no rule has decided on yet, in the graph's order."""
+        names = self.planner.units.keys() - self._chosen.keys() - self._left.keys()
+        nodes = [node for node in self.index.nodes if node.name in names]
+        return [node for node in nodes if is_op(node, *op_types)] if op_types else nodes
 
-    def choose(self, node: ir.Node, rule: str, reason: str) -> None:
+    def choose(self, node: ir.Node, reason: str) -> None:
         """Quantize an op, unless it is to stay float."""
         name = node.name or ""
         if name in self._left or name in self._chosen or name not in self.planner.units:
             return
-        self._chosen[name] = RuleDecision(rule, reason)
+        self._chosen[name] = RuleDecision(self.rule, reason)
         self._written |= self.planner.units[name].outputs
         if is_op(node, *WEIGHTED_OPS):
             self._leading = None
 
-    def leave(self, node: ir.Node, rule: str, reason: str) -> None:
-        """Leave an op float, unless it is quantized already."""
+    def leave(self, node: ir.Node, reason: str, rule: str = "") -> None:
+        """Leave an op float, unless it is quantized already; `rule` is the current one."""
         name = node.name or ""
         if name not in self._chosen and name not in self._left:
-            self._left[name] = RuleDecision(rule, reason)
+            self._left[name] = RuleDecision(rule or self.rule, reason)
             if name in self.planner.units:
                 self._leading = None
 
-    def add(self, edge: Edge, rule: str, served: Collection[str]) -> None:
+    def add(self, edge: Edge, served: Collection[str]) -> None:
         """Let one reader see a quantized value, though it has no integer kernel.
 
         Args:
             edge: The reader.
-            rule: Who wants it.
             served: Quantized ops that it is there for: if one stays float, so does the edge.
         """
         if edge.node not in self.constraints.never and self.constraints.only is None:
-            self.extra.setdefault(edge, rule)
+            self.extra.setdefault(edge, self.rule)
             self._served.setdefault(edge, frozenset(served))
 
     def is_chosen(self, node: ir.Node | None) -> bool:
         """Whether an op is quantized."""
         return node is not None and node.name in self._chosen
 
-    def is_left(self, node: ir.Node) -> bool:
+    def is_left(self, node: ir.Node | None) -> bool:
         """Whether an op is to stay float."""
-        return node.name in self._left
+        return node is not None and node.name in self._left
 
     def activations(self, node: ir.Node) -> list[str]:
         """The tensors that an op would read quantized and that are not constants."""
@@ -150,10 +152,9 @@ class Draft:
             if node is None or (self.is_chosen(node) and node.name not in self.planner.passthrough):
                 return node
             moves = node.name in self.planner.passthrough and not self.is_left(node)
-            source = node.inputs[0] if node.inputs else None
-            if source is None or not source.name or not (moves or is_op(node, *self._fused)):
+            if not (moves or is_op(node, *self._fused)):
                 return None
-            tensor = source.name
+            tensor = self.index.reads(node)[0]
         return None
 
     def is_written(self, tensor: str) -> bool:
@@ -174,9 +175,7 @@ class Draft:
                 passes = node.name in self.planner.units and not self.is_left(node)
                 leads = passes or is_op(node, *self._fused)
             if leads:
-                found.update(
-                    value.name for value in node.inputs if value is not None and value.name
-                )
+                found.update(self.index.reads(node))
         return found
 
     @property
@@ -217,14 +216,10 @@ class Draft:
         found = []
         for node in self.index.nodes:
             name = node.name or ""
-            if name in quantized and self._is_whole(name, placement):
-                decision = self._chosen.get(
-                    name, RuleDecision("between", "what it reads is quantized")
-                )
-                found.append(Decision(name, node.op_type, True, decision.rule, decision.reason))
-            elif not is_op(node, *self._fused):
-                decision = self._why_float(name)
-                found.append(Decision(name, node.op_type, False, decision.rule, decision.reason))
+            is_whole = name in quantized and self._is_whole(name, placement)
+            decision = self._chosen.get(name, _BETWEEN) if is_whole else self._why_float(name)
+            if is_whole or not is_op(node, *self._fused):
+                found.append(Decision(name, node.op_type, is_whole, decision.rule, decision.reason))
         return tuple(found)
 
     def _placed(self, names: Collection[str]) -> Placement:
@@ -271,10 +266,19 @@ class Rule:
     Attributes:
         name: For tables and messages.
         reason: Why the rule is there.
-        apply: Looks at a draft and decides what it knows about; it is asked again when others
-            have decided more.
+        decide: Looks at a draft and decides what it knows about.
     """
 
     name: str
     reason: str
-    apply: Callable[[Draft], None]
+    decide: Callable[[Draft], None]
+
+    def apply(self, draft: Draft) -> None:
+        """Let the rule decide; it is applied again when others have decided more."""
+        draft.rule = self.name
+        self.decide(draft)
+
+
+def rule(name: str, reason: str) -> Callable[[Callable[[Draft], None]], Rule]:
+    """Make a rule of the decorated function; see `Rule` for the arguments."""
+    return lambda decide: Rule(name, reason, decide)

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from qdqtune.rules._placement_draft import Draft, Rule
+from qdqtune.rules._placement_draft import Draft, rule
 
-_NAME = "small GEMM"
 _LEAST = 16
 
 
-def _apply(draft: Draft) -> None:
-    for node in list(draft.undecided("MatMul", "Gemm")):
-        depth, width = sizes(draft, node)
+@rule("small GEMM", "Padded to a tile of 16, most of the kernel multiplies zeros.")
+def small_gemms(draft: Draft) -> None:
+    for node in draft.undecided("MatMul", "Gemm"):
+        depth, width = product_sizes(draft, node)
         for size, what in ((depth, "values are summed up"), (width, "columns come out")):
             if size is not None and 0 < size < _LEAST:
-                draft.leave(node, _NAME, f"only {size} {what}, fewer than {_LEAST}")
-                break
+                draft.leave(node, f"only {size} {what}, fewer than {_LEAST}")
 
 
-def sizes(draft: Draft, node: ir.Node) -> tuple[int | None, int | None]:
-    """How many products are summed up, and how many columns the result has."""
-    weight = node.inputs[1]
-    shape = draft.index.shape(weight.name or "") if weight is not None else None
+def product_sizes(draft: Draft, node: ir.Node) -> tuple[int | None, int | None]:
+    """Return the number of products that are summed up, and of columns in the result."""
+    shape = draft.index.shape_read(node, 1)
     if not shape:
         return None, None
-    is_turned = bool(node.attributes.get_int("transB", 0)) if node.op_type == "Gemm" else False
     if len(shape) == 1:
         return shape[0], 1
     depth, width = shape[-2:]
+    is_turned = node.op_type == "Gemm" and node.attributes.get_int("transB", 0)
     return (width, depth) if is_turned else (depth, width)
-
-
-rule = Rule(_NAME, "Padded to a tile of 16, most of the kernel multiplies zeros.", _apply)

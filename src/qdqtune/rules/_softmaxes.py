@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from qdqtune.graph._op_classes import is_op
-from qdqtune.rules._placement_draft import Draft, Rule
-
-_NAME = "Softmax"
+from qdqtune.rules._placement_draft import Draft, rule
 
 
-def _apply(draft: Draft) -> None:
-    for node in list(draft.undecided()):
-        result = node.outputs[0].name or ""
-        readers = [draft.index.node.get(edge.node) for edge in draft.index.readers(result)]
-        if is_op(node, "Softmax"):
-            draft.leave(
-                node, _NAME, "its integer kernel is slower than the float one, and overflows"
-            )
-        elif node.name in draft.planner.passthrough and any(
-            is_op(each, "Softmax") for each in readers
-        ):
-            draft.leave(node, _NAME, "behind it comes a Softmax, which is to read floats")
-
-
-rule = Rule(
-    _NAME,
+@rule(
+    "Softmax",
     "Between Q/DQ pairs it becomes an integer kernel by itself, so that one of them has to go.",
-    _apply,
 )
+def softmaxes(draft: Draft) -> None:
+    for node in draft.undecided():
+        readers = draft.index.readers(node.outputs[0].name or "")
+        feeds_softmax = any(is_op(draft.index.node.get(edge.node), "Softmax") for edge in readers)
+        if is_op(node, "Softmax"):
+            draft.leave(node, "its integer kernel is slower than the float one, and overflows")
+        elif node.name in draft.planner.passthrough and feeds_softmax:
+            draft.leave(node, "behind it comes a Softmax, which is to read floats")

@@ -47,10 +47,9 @@ def source_through(
         node = index.value[tensor].producer()
         if node is None or not is_op(node, *passing):
             return node
-        source = node.inputs[0] if node.inputs else None
-        if source is None or not source.name or source.name not in index.value:
+        if not node.inputs or node.inputs[0] is None:
             return None
-        tensor = source.name
+        tensor = index.reads(node)[0]
     return None
 
 
@@ -65,9 +64,8 @@ def sources_through(index: GraphIndex, node: ir.Node, passing: Collection[str]) 
         before = [
             producer
             for each in layer
-            for value in each.inputs
-            if value is not None and value.name in index.value and index.is_float(value.name)
-            if (producer := value.producer()) is not None
+            for name in index.reads(each)
+            if index.is_float(name) and (producer := index.value[name].producer()) is not None
         ]
         layer = []
         for producer in before:

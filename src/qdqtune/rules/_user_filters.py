@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from qdqtune.rules._placement_draft import Draft, Rule, RuleDecision
-
-_NAME = "asked"
-_ASKED = RuleDecision(_NAME, "it was asked to stay float")
+from qdqtune.rules._placement_draft import Draft, RuleDecision, rule
 
 
-def _apply(draft: Draft) -> None:
+@rule("asked", "Somebody knows the model better than any rule.")
+def user_filters(draft: Draft) -> None:
     constraints = draft.constraints
+    asked = RuleDecision(draft.rule, "it was asked to stay float")
     for node in draft.index.nodes:
         if node.name in constraints.never:
-            decision = constraints.why.get(node.name or "", _ASKED)
-            draft.leave(node, decision.rule, decision.reason)
+            decision = constraints.why.get(node.name or "", asked)
+            draft.leave(node, decision.reason, decision.rule)
         elif constraints.only is not None and node.name in constraints.only:
-            draft.choose(node, _NAME, "it was asked for")
-    if constraints.only is not None:
-        for node in list(draft.undecided()):
-            if node.name not in draft.planner.passthrough:
-                draft.leave(node, _NAME, "it was not asked for")
-
-
-rule = Rule(_NAME, "Somebody knows the model better than any rule.", _apply)
+            draft.choose(node, "it was asked for")
+    for node in draft.undecided() if constraints.only is not None else ():
+        if node.name not in draft.planner.passthrough:
+            draft.leave(node, "it was not asked for")
