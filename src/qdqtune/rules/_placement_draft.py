@@ -78,7 +78,6 @@ class Draft:
     extra: dict[Edge, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.index: GraphIndex = self.planner.index
         self.rule = ""
         self._chosen: dict[str, RuleDecision] = {}
         self._left: dict[str, RuleDecision] = {}
@@ -86,6 +85,11 @@ class Draft:
         self._written: set[str] = set()
         self._leading: set[str] | None = None  # what leads to integers; None if not known
         self._fused = self.planner.dialect.fused_activations | _ALWAYS_FUSED
+
+    @property
+    def index(self) -> GraphIndex:
+        """The graph."""
+        return self.planner.index
 
     @property
     def version(self) -> tuple[int, int, int]:

@@ -26,5 +26,5 @@ def product_sizes(draft: Draft, node: ir.Node) -> tuple[int | None, int | None]:
     if len(shape) == 1:
         return shape[0], 1
     depth, width = shape[-2:]
-    is_turned = node.op_type == "Gemm" and node.attributes.get_int("transB", 0)
+    is_turned = node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
     return (width, depth) if is_turned else (depth, width)
