@@ -41,8 +41,15 @@ from qdqtune.records._measurement import Comparison, LayerTime, Verdict
 from qdqtune.records._ranges import CalibrationSource, Ranges
 from qdqtune.report._formatting import text_table
 from qdqtune.search._space import Group, Space, State
-from qdqtune.search.strategies._placement_search import Limits, PlacementSearch
-from qdqtune.search.strategies._strategy import Effort, Score, Trial
+from qdqtune.search.strategies._registry import make_strategy
+from qdqtune.search.strategies._strategy import (
+    Effort,
+    Limits,
+    Score,
+    SearchTask,
+    SteppedStrategy,
+    Trial,
+)
 from qdqtune.testing.simulated import PROFILES, kernels_of, true_latency_ms
 from qdqtune.testing.simulated._engine import COST_MODEL_VERSION
 from qdqtune.testing.simulated._machine import Machine, Noise
@@ -252,14 +259,15 @@ class Outcome:
 def replay(table: Table, seed: int, noise: Noise, limits: Limits, *, final: bool) -> Outcome:
     """One search, from its seeds to what a workflow would write."""
     machine = Replay(table, noise, seed)
-    search = PlacementSearch(table.space, table.seeds, limits, seed)
-    while (trial := search.ask()) is not None:
-        search.tell(machine.scores(trial))
+    search = make_strategy(SearchTask(table.space, table.seeds, limits, seed))
+    assert isinstance(search, SteppedStrategy)
+    for trial in search.trials():
+        search.tell(trial, machine.scores(trial))
     kept = False
-    if final and search.incumbent:
-        compared = machine.final(search.incumbent)
+    if final and search.best:
+        compared = machine.final(search.best)
         kept = compared.verdict is Verdict.FASTER and compared.ratio >= LEAST_RATIO
-    ms = table.ms(search.incumbent)
+    ms = table.ms(search.best)
     return Outcome(ms / table.best_ms - 1.0, search.asked, kept, FLOAT_MS / ms)
 
 

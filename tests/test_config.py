@@ -47,6 +47,7 @@ TYPED: dict[str, tuple[list[str], Any]] = {
     "precision": (["--precision", "float16"], "float16"),
     "optimize": (["--no_optimize"], False),
     "workflow": (["--mode", "subgraph"], "subgraph"),
+    "strategy": (["--strategy", "bayesian"], "bayesian"),
     "preset": (["--preset", "quick"], "quick"),
     "budget_s": (["--budget", "2m"], 120.0),
     "max_benchmarks": (["--max_benchmarks", "7"], 7),

@@ -101,9 +101,6 @@ ALLOWED: dict[str, dict[str, str]] = {
 #: Code that is about to be replaced by one `SearchStrategy` and by stages that return values: old
 #: words that it may use until then, and in which folders.
 TEMPORARY = {
-    "AskedAndTold": ("src/qdqtune/workflows/tuning/",),
-    "Asking": ("src/qdqtune/search/strategies/",),
-    "PlacementSearch": ("src/qdqtune/", "tests/", "benchmarks/", "docs/"),
     "Searching": ("src/qdqtune/workflows/tuning/",),
 }
 

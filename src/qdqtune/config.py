@@ -48,6 +48,7 @@ REGION, SUBGRAPH = "region", "subgraph"
 WORKFLOWS = (REGION, SUBGRAPH)
 PRESETS = ("quick", "default", "extensive")
 RESUME = ("auto", "never")
+AUTO_STRATEGY = "auto"
 FROM_PYTHON = "qdqtune.tune (Python)"
 
 INPUTS = Kind(
@@ -205,6 +206,11 @@ class SearchConfig(Config):
         "region tries placements on the whole model; subgraph profiles the subgraphs that the "
         "engine fuses and assembles them, with far fewer builds",
         "--workflow", "--mode",
+    )  # fmt: skip
+    strategy: str = option(
+        AUTO_STRATEGY, NAME,
+        "what decides which placement to measure next; auto chooses by the number of choices",
+        "--strategy", identity=Identity.IF_SET,
     )  # fmt: skip
     precision: str = option(
         AUTO, one_of(CHOICES),

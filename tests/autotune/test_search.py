@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 import subprocess
@@ -22,8 +21,15 @@ from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq.dialects import ONNXRUNTIME
 from qdqtune.search._space import Group, Space, State
 from qdqtune.search.strategies._local_search import LocalSearch
-from qdqtune.search.strategies._placement_search import Limits, PlacementSearch
-from qdqtune.search.strategies._strategy import Effort, Score, Trial
+from qdqtune.search.strategies._registry import make_strategy
+from qdqtune.search.strategies._strategy import (
+    Effort,
+    Limits,
+    Score,
+    SearchTask,
+    SteppedStrategy,
+    Trial,
+)
 from qdqtune.workflows.tuning._time_budget import PRESETS
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +45,7 @@ def chain() -> Table:
 class Told:
     """A search that was played to its end, and all it asked."""
 
-    search: PlacementSearch
+    search: SteppedStrategy
     trials: list[Trial] = field(default_factory=list)
 
 
@@ -50,10 +56,12 @@ def play(
     limits: Limits | None = None,
     seed: int = 0,
 ) -> Told:
-    told = Told(PlacementSearch(space, seeds, limits, seed))
-    while (trial := told.search.ask()) is not None:
+    search = make_strategy(SearchTask(space, seeds, limits or Limits(), seed))
+    assert isinstance(search, SteppedStrategy)
+    told = Told(search)
+    for trial in search.trials():
         told.trials.append(trial)
-        told.search.tell([answer(trial, state) for state in trial.candidates])
+        search.tell(trial, [answer(trial, state) for state in trial.candidates])
         assert len(told.trials) < 1000
     return told
 
@@ -109,35 +117,35 @@ def test_trials_hold_as_many_as_allowed(chain):
 
 def test_all_candidates_may_fail(chain):
     told = play(chain.space, chain.seeds, refuse, Limits(benchmarks=60))
-    assert told.search.incumbent == NOTHING
+    assert told.search.best == NOTHING
     assert told.search.gain == 0.0
     failed = [chain.space.key(state) for trial in told.trials for state in trial.candidates]
     assert len(failed) == len(set(failed))
 
 
 def test_what_fails_is_never_the_incumbent(chain):
-    best = play(chain.space, chain.seeds, truth(chain)).search.incumbent
+    best = play(chain.space, chain.seeds, truth(chain)).search.best
     spoiled = max(best, key=lambda number: chain.space.potential[number])
 
     def answer(trial: Trial, state: State) -> Score:
         return refuse(trial, state) if spoiled in state else truth(chain)(trial, state)
 
     told = play(chain.space, chain.seeds, answer)
-    assert spoiled not in told.search.incumbent
-    assert told.search.incumbent != NOTHING
+    assert spoiled not in told.search.best
+    assert told.search.best != NOTHING
     assert told.search.gain > 0.0
 
 
 def test_an_empty_space_is_searched_at_once(chain):
     told = play(Space(chain.space.planner, [], {}), {"all": NOTHING}, refuse)
-    assert (told.trials, told.search.incumbent, told.search.asked) == ([], NOTHING, 0)
+    assert (told.trials, told.search.best, told.search.asked) == ([], NOTHING, 0)
 
 
 @pytest.mark.parametrize("gain", [0.05, -0.05])
 def test_a_space_with_one_group(chain, gain):
     space = Space(chain.space.planner, chain.space.groups[3:4], {})
     told = play(space, {}, lambda trial, state: Score(gain if state else -gain, 0.001))
-    assert told.search.incumbent == ({0} if gain > 0 else NOTHING)
+    assert told.search.best == ({0} if gain > 0 else NOTHING)
     assert told.search.gain == pytest.approx(max(gain, 0.0), abs=0.01)
 
 
@@ -149,12 +157,19 @@ def test_equal_seeds_are_asked_once(chain):
 
 
 def test_wrong_numbers_of_scores_are_refused(chain):
-    search = PlacementSearch(chain.space, chain.seeds)
+    search = make_strategy(SearchTask(chain.space, chain.seeds))
+    (trial,) = search.ask()
     with pytest.raises(ValueError):
-        search.tell([])
+        search.tell(trial, [])
+    scores = [Score(0.0, 0.01)] * len(trial.candidates)
+    with pytest.raises(ValueError):
+        search.tell(Trial(trial.reference, trial.candidates, Effort.SCREEN), scores)
+    search.tell(trial, scores)
+    with pytest.raises(ValueError):
+        search.tell(trial, scores)
     done = play(chain.space, {}, refuse, Limits(benchmarks=0)).search
     with pytest.raises(ValueError):
-        done.tell([])
+        done.tell(trial, scores)
 
 
 def test_constant_scores_end_the_search(chain):
@@ -167,22 +182,17 @@ def test_constant_scores_end_the_search(chain):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_search_ends_even_if_each_of_two_is_better_than_the_other(chain, seed):
     """Noise that was measured once counts for good; it must not lead in circles."""
-    search = LocalSearch(chain.space, [chain.space.everything], Limits(benchmarks=400), seed)
-    steps = search.steps()
-    trial = next(steps)
-    with contextlib.suppress(StopIteration):
-        while True:
-            trial = steps.send([Score(0.02, 0.001)] * len(trial.candidates))
+    seeds = {"all": chain.space.everything}
+    search = LocalSearch(SearchTask(chain.space, seeds, Limits(benchmarks=400), seed))
+    for trial in search.trials():
+        search.tell(trial, [Score(0.02, 0.001)] * len(trial.candidates))
     assert 10 < search.asked <= 400
 
 
 def sweep(space: Space, answer: Callable[[Trial, State], Score], limits: Limits) -> LocalSearch:
-    search = LocalSearch(space, [], limits, 0)
-    steps = search.steps()
-    with contextlib.suppress(StopIteration):
-        trial = next(steps)
-        while True:
-            trial = steps.send([answer(trial, state) for state in trial.candidates])
+    search = LocalSearch(SearchTask(space, {}, limits))
+    for trial in search.trials():
+        search.tell(trial, [answer(trial, state) for state in trial.candidates])
     return search
 
 
@@ -199,8 +209,8 @@ def only_together(*numbers: int) -> Callable[[Trial, State], Score]:
 def test_neighbours_that_pay_only_together_are_found(chain, size):
     first = max(chain.space.pairs, key=lambda pair: sum(chain.space.potential[n] for n in pair))
     together = sorted(chain.space.around(first))[:size] if size > 2 else list(first)
-    defer_interrupts = sweep(chain.space, only_together(*together), Limits(sweeps=12))
-    assert defer_interrupts.incumbent == frozenset(together)
+    found = sweep(chain.space, only_together(*together), Limits(sweeps=12))
+    assert found.best == frozenset(together)
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +247,7 @@ def test_many_small_gains_add_up(chain):
         return Score(gain + rng.gauss(0.0, 0.012), 0.01)
 
     found = [
-        len(play(chain.space, {}, answer, Limits(benchmarks=51), seed).search.incumbent)
+        len(play(chain.space, {}, answer, Limits(benchmarks=51), seed).search.best)
         for seed in range(5)
     ]
     assert sum(found) / len(found) > 0.7 * len(chain.space.groups)
@@ -250,7 +260,7 @@ from tests.autotune.test_search import noisy, play, synthetic_table
 chain = synthetic_table(3)
 told = play(chain.space, chain.seeds, noisy(chain, 1), seed=2)
 print([(sorted(t.reference), [sorted(c) for c in t.candidates], t.effort) for t in told.trials])
-print(sorted(told.search.incumbent), repr(told.search.gain))
+print(sorted(told.search.best), repr(told.search.gain))
 """
 
 

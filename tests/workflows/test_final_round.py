@@ -20,11 +20,11 @@ from qdqtune.records._measurement import Comparison
 from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._ranges import RangeMethod
 from qdqtune.records._tuning import TuneResult
-from qdqtune.search.strategies._placement_search import PlacementSearch
 from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows.tuning._final_model import Finalist, FinalRound, Timed, time_final
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
+from tests.workflows.endings import end_with
 
 THRESHOLD = 1.02
 RESULT, BLANKET = (
@@ -140,7 +140,7 @@ def test_a_blanket_that_is_known_to_be_faster_ships_instead(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     best = simulated(model, tmp_path / "best", max_benchmarks=1)
-    monkeypatch.setattr(PlacementSearch, "incumbent", frozenset({0}))  # one Conv alone
+    end_with(monkeypatch, frozenset({0}))  # one Conv alone
     result = simulated(model, tmp_path / "run", max_benchmarks=1)
     summary = result.summary
     assert summary.blanket is not None
@@ -158,7 +158,7 @@ def test_a_blanket_that_is_not_accurate_enough_does_not_ship(
     free = simulated(model, tmp_path / "free", max_benchmarks=1, min_sqnr_db=None).summary
     assert free.output_sqnr_db is not None
     limit = free.output_sqnr_db + 0.5
-    monkeypatch.setattr(PlacementSearch, "incumbent", frozenset({0}))
+    end_with(monkeypatch, frozenset({0}))
     result = simulated(model, tmp_path / "run", max_benchmarks=1, min_sqnr_db=limit)
     summary = result.summary
     assert summary.blanket is not None
@@ -177,7 +177,7 @@ def test_a_blanket_misses_the_users_metric_before_it_ships(
         nodes = onnx.load(path, load_external_data=False).graph.node
         return -float(sum(node.op_type == "QuantizeLinear" for node in nodes))
 
-    monkeypatch.setattr(PlacementSearch, "incumbent", frozenset({0}))
+    end_with(monkeypatch, frozenset({0}))
     result = simulated(model, tmp_path / "run", max_benchmarks=1, evaluate=few, max_drop=3.0)
     blanket = result.summary.blanket
     assert blanket is not None

@@ -32,7 +32,6 @@ from qdqtune.records._tuning import TuneEvent, TuneResult
 from qdqtune.report._tuning import tune_text
 from qdqtune.search._errors import AutotunerError
 from qdqtune.search.patterns._pattern_cache import PatternCache
-from qdqtune.search.strategies._placement_search import PlacementSearch
 from qdqtune.workflows._export import export, list_candidates
 from qdqtune.workflows._interrupts import interrupt_on_signals
 from qdqtune.workflows.tuning import _run_files as handover
@@ -41,6 +40,7 @@ from qdqtune.workflows.tuning._folder import RunFolder
 from qdqtune.workflows.tuning._journal import Journal
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
+from tests.workflows.endings import end_with
 
 KINDS = ("run", "session", "shares", "candidate", "round", "measurement", "accuracy", "end")
 
@@ -307,7 +307,7 @@ def test_an_interrupted_run_does_not_cost_what_an_earlier_one_proved(
 def test_a_run_that_finds_less_does_not_cost_it_either(
     model: Path, whole: TuneResult, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PlacementSearch, "incumbent", frozenset(range(7)))  # 1.24x, not 1.37x
+    end_with(monkeypatch, frozenset(range(7)))  # 1.24x, not 1.37x
     # Here the best blanket is what the earlier run found; it would ship again.
     monkeypatch.setattr("qdqtune.workflows.tuning._finalize.fastest_first", lambda *_: {})
     again = simulated(model, run, preset="default")
@@ -339,7 +339,7 @@ def test_a_speedup_that_was_forged_is_not_told_again(
     summary = json.loads((run / "summary.json").read_text())
     forged = {**summary, "speedup": 9.9, "speedup_interval": [9.8, 10.0]}
     (run / "summary.json").write_text(json.dumps(forged))
-    monkeypatch.setattr(PlacementSearch, "incumbent", frozenset(range(7)))
+    end_with(monkeypatch, frozenset(range(7)))
     monkeypatch.setattr("qdqtune.workflows.tuning._finalize.fastest_first", lambda *_: {})
     again = simulated(model, run, preset="default")
     assert again.placement == whole.placement
@@ -370,7 +370,7 @@ def test_a_result_that_is_not_what_its_summary_says_is_not_kept(
         "build_with": "sh -c 'touch was_run'",
     }
     (run / "summary.json").write_text(json.dumps({**summary, **changes}))
-    monkeypatch.setattr(PlacementSearch, "incumbent", frozenset())
+    end_with(monkeypatch, frozenset())
     monkeypatch.setattr("qdqtune.workflows.tuning._finalize.fastest_first", lambda *_: {})
     again = simulated(model, run, preset="default")
     assert again.summary.kept_float

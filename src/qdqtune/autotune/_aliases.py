@@ -57,9 +57,6 @@ HOMES = {
     "skip_invalid_insertion_points": "qdqtune.search.patterns._insertion_points",
     "subgraph_autotuning_workflow": "qdqtune.autotune.workflows",
     "validate_file_path": "qdqtune.search._config",
-    **dict.fromkeys(
-        ("Group", "Limits", "PlacementSearch", "Score", "Space", "State", "Trial"), "qdqtune.search"
-    ),
 }
 
 #: Second names, where documents and releases of other tools differ.
@@ -86,7 +83,6 @@ MODULES = {
         "skip_invalid_insertion_points",
     ),
     "qdq_utils": ("get_quantized_tensors",),
-    "search": ("Group", "Limits", "PlacementSearch", "Score", "Space", "State", "Trial"),
     "region_pattern": ("RegionPattern",),
     "region_search": (
         "CombinedRegionSearch", "RegionPartitioner", "RegionSearchBase", "TopDownRegionBuilder",

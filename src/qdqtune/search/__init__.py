@@ -1,6 +1,6 @@
-"""The search among placements of one model.
+"""The search among placements of one model, and the strategies that search.
 
-What is offered here is imported when it is asked for.
+Names are imported on first access.
 """
 
 from __future__ import annotations
@@ -11,27 +11,39 @@ from qdqtune._lazy import lazy_names
 
 if TYPE_CHECKING:
     from qdqtune.search._space import Group, Space, State
-    from qdqtune.search.strategies._placement_search import PlacementSearch
-    from qdqtune.search.strategies._strategy import Limits, Score, Trial
+    from qdqtune.search.strategies._assembly_search import SubgraphTask
+    from qdqtune.search.strategies._registry import make_strategy
+    from qdqtune.search.strategies._strategy import (
+        Effort,
+        Limits,
+        Score,
+        SearchStrategy,
+        SearchTask,
+        SteppedStrategy,
+        Trial,
+    )
 
 __all__ = [
+    "Effort",
     "Group",
     "Limits",
-    "PlacementSearch",
     "Score",
+    "SearchStrategy",
+    "SearchTask",
     "Space",
     "State",
+    "SteppedStrategy",
+    "SubgraphTask",
     "Trial",
+    "make_strategy",
 ]
 
-_HOMES = {
+_HOMES = dict.fromkeys(__all__, "qdqtune.search.strategies._strategy") | {
     "Group": "qdqtune.search._space",
-    "Limits": "qdqtune.search.strategies._strategy",
-    "PlacementSearch": "qdqtune.search.strategies._placement_search",
-    "Score": "qdqtune.search.strategies._strategy",
     "Space": "qdqtune.search._space",
     "State": "qdqtune.search._space",
-    "Trial": "qdqtune.search.strategies._strategy",
+    "SubgraphTask": "qdqtune.search.strategies._assembly_search",
+    "make_strategy": "qdqtune.search.strategies._registry",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -14,10 +14,18 @@ began with.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from qdqtune.search._space import Space, State
-from qdqtune.search.strategies._strategy import SEEDS, Effort, Limits, Score, Steps, Strategy, Trial
+from qdqtune.search._space import State
+from qdqtune.search.strategies._strategy import (
+    SEEDS,
+    Effort,
+    Score,
+    SearchTask,
+    SteppedStrategy,
+    Stepping,
+    Steps,
+)
 
 _NOTHING: State = frozenset()
 # Flips that are screened before the good ones are taken.
@@ -42,23 +50,15 @@ _RESERVED = len(_LAST)
 _IDLE = -0.5
 
 
-class LocalSearch(Strategy):
-    """A search for many groups.
+class LocalSearch(SteppedStrategy):
+    """A search for many groups; the seed decides between what is equal."""
 
-    Args:
-        space: What can be chosen.
-        seeds: Whole-model choices to begin with.
-        limits: How much it may do.
-        seed: Decides between what is equal.
-    """
-
-    def __init__(self, space: Space, seeds: Sequence[State], limits: Limits, seed: int) -> None:
-        super().__init__(space, seeds, limits)
+    def __init__(self, task: SearchTask) -> None:
+        super().__init__(task)
         self._best_seed: State = _NOTHING
         self._seed_gain = 0.0
         self._fruitless = 0
-        self._random = random.Random(seed)
-        self._known: dict[tuple[str, str, Effort], Score] = {}
+        self._random = random.Random(task.seed)
         self._given_up: set[str] = set()
 
     def steps(self) -> Steps:
@@ -67,21 +67,22 @@ class LocalSearch(Strategy):
         yield from self._cut(base)
         for name, sets in self._stages().items():
             self._fruitless = 0
-            before = self.incumbent
+            before = self.best
             yield from self._try(sets, name)
-            while before != self.incumbent and self._fruitless < self.limits.sweeps:
-                changed, before = self.space.around(before ^ self.incumbent), self.incumbent
+            while before != self.best and self._fruitless < self.limits.sweeps:
+                changed, before = self.space.around(before ^ self.best), self.best
                 yield from self._try(self._singles(changed), "neighbours")
         yield from self._drop_what_does_not_pay()
         yield from self._compare_with_best_seed()
+        self.is_cut_short |= not self._room
 
-    def _compare_seeds(self) -> Generator[Trial, Sequence[Score], State]:
+    def _compare_seeds(self) -> Stepping[State]:
         """Begin with the best seed; returns the one that is best of those that quantize."""
-        scores = yield from self._compare(_NOTHING, self._seeds, Effort.CONFIRM, SEEDS)
+        scores = yield from self._scores(_NOTHING, self._seeds, Effort.CONFIRM, SEEDS)
         best = max(scores, key=lambda state: scores[state].gain, default=_NOTHING)
         if best in scores and scores[best].gain > 0.0:
-            self.incumbent, self.gain = best, scores[best].gain
-        self._best_seed, self._seed_gain = self.incumbent, self.gain
+            self.best, self.gain = best, scores[best].gain
+        self._best_seed, self._seed_gain = self.best, self.gain
         return best
 
     def _cut(self, whole: State) -> Steps:
@@ -92,7 +93,7 @@ class LocalSearch(Strategy):
             return frozenset(number for number in whole if depth[number] >= cut)
 
         yield from self._take_best_cut(behind, _CUTS_BEFORE)
-        whole = self.incumbent or whole
+        whole = self.best or whole
 
         def before(cut: float) -> State:
             return frozenset(number for number in whole if depth[number] < cut)
@@ -101,7 +102,7 @@ class LocalSearch(Strategy):
 
     def _take_best_cut(self, part: Callable[[float], State], cuts: Iterable[float]) -> Steps:
         states = {cut: part(cut) for cut in cuts}
-        scores = yield from self._compare(self.incumbent, states.values(), Effort.SCREEN, "cuts")
+        scores = yield from self._scores(self.best, states.values(), Effort.SCREEN, "cuts")
         found = {cut: scores[state] for cut, state in states.items() if state in scores}
         best = max(found, key=lambda cut: found[cut].gain, default=None)
         if best is not None and found[best].certainty > _PROMISING:
@@ -185,19 +186,19 @@ class LocalSearch(Strategy):
             self.is_cut_short = self.is_cut_short or self._room <= _RESERVED
             if self.is_cut_short or self._fruitless >= self.limits.sweeps:
                 return
-            before = self.incumbent
+            before = self.best
             candidates: dict[State, State] = {}
             for one in sets[start : start + size]:
-                for flip in (one & self.incumbent, one - self.incumbent):
+                for flip in (one & self.best, one - self.best):
                     if flip:
-                        candidates.setdefault(self.incumbent ^ flip, flip)
-            scores = yield from self._compare(self.incumbent, candidates, Effort.SCREEN, stage)
+                        candidates.setdefault(self.best ^ flip, flip)
+            scores = yield from self._scores(self.best, candidates, Effort.SCREEN, stage)
             promising = sorted(
                 (state for state, score in scores.items() if score.certainty > _PROMISING),
                 key=lambda state: -scores[state].certainty,
             )
             yield from self._take_best_part([candidates[state] for state in promising], stage)
-            if self.incumbent != before:
+            if self.best != before:
                 self._fruitless = 0
             elif stage != _FIRST:
                 self._fruitless += 1
@@ -207,7 +208,7 @@ class LocalSearch(Strategy):
         parts: list[State] = []
         size = len(flips)
         while size:
-            parts.append(self.incumbent ^ _NOTHING.union(*flips[:size]))
+            parts.append(self.best ^ _NOTHING.union(*flips[:size]))
             size //= 2
         yield from self._take_best(parts, stage)
 
@@ -217,65 +218,45 @@ class LocalSearch(Strategy):
         What was given up for something better does not come back: noise may say of each of two
         that it is better than the other, and the search would go from one to the other for ever.
         """
-        scores = yield from self._compare(self.incumbent, states, Effort.CONFIRM, stage)
+        scores = yield from self._scores(self.best, states, Effort.CONFIRM, stage)
         new = [state for state in scores if self.space.key(state) not in self._given_up]
         best = max(new, key=lambda state: scores[state].gain, default=None)
         if best is not None and scores[best].certainty > _PROBABLE:
-            self._given_up.add(self.space.key(self.incumbent))
-            self.incumbent = best
+            self._given_up.add(self.space.key(self.best))
+            self.best = best
             # The best of several owes something to luck.
             self.gain += scores[best].gain - scores[best].error
 
     def _drop_what_does_not_pay(self) -> Steps:
         """Take out groups whose absence was not seen to cost anything."""
         idle: dict[int, float] = {}
-        for number in sorted(self.incumbent):
-            keys = self.space.key(self.incumbent), self.space.key(self.incumbent - {number})
+        for number in sorted(self.best):
+            keys = self.space.key(self.best), self.space.key(self.best - {number})
             score = self._known.get((*keys, Effort.SCREEN))
             if score is not None and score.certainty > _IDLE:
                 idle[number] = score.gain
         if not idle or not self._room:
             return
-        less = self.incumbent - frozenset(idle)
-        scores = yield from self._compare(self.incumbent, [less], Effort.CONFIRM, _LAST[0])
+        less = self.best - frozenset(idle)
+        scores = yield from self._scores(self.best, [less], Effort.CONFIRM, _LAST[0])
         if less in scores and scores[less].gain >= 0.0:
-            self.incumbent = less
+            self.best = less
             self.gain += scores[less].gain
 
     def _compare_with_best_seed(self) -> Steps:
         """Steps were decided on noise: what they led to must still beat what they began with."""
-        if self.incumbent in (self._best_seed, _NOTHING) or not self._room:
+        if self.best in (self._best_seed, _NOTHING) or not self._room:
             return
-        scores = yield from self._compare(
-            self._best_seed, [self.incumbent], Effort.CONFIRM, _LAST[1]
-        )
-        if self.incumbent in scores and scores[self.incumbent].gain < 0.0:
-            self.incumbent, self.gain = self._best_seed, self._seed_gain
+        scores = yield from self._scores(self._best_seed, [self.best], Effort.CONFIRM, _LAST[1])
+        if self.best in scores and scores[self.best].gain < 0.0:
+            self.best, self.gain = self._best_seed, self._seed_gain
 
-    def _compare(
+    def _scores(
         self, reference: State, states: Iterable[State], effort: Effort, stage: str
-    ) -> Generator[Trial, Sequence[Score], dict[State, Score]]:
-        """Scores of states, a few to a trial; what comes to the same placement is asked once.
-
-        What there is no room for has no score.
-        """
-        own = self.space.key(reference)
-        found = {state: self.space.key(state) for state in states}
-        wanted: dict[str, State] = {}
-        for state, key in found.items():
-            if key != own and (own, key, effort) not in self._known:
-                wanted.setdefault(key, state)
-        room = self._room if stage in (SEEDS, *_LAST) else self._room - _RESERVED
-        waiting = list(wanted.values())[: max(0, room)]
-        while waiting:
-            part = tuple(waiting[: self.limits.together])
-            waiting = waiting[len(part) :]
-            self.asked += len(part)
-            scores = yield Trial(reference, part, effort, stage)
-            for state, score in zip(part, scores, strict=True):
-                self._known[own, found[state], effort] = score
-        return {
-            state: self._known[own, key, effort]
-            for state, key in found.items()
-            if (own, key, effort) in self._known
-        }
+    ) -> Stepping[dict[State, Score]]:
+        """Scores of states, known or new; what there is no room for has none."""
+        asked, own = list(states), self.space.key(reference)
+        reserve = 0 if stage in (SEEDS, *_LAST) else _RESERVED
+        yield from self._compare(reference, asked, effort, stage, reserve)
+        keys = {state: (own, self.space.key(state), effort) for state in asked}
+        return {state: self._known[key] for state, key in keys.items() if key in self._known}

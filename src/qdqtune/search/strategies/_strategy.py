@@ -1,22 +1,20 @@
-"""The interface of all strategies.
-
-Trials, scores, limits, and the base classes that ask and are told.
-"""
+"""The interface of search strategies, and what passes through it: tasks, trials and scores."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar, TypeVar
 
+from qdqtune.config import REGION
 from qdqtune.records._subgraphs import Batch
 from qdqtune.search._space import Space, State
 
 SEEDS = "seeds"
 """The stage of the first trials: whole-model choices against the float model."""
-
 
 _LARGEST_GAIN = 100.0
 
@@ -41,8 +39,8 @@ class Trial:
 
     reference: State
     candidates: tuple[State, ...]
-    effort: Effort
-    stage: str
+    effort: Effort = Effort.CONFIRM
+    stage: str = "search"
 
 
 @dataclass(frozen=True)
@@ -84,10 +82,6 @@ def speedup_of(gain: float) -> float:
     return math.exp(min(max(gain, -_LARGEST_GAIN), _LARGEST_GAIN))
 
 
-Steps = Generator[Trial, Sequence[Score], None]
-"""Trials, each answered with one score per candidate."""
-
-
 @dataclass(frozen=True)
 class Limits:
     """How much a search may do.
@@ -106,134 +100,203 @@ class Limits:
     least_gain: float = 0.0002
 
 
-class Strategy(ABC):
-    """A way to search.
-
-    Args:
-        space: What can be chosen.
-        seeds: Whole-model choices to begin with; the float model is always one.
-        limits: How much it may do.
+@dataclass(frozen=True)
+class SearchTask:
+    """What a strategy searches in.
 
     Attributes:
-        incumbent: The best choice so far.
-        gain: Its estimated log speedup over the float model.
-        asked: Candidates that were asked about and not known before.
-        is_cut_short: Whether it left something untried for want of candidates.
+        space: What can be chosen.
+        seeds: Whole-model choices to begin with, by name; the float model is always one.
+        limits: How much it may do.
+        seed: Decides what chance decides.
     """
 
-    def __init__(self, space: Space, seeds: Sequence[State], limits: Limits) -> None:
-        self.space = space
-        self.limits = limits
-        self.incumbent: State = frozenset()
+    space: Space
+    seeds: Mapping[str, State] = field(default_factory=dict)
+    limits: Limits = Limits()
+    seed: int = 0
+
+    workflow: ClassVar[str] = REGION
+    """The workflow that such a task is part of."""
+
+
+class SearchStrategy(ABC):
+    """Decides what to measure next: `ask` returns trials, `tell` takes their scores.
+
+    A strategy sees no engine, no file and no clock. With the same task and the same scores it must
+    ask for the same trials: a run is resumed by searching again with the scores that are recorded.
+
+    Args:
+        task: What to search in; that of subgraph mode is a `SubgraphTask`.
+
+    Attributes:
+        workflow: The workflow that it is for: `region` or `subgraph`.
+        task: What it searches in.
+        best: The best choice so far.
+        gain: Its estimated log speedup over the float model.
+        is_cut_short: Whether it would have gone on if it had been allowed more candidates.
+        batches: What was tried in batches, for the report of subgraph mode.
+    """
+
+    workflow: ClassVar[str] = REGION
+
+    def __init__(self, task: SearchTask) -> None:
+        self.task = task
+        self.best: State = frozenset()
         self.gain = 0.0
-        self.asked = 0
         self.is_cut_short = False
-        self._seeds = list(seeds)
+        self.batches: list[Batch] = []
+
+    @property
+    def planned(self) -> int:
+        """About how many candidates will have been asked about at the end."""
+        return self.task.limits.benchmarks
+
+    @abstractmethod
+    def ask(self) -> Sequence[Trial]:
+        """The trials that wait for an answer; none at the end of the search.
+
+        They are independent of each other: they may be answered in any order.
+        """
+
+    @abstractmethod
+    def tell(self, trial: Trial, scores: Sequence[Score]) -> None:
+        """Answer one of the trials, with one score per candidate, in order.
+
+        Raises:
+            ValueError: If the trial was not asked for, or the number of scores is wrong.
+        """
+
+    def observe(self, state: State, layers: object) -> None:  # noqa: B027 (not every one wants it)
+        """Take in the costs of a candidate's layers, before its score is told; see subgraph mode.
+
+        Args:
+            state: The candidate.
+            layers: Its `ObservedCosts`.
+        """
+
+    def trials(self) -> Iterator[Trial]:
+        """All trials of the search, one after the other; each must be told before the next."""
+        while trials := self.ask():
+            yield from trials
+
+
+T = TypeVar("T")
+Stepping = Generator[Sequence[Trial], Sequence[Sequence[Score]], T]
+"""Independent trials, answered with the scores of each, and what comes of them."""
+Steps = Stepping[None]
+
+
+class SteppedStrategy(SearchStrategy):
+    """A strategy written as a generator of trials.
+
+    Attributes:
+        space: What can be chosen.
+        limits: How much it may do.
+        asked: Candidates that were asked about.
+    """
+
+    def __init__(self, task: SearchTask) -> None:
+        super().__init__(task)
+        self.space = task.space
+        self.limits = task.limits
+        self.asked = 0
+        self._seeds = list(dict.fromkeys(map(task.space.closed, task.seeds.values())))
+        self._known: dict[tuple[str, str, Effort], Score] = {}
+        self._steps: Steps | None = None
+        self._trials: Sequence[Trial] = ()
+        self._told: dict[Trial, Sequence[Score]] = {}
 
     @abstractmethod
     def steps(self) -> Steps:
-        """Everything it asks, one trial after the other."""
+        """Everything it asks, a few trials at a time."""
+
+    @property
+    def planned(self) -> int:
+        """About how many candidates will have been asked about at the end."""
+        return max(self.asked, min(self.limits.benchmarks, self._usual_count))
+
+    @property
+    def _usual_count(self) -> int:
+        """Candidates that such a search usually needs."""
+        return 12 + len(self.space.groups)
+
+    def ask(self) -> Sequence[Trial]:
+        """The trials that wait for an answer; none at the end of the search."""
+        if self._steps is None:
+            self._steps = self.steps()
+            self._trials = next(self._steps, ())
+        return [trial for trial in self._trials if trial not in self._told]
+
+    def tell(self, trial: Trial, scores: Sequence[Score]) -> None:
+        """Answer one of the trials.
+
+        Raises:
+            ValueError: If the trial was not asked for, or the number of scores is wrong.
+        """
+        if trial not in self.ask() or len(scores) != len(trial.candidates):
+            raise ValueError("these are not the scores that were asked for")
+        self._told[trial] = scores
+        if len(self._told) == len(self._trials) and self._steps is not None:
+            answers = [self._told[each] for each in self._trials]
+            self._told = {}
+            try:
+                self._trials = self._steps.send(answers)
+            except StopIteration:
+                self._trials = ()
 
     @property
     def _room(self) -> int:
         """Candidates that may still be asked about."""
         return max(0, self.limits.benchmarks - self.asked)
 
-
-LAST = "against the best seed"
-"""The stage of the last comparison, for which one candidate is always left."""
-
-
-class Asking(ABC):
-    """Asks for comparisons, is told their outcome, and knows the best placement so far.
-
-    Args:
-        space: What can be chosen.
-        limits: How much it may do.
-
-    Attributes:
-        incumbent: The best choice so far.
-        gain: Its estimated log speedup over the float model.
-        asked: Candidates that were asked about.
-        is_cut_short: Whether it left something untried for want of candidates.
-        batches: What was tried, with what was expected of it.
-    """
-
-    def __init__(self, space: Space, limits: Limits) -> None:
-        self.incumbent: State = frozenset()
-        self.gain = 0.0
-        self.asked = 0
-        self.is_cut_short = False
-        self.batches: list[Batch] = []
-        self._space = space
-        self._limits = limits
-        self._tried: set[tuple[str, str, Effort]] = set()
-        self._steps: Steps | None = None
-        self._trial: Trial | None = None
-
-    @abstractmethod
-    def steps(self) -> Steps:
-        """Everything it asks, one trial after the other."""
-
-    def ask(self) -> Trial | None:
-        """The comparison that is wanted next; None at the end."""
-        if self._steps is None:
-            self._steps = self.steps()
-            self._trial = next(self._steps, None)
-        return self._trial
-
-    def tell(self, scores: Sequence[Score]) -> None:
-        """Answer the comparison that was asked for, one score per candidate.
-
-        Raises:
-            ValueError: If nothing was asked, or the number is wrong.
-        """
-        trial = self.ask()
-        if trial is None or self._steps is None or len(scores) != len(trial.candidates):
-            raise ValueError("these are not the scores that were asked for")
-        try:
-            self._trial = self._steps.send(scores)
-        except StopIteration:
-            self._trial = None
-
-    @property
-    def _room(self) -> int:
-        """Candidates that may still be asked about."""
-        return max(0, self._limits.benchmarks - self.asked)
-
     def _is_new(self, reference: State, state: State, effort: Effort) -> bool:
         """Whether a comparison would tell anything that is not known."""
-        own, key = self._space.key(reference), self._space.key(state)
-        return key != own and (own, key, effort) not in self._tried
+        own, key = self.space.key(reference), self.space.key(state)
+        return key != own and (own, key, effort) not in self._known
 
     def _compare(
-        self, reference: State, states: Iterable[State], effort: Effort, stage: str
-    ) -> Generator[Trial, Sequence[Score], dict[State, Score]]:
-        """Scores of states, in one trial; what was compared with it before is not asked again."""
-        own = self._space.key(reference)
-        wanted: dict[tuple[str, str, Effort], State] = {}
+        self,
+        reference: State,
+        states: Iterable[State],
+        effort: Effort,
+        stage: str,
+        reserve: int = 0,
+    ) -> Stepping[dict[State, Score]]:
+        """Scores of states of which none is known, each placement once, a few to a trial.
+
+        Args:
+            reference: What they are compared with.
+            states: What is in question; what there is no room for has no score.
+            effort: How well it has to be known.
+            stage: What the search is at.
+            reserve: Candidates that are left for later.
+        """
+        wanted: dict[str, State] = {}
         for state in states:
             if self._is_new(reference, state, effort):
-                wanted.setdefault((own, self._space.key(state), effort), state)
-        room = self._room if stage in (SEEDS, LAST) else self._room - 1
-        self.is_cut_short = self.is_cut_short or len(wanted) > room
-        asked = dict(list(wanted.items())[: max(0, room)])
+                wanted.setdefault(self.space.key(state), state)
+        asked = list(wanted.values())[: max(0, self._room - reserve)]
         if not asked:
             return {}
-        self._tried.update(asked)
         self.asked += len(asked)
-        scores = yield Trial(reference, tuple(asked.values()), effort, stage)
-        return dict(zip(asked.values(), scores, strict=True))
+        size = self._trial_size or len(asked)
+        parts = (tuple(asked[start : start + size]) for start in range(0, len(asked), size))
+        trials = [Trial(reference, part, effort, stage) for part in parts]
+        answers = yield trials
+        found: dict[State, Score] = {}
+        for trial, scores in zip(trials, answers, strict=True):
+            self._learn(trial, scores)
+            found.update(zip(trial.candidates, scores, strict=True))
+        own = self.space.key(reference)
+        for state, score in found.items():
+            self._known[own, self.space.key(state), effort] = score
+        return found
 
-    def _add(
-        self,
-        stage: str,
-        changed: tuple[int, int],
-        predicted: float,
-        score: Score,
-        *,
-        accepted: bool,
-    ) -> None:
-        """Note what was tried: how many groups were quantized and dropped, and what came of it."""
-        measured = None if score.failure is not None else speedup_of(score.gain)
-        self.batches.append(Batch(stage, *changed, predicted, measured, score.error, accepted))
+    @property
+    def _trial_size(self) -> int:
+        """Candidates of one trial; 0 for all that are compared at once."""
+        return self.limits.together
+
+    def _learn(self, trial: Trial, scores: Sequence[Score]) -> None:
+        """Take in the outcome of a trial; those asked together come in the order of asking."""

@@ -15,8 +15,8 @@ from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._errors import EngineError
 from qdqtune.records._tuning import BY_BUDGET, BY_COUNT, ENGINE_FAILED, FINISHED, INTERRUPTED
 from qdqtune.search._space import Space, State
-from qdqtune.search.strategies._placement_search import PlacementSearch
-from qdqtune.search.strategies._strategy import SEEDS, Score, Trial, speedup_of
+from qdqtune.search.strategies._registry import make_strategy
+from qdqtune.search.strategies._strategy import SEEDS, Score, SearchTask, Trial, speedup_of
 from qdqtune.workflows.tuning._baseline import Baseline
 from qdqtune.workflows.tuning._calibrate import Calibration
 from qdqtune.workflows.tuning._candidate_evaluator import CandidateEvaluator
@@ -77,8 +77,8 @@ class RegionMode(Mode):
             len(space.groups), grouping.patterns,
             request.config.max_benchmarks, request.config.schemes_per_region,
         )  # fmt: skip
-        search = PlacementSearch(space, seeds, limits, request.config.seed)
-        return SearchProblem(space, search, seeds)
+        task = SearchTask(space, seeds, limits, request.config.seed)
+        return SearchProblem(space, make_strategy(task, request.config.strategy), seeds)
 
 
 _logger = logging.getLogger(__name__)
@@ -133,10 +133,10 @@ def search(
     outcome = SearchOutcome(stopped=problem.preparation.stopped)
     if outcome.stopped == INTERRUPTED:
         _logger.warning("interrupted: what was found out is kept; the same command goes on")
-        return replace(outcome, state=strategy.incumbent)
+        return replace(outcome, state=strategy.best)
 
     def take_snapshot() -> None:
-        best = evaluator.candidate_of(strategy.incumbent)
+        best = evaluator.candidate_of(strategy.best)
         records.take_snapshot(evaluator, calibration.grouping, baseline.latency_ms, best)
 
     ctx.reporter.search_begins()
@@ -144,15 +144,15 @@ def search(
         take_snapshot()
     stopped, seeds = outcome.stopped, dict(outcome.seeds)
     try:
-        while (trial := strategy.ask()) is not None:
+        for trial in strategy.trials():
             if trial.stage != SEEDS and evaluator.target.request.config.budget_s is not None:
-                finalists.foresee_repair(strategy.incumbent)
+                finalists.foresee_repair(strategy.best)
             scores, is_all = _answer(ctx, evaluator, trial)
             if not is_all:
                 stopped = BY_BUDGET
             if not scores:
                 break
-            problem.tell(scores)
+            problem.tell(trial, scores)
             if trial.reference == _FLOAT:
                 seeds.update(_seed_speedups(problem, trial, scores))
             if records.snapshots.is_due:
@@ -169,7 +169,7 @@ def search(
     if stopped == FINISHED and strategy.is_cut_short:
         stopped = BY_COUNT
     return SearchOutcome(
-        strategy.incumbent, stopped, seeds, evaluator.benchmarks, evaluator.failed,
+        strategy.best, stopped, seeds, evaluator.benchmarks, evaluator.failed,
         records.journal.memo_hits, evaluator.why_all_failed,
     )  # fmt: skip
 

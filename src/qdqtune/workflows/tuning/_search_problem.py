@@ -4,45 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from qdqtune.records._measurement import LayerTime
-from qdqtune.records._subgraphs import Batch
 from qdqtune.records._tuning import FINISHED
 from qdqtune.search._space import Space, State
-from qdqtune.search.strategies._strategy import Score, Trial
-
-
-class SearchStrategy(Protocol):
-    """A search: it is asked what to compare, and told how that came out."""
-
-    @property
-    def incumbent(self) -> State:
-        """The best choice so far."""
-        ...
-
-    @property
-    def gain(self) -> float:
-        """Its estimated log speedup over the float model."""
-        ...
-
-    @property
-    def planned(self) -> int:
-        """About how many candidates will have been asked about at the end."""
-        ...
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether it would have gone on if it had been allowed more candidates."""
-        ...
-
-    def ask(self) -> Trial | None:
-        """The comparison that is wanted next; None at the end."""
-        ...
-
-    def tell(self, scores: Sequence[Score]) -> None:
-        """Answer the comparison that was asked for."""
-        ...
+from qdqtune.search.strategies._strategy import Score, SearchStrategy, Trial
 
 
 @dataclass(frozen=True)
@@ -85,14 +52,9 @@ class SearchProblem:
     wants_layers: ClassVar[bool] = False
     """Whether it wants to see where the time of candidates goes."""
 
-    @property
-    def batches(self) -> tuple[Batch, ...]:
-        """What was tried in batches so far."""
-        return ()
-
     def saw_layers(self, state: State, layers: Sequence[LayerTime]) -> None:
         """Take in the layers that a candidate runs as, before its score is told."""
 
-    def tell(self, scores: Sequence[Score]) -> None:
-        """Answer the trial that was asked for."""
-        self.strategy.tell(scores)
+    def tell(self, trial: Trial, scores: Sequence[Score]) -> None:
+        """Answer a trial that was asked for."""
+        self.strategy.tell(trial, scores)

@@ -25,11 +25,11 @@ from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._inputs import request_of
 from qdqtune.records._measurement import LayerTime
-from qdqtune.records._subgraphs import Batch
 from qdqtune.records._tuning import INTERRUPTED
 from qdqtune.search._space import Space, State
-from qdqtune.search.strategies._placement_search import PlacementSearch
-from qdqtune.search.strategies._strategy import Limits, Score
+from qdqtune.search.strategies._assembly_search import SubgraphTask
+from qdqtune.search.strategies._registry import make_strategy
+from qdqtune.search.strategies._strategy import Limits, Score, SearchTask, Trial
 from qdqtune.search.subgraphs._assembly import assemble_closed
 from qdqtune.search.subgraphs._costs import ObservedCosts, costs_of, look_at
 from qdqtune.search.subgraphs._distinct_subgraphs import Subgraph, find_subgraphs
@@ -40,7 +40,6 @@ from qdqtune.search.subgraphs._quantizable_groups import (
     make_choices,
     make_units,
 )
-from qdqtune.search.subgraphs._validation import SubgraphSearch
 from qdqtune.workflows._convert import written_type
 from qdqtune.workflows._shape_ranges import MAX, MIN, Shapes, static_shapes
 from qdqtune.workflows.tuning import _folder as names
@@ -191,23 +190,16 @@ class AssemblyProblem(SearchProblem):
     """Assemblies of subgraphs, tried on the whole model; where its time goes corrects the costs.
 
     Attributes:
-        strategy: Who chooses.
         units: What the subgraphs came to.
         inserter: Writes candidates.
         cache: Where it is written down what was seen and tried.
     """
 
-    strategy: SubgraphSearch
     units: Units
     inserter: Inserter
     cache: SubgraphCache
 
     wants_layers: ClassVar[bool] = True
-
-    @property
-    def batches(self) -> tuple[Batch, ...]:
-        """What was tried in batches so far."""
-        return tuple(self.strategy.batches)
 
     def saw_layers(self, state: State, layers: Sequence[LayerTime]) -> None:
         """Look at where the time of a candidate goes, and write it down."""
@@ -221,14 +213,13 @@ class AssemblyProblem(SearchProblem):
         seen = look_at(index, layers, units.of_node, quantized, otherwise, weights)
         self.cache.keep_seen(space.key(state), seen, units.stamp)
 
-    def tell(self, scores: Sequence[Score]) -> None:
-        """Answer the trial; the search knows before where the time of its candidates goes."""
-        trial = self.strategy.ask()
-        for state in trial.candidates if trial is not None else ():
+    def tell(self, trial: Trial, scores: Sequence[Score]) -> None:
+        """Answer a trial; the strategy knows before where the time of its candidates goes."""
+        for state in trial.candidates:
             seen = self.cache.seen_in(self.space.key(state), self.units.stamp)
             if seen is not None:
                 self.strategy.observe(state, seen)
-        self.strategy.tell(scores)
+        self.strategy.tell(trial, scores)
         self.cache.keep_batches(self.strategy.batches)
 
 
@@ -279,7 +270,7 @@ class SubgraphMode(Mode):
         except KeyboardInterrupt:
             space = Space(planner, (), {})
             done = replace(done, stopped=INTERRUPTED)
-            return SearchProblem(space, PlacementSearch(space, {}), {}, done)
+            return SearchProblem(space, make_strategy(SearchTask(space)), {}, done)
 
 
 @dataclass(frozen=True)
@@ -312,10 +303,12 @@ class _Assembler:
                 alike.setdefault(unit.subgraph, set()).add(number)
         most = request.config.max_benchmarks
         limits = Limits(benchmarks=request.preset.assemblies if most is None else most)
-        search = SubgraphSearch(
-            space, choices, costs, seeds, [frozenset(part) for part in alike.values()], limits,
+        task = SubgraphTask(
+            space, seeds, limits, request.config.seed, choices=choices, costs=costs,
+            alike=[frozenset(part) for part in alike.values()],
             incremental=request.config.incremental_validation, frugal=is_slow,
         )  # fmt: skip
+        search = make_strategy(task, request.config.strategy)
         search.observe(frozenset(), units.plain)
         self.ctx.reporter.tell(
             "assembly", f"{len(choices.units(raw))} of {len(units.units)} groups quantized"
@@ -334,8 +327,8 @@ class _Assembler:
         most = request.config.max_benchmarks
         limits = Limits(benchmarks=len(seeds) if most is None else min(most, len(seeds)))
         self._write_raw(space, frozenset())
-        search = PlacementSearch(space, seeds, limits, request.config.seed)
-        return SearchProblem(space, search, seeds, done)
+        task = SearchTask(space, seeds, limits, request.config.seed)
+        return SearchProblem(space, make_strategy(task), seeds, done)
 
     def _seeds(self, space: Space) -> dict[str, State]:
         found = seeds_of(space, self.target.given, self.calibration.grouping)

@@ -151,7 +151,7 @@ def summarize(run: RunResult, written: WrittenFiles, seconds: Seconds) -> Summar
         subgraph_benchmarks=prepared.benchmarks,
         subgraph_failed=prepared.failed,
         subgraphs=dict(prepared.subgraphs),
-        batches=problem.batches if problem is not None else (),
+        batches=tuple(problem.strategy.batches) if problem is not None else (),
         precision=form.name,
         precision_sqnr_db=form.sqnr_db,
         precision_reason=form.reason,

@@ -11,8 +11,7 @@ from qdqtune.engines._reopened_comparison import MOST_OPENINGS
 from qdqtune.engines._timing import FEWEST_ROUNDS, BlockShape
 from qdqtune.records._accuracy import METRIC, SQNR
 from qdqtune.search._config import preset_for_schemes
-from qdqtune.search.strategies._placement_search import Limits
-from qdqtune.search.strategies._strategy import Effort
+from qdqtune.search.strategies._strategy import Effort, Limits
 
 _RUNS_OF_A_BLOCK = 2  # of a slow model; a fast one has more
 _NO_LIMIT_S = 3600.0

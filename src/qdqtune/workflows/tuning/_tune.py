@@ -27,6 +27,7 @@ from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import request_of
 from qdqtune.records._tuning import INTERRUPTED, TunePlan, TuneResult
 from qdqtune.search._space import Space
+from qdqtune.search.strategies._registry import check_strategy
 from qdqtune.workflows._arguments import on_file
 from qdqtune.workflows._convert import convertible
 from qdqtune.workflows._interrupts import defer_interrupts
@@ -245,6 +246,7 @@ def _request(model: Path, config: TuneConfig) -> TuneRequest:
         read_layer_info(
             Path(config.graph_json)
         )  # what is wrong with it is told before anything is done
+    check_strategy(config.strategy, config.workflow)
     preset = PRESETS[config.preset].within(config.budget_s)
     runs = config.timing_runs
     return TuneRequest(

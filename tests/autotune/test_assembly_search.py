@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from qdqtune.search._space import Group, Space, State
+from qdqtune.search.strategies._assembly_search import AssemblySearch, SubgraphTask
 from qdqtune.search.strategies._strategy import SEEDS, Limits, Score, Trial
 from qdqtune.search.subgraphs._assembly import Costs, Crossing, assemble
 from qdqtune.search.subgraphs._costs import ObservedCosts
 from qdqtune.search.subgraphs._quantizable_groups import Choices
-from qdqtune.search.subgraphs._validation import SubgraphSearch
 from tests.conftest import model_from_text
 from tests.cutting import cut
 
@@ -53,7 +53,7 @@ Oracle = Callable[[State], float]
 class Played:
     """A search that was played to its end, and all it asked."""
 
-    search: SubgraphSearch
+    search: AssemblySearch
     trials: list[Trial] = field(default_factory=list)
 
     @property
@@ -97,8 +97,17 @@ def play(
     parts = alike or [frozenset({number}) for number in range(len(space.groups))]
     limits = Limits(benchmarks=benchmarks)
     played = Played(
-        SubgraphSearch(
-            space, choices, predicted, given, parts, limits, incremental=incremental, frugal=frugal
+        AssemblySearch(
+            SubgraphTask(
+                space,
+                given,
+                limits,
+                choices=choices,
+                costs=predicted,
+                alike=parts,
+                incremental=incremental,
+                frugal=frugal,
+            )
         )
     )
 
@@ -108,13 +117,13 @@ def play(
         gain = math.log(truth(reference) / truth(state))
         return Score(gain, 0.001) if noise is None else Score(gain + noise.gauss(0, 0.01), 0.01)
 
-    while (trial := played.search.ask()) is not None:
+    for trial in played.search.trials():
         played.trials.append(trial)
         assert len(played.trials) < 100
         for state in trial.candidates:
             if layers is not None and not refused(state):
                 played.search.observe(state, layers(state))
-        played.search.tell([score(trial.reference, state) for state in trial.candidates])
+        played.search.tell(trial, [score(trial.reference, state) for state in trial.candidates])
     return played
 
 
@@ -157,7 +166,7 @@ def test_where_the_subgraphs_are_right_the_optimum_is_found_at_once(seed: int) -
     truth = random_costs(seed)
     played = play(truth, truth.total_ms, layers=layers_of(truth))
     best = truth.total_ms(best_of(truth))
-    assert truth.total_ms(played.search.incumbent) == pytest.approx(best)
+    assert truth.total_ms(played.search.best) == pytest.approx(best)
     first = played.trials[0]
     assert (first.reference, first.stage) == (NOTHING, SEEDS)
     assert played.search.gain == pytest.approx(math.log(truth.total_ms(NOTHING) / best))
@@ -166,7 +175,7 @@ def test_where_the_subgraphs_are_right_the_optimum_is_found_at_once(seed: int) -
 def test_it_takes_few_candidates_where_no_doubt_is_left() -> None:
     truth = costs([2.0, 2.0, 30.0, 2.0, 30.0, 2.0, 2.0, 30.0])
     played = play(truth, truth.total_ms, layers=layers_of(truth))
-    assert played.search.incumbent == {0, 1, 3, 5, 6}
+    assert played.search.best == {0, 1, 3, 5, 6}
     assert played.asked <= 5
 
 
@@ -179,7 +188,7 @@ def test_where_the_subgraphs_lie_everything_may_still_win() -> None:
     predicted = costs([2.0, 2.0, 2.0, 2.0, 30.0, 2.0, 2.0, 2.0])
     assert 4 not in assemble(predicted)
     played = play(predicted, truth)
-    assert played.search.incumbent == frozenset(range(UNITS))
+    assert played.search.best == frozenset(range(UNITS))
     raw, everything = played.search.batches[:2]
     assert (raw.stage, raw.accepted) == ("raw", False)
     assert raw.predicted > 2.0
@@ -200,7 +209,7 @@ def test_one_harmful_group_in_a_batch_is_found(harmful: int, tells: bool) -> Non
         predicted, truth.total_ms, {"one": frozenset({0})}, benchmarks=30,
         layers=layers_of(truth) if tells else None,
     )  # fmt: skip
-    assert played.search.incumbent == frozenset(range(UNITS)) - {harmful}
+    assert played.search.best == frozenset(range(UNITS)) - {harmful}
     assert "batches" in played.stages
     if tells:
         assert played.asked <= 8
@@ -211,7 +220,7 @@ def test_seeds_that_are_slower_than_float_are_taken_apart() -> None:
     truth = costs([5.0, 5.0, 5.0, 5.0, 5.0, 90.0, 5.0, 5.0])
     played = play(costs([5.0] * UNITS), truth.total_ms, benchmarks=16)
     assert played.search.batches[0].accepted is False
-    assert played.search.incumbent == frozenset(range(UNITS)) - {5}
+    assert played.search.best == frozenset(range(UNITS)) - {5}
 
 
 @pytest.mark.parametrize("most", range(13))
@@ -231,7 +240,7 @@ def test_what_is_found_is_never_worse_than_a_seed(seed: int, tells: bool) -> Non
              "some": frozenset({seed % UNITS, 2})}  # fmt: skip
     layers = layers_of(truth) if tells else None
     played = play(predicted, truth.total_ms, seeds, layers=layers)
-    found = truth.total_ms(played.search.incumbent)
+    found = truth.total_ms(played.search.best)
     assert found <= min(map(truth.total_ms, (NOTHING, *seeds.values()))) + 1e-9
     assert played.search.gain == pytest.approx(math.log(truth.total_ms(NOTHING) / found), abs=0.01)
 
@@ -245,7 +254,7 @@ def test_layers_of_wrong_subgraphs_lead_near_to_the_optimum() -> None:
         for tells in shortfall:
             layers = layers_of(truth) if tells else None
             played = play(predicted, truth.total_ms, layers=layers)
-            shortfall[tells] += math.log(truth.total_ms(played.search.incumbent) / best) / 20
+            shortfall[tells] += math.log(truth.total_ms(played.search.best) / best) / 20
     assert shortfall[True] < 0.01
     assert shortfall[True] < shortfall[False]
 
@@ -262,7 +271,7 @@ def test_nothing_is_asked_twice_nor_compared_with_itself(seed: int) -> None:
 def test_all_candidates_may_fail() -> None:
     truth = random_costs(0)
     played = play(truth, truth.total_ms, refused=bool)
-    assert (played.search.incumbent, played.search.gain) == (NOTHING, 0.0)
+    assert (played.search.best, played.search.gain) == (NOTHING, 0.0)
     assert all(batch.measured is None and not batch.accepted for batch in played.search.batches)
 
 
@@ -271,8 +280,8 @@ def test_what_fails_is_never_kept_and_the_rest_is_still_found(bad: int) -> None:
     """Every seed has it: they are taken apart."""
     truth = costs([4.0] * UNITS)
     played = play(truth, truth.total_ms, benchmarks=30, refused=lambda state: bad in state)
-    assert bad not in played.search.incumbent
-    assert len(played.search.incumbent) >= UNITS // 2
+    assert bad not in played.search.best
+    assert len(played.search.best) >= UNITS // 2
 
 
 def test_without_validation_only_the_seeds_are_asked_about() -> None:
@@ -280,7 +289,7 @@ def test_without_validation_only_the_seeds_are_asked_about() -> None:
     raw = assemble(predicted)
     played = play(predicted, truth.total_ms, {"raw": raw}, incremental=False)
     assert [(t.stage, t.candidates) for t in played.trials] == [(SEEDS, (raw,))]
-    assert played.search.incumbent in (raw, NOTHING)
+    assert played.search.best in (raw, NOTHING)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -293,7 +302,7 @@ def test_where_builds_take_long_only_clear_gains_are_worth_one(seed: int) -> Non
     assert frugal.asked <= usual.asked
     assert set(frugal.stages) <= {SEEDS, "batches"}
     seeds = (NOTHING, assemble(predicted), frozenset(range(UNITS)))
-    assert truth.total_ms(frugal.search.incumbent) <= min(map(truth.total_ms, seeds)) + 1e-9
+    assert truth.total_ms(frugal.search.best) <= min(map(truth.total_ms, seeds)) + 1e-9
 
 
 def test_seeds_that_come_to_the_same_are_asked_once_and_empty_ones_never() -> None:
@@ -311,7 +320,7 @@ def test_what_is_alike_is_flipped_together() -> None:
     for trial in played.trials[1:]:
         for state in trial.candidates:
             assert (trial.reference ^ state) in (*alike, alike[0] | alike[1])
-    assert played.search.incumbent == alike[0]
+    assert played.search.best == alike[0]
 
 
 def test_no_candidate_is_spent_on_what_hardly_matters() -> None:
@@ -328,7 +337,7 @@ def test_the_same_answers_make_the_same_search(seed: int) -> None:
         for _ in range(2)
     )
     assert one.trials == two.trials
-    assert (one.search.incumbent, one.search.batches) == (two.search.incumbent, two.search.batches)
+    assert (one.search.best, one.search.batches) == (two.search.best, two.search.batches)
 
 
 def test_batches_tell_what_was_expected_and_what_came() -> None:
@@ -353,6 +362,10 @@ def test_batches_tell_what_was_expected_and_what_came() -> None:
 def test_nothing_to_choose_from_ends_at_once() -> None:
     space, _ = chain()
     empty = Space(space.planner, (), {})
-    search = SubgraphSearch(empty, Choices(), costs([]), {}, [], Limits(benchmarks=9))
-    assert search.ask() is None
-    assert (search.incumbent, search.asked) == (NOTHING, 0)
+    search = AssemblySearch(
+        SubgraphTask(
+            empty, limits=Limits(benchmarks=9), choices=Choices(), costs=costs([]), alike=[]
+        )
+    )
+    assert not search.ask()
+    assert (search.best, search.asked) == (NOTHING, 0)

@@ -1,4 +1,4 @@
-"""Phase 3 of subgraph mode: what the subgraphs promise is tried on the whole model, in few builds.
+"""The strategy of subgraph mode: what subgraphs promise is tried on the whole model, in few builds.
 
 Assemblies of the whole model are compared first. Then the costs are put right by what was seen in
 them, layer by layer, and the cheapest assembly is found anew; where it differs from the best one so
@@ -9,10 +9,23 @@ that is not faster. At last come flips that the costs advise against, but not by
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
-from qdqtune.search._space import Space, State
-from qdqtune.search.strategies._strategy import LAST, SEEDS, Asking, Effort, Limits, Score, Steps
+from qdqtune.config import SUBGRAPH
+from qdqtune.records._subgraphs import Batch
+from qdqtune.search._space import State
+from qdqtune.search.strategies._strategy import (
+    SEEDS,
+    Effort,
+    Score,
+    SearchTask,
+    SteppedStrategy,
+    Stepping,
+    Steps,
+    speedup_of,
+)
 from qdqtune.search.subgraphs._assembly import Costs, assemble_closed, gain_of
 from qdqtune.search.subgraphs._costs import ObservedCosts, refined
 from qdqtune.search.subgraphs._quantizable_groups import Choices
@@ -20,6 +33,7 @@ from qdqtune.search.subgraphs._quantizable_groups import Choices
 SCHEMES = "schemes"
 BATCHES = "batches"
 DOUBTS = "doubts"
+_LAST = "against the best seed"
 
 _NOTHING: State = frozenset()
 # What a flip must have, in standard errors, to be tried again, and to be taken.
@@ -40,41 +54,41 @@ _ERROR_SEEN, _ERROR_GUESSED = 0.1, 0.3
 _ERROR_OF_RIVAL = 0.15
 
 
-class SubgraphSearch(Asking):
-    """Tries assemblies on the whole model.
+@dataclass(frozen=True, kw_only=True)
+class SubgraphTask(SearchTask):
+    """What a strategy of subgraph mode searches in: assemblies of profiled subgraphs.
 
-    Args:
-        space: What can be chosen.
-        choices: Which of it makes up the units of an assembly.
+    Attributes:
+        choices: Which choices of the space make up the units of an assembly.
         costs: What the subgraphs told of the units.
-        seeds: Whole-model choices to begin with, by name; the float model is always one.
         alike: Units of equal content, which are flipped together; those that only move values are
             not among them: they follow their neighbours.
-        limits: How much it may do.
         incremental: Whether anything is tried beside the seeds.
         frugal: Whether candidates are so costly that only clear gains are worth one.
     """
 
-    def __init__(
-        self,
-        space: Space,
-        choices: Choices,
-        costs: Costs,
-        seeds: Mapping[str, State],
-        alike: Sequence[State],
-        limits: Limits,
-        *,
-        incremental: bool = True,
-        frugal: bool = False,
-    ) -> None:
-        super().__init__(space, limits)
-        self._choices = choices
-        self._costs = costs
-        self._seeds = dict(seeds)
-        self._alike = alike
-        self._incremental = incremental
-        self._frugal = frugal
-        self._seen: dict[State, ObservedCosts] = {}
+    choices: Choices
+    costs: Costs
+    alike: Sequence[State]
+    incremental: bool = True
+    frugal: bool = False
+
+    workflow: ClassVar[str] = SUBGRAPH
+
+
+class AssemblySearch(SteppedStrategy):
+    """Tries assemblies on the whole model."""
+
+    workflow: ClassVar[str] = SUBGRAPH
+
+    def __init__(self, task: SubgraphTask) -> None:
+        super().__init__(task)
+        self._choices = task.choices
+        self._costs = task.costs
+        self._alike = task.alike
+        self._incremental = task.incremental
+        self._frugal = task.frugal
+        self._observed: dict[State, ObservedCosts] = {}
         self._fixed: dict[int, bool] = {}
         self._failures = 0
         self._best_seed: tuple[State, float] = (_NOTHING, 0.0)
@@ -90,15 +104,18 @@ class SubgraphSearch(Asking):
         return _MOST_COSTLY_FAILURES if self._frugal else _MOST_FAILURES
 
     @property
-    def planned(self) -> int:
-        """About how many candidates will have been asked about at the end."""
-        more = _USUAL_STEPS if self._incremental else 0
-        return max(self.asked, min(self._limits.benchmarks, len(self._seeds) + more))
+    def _usual_count(self) -> int:
+        return len(self.task.seeds) + (_USUAL_STEPS if self._incremental else 0)
 
-    def observe(self, state: State, seen: ObservedCosts) -> None:
+    @property
+    def _trial_size(self) -> int:
+        return 0
+
+    def observe(self, state: State, layers: object) -> None:
         """Take in where the time of a candidate goes, before its score is told."""
-        self._seen.pop(state, None)
-        self._seen[state] = seen
+        assert isinstance(layers, ObservedCosts)
+        self._observed.pop(state, None)
+        self._observed[state] = layers
 
     def steps(self) -> Steps:
         """Everything it asks, one trial after the other."""
@@ -109,45 +126,55 @@ class SubgraphSearch(Asking):
         yield from self._refine()
         fruitless = 0
         while self._room > 1 and not self._frugal and fruitless < _MOST_FRUITLESS:
-            before = self.incumbent
+            before = self.best
             yield from self._doubt()
-            fruitless = fruitless + 1 if self.incumbent == before else 0
+            fruitless = fruitless + 1 if self.best == before else 0
             yield from self._refine()
         yield from self._compare_with_best_seed()
 
+    def _scores(
+        self, reference: State, states: Iterable[State], effort: Effort, stage: str
+    ) -> Stepping[dict[State, Score]]:
+        """Scores of states that are new, in one trial; one candidate is left for the last stage."""
+        new = list(states)
+        reserve = 0 if stage in (SEEDS, _LAST) else 1
+        wanted = {self.space.key(s) for s in new if self._is_new(reference, s, effort)}
+        self.is_cut_short |= len(wanted) > self._room - reserve
+        return (yield from self._compare(reference, new, effort, stage, reserve))
+
     def _units(self, state: State) -> State:
-        return self._choices.units(self._space.closed(state))
+        return self._choices.units(self.space.closed(state))
 
     def _to(self, units: State) -> State:
         """The incumbent with these units quantized, and no others."""
-        return self._choices.flipped(self.incumbent, self._units(self.incumbent) ^ units)
+        return self._choices.flipped(self.best, self._units(self.best) ^ units)
 
     def _closed(self, units: State) -> State:
         return self._units(self._to(units))
 
     def _now(self) -> Costs:
         """The costs as they are known by now, those in the incumbent first."""
-        latest = [self._seen[state] for state in reversed(self._seen) if state != self.incumbent]
-        return refined(self._costs, latest, self._seen.get(self.incumbent))
+        latest = [self._observed[state] for state in reversed(self._observed) if state != self.best]
+        return refined(self._costs, latest, self._observed.get(self.best))
 
     def _compare_seeds(self) -> Steps:
         states: dict[State, str] = {}
-        for name, state in self._seeds.items():
-            if self._space.placement(state):
+        for name, state in self.task.seeds.items():
+            if self.space.placement(state):
                 states.setdefault(state, name)
-        scores = yield from self._compare(_NOTHING, states, Effort.CONFIRM, SEEDS)
+        scores = yield from self._scores(_NOTHING, states, Effort.CONFIRM, SEEDS)
         best = max(scores, key=lambda state: scores[state].gain, default=_NOTHING)
         if best in scores and scores[best].gain > 0.0:
-            self.incumbent, self.gain = best, scores[best].gain
-        self._best_seed = (self.incumbent, self.gain)
+            self.best, self.gain = best, scores[best].gain
+        self._best_seed = (self.best, self.gain)
         for state, score in scores.items():
             self._note(states[state], _NOTHING, state, score, self._costs,
-                       accepted=state == self.incumbent)  # fmt: skip
+                       accepted=state == self.best)  # fmt: skip
 
     def _use_schemes(self) -> Steps:
         """Quantize what the best seed quantizes otherwise by its scheme, where that costs less."""
-        own = self._seen.get(self.incumbent)
-        others = [seen for state, seen in self._seen.items() if state != self.incumbent]
+        own = self._observed.get(self.best)
+        others = [seen for state, seen in self._observed.items() if state != self.best]
         if own is None or not own.otherwise or self._room <= 1:
             return
         costs = refined(self._costs, others)
@@ -159,28 +186,28 @@ class SubgraphSearch(Asking):
         total = self._now().total_ms(own.quantized)
         if not saved or sum(saved.values()) < self._least_gain * total:
             return
-        state = self._choices.with_schemes(self.incumbent, saved)
-        scores = yield from self._compare(self.incumbent, [state], Effort.CONFIRM, SCHEMES)
+        state = self._choices.with_schemes(self.best, saved)
+        scores = yield from self._scores(self.best, [state], Effort.CONFIRM, SCHEMES)
         for score in scores.values():
             accepted = score.certainty > _PROBABLE
             predicted = total / (total - sum(saved.values()))
             self._add(SCHEMES, (len(saved), 0), predicted, score, accepted=accepted)
             if accepted:
-                self.incumbent = state
+                self.best = state
                 self.gain += score.gain
 
     def _refine(self) -> Steps:
         """Go to the cheapest assembly by the costs as they are known, as long as it is faster."""
         while self._room > 1 and self._failures < self._most_failures:
-            costs, now = self._now(), self._units(self.incumbent)
+            costs, now = self._now(), self._units(self.best)
             target = assemble_closed(costs, self._closed, self._fixed)
             flips = self._flips(costs, now, target)
             target = now ^ _NOTHING.union(*flips)
             if not flips or gain_of(costs, target, now) < self._least_gain:
                 return
-            before = self.incumbent
+            before = self.best
             yield from self._take_or_halve(flips)
-            if self.incumbent == before:
+            if self.best == before:
                 return
 
     def _flips(self, costs: Costs, now: State, target: State) -> list[State]:
@@ -197,24 +224,24 @@ class SubgraphSearch(Asking):
         waiting = [list(flips)]
         while waiting and self._room > 1 and self._failures < self._most_failures:
             batch = waiting.pop(0)
-            costs, now = self._now(), self._units(self.incumbent)
+            costs, now = self._now(), self._units(self.best)
             if gain_of(costs, now ^ _NOTHING.union(*batch), now) < self._least_gain:
                 self._fix(batch, now)
                 continue
             state = self._to(now ^ _NOTHING.union(*batch))
-            scores = yield from self._compare(self.incumbent, [state], Effort.CONFIRM, BATCHES)
+            scores = yield from self._scores(self.best, [state], Effort.CONFIRM, BATCHES)
             score = scores.get(state)
             if score is None:  # it is what is there, or was tried as a seed and is not faster
-                is_same = self._space.key(state) == self._space.key(self.incumbent)
+                is_same = self.space.key(state) == self.space.key(self.best)
                 if is_same or len(batch) == 1:
                     self._fix(batch, now)
                 else:
                     waiting[:0] = self._halves(now, batch)
                 continue
             accepted = score.certainty > _PROBABLE
-            self._note(BATCHES, self.incumbent, state, score, costs, accepted=accepted)
+            self._note(BATCHES, self.best, state, score, costs, accepted=accepted)
             if accepted:
-                self.incumbent = state
+                self.best = state
                 self.gain += score.gain
                 return
             self._failures += 1
@@ -244,13 +271,13 @@ class SubgraphSearch(Asking):
 
         That is flips of groups, and other ways to quantize them.
         """
-        costs, now = self._now(), self._units(self.incumbent)
+        costs, now = self._now(), self._units(self.best)
         worth = {**self._hopeful(costs, now), **self._rivals(costs, now)}
-        new = [state for state in worth if self._is_new(self.incumbent, state, Effort.SCREEN)]
+        new = [state for state in worth if self._is_new(self.best, state, Effort.SCREEN)]
         ranked = sorted(new, key=lambda state: (-worth[state], sorted(state)))
-        hopeful = ranked[: max(0, min(self._limits.together, self._room - 1))]
-        before = self.incumbent
-        scores = yield from self._compare(before, hopeful, Effort.SCREEN, DOUBTS)
+        hopeful = ranked[: max(0, min(self.limits.together, self._room - 1))]
+        before = self.best
+        scores = yield from self._scores(before, hopeful, Effort.SCREEN, DOUBTS)
         for state, score in scores.items():
             self._note(DOUBTS, before, state, score, costs, accepted=False)
         good = [state for state, score in scores.items() if score.certainty > _PROMISING]
@@ -265,14 +292,14 @@ class SubgraphSearch(Asking):
             together = (together - (before - state)) | (state - before)
         for candidate in dict.fromkeys((together, good[0])):
             costs = self._now()
-            scores = yield from self._compare(before, [candidate], Effort.CONFIRM, DOUBTS)
+            scores = yield from self._scores(before, [candidate], Effort.CONFIRM, DOUBTS)
             score = scores.get(candidate)
             if score is None:
                 continue
             accepted = score.certainty > _PROBABLE
             self._note(DOUBTS, before, candidate, score, costs, accepted=accepted)
             if accepted:
-                self.incumbent = candidate
+                self.best = candidate
                 self.gain += score.gain
                 return
 
@@ -298,24 +325,24 @@ class SubgraphSearch(Asking):
             units = [n for n in sorted(part & now) if self._choices.of_rival[n]]
             hope = sum(costs.quantized_ms[n] or 0.0 for n in units) * _ERROR_OF_RIVAL / total
             for ways in (self._choices.with_schemes, self._choices.with_rivals):
-                state = ways(self.incumbent, units)
-                if state != self.incumbent and hope > self._least_gain:
+                state = ways(self.best, units)
+                if state != self.best and hope > self._least_gain:
                     worth[state] = hope
         return worth
 
     def _error(self, number: int, quantized: bool) -> float:
-        is_seen = any((number in each.quantized) == quantized for each in self._seen.values())
+        is_seen = any((number in each.quantized) == quantized for each in self._observed.values())
         return _ERROR_SEEN if is_seen else _ERROR_GUESSED
 
     def _compare_with_best_seed(self) -> Steps:
         """Steps were decided on noise: what they led to must still beat what they began with."""
         seed, gain = self._best_seed
-        if self.incumbent in (seed, _NOTHING) or not self._room or self._frugal:
+        if self.best in (seed, _NOTHING) or not self._room or self._frugal:
             return
-        scores = yield from self._compare(seed, [self.incumbent], Effort.CONFIRM, LAST)
-        score = scores.get(self.incumbent)
+        scores = yield from self._scores(seed, [self.best], Effort.CONFIRM, _LAST)
+        score = scores.get(self.best)
         if score is not None and score.gain < 0.0:
-            self.incumbent, self.gain = seed, gain
+            self.best, self.gain = seed, gain
 
     def _note(
         self,
@@ -331,3 +358,16 @@ class SubgraphSearch(Asking):
         predicted = math.exp(gain_of(costs, new, old))
         changed = len(new - old), len(old - new)
         self._add(stage, changed, predicted, score, accepted=accepted)
+
+    def _add(
+        self,
+        stage: str,
+        changed: tuple[int, int],
+        predicted: float,
+        score: Score,
+        *,
+        accepted: bool,
+    ) -> None:
+        """Note what was tried: how many groups were quantized and dropped, and what came of it."""
+        measured = None if score.failure is not None else speedup_of(score.gain)
+        self.batches.append(Batch(stage, *changed, predicted, measured, score.error, accepted))
