@@ -43,7 +43,8 @@ def test_what_is_declared_for_type_checkers_is_what_is_offered() -> None:
     imported = {
         alias.asname or alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("qdqtune.autotune.")
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith(("qdqtune.autotune.", "qdqtune.search."))
         for alias in node.names
         if not (alias.asname or "").startswith("_")
     }

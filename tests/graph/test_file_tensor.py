@@ -86,7 +86,7 @@ CUT_MEANWHILE = """
 import json, sys
 from pathlib import Path
 from qdqtune.cli.main import main
-from qdqtune.graph import files
+from qdqtune.graph import _files as files
 checked = files._checked
 def cut_afterwards(proto, file):
     model = checked(proto, file)

@@ -133,7 +133,7 @@ def test_what_an_engine_prints_and_jumps_of_the_wall_clock_change_nothing(
 
 KILLED = """
 import sys
-from qdqtune.engines import registry
+from qdqtune.engines import _registry as registry
 from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows.tuning._tune import tune
 from tests.promises.faulty import ENTRY

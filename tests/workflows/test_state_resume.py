@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
 KILLED = """
 import sys
 from qdqtune.cli.main import main
-from qdqtune.workflows.tuning import snapshot
+from qdqtune.workflows.tuning import _snapshots as snapshot
 snapshot._EVERY_S = snapshot._TIMES_COST = 0.0  # the simulated engine is faster than that
 main(["tune", sys.argv[1], "-o", sys.argv[2], "-q", "--preset", "quick",
       "--engine", "simulated", "--engine_option", "seed=7"])
