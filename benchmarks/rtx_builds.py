@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from qdqtune.engines.layers._tensorrt_layers import Layer, operand_types, parse_layers
 from qdqtune.engines.tensorrt._builder import (
     BuildError,
     Library,
@@ -29,6 +29,7 @@ from qdqtune.engines.tensorrt._builder import (
     ShapesMissing,
     check_capability,
 )
+from qdqtune.engines.tensorrt._layers import Layer, LayerTensor, parse_layers
 from qdqtune.engines.tensorrt._settings import Settings, ShapeRange
 from qdqtune.engines.tensorrt._signature import read_signature
 from qdqtune.records._errors import EngineError, QdqtuneError, UsageError
@@ -37,6 +38,15 @@ DEFAULT_CAPABILITY = "sm89"
 """Ada: the oldest GPUs with float8."""
 
 _INSTALL = "Install it: pip install 'qdqtune[tensorrt-rtx]' (Linux on x86-64)."
+# TensorRT's names of the types that a quantized op reads.
+_LOW_PRECISION = frozenset({"Int8", "FP8"})
+# Kernels that multiply and add; everything else moves, scales or reduces.
+_PRODUCT_KINDS = frozenset({"correlation", "deconv", "gemm", "runtime_fusion"})
+# Parts of the names of such kinds, where TensorRT has kernels from a library.
+_LIBRARY_PRODUCTS = ("Convolution", "ConvActPool", "MatrixMultiply", "FullyConnected")
+_ATTENTION = "_gemm_mha"
+# How generated kernels (`__myl_MulCastCorrMul_myl0_3`) spell the products fused into them.
+_PRODUCT_TOKENS = ("Corr", "Deco", "Fc", "Gemm")
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,7 @@ class BuildReport:
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> BuildReport:
         """Reads what `dataclasses.asdict` wrote."""
-        return cls(**{**body, "layers": tuple(map(Layer.from_dict, body["layers"]))})
+        return cls(**{**body, "layers": tuple(map(_layer_from_dict, body["layers"]))})
 
 
 def build(
@@ -141,18 +151,67 @@ def build_in_child(
         return _failed(nothing, [f"the build ended with exit code {child.returncode}", last])
 
 
-def quantized_inputs(report: BuildReport, node_names: Iterable[str]) -> dict[str, set[str]]:
-    """Finds, for each node, the types of what the engine multiplies to execute it.
+def operand_types(layers: Iterable[Layer], nodes: Iterable[str]) -> dict[str, set[str]]:
+    """Finds, for each ONNX node, the types of what the kernels that execute it multiply.
+
+    A node is in the Metadata of many kernels: those that prepare its inputs, its scales, its
+    bias. Only the ones that do its products count, and all of those do.
 
     Args:
-        report: A build that worked.
-        node_names: Nodes of the model that should be quantized.
+        layers: The kernels of the engine.
+        nodes: Names of Conv, Gemm or MatMul nodes (in general: of ops that multiply).
 
     Returns:
         Types by node, such as `{"Int8"}`; empty if no kernel says that it executes the node.
-        `layers.not_low_precision` picks out those that are not quantized.
     """
-    return operand_types(report.layers, node_names)
+    found: dict[str, set[str]] = {name: set() for name in nodes}
+    for layer in layers:
+        if multiplies(layer):
+            for name in found.keys() & set(layer.nodes):
+                found[name].update(tensor.dtype for tensor in _operands(layer))
+    return found
+
+
+def not_low_precision(types_of: Mapping[str, set[str]]) -> list[str]:
+    """The nodes of `operand_types` that read something else than 8-bit values, or nothing."""
+    return [name for name, types in types_of.items() if not types or not types <= _LOW_PRECISION]
+
+
+def multiplies(layer: Layer) -> bool:
+    """Whether matrix products or convolutions happen in a kernel."""
+    if layer.kind in _PRODUCT_KINDS or _is_library_product(layer):
+        return True
+    if layer.name.startswith(_ATTENTION):
+        return True
+    operations = layer.name.removeprefix("__myl_").partition("_")[0]
+    tokens = re.findall("[A-Z][a-z]*", operations) if layer.name.startswith("__myl_") else ()
+    return any(token in _PRODUCT_TOKENS for token in tokens)
+
+
+def _operands(layer: Layer) -> tuple[LayerTensor, ...]:
+    """What is multiplied: not the residual that is added, nor scales and biases."""
+    if layer.name.startswith(_ATTENTION):
+        # q, k, whatever is added to the scores (a mask), v.
+        return (*layer.inputs[:2], *layer.inputs[2:][-1:])
+    if _is_library_product(layer):
+        return (*layer.inputs[:1], *layer.constants) if layer.constants else layer.inputs[:2]
+    if layer.kind not in ("correlation", "deconv", "gemm"):
+        return layer.inputs  # which of them are multiplied can't be told
+    # A weight that is part of the kernel comes first; scalars and vectors are scales.
+    weight = layer.constants[:1] if layer.constants and len(layer.constants[0].dims) > 1 else ()
+    return (*layer.inputs[:1], *weight) if weight else layer.inputs[:2]
+
+
+def _is_library_product(layer: Layer) -> bool:
+    return any(part.lower() in layer.kind.lower() for part in _LIBRARY_PRODUCTS)
+
+
+def _layer_from_dict(body: Mapping[str, Any]) -> Layer:
+    tensors: dict[str, Any] = {
+        role: tuple(LayerTensor(t["name"], t["dtype"], tuple(t["dims"])) for t in body[role])
+        for role in ("inputs", "outputs", "constants")
+    }
+    return Layer(**{**body, **tensors, "nodes": tuple(body["nodes"])})
 
 
 def _import_tensorrt_rtx() -> Library:

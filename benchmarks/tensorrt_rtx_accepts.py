@@ -22,12 +22,11 @@ import onnx_ir as ir
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.rtx_builds import BuildReport, build_in_child, quantized_inputs
+from benchmarks.rtx_builds import BuildReport, build_in_child, not_low_precision, operand_types
 from qdqtune import zoo
 from qdqtune.calibration._random_inputs import random_inputs
 from qdqtune.calibration._ranges import collect_ranges
 from qdqtune.engines._worker import Worker
-from qdqtune.engines.layers._tensorrt_layers import not_low_precision
 from qdqtune.graph._files import save_model
 from qdqtune.graph._folding import fold
 from qdqtune.graph._index import name_nodes
@@ -76,7 +75,7 @@ def decide(name: str, quant_type: str, settings: Mapping[str, Any], worker: Work
     with tempfile.TemporaryDirectory(prefix="qdqtune-") as folder:
         path, selection = _write_model(name, quant_type, settings, Path(folder), worker)
         report = build_in_child(path)
-    float_nodes = not_low_precision(quantized_inputs(report, selection.quantized))
+    float_nodes = not_low_precision(operand_types(report.layers, selection.quantized))
     return Verdict(selection, report, float_nodes)
 
 

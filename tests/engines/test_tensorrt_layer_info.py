@@ -7,19 +7,13 @@ from typing import Any
 
 import onnx_ir as ir
 import pytest
+from benchmarks.rtx_builds import multiplies, not_low_precision, operand_types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.engines.layers._tensorrt_layer_info import LayerInfo, parse_layer_info, read_layer_info
-from qdqtune.engines.layers._tensorrt_layers import (
-    Layer,
-    LayerTensor,
-    not_low_precision,
-    operand_types,
-    type_named,
-)
-from qdqtune.engines.layers._tensorrt_mapper import map_layers
-from qdqtune.engines.layers._tensorrt_naming import LayerKind, kind_of
+from qdqtune.engines.tensorrt._layer_info import parse_layer_info, read_layer_info
+from qdqtune.engines.tensorrt._layer_naming import LayerKind, kind_of, map_layers
+from qdqtune.engines.tensorrt._layers import Layer, LayerTensor, type_named
 from qdqtune.graph._index import GraphIndex
 from qdqtune.records._errors import UsageError
 
@@ -27,11 +21,11 @@ SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt"
 NAMES_ONLY = {"Layers": ["a + b", "c"], "Bindings": ["x", "y"]}
 
 
-def info_of(value: Any) -> LayerInfo:
+def info_of(value: Any) -> tuple[Layer, ...]:
     return parse_layer_info(json.dumps(value))
 
 
-def read(sample: str) -> LayerInfo:
+def read(sample: str) -> tuple[Layer, ...]:
     return read_layer_info(SAMPLES / sample)
 
 
@@ -87,11 +81,10 @@ class TestForms:
     def test_real_files_are_read_and_classified(
         self, sample: str, kinds: tuple[int, int, int, int]
     ) -> None:
-        info = read(sample)
-        counts = Counter(map(kind_of, info.layers))
+        layers = read(sample)
+        counts = Counter(map(kind_of, layers))
         assert tuple(counts[kind] for kind in LayerKind) == kinds
-        assert len(info.bindings) in (2, 3)
-        tensors = [each for layer in info.layers for each in (*layer.inputs, *layer.outputs)]
+        tensors = [each for layer in layers for each in (*layer.inputs, *layer.outputs)]
         assert {each.dtype for each in tensors} <= {
             "Float", "Half", "Int8", "FP8", "Int32", "Int64",
         }  # fmt: skip
@@ -99,32 +92,27 @@ class TestForms:
     def test_text_and_json_tell_the_same(self) -> None:
         as_json = read("trt1016/model-trained-exportLayerInfo.json")
         as_text = read("trt1016/result-04.log")
-        assert as_text.bindings == as_json.bindings == ("x", "y", "z")
         told = [
-            [(x.name, x.kind, x.inputs, x.nodes, x.origin) for x in info.layers]
-            for info in (as_json, as_text)
+            [(x.name, x.kind, x.inputs, x.nodes, x.origin) for x in layers]
+            for layers in (as_json, as_text)
         ]
         assert told[0] == told[1]
-        assert as_text.layers[4].nodes == ("node_linear", "node_relu_2")
-        assert as_text.layers[4].tactic.startswith("sm50_xmma_cublas_gemvx")
+        assert as_text[4].nodes == ("node_linear", "node_relu_2")
 
     def test_only_the_first_profile_counts(self) -> None:
-        info = read("trt1016/EngineInspector.oneline.log")
-        assert info.profiles == 2
-        assert info.layers[-1].name == "__myl_Cast_myl5_7"
-        assert not any("profile" in layer.name for layer in info.layers)
+        layers = read("trt1016/EngineInspector.oneline.log")
+        assert layers[-1].name == "__myl_Cast_myl5_7"
+        assert not any("profile" in layer.name for layer in layers)
 
     def test_kernels_before_the_first_suffix_of_a_profile_belong_to_it(self) -> None:
         listed = ["a", "__mye_myl1_0", "b_myl1_1", "a [profile 1]", "__mye_myl2_0"]
         listed += ["b [profile 1]_myl2_1", "a [profile 2]"]
-        info = info_of({"Layers": listed})
-        assert [layer.name for layer in info.layers] == listed[:3]
-        assert info.profiles == 3
+        assert [layer.name for layer in info_of({"Layers": listed})] == listed[:3]
         swapped = info_of(["__mye_myl1_0", "b_myl1_1", "__mye_myl2_0", "b [profile 1]_myl2_1"])
-        assert [layer.name for layer in swapped.layers] == ["__mye_myl1_0", "b_myl1_1"]
+        assert [layer.name for layer in swapped] == ["__mye_myl1_0", "b_myl1_1"]
 
     def test_a_name_that_ends_like_a_profile_everywhere_is_a_name(self) -> None:
-        assert len(info_of(["a [profile 1]", "b"]).layers) == 2
+        assert len(info_of(["a [profile 1]", "b"])) == 2
 
     @pytest.mark.parametrize(
         "value",
@@ -137,13 +125,7 @@ class TestForms:
         ],
     )
     def test_containers(self, value: Any) -> None:
-        assert [layer.name for layer in info_of(value).layers] == ["a + b", "c"]
-
-    def test_names_alone_are_not_detailed(self) -> None:
-        info = info_of(NAMES_ONLY)
-        assert not info.detailed
-        assert info.bindings == ("x", "y")
-        assert read("trt860_h200/encoder.fp16.graph.json").detailed
+        assert [layer.name for layer in info_of(value)] == ["a + b", "c"]
 
     def test_version_11_has_other_keys(self) -> None:
         entry = {
@@ -156,30 +138,26 @@ class TestForms:
             "Metadata": "[ONNX Layer: a | Local Function: f]\x1f[ONNX Layer: b]\x1e[ONNX Layer: a]",
         }
         tensors = [{"Name": "x", "IOMode": "Input"}, {"Name": "y", "IOMode": "Output"}]
-        info = info_of({"Layers": [entry], "I/O Tensors": tensors, "Engine Metadata": {}})
-        assert info == LayerInfo(
-            (
-                Layer(
-                    "conv_myl0_1",
-                    "correlation",
-                    (LayerTensor("x", "Int8", (1, -1)),),
-                    (LayerTensor("y", "BFloat16", (1, -1)),),
-                    (LayerTensor("w", "FP8", (1, -1)),),
-                    ("a", "b"),
-                    tactic="t",
-                ),
+        layers = info_of({"Layers": [entry], "I/O Tensors": tensors, "Engine Metadata": {}})
+        assert layers == (
+            Layer(
+                "conv_myl0_1",
+                "correlation",
+                (LayerTensor("x", "Int8", (1, -1)),),
+                (LayerTensor("y", "BFloat16", (1, -1)),),
+                (LayerTensor("w", "FP8", (1, -1)),),
+                ("a", "b"),
             ),
-            ("x", "y"),
         )
 
     def test_control_characters_stand_as_they_are(self) -> None:
         text = '{"Layers": [{"Name": "a\tb", "Metadata": "[ONNX Layer: a\tb]\x1e[ONNX Layer: c]"}]}'
-        (layer,) = parse_layer_info(text).layers
+        (layer,) = parse_layer_info(text)
         assert layer.nodes == ("a\tb", "c")
 
     def test_what_was_cut_out_of_metadata_is_not_told(self) -> None:
         metadata = "[ONNX Layer: a]\x1f[ONNX La ... yer: b]\x1f[ONNX Layer: c]"
-        (layer,) = info_of([{"Name": "n", "Metadata": metadata}]).layers
+        (layer,) = info_of([{"Name": "n", "Metadata": metadata}])
         assert layer.nodes == ("a", "c")
 
     @pytest.mark.parametrize(
@@ -198,8 +176,8 @@ class TestForms:
 
     def test_windows_ends_of_lines_and_byte_order_marks(self) -> None:
         text = (SAMPLES / "trt1016/result-04.log").read_bytes().decode().replace("\n", "\r\n")
-        assert len(parse_layer_info(text).layers) == 9
-        assert len(parse_layer_info("\ufeff" + json.dumps(NAMES_ONLY)).layers) == 2
+        assert len(parse_layer_info(text)) == 9
+        assert len(parse_layer_info("\ufeff" + json.dumps(NAMES_ONLY))) == 2
 
 
 class TestKinds:
@@ -235,7 +213,7 @@ class TestKinds:
         assert kind_of(layer) is kind
 
     def test_what_a_placement_costs_is_no_overhead(self) -> None:
-        layers = read("trex_resnet18_a100/qat.graph.json").layers
+        layers = read("trex_resnet18_a100/qat.graph.json")
         costs = [layer.name for layer in layers if kind_of(layer) is LayerKind.QDQ]
         assert len(costs) == 10
         assert all(name.startswith("QuantizeLinear") for name in costs)
@@ -249,8 +227,8 @@ class TestKinds:
         ],
     )
     def test_kernels_of_libraries_tell_what_they_multiply(self, sample: str, floats: int) -> None:
-        layers = read(f"trt860_h200/{sample}.graph.json").layers
-        products = {node for layer in layers if layer.multiplies for node in layer.nodes}
+        layers = read(f"trt860_h200/{sample}.graph.json")
+        products = {node for layer in layers if multiplies(layer) for node in layer.nodes}
         named = [node for node in products if node.endswith(("/Conv", "/Gemm"))]
         assert len(named) == 21
         assert len(not_low_precision(operand_types(layers, named))) == floats
@@ -324,11 +302,11 @@ class TestHostileFiles:
     def test_anything_in_json_is_read_or_refused(self, junk: Any, entries: list[Any]) -> None:
         for value in (junk, {"Layers": entries, "Bindings": junk}, [{"Name": "a", "Inputs": junk}]):
             try:
-                info = info_of(value)
+                layers = info_of(value)
             except ValueError:
                 continue
-            map_layers(SMALL, info)
-            for layer in info.layers:
+            map_layers(SMALL, layers)
+            for layer in layers:
                 assert kind_of(layer) in LayerKind
                 assert layer.name.encode() is not None
                 assert all(isinstance(dim, int) for each in layer.inputs for dim in each.dims)
@@ -345,12 +323,12 @@ class TestHostileFiles:
             info = parse_layer_info(content.decode(errors="replace"))
         except ValueError:
             return
-        assert all(isinstance(layer.name, str) for layer in info.layers)
+        assert all(isinstance(layer.name, str) for layer in info)
 
 
 def test_a_list_of_broken_tensors_is_searched_once() -> None:
     """It took the square of its length: minutes for this one."""
     broken = "{ Name: x, " * 50_000
     text = f"Layers:\nName: a, LayerType: gemm, Inputs: [{broken}], Outputs: []\n"
-    (layer,) = parse_layer_info(text).layers
+    (layer,) = parse_layer_info(text)
     assert layer.inputs == ()

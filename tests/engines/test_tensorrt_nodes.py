@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import parser
 
-from qdqtune.engines.layers._tensorrt_layer_info import LayerInfo, read_layer_info
-from qdqtune.engines.layers._tensorrt_layers import Layer, LayerTensor
-from qdqtune.engines.layers._tensorrt_mapper import NodeWiring, map_layers
-from qdqtune.engines.layers._tensorrt_sublayers import split
+from qdqtune.engines.layers._sublayers import split
+from qdqtune.engines.layers._wiring import ModelWiring
+from qdqtune.engines.tensorrt._layer_info import read_layer_info
+from qdqtune.engines.tensorrt._layer_naming import map_layers
+from qdqtune.engines.tensorrt._layers import Layer, LayerTensor
 from qdqtune.graph._index import GraphIndex, name_nodes
 from qdqtune.graph._op_classes import WEIGHTED_OPS
 from qdqtune.records._layers import BETWEEN, CLOSED, NAMED, PART, UNKNOWN, MappedLayer
@@ -86,10 +87,10 @@ def layer(
 
 
 def mapped(index: GraphIndex, *layers: Layer) -> list[MappedLayer]:
-    return map_layers(index, LayerInfo(layers))
+    return map_layers(index, layers)
 
 
-def sample(path: str) -> tuple[GraphIndex, LayerInfo]:
+def sample(path: str) -> tuple[GraphIndex, tuple[Layer, ...]]:
     file = SAMPLES / path
     model = file.with_name(file.name.partition(".")[0] + ".onnx")
     return index_of(onnx.load(model, load_external_data=False)), read_layer_info(file)
@@ -101,29 +102,25 @@ def executed(layers: Collection[MappedLayer]) -> dict[str, tuple[str, ...]]:
 
 def is_convex(index: GraphIndex, nodes: Collection[str]) -> bool:
     """Whether no path leaves the nodes and comes back."""
-    wiring = NodeWiring(index)
-    after: dict[str, set[str]] = {}
-    for node in index.nodes:
-        for producer in wiring.producers(node):
-            after.setdefault(producer.name or "", set()).add(node.name or "")
+    wiring = ModelWiring(index)
     inside = set(nodes)
     seen: set[str] = set()
-    waiting = [b for a in inside for b in after.get(a, ()) if b not in inside]
+    waiting = [b for a in inside for b in wiring.after(a) if b not in inside]
     while waiting:
         name = waiting.pop()
         if name in inside:
             return False
         if name not in seen:
             seen.add(name)
-            waiting += after.get(name, ())
+            waiting += wiring.after(name)
     return True
 
 
 class TestRealEngines:
     @pytest.mark.parametrize("path", LISTS)
     def test_products_have_layers_and_groups_are_sound(self, path: str) -> None:
-        index, info = sample(path)
-        layers = map_layers(index, info)
+        index, listed = sample(path)
+        layers = map_layers(index, listed)
         products = {node.name for node in index.nodes if node.op_type in WEIGHTED_OPS}
         assert products <= {name for each in layers if each.executes for name in each.nodes}
         assert all(each.nodes for each in layers if each.op_type not in WITHOUT_NODES)
@@ -133,9 +130,9 @@ class TestRealEngines:
 
     @pytest.mark.parametrize("path", [path for path in LISTS if path.startswith("trt860")])
     def test_names_alone_tell_nearly_as_much(self, path: str) -> None:
-        index, info = sample(path)
-        full = executed(map_layers(index, info))
-        bare = executed(mapped(index, *(Layer(each.name, "") for each in info.layers)))
+        index, listed = sample(path)
+        full = executed(map_layers(index, listed))
+        bare = executed(mapped(index, *(Layer(each.name, "") for each in listed)))
         # Without types, a reshape is as good as any other layer.
         assert {k: v for k, v in bare.items() if not k.startswith("reshape_after_")} == full
 
@@ -373,9 +370,8 @@ class TestPartsCompiledAsAWhole:
     @given(st.randoms(use_true_random=False))
     def test_sublayers_are_disjoint_complete_and_convex(self, chance: random.Random) -> None:
         index = random_graph(chance, nodes=30)
-        wiring = NodeWiring(index)
         inside = {name for name in index.node if chance.random() < chance.choice([0.6, 1.0])}
-        sublayers = split(index, inside, wiring.fixed, wiring.producers)
+        sublayers = split(ModelWiring(index), inside)
         assert sorted(name for sublayer in sublayers for name in sublayer) == sorted(inside)
         if len(inside) == len(index.node):  # else a path may go through nodes that are not inside
             assert all(is_convex(index, sublayer) for sublayer in sublayers)
@@ -418,7 +414,7 @@ def test_a_name_of_nothing_but_dots_takes_no_more_memory_than_it_has() -> None:
     index = graph("a = Relu(x) y = Relu(a)")
     layer = Layer("{ForeignNode[" + "..." * 10_000 + "]}", "")
     tracemalloc.start()
-    map_layers(index, LayerInfo((layer,)))
+    map_layers(index, (layer,))
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 100 << 20
@@ -427,6 +423,6 @@ def test_a_name_of_nothing_but_dots_takes_no_more_memory_than_it_has() -> None:
 @pytest.mark.parametrize("name", ["a...y", "......a...y", "a...y......"])
 def test_ends_of_a_part_are_names_that_the_model_has(name: str) -> None:
     (layer,) = map_layers(
-        graph("a = Relu(x) y = Relu(a)"), LayerInfo((Layer(f"{{ForeignNode[{name}]}}", ""),))
+        graph("a = Relu(x) y = Relu(a)"), (Layer(f"{{ForeignNode[{name}]}}", ""),)
     )
     assert layer.nodes == ("a", "y")

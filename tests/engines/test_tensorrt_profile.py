@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.engines.layers._tensorrt_layer_info import LayerInfo, parse_layer_info, read_layer_info
-from qdqtune.engines.layers._tensorrt_layers import Layer, LayerTensor
-from qdqtune.engines.layers._tensorrt_naming import LayerKind
-from qdqtune.engines.tensorrt._profile import TimedLayer, ms_by_kind, ms_of_layers, parse_profile
+from qdqtune.engines.tensorrt._layer_info import parse_layer_info, read_layer_info
+from qdqtune.engines.tensorrt._layer_naming import LayerKind, kind_of
+from qdqtune.engines.tensorrt._layers import Layer, LayerTensor
+from qdqtune.engines.tensorrt._profile import ms_of_layers, parse_profile
 from qdqtune.records._measurement import LayerTime
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt" / "trex_resnet18_a100"
 
 
-def timed(build: str) -> list[TimedLayer]:
-    info = read_layer_info(SAMPLES / f"{build}.graph.json")
-    return ms_of_layers(info, parse_profile((SAMPLES / f"{build}.profile.json").read_text()))
+def timed(build: str) -> list[tuple[Layer, float]]:
+    layers = read_layer_info(SAMPLES / f"{build}.graph.json")
+    return ms_of_layers(layers, parse_profile((SAMPLES / f"{build}.profile.json").read_text()))
 
 
 def written(*entries: str, runs: int = 10) -> str:
@@ -44,28 +44,29 @@ class TestRealProfiles:
     def test_tell_what_time_is_spent_on(
         self, build: str, total: float, reformats: float, qdq: float
     ) -> None:
-        spent = ms_by_kind(timed(build))
+        spent = dict.fromkeys(LayerKind, 0.0)
+        for layer, ms in timed(build):
+            spent[kind_of(layer)] += ms
         assert sum(spent.values()) == pytest.approx(total, abs=0.005)
         assert spent[LayerKind.REFORMAT] == pytest.approx(reformats, abs=0.005)
         assert spent[LayerKind.QDQ] == pytest.approx(qdq, abs=0.005)
         assert spent[LayerKind.OTHER] == 0
 
     def test_all_reformats_of_a_slow_placement(self) -> None:
-        layers = timed("qat")
-        reformats = [each.ms for each in layers if each.layer.kind == "Reformat"]
+        reformats = [ms for layer, ms in timed("qat") if layer.kind == "Reformat"]
         assert sum(reformats) == pytest.approx(0.28, abs=0.005)
 
     def test_become_layer_times(self) -> None:
-        first, second, *_ = timed("qat-residual")
-        assert first.time == LayerTime(
+        (first, ms), (second, _), *_ = timed("qat-residual")
+        assert first.timed(ms) == LayerTime(
             "QuantizeLinear_2",
             "Reformat",
-            first.ms,
+            ms,
             precision="float32",
             inputs=("input.1",),
-            outputs=(first.layer.outputs[0].name,),
+            outputs=(first.outputs[0].name,),
         )
-        assert second.time.precision == "int8"
+        assert second.timed().precision == "int8"
 
 
 class TestForms:
@@ -117,20 +118,19 @@ class TestForms:
 class TestPairing:
     def test_equal_names_go_by_order(self) -> None:
         same = [Layer("a", "gemm"), Layer("a", "kgen"), Layer("b", "NoOp")]
-        result = ms_of_layers(LayerInfo(tuple(same)), [("a", 1.0), ("b", 0.0), ("a", 2.0)])
-        assert [(each.layer.kind, each.ms) for each in result] == [
+        result = ms_of_layers(same, [("a", 1.0), ("b", 0.0), ("a", 2.0)])
+        assert [(layer.kind, ms) for layer, ms in result] == [
             ("gemm", 1.0), ("NoOp", 0.0), ("kgen", 2.0),
         ]  # fmt: skip
 
     def test_names_written_in_another_way_go_by_position(self) -> None:
-        info = parse_layer_info('["a", "b"]')
-        result = ms_of_layers(info, [("a", 1.0), ("b\\u001f", 2.0)])
-        assert [(each.layer.name, each.ms) for each in result] == [("a", 1.0), ("b", 2.0)]
+        result = ms_of_layers(parse_layer_info('["a", "b"]'), [("a", 1.0), ("b\\u001f", 2.0)])
+        assert [(layer.name, ms) for layer, ms in result] == [("a", 1.0), ("b", 2.0)]
 
     def test_layers_that_the_information_lacks_have_their_times(self) -> None:
         tensors = (LayerTensor("x", "Half", ()),)
-        info = LayerInfo((Layer("a", "gemm", tensors), Layer("gone", "gemm"), Layer("g", "gemm")))
+        layers = (Layer("a", "gemm", tensors), Layer("gone", "gemm"), Layer("g", "gemm"))
         copy = "Reformatting CopyNode for Input Tensor 0 to a"
-        result = ms_of_layers(info, [(copy, 0.5), ("a", 1.0)])
-        assert [each.kind for each in result] == [LayerKind.REFORMAT, LayerKind.COMPUTE]
-        assert result[1].time.precision == "float16"
+        result = ms_of_layers(layers, [(copy, 0.5), ("a", 1.0)])
+        assert [kind_of(layer) for layer, _ in result] == [LayerKind.REFORMAT, LayerKind.COMPUTE]
+        assert result[1][0].timed().precision == "float16"

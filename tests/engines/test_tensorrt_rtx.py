@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from benchmarks.rtx_builds import BuildReport, build, build_in_child
+from benchmarks.rtx_builds import (
+    BuildReport,
+    build,
+    build_in_child,
+    not_low_precision,
+    operand_types,
+)
 from benchmarks.tensorrt_rtx_accepts import QUANT_TYPES, decide
 from onnx import numpy_helper, parser
 
 from qdqtune import zoo
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._worker import Worker
-from qdqtune.engines.layers._tensorrt_layers import (
-    Layer,
-    LayerTensor,
-    not_low_precision,
-    operand_types,
-    parse_layers,
-)
+from qdqtune.engines.tensorrt._layers import Layer, LayerTensor, parse_layers
 from qdqtune.graph._index import GraphIndex, name_nodes
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.qdq._selection import select_ops

@@ -17,7 +17,7 @@ from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexe
 
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._worker_environment import LOGS, SCRATCH
-from qdqtune.engines.layers._tensorrt_layer_info import read_layer_info
+from qdqtune.engines.tensorrt._layer_info import read_layer_info
 from qdqtune.engines.tensorrt._trtexec import TrtexecEngine
 from qdqtune.engines.tensorrt._trtexec_program import TrtexecError
 from qdqtune.engines.tensorrt._trtexec_settings import notes_on
@@ -203,7 +203,7 @@ class TestBuilds:
         again = SessionOptions(engine_options=kept.engine_options, optimized_model_path=str(layers))
         session = stand_in.engine().open(FLOAT, again)
         assert len(stand_in.calls) == 1
-        assert read_layer_info(layers).layers
+        assert read_layer_info(layers)
         stand_in.engine("11.1.0").open(FLOAT, kept)  # another version
         assert len(stand_in.calls) == 2
         session.close()
@@ -211,7 +211,7 @@ class TestBuilds:
     def test_layers_are_written(self, stand_in: StandIn, tmp_path: Path) -> None:
         path = tmp_path / "layers.json"
         stand_in.engine().open(FLOAT, SessionOptions(optimized_model_path=str(path)))
-        assert "conv0" in str(read_layer_info(path).layers)
+        assert "conv0" in str(read_layer_info(path))
 
     @pytest.mark.parametrize(
         ("fault", "reason"),

@@ -82,7 +82,7 @@ def subgraph_profiles(calls: Path) -> list[list[str]]:
 
 def types_in(file: Path) -> set[str]:
     """The types that layers read and write."""
-    layers = read_layer_info(file).layers
+    layers = read_layer_info(file)
     return {tensor.dtype for layer in layers for tensor in (*layer.inputs, *layer.outputs)}
 
 
@@ -99,7 +99,7 @@ def test_how_to_test_subgraph_mode_and_deploy(stand_in: Path) -> None:
     run = Path("resnet50_subgraph")
     for name in PROMISED:
         assert (run / name).exists(), name
-    assert read_layer_info(run / "resnet50.bs128.fp16.graph.json").layers
+    assert read_layer_info(run / "resnet50.bs128.fp16.graph.json")
     assert "&&&& PASSED" in (run / "resnet50.bs128.fp16.build.log").read_text()
     assert subgraph_profiles(stand_in)
     shutil.copyfile(run / "optimized_final.onnx", "optimized_final.onnx")
@@ -127,7 +127,7 @@ def test_open_shapes_on_a_trtexec_without_profiles(
     run = Path("results_subgraph")
     for name in PROMISED:
         assert (run / name).exists(), name
-    assert read_layer_info(run / "model.fp16.graph.json").layers
+    assert read_layer_info(run / "model.fp16.graph.json")
     cache = json.loads((run / "autotune_cache.json").read_text())
     subgraphs = cache["phase_2"]["pieces"]
     assert subgraphs

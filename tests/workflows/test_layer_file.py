@@ -23,7 +23,7 @@ def test_no_time_is_lost_where_a_layer_is_cut_into_sublayers(name: str) -> None:
     name_nodes(model)
     infer_shapes(model)
     file = SAMPLES / f"{name}.fp16.graph.json"
-    told = read_layer_info(file).layers
+    told = read_layer_info(file)
     times = [LayerTime(layer.name, layer.kind, 1.0 + place) for place, layer in enumerate(told)]
     layers = layers_in_file(GraphIndex(model), file, times)
     assert layers is not None

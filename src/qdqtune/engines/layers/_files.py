@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from qdqtune.engines.layers._tensorrt_layer_info import LayerInfo, read_layer_info
-from qdqtune.engines.layers._tensorrt_mapper import map_layers
+from qdqtune.engines.tensorrt._layer_info import read_layer_info
+from qdqtune.engines.tensorrt._layer_naming import map_layers
 
-__all__ = ["WRITTEN_BY", "LayerInfo", "map_layers", "read_layer_info"]
+__all__ = ["WRITTEN_BY", "map_layers", "read_layer_info"]
 
 WRITTEN_BY = "tensorrt"
 """The engine that writes such files."""

@@ -1,11 +1,12 @@
 """Maps the layers of an engine to the nodes of the opened model.
 
-By names, then by wiring, then by neighbours.
+By names, then by wiring. Engines whose names are incomplete leave nodes over, which are assigned by
+the neighbours of a layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -16,49 +17,95 @@ from qdqtune.engines.layers._naming import (
     SERVICES,
     TRANSPARENT,
     Kind,
+    NamedLayer,
+    WholePart,
     fits,
     kind_of,
-    nodes_named,
+    named_layer,
     takes_anything,
 )
+from qdqtune.engines.layers._sublayers import split
 from qdqtune.engines.layers._wiring import LayerWiring, ModelWiring
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import DEQUANTIZE, is_op
 from qdqtune.records._layers import BETWEEN, CLOSED, NAMED, PART, UNKNOWN, MappedLayer
 from qdqtune.records._measurement import LayerTime
 
+# Ops that engines remove altogether.
+_NOTHING = ("Dropout", "Identity")
+# More nodes than any engine fuses into a layer without naming them; keeps the search linear.
+_MOST_BETWEEN = 500
 
-class LayerOwners:
-    """The nodes of each layer; layers are identified by position.
+_Step = Callable[[str], Sequence[str]]
+
+
+def nodes_of_layers(index: GraphIndex, layers: Sequence[LayerTime]) -> list[MappedLayer]:
+    """Find the nodes of every layer of a running engine; each node is executed by at most one.
 
     Args:
-        index: The model that the engine opened.
+        index: The model that the engine opened, with its node names.
         layers: The layers that the engine reported, in order of execution.
 
+    Returns:
+        The layers, in the same order.
+    """
+    return map_layers(index, [named_layer(index, layer) for layer in layers])
+
+
+def map_layers(
+    index: GraphIndex, layers: Sequence[NamedLayer], *, complete: bool = False
+) -> list[MappedLayer]:
+    """Find the nodes of every layer.
+
+    Args:
+        index: The model that the engine was built from, with its node names.
+        layers: In order of execution.
+        complete: Whether names and tensors tell all nodes of a layer. A node is then in every layer
+            that claims it, and none is assigned by neighbours. Otherwise each node is executed by
+            at most one layer.
+
+    Returns:
+        The layers in the same order; a part of the model that was compiled as a whole gives several
+        of them, one per natural sublayer, numbered after its name.
+    """
+    owners = _Owners(index, layers, complete=complete)
+    if complete:
+        _take_enclosed(owners)
+        _take_left_over(owners)
+    else:
+        _take_by_wiring(owners)
+        _take_the_rest(owners)
+    return _Result(owners).layers()
+
+
+class _Owners:
+    """The nodes of each layer; layers are identified by position.
+
     Attributes:
-        index: As passed.
-        layers: As passed.
-        kinds: The kind of each layer.
+        index: The model.
+        layers: As passed to `map_layers`.
         owner: The layer that executes a node, by node name; nodes without a layer are missing.
         owned: Names of the nodes that each layer executes.
-        told: Names of the nodes that the engine mentions with each layer.
         named: Whether a layer's nodes were found by name.
         wires: The wiring of the layers.
         model: The wiring of the model.
     """
 
-    def __init__(self, index: GraphIndex, layers: Sequence[LayerTime]) -> None:
+    def __init__(self, index: GraphIndex, layers: Sequence[NamedLayer], *, complete: bool) -> None:
         self.index = index
         self.layers = layers
-        self.kinds = [kind_of(layer.op_type) for layer in layers]
-        self.wires = LayerWiring(layers)
+        self.wires = LayerWiring([layer.time for layer in layers])
         self.owner: dict[str, int] = {}
         self.owned: list[set[str]] = [set() for _ in layers]
-        self.told: list[list[str]] = [[] for _ in layers]
-        self._take_named()
+        if complete:
+            self.model = ModelWiring(index)
+            self._take_all_claimed()
+        else:
+            claims = _claims(index, layers)
+            self.model = ModelWiring(index, lambda node: node.name in claims or self._writes(node))
+            for name, (_, _, before) in claims.items():
+                self.own(-before, name)
         self.named = [bool(owned) for owned in self.owned]
-        self.model = ModelWiring(index, self._is_told)
-        self._take_written()
 
     def own(self, number: int, name: str) -> None:
         """Assign a node to a layer."""
@@ -85,79 +132,144 @@ class LayerOwners:
         """Whether a free node can belong to a layer, by their kinds and the layer order."""
         if not self.is_free(name) or self.is_late(number, name):
             return False
-        kind, layer_kind = self.kind(name), self.kinds[number]
+        kind, layer_kind = self.kind(name), self.layers[number].kind
         if layer_kind not in TRANSPARENT:
             return True
         return kind is layer_kind or (kind in TRANSPARENT and self.named[number])
 
-    def _take_named(self) -> None:
-        claims: dict[str, list[tuple[int, int, int]]] = {}
-        for number, layer in enumerate(self.layers):
-            for name, strength in nodes_named(self.index, layer):
-                self.told[number].append(name)
-                if self._may_be_named(number, name, exactly=strength == EXACT):
-                    fit = int(fits(layer.op_type, self.index.node[name].op_type))
-                    claims.setdefault(name, []).append((fit, strength, -number))
-        for name, claim in claims.items():
-            exact = any(strength == EXACT for _, strength, _ in claim)
-            sure = [(fit, EXACT if exact else s, n) for fit, s, n in claim if exact or s != COPY]
-            if sure:
-                self.own(-max(sure)[2], name)
+    def producers_of(self, tensors: Iterable[str]) -> list[str]:
+        """Return the nodes that write those of some tensors that the model has."""
+        values = (self.index.value[tensor] for tensor in tensors if tensor in self.index.value)
+        producers = (value.producer() for value in values)
+        return [node.name or "" for node in producers if node is not None]
 
-    def _may_be_named(self, number: int, name: str, *, exactly: bool) -> bool:
-        """Whether a layer named after a node may execute it: it could also transpose an operand."""
-        if self.layers[number].op_type in SERVICES:
-            return self.kind(name) is Kind.MOVE
-        return exactly or self.kinds[number] not in TRANSPARENT or self.kind(name) in TRANSPARENT
+    def _take_all_claimed(self) -> None:
+        for number, layer in reversed(list(enumerate(self.layers))):  # the first is the owner
+            if layer.kind is Kind.TYPE or not all(map(self.model.is_fixed, layer.told)):
+                for name, _ in layer.claims:
+                    self.own(number, name)
 
-    def _is_told(self, node: ir.Node) -> bool:
-        written = self.wires.written
-        return node.name in self.owner or any(each.name in written for each in node.outputs)
-
-    def _take_written(self) -> None:
-        """Assign nodes whose outputs a layer writes under their own names."""
-        for number, layer in enumerate(self.layers):
-            for tensor in layer.outputs:
-                value = self.index.value.get(tensor)
-                producer = value.producer() if value is not None else None
-                if producer is not None and self.may_take(number, producer.name or ""):
-                    self.own(number, producer.name or "")
+    def _writes(self, node: ir.Node) -> bool:
+        return any(each.name in self.wires.written for each in node.outputs)
 
 
-# Ops that engines remove altogether.
-_NOTHING = ("Dropout", "Identity")
+def _claims(index: GraphIndex, layers: Sequence[NamedLayer]) -> dict[str, tuple[bool, int, int]]:
+    """Return the best claim on each node: whether the types fit, its reliability, and the layer.
 
-# More nodes than any engine fuses into a layer without naming them; keeps the search linear.
-_MOST_BETWEEN = 500
+    The layer is negative, so that the first of equal claims is the largest.
+    """
+    claims: dict[str, list[tuple[bool, int, int]]] = {}
+    for number, layer in enumerate(layers):
+        for name, strength in layer.claims:
+            fit = fits(layer.time.op_type, index.node[name].op_type)
+            claims.setdefault(name, []).append((fit, strength, -number))
+    best = {}
+    for name, claim in claims.items():
+        exact = any(strength == EXACT for _, strength, _ in claim)
+        sure = [(fit, EXACT if exact else s, n) for fit, s, n in claim if exact or s != COPY]
+        if sure:
+            best[name] = max(sure)
+    return best
 
-_Step = Callable[[str], Sequence[str]]
+
+def _take_enclosed(owners: _Owners) -> None:
+    """Assign nodes between the tensors of the layers that compute and have no nodes yet."""
+    for number, layer in enumerate(owners.layers):
+        if owners.owned[number] or layer.kind in TRANSPARENT:
+            continue
+        starts, ends = set(layer.reads), owners.producers_of(layer.writes)
+        has_all = bool(layer.reads and layer.writes) and all((*layer.reads, *layer.writes))
+        if layer.whole is not None:
+            if not has_all:
+                starts |= _computed_inputs(owners, layer.whole.first)
+                ends = [*ends, *layer.whole.last] or _up_to_next_part(owners, layer.whole)
+            found = _behind(owners, ends, starts) | set(layer.told)  # not all of many are told
+            owners.named[number] = bool(layer.told)
+        elif layer.reads and all(layer.reads):
+            found = _behind(owners, ends, starts)
+        else:
+            found = set(ends) - owners.owner.keys()  # where it begins is not known
+        for name in found:
+            owners.own(number, name)
 
 
-def take_by_wiring(owners: LayerOwners) -> None:
+def _computed_inputs(owners: _Owners, nodes: Iterable[str]) -> set[str]:
+    """Return the outputs of other nodes that some nodes read, without constants."""
+    read = (value for name in nodes for value in owners.model.reads(name))
+    produced = ((value.name or "", value.producer()) for value in read)
+    is_fixed = owners.model.is_fixed
+    return {name for name, node in produced if node is not None and not is_fixed(node.name or "")}
+
+
+def _up_to_next_part(owners: _Owners, part: WholePart) -> list[str]:
+    """Return the first nodes of a part and their dependents, up to other layers and parts."""
+    others = {name for layer in owners.layers if layer.whole for name in layer.whole.first}
+    found = dict.fromkeys((*part.first, *part.readers))
+    waiting = list(found)
+    while waiting:
+        for name in owners.model.after(waiting.pop()):
+            is_limit = name in owners.owner or (name in others and not owners.model.is_fixed(name))
+            if name not in found and not is_limit:
+                found[name] = None
+                waiting.append(name)
+    return list(found)
+
+
+def _behind(owners: _Owners, ends: Iterable[str], starts: Collection[str]) -> set[str]:
+    """Return free nodes and all that they need, up to tensors that are available."""
+    found: set[str] = set()
+    waiting = [name for name in ends if name not in owners.owner]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        for value in owners.model.reads(name):
+            producer = value.producer()
+            if producer is not None and value.name not in starts:
+                waiting += [producer.name or ""] if producer.name not in owners.owner else []
+    return found
+
+
+def _take_left_over(owners: _Owners) -> None:
+    """Assign nodes that no other layer executes to layers that copy or do nothing."""
+    for number, layer in enumerate(owners.layers):
+        if not owners.owned[number]:
+            for name in layer.told:
+                if name not in owners.owner and not owners.model.is_fixed(name):
+                    owners.own(number, name)
+                    owners.named[number] = True
+
+
+def _take_by_wiring(owners: _Owners) -> None:
     """Assign free nodes to layers by their wiring."""
+    for number, layer in enumerate(owners.layers):
+        for name in owners.producers_of(layer.writes):
+            if owners.may_take(number, name):
+                owners.own(number, name)
     for number in range(len(owners.layers)):
         _take_back_to_inputs(owners, number)
     for step in (owners.model.before, owners.model.after):
-        for number, kind in enumerate(owners.kinds):
-            if kind in LEADS and owners.owned[number]:
+        for number, layer in enumerate(owners.layers):
+            if layer.kind in LEADS and owners.owned[number]:
                 _take_lead(owners, number, step)
     for number in range(len(owners.layers)):
         _take_inside(owners, number)
-    computing_first = sorted(
-        range(len(owners.layers)), key=lambda n: owners.kinds[n] in TRANSPARENT
-    )
-    for number in computing_first:
-        if not owners.owned[number]:
-            _take_between(owners, number)
+    for is_transparent in (False, True):  # what computes comes first
+        for number, layer in enumerate(owners.layers):
+            if not owners.owned[number] and (layer.kind in TRANSPARENT) is is_transparent:
+                _take_between(owners, number)
 
 
-def _take_back_to_inputs(owners: LayerOwners, number: int) -> None:
+def _take_back_to_inputs(owners: _Owners, number: int) -> None:
     """Assign nodes between a layer's own and the tensors that it reads under the model's names."""
-    read = _same_as(owners, owners.layers[number].inputs)
+    read = _same_as(owners, owners.layers[number].reads)
     if not read:
         return
     # Layers that only copy write what they are named after, under any name.
-    copying = {each for each in owners.wires.feeding(number) if owners.kinds[each] in TRANSPARENT}
+    copying = {
+        each for each in owners.wires.feeding(number) if owners.layers[each].kind in TRANSPARENT
+    }
     for name in owners.model.in_order(owners.owned[number]):
         for tensor in owners.model.inputs(name):
             producer = owners.index.value[tensor].producer()
@@ -166,7 +278,7 @@ def _take_back_to_inputs(owners: LayerOwners, number: int) -> None:
                     owners.own(number, each)
 
 
-def _same_as(owners: LayerOwners, tensors: Iterable[str]) -> set[str]:
+def _same_as(owners: _Owners, tensors: Iterable[str]) -> set[str]:
     """Return the tensors that the model has, and their aliases.
 
     Constants are left out: they don't identify a layer, since every node may read the same one.
@@ -185,7 +297,7 @@ def _same_as(owners: LayerOwners, tensors: Iterable[str]) -> set[str]:
 
 
 def _grounded(
-    owners: LayerOwners, number: int, start: str, read: set[str], copying: set[int]
+    owners: _Owners, number: int, start: str, read: set[str], copying: set[int]
 ) -> set[str]:
     """Return a node and its ancestors down to the layer's inputs; empty if it reads others."""
     inside: set[str] = set()
@@ -208,16 +320,16 @@ def _grounded(
     return inside
 
 
-def _take_lead(owners: LayerOwners, number: int, step: _Step) -> None:
+def _take_lead(owners: _Owners, number: int, step: _Step) -> None:
     """Assign the convolution, product or pooling of a layer of that kind, if none is named."""
-    kind = owners.kinds[number]
+    kind = owners.layers[number].kind
     if any(owners.kind(name) is kind for name in owners.owned[number]):
         return
     for name in _path_to(owners, kind, owners.model.in_order(owners.owned[number])[::-1], step):
         owners.own(number, name)
 
 
-def _path_to(owners: LayerOwners, kind: Kind, starts: list[str], step: _Step) -> list[str]:
+def _path_to(owners: _Owners, kind: Kind, starts: list[str], step: _Step) -> list[str]:
     """Return the nearest free node of a kind, and the nodes on the way to it."""
     came_from: dict[str, str] = {}
     waiting = list(starts)
@@ -236,7 +348,7 @@ def _path_to(owners: LayerOwners, kind: Kind, starts: list[str], step: _Step) ->
     return []
 
 
-def _take_inside(owners: LayerOwners, number: int) -> None:
+def _take_inside(owners: _Owners, number: int) -> None:
     """Assign free nodes between a layer's own: no other layer could run in between."""
     if len(owners.owned[number]) < 2:
         return
@@ -245,7 +357,7 @@ def _take_inside(owners: LayerOwners, number: int) -> None:
         owners.own(number, name)
 
 
-def _take_between(owners: LayerOwners, number: int) -> None:
+def _take_between(owners: _Owners, number: int) -> None:
     """Assign free nodes between those of its neighbours to a layer without names."""
     producers = owners.wires.producers(number, owners.has_nodes)
     consumers = owners.wires.consumers(number, owners.has_nodes)
@@ -258,9 +370,9 @@ def _take_between(owners: LayerOwners, number: int) -> None:
         owners.own(number, name)
 
 
-def _fitting(owners: LayerOwners, number: int, between: list[str]) -> list[str]:
+def _fitting(owners: _Owners, number: int, between: list[str]) -> list[str]:
     """Return the nodes in between from the first one that fits the layer's type."""
-    layer_type, kind = owners.layers[number].op_type, owners.kinds[number]
+    layer_type, kind = owners.layers[number].time.op_type, owners.layers[number].kind
     if kind in TRANSPARENT:
         return [name for name in between if owners.kind(name) is kind]
     for position, name in enumerate(between):
@@ -269,7 +381,7 @@ def _fitting(owners: LayerOwners, number: int, between: list[str]) -> list[str]:
     return between if takes_anything(layer_type) else []
 
 
-def _free_from(owners: LayerOwners, layers: Iterable[int], step: _Step) -> set[str]:
+def _free_from(owners: _Owners, layers: Iterable[int], step: _Step) -> set[str]:
     """Return free nodes reachable from those of some layers; none if there are too many."""
     found: set[str] = set()
     waiting = [name for number in layers for name in owners.owned[number]]
@@ -283,7 +395,7 @@ def _free_from(owners: LayerOwners, layers: Iterable[int], step: _Step) -> set[s
     return found
 
 
-def take_the_rest(owners: LayerOwners) -> None:
+def _take_the_rest(owners: _Owners) -> None:
     """Assign the remaining fused nodes to the layers around them."""
     order = [node.name or "" for node in owners.index.nodes]
     for name in filter(owners.is_free, order):
@@ -297,7 +409,7 @@ def take_the_rest(owners: LayerOwners) -> None:
         _pull_ahead(owners, name)
 
 
-def _join_producer(owners: LayerOwners, name: str, *, whatever: bool = False) -> None:
+def _join_producer(owners: _Owners, name: str, *, whatever: bool = False) -> None:
     """Assign a fused op to the last layer that feeds it: only then are its inputs available."""
     feeding = [owners.owner[each] for each in owners.model.before(name) if each in owners.owner]
     if not feeding:
@@ -312,13 +424,13 @@ def _join_producer(owners: LayerOwners, name: str, *, whatever: bool = False) ->
         owners.own(last, name)
 
 
-def _is_place_for(owners: LayerOwners, number: int, name: str) -> bool:
+def _is_place_for(owners: _Owners, number: int, name: str) -> bool:
     """Whether a layer can run a node: a Concat runs no product, which was merged elsewhere."""
-    op_type, layer_type = owners.index.node[name].op_type, owners.layers[number].op_type
+    op_type, layer_type = owners.index.node[name].op_type, owners.layers[number].time.op_type
     return kind_of(op_type) not in LEADS or fits(layer_type, op_type) or takes_anything(layer_type)
 
 
-def _join_reader(owners: LayerOwners, name: str) -> None:
+def _join_reader(owners: _Owners, name: str) -> None:
     """Assign a node that precedes a layer's nodes, or is a constant of theirs, to that layer."""
     reading = {owners.owner[each] for each in owners.model.after(name) if each in owners.owner}
     alone = len(reading) == 1 and name not in owners.model.of_shapes
@@ -327,7 +439,7 @@ def _join_reader(owners: LayerOwners, name: str) -> None:
         owners.own(min(reading), name)
 
 
-def _pull_ahead(owners: LayerOwners, name: str) -> None:
+def _pull_ahead(owners: _Owners, name: str) -> None:
     """Move a node that several layers copy, and one is named after, to the first that needs it."""
     number = owners.owner.get(name)
     if number is None or not owners.is_late(number, name) or owners.kind(name) in LEADS:
@@ -337,65 +449,78 @@ def _pull_ahead(owners: LayerOwners, name: str) -> None:
         owners.own(min(owners.owner.get(each, number) for each in owners.model.after(name)), name)
 
 
-def nodes_of_layers(index: GraphIndex, layers: Sequence[LayerTime]) -> list[MappedLayer]:
-    """Find the nodes of every layer; each node is executed by at most one.
+class _Result:
+    """The mapped layers of finished owners."""
 
-    Args:
-        index: The model that the engine opened, with its node names.
-        layers: The layers that the engine reported, in order of execution.
+    def __init__(self, owners: _Owners) -> None:
+        self._owners = owners
+        self._sublayers = [
+            split(owners.model, owned) if layer.whole else [owners.model.in_order(owned)]
+            for layer, owned in zip(owners.layers, owners.owned, strict=True)
+        ]
 
-    Returns:
-        The layers, in the same order.
-    """
-    owners = LayerOwners(index, layers)
-    take_by_wiring(owners)
-    take_the_rest(owners)
-    return [_mapped(index, layers, owners, number) for number in range(len(layers))]
+    def layers(self) -> list[MappedLayer]:
+        """Return them, in order of execution."""
+        found = []
+        for number, sublayers in enumerate(self._sublayers):
+            name = self._owners.layers[number].time.name
+            if not self._owners.owned[number]:
+                found.append(self._mapped(number, name, *self._served(number)))
+                continue
+            how = NAMED if self._owners.named[number] else CLOSED
+            for place, nodes in enumerate(sublayers):
+                own_name = name if len(sublayers) == 1 else f"{name}#{place}"
+                found.append(self._mapped(number, own_name, nodes, how))
+        return found
 
+    def _mapped(self, number: int, name: str, nodes: Sequence[str], how: str) -> MappedLayer:
+        layer, index = self._owners.layers[number], self._owners.index
+        return MappedLayer(
+            name=name,
+            op_type=layer.time.op_type,
+            ms=layer.time.ms,
+            precision=layer.time.precision,
+            nodes=tuple(nodes),
+            node_types=tuple(index.node[each].op_type for each in nodes),
+            how=how,
+            converts=self._converts(number) if layer.converts is None else layer.converts,
+        )
 
-def _mapped(
-    index: GraphIndex, layers: Sequence[LayerTime], owners: LayerOwners, number: int
-) -> MappedLayer:
-    layer = layers[number]
-    if owners.owned[number]:
-        nodes, how = owners.owned[number], NAMED if owners.named[number] else CLOSED
-    else:
-        nodes, how = _served(layer, owners, number)
-    names = tuple(owners.model.in_order(nodes))
-    return MappedLayer(
-        name=layer.name,
-        op_type=layer.op_type,
-        ms=layer.ms,
-        precision=layer.precision,
-        nodes=names,
-        node_types=tuple(index.node[name].op_type for name in names),
-        how=how,
-        converts=_converts(index, layers, owners, number),
-    )
+    def _served(self, number: int) -> tuple[Sequence[str], str]:
+        """Return the nodes that a layer serves: mentioned ones, else a consumer's or producer's."""
+        owners, layer = self._owners, self._owners.layers[number]
+        wires, has_nodes = owners.wires, owners.has_nodes
+        told = [name for name in layer.told if name in owners.owner]
+        if told:
+            near = sorted({owners.owner[name] for name in told})
+        elif layer.serves is not None and has_nodes(layer.serves):
+            near = [layer.serves]
+        else:
+            near = wires.consumers(number, has_nodes) or wires.producers(number, has_nodes)[::-1]
+        if not near:
+            return (), UNKNOWN
+        how = BETWEEN if layer.kind in TRANSPARENT else PART
+        return self._sublayer(near[0], number, told or self._next_to(layer)), how
 
+    def _next_to(self, layer: NamedLayer) -> list[str]:
+        """Return the nodes that read or write the tensors of a layer."""
+        index = self._owners.index
+        tensors = (tensor for tensor in layer.reads if tensor in index.value)
+        readers = [edge.node for tensor in tensors for edge in index.readers(tensor)]
+        return readers + self._owners.producers_of(layer.writes)
 
-def _served(layer: LayerTime, owners: LayerOwners, number: int) -> tuple[set[str], str]:
-    """Return the nodes that a layer serves: those mentioned, else a consumer's or producer's."""
-    mentioned = {owners.owner[name] for name in owners.told[number] if name in owners.owner}
-    near = (
-        sorted(mentioned)
-        or owners.wires.consumers(number, owners.has_nodes)
-        or sorted(owners.wires.producers(number, owners.has_nodes), reverse=True)
-    )
-    if not near:
-        return set(), UNKNOWN
-    return owners.owned[near[0]], BETWEEN if kind_of(layer.op_type) in TRANSPARENT else PART
+    def _sublayer(self, target: int, number: int, wanted: Sequence[str]) -> list[str]:
+        """Return the sublayer of a layer that has nodes of some; else the nearest one."""
+        sublayers = self._sublayers[target]
+        nearest = sublayers[-1 if target < number else 0]
+        return next((each for each in sublayers if not set(wanted).isdisjoint(each)), nearest)
 
-
-def _converts(
-    index: GraphIndex, layers: Sequence[LayerTime], owners: LayerOwners, number: int
-) -> bool:
-    """Whether a layer only converts the type of values."""
-    layer = layers[number]
-    if owners.owned[number]:
-        kinds = {kind_of(index.node[name].op_type) for name in owners.owned[number]}
-        return kinds == {Kind.TYPE}
-    if layer.op_type in SERVICES:
-        fed = {layers[each].precision for each in owners.wires.fed(number)}
-        return not fed <= {layer.precision, ""}
-    return kind_of(layer.op_type) is Kind.TYPE
+    def _converts(self, number: int) -> bool:
+        """Whether a layer only converts the type of values."""
+        owners, layer = self._owners, self._owners.layers[number]
+        if owners.owned[number]:
+            return {owners.kind(name) for name in owners.owned[number]} == {Kind.TYPE}
+        if layer.time.op_type in SERVICES:
+            fed = {owners.layers[each].time.precision for each in owners.wires.fed(number)}
+            return not fed <= {layer.time.precision, ""}
+        return layer.kind is Kind.TYPE

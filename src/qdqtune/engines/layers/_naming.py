@@ -1,13 +1,11 @@
-"""Names and type names of layers.
-
-The kinds of layers in all engines, and the nodes that names refer to.
-"""
+"""Kinds of layers, and what an engine's names tell about the nodes that a layer executes."""
 
 from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import QDQ_OPS
@@ -31,10 +29,106 @@ LEADS = frozenset({Kind.CONVOLUTION, Kind.PRODUCT, Kind.POOLING})
 TRANSPARENT = frozenset({Kind.MOVE, Kind.TYPE})
 """Kinds that compute nothing."""
 
-SERVICES = frozenset({"Reformat", "Reorder", "ReorderInput", "ReorderOutput"})
+EXACT, DERIVED, COPY = 2, 1, 0
+"""Reliability of a name; a copy counts as one only if the original is present, too."""
+
+
+@dataclass(frozen=True)
+class WholePart:
+    """The ends of a part of the model that was compiled as a whole.
+
+    Attributes:
+        first: The nodes that it begins with.
+        last: The nodes that it ends with.
+        readers: The nodes that read the weight that it begins with, if it begins with one.
+    """
+
+    first: tuple[str, ...]
+    last: tuple[str, ...]
+    readers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NamedLayer:
+    """A layer with what its engine's naming tells about it: all that the mapper needs to know.
+
+    Attributes:
+        time: The layer, with its tensors by the engine's names.
+        kind: What it computes.
+        told: Names of the nodes that the engine mentions with it.
+        claims: Those that it may execute, each with the reliability of the name.
+        reads: Tensors of the model that it reads; empty strings for others.
+        writes: Tensors of the model that it writes; empty strings for others.
+        whole: The ends, if it is a part of the model that was compiled as a whole.
+        serves: Position of the layer that its name says it copies for; None if it doesn't say.
+        converts: Whether it only converts the type of values; None if that follows from its nodes.
+    """
+
+    time: LayerTime
+    kind: Kind
+    told: tuple[str, ...] = ()
+    claims: tuple[tuple[str, int], ...] = ()
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    whole: WholePart | None = None
+    serves: int | None = None
+    converts: bool | None = None
+
+
+@dataclass(frozen=True)
+class _EngineNames:
+    """What an engine that reports the origins of its layers calls things.
+
+    Attributes:
+        services: Layer types that it inserts for other layers, without a corresponding op.
+        conversions: Layer types that change the type of values, beside ONNX's.
+        synonyms: ONNX ops by the layer type that executes them under another name.
+        anything: Layer types that say nothing about their ops.
+        suffixes: What it appends to the names of nodes and tensors that it rewrites.
+    """
+
+    services: frozenset[str]
+    conversions: frozenset[str] = frozenset()
+    synonyms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    anything: frozenset[str] = frozenset()
+    suffixes: tuple[str, ...] = ()
+
+
+_ONNXRUNTIME = _EngineNames(
+    services=frozenset({"ReorderInput", "ReorderOutput"}),
+    synonyms={
+        "BiasGelu": ("Gelu", "Erf", "Tanh"),
+        "Gelu": ("Erf", "Tanh"),
+        "QuickGelu": ("Sigmoid",),
+        "SkipLayerNormalization": ("LayerNormalization", "Add"),
+    },
+    suffixes=("_nchwc", "_nhwc", "_bn", "_new_reshape", "_quant"),
+)
+_OPENVINO = _EngineNames(
+    services=frozenset({"Reorder"}),
+    conversions=frozenset({"Convert", "FakeQuantize"}),
+    synonyms={
+        "Concatenation": ("Concat",),
+        "Eltwise": ("Add", "Mul", "Sub", "Div", "Relu", "Sigmoid", "Clip", "Pow", "Erf", "Tanh"),
+        "Interpolate": ("Resize", "Upsample"),
+        "MVN": ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "ReduceMean"),
+        "Math": ("Cos", "Sin", "Abs", "Neg", "Sign", "HardSigmoid"),
+        "RNNCell": ("GRU", "LSTM", "RNN"),
+        "RNNSeq": ("GRU", "LSTM", "RNN"),
+        "Reduce": ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceSum", "ReduceMax"),
+        "StridedSlice": ("Slice",),
+    },
+    anything=frozenset({"Subgraph"}),
+)
+_TENSORRT = _EngineNames(services=frozenset({"Reformat"}))
+_ENGINES = (_ONNXRUNTIME, _OPENVINO, _TENSORRT)
+
+SERVICES = frozenset[str]().union(*(names.services for names in _ENGINES))
 """Layer types that engines insert for other layers, without a corresponding op."""
 
-_TYPE_CHANGES = QDQ_OPS | {"Cast", "Convert", "FakeQuantize"}
+_ANYTHING = frozenset[str]().union(*(names.anything for names in _ENGINES))
+_SYNONYMS = {kind: ops for names in _ENGINES for kind, ops in names.synonyms.items()}
+_TYPE_CHANGES = QDQ_OPS.union({"Cast"}, *(names.conversions for names in _ENGINES))
 _MOVES = SERVICES | {"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 _BY_PART = (
     ("Conv", Kind.CONVOLUTION),
@@ -45,23 +139,11 @@ _BY_PART = (
     ("Attention", Kind.PRODUCT),
     ("Pool", Kind.POOLING),
 )
-# Engines' names for ops that ONNX names differently.
-_SYNONYMS = {
-    "BiasGelu": ("Gelu", "Erf", "Tanh"),
-    "Concatenation": ("Concat",),
-    "Eltwise": ("Add", "Mul", "Sub", "Div", "Relu", "Sigmoid", "Clip", "Pow", "Erf", "Tanh"),
-    "Gelu": ("Erf", "Tanh"),
-    "Interpolate": ("Resize", "Upsample"),
-    "Math": ("Cos", "Sin", "Abs", "Neg", "Sign", "HardSigmoid"),
-    "MVN": ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "ReduceMean"),
-    "QuickGelu": ("Sigmoid",),
-    "Reduce": ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceSum", "ReduceMax"),
-    "RNNCell": ("GRU", "LSTM", "RNN"),
-    "RNNSeq": ("GRU", "LSTM", "RNN"),
-    "SkipLayerNormalization": ("LayerNormalization", "Add"),
-    "StridedSlice": ("Slice",),
-}
-_ANYTHING = frozenset({"Subgraph"})
+# ONNX Runtime numbers generated nodes.
+_NUMBER = re.compile(r"_token_\d+$")
+# OpenVINO numbers the copies of a node; its generated nodes have numbers in the thousands.
+_COPY = re.compile(r"_\d{1,2}$")
+_TOGETHER = " + "
 
 
 def kind_of(op_type: str) -> Kind:
@@ -86,28 +168,32 @@ def takes_anything(layer_type: str) -> bool:
     return layer_type in _ANYTHING
 
 
-EXACT, DERIVED, COPY = 2, 1, 0
-"""Reliability of a name; a copy counts as one only if the original is present, too."""
-
-# ONNX Runtime numbers generated nodes, and adds suffixes for rewrites.
-_NUMBER = re.compile(r"_token_\d+$")
-# OpenVINO numbers the copies of a node; its generated nodes have numbers in the thousands.
-_COPY = re.compile(r"_\d{1,2}$")
-_SUFFIXES = ("_nchwc", "_nhwc", "_bn", "_new_reshape", "_quant")
-_TOGETHER = " + "
-
-
-def nodes_named(index: GraphIndex, layer: LayerTime) -> Iterator[tuple[str, int]]:
-    """Yield the nodes that a layer is named after, each with the reliability of the match.
+def named_layer(index: GraphIndex, layer: LayerTime) -> NamedLayer:
+    """Return a layer of an engine that reports origins or tensors, or names layers after nodes.
 
     The layer's own name counts only if the engine reports no origins: it may be generated, and
     match another node by chance.
     """
-    told = bool(layer.origins or layer.outputs)
-    for text in layer.origins if told else layer.name.split(_TOGETHER):
-        found = _node_named(index, text.strip())
-        if found is not None:
-            yield found
+    texts = layer.origins
+    if not (layer.origins or layer.outputs):
+        texts = tuple(layer.name.split(_TOGETHER))
+    found = [each for each in (_node_named(index, text.strip()) for text in texts) if each]
+    return NamedLayer(
+        layer,
+        kind_of(layer.op_type),
+        told=tuple(name for name, _ in found),
+        claims=tuple(each for each in found if _may_execute(index, layer, *each)),
+        reads=layer.inputs,
+        writes=layer.outputs,
+    )
+
+
+def _may_execute(index: GraphIndex, layer: LayerTime, name: str, strength: int) -> bool:
+    """Whether a layer named after a node may execute it: it could also transpose an operand."""
+    kind = kind_of(index.node[name].op_type)
+    if layer.op_type in SERVICES:
+        return kind is Kind.MOVE
+    return strength == EXACT or kind_of(layer.op_type) not in TRANSPARENT or kind in TRANSPARENT
 
 
 def _node_named(index: GraphIndex, text: str) -> tuple[str, int] | None:
@@ -128,7 +214,7 @@ def _shortened(text: str) -> Iterator[str]:
     yield text
     text = _NUMBER.sub("", text)
     yield text
-    for suffix in _SUFFIXES:
+    for suffix in (each for names in _ENGINES for each in names.suffixes):
         if text.endswith(suffix):
             text = text.removesuffix(suffix)
             yield text

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import onnx_ir as ir
 
 from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._preserved_parts import bodies_of, has_body
 from qdqtune.records._measurement import LayerTime
 
 # Their results depend only on shapes, which engines usually know in advance.
@@ -16,50 +17,59 @@ _FARTHEST = 100
 
 
 class ModelWiring:
-    """The wiring of a model, restricted to values that are computed at run time.
+    """The wiring of a model; reads of control-flow bodies count as reads of their node.
 
     Args:
         index: The model.
-        runs: Whether an engine is known to execute a node, by name.
+        runs: Whether an engine is known to execute a node, whatever it depends on.
 
     Attributes:
         computed: Names of the nodes whose values are not known before a run.
         of_shapes: Names of the other nodes that are known once shapes are.
     """
 
-    def __init__(self, index: GraphIndex, runs: Callable[[ir.Node], bool]) -> None:
+    def __init__(self, index: GraphIndex, runs: Callable[[ir.Node], bool] = has_body) -> None:
         self.index = index
         self.computed: set[str] = set()
         self.of_shapes: set[str] = set()
-        self._before: dict[str, tuple[str, ...]] = {}
+        self._reads: dict[str, tuple[ir.Value, ...]] = {}
+        self._before: dict[str, list[str]] = {}
         self._after: dict[str, list[str]] = {}
         for node in index.nodes:
-            self._add(node, runs(node) or _has_bodies(node))
+            self._add(node, runs(node) or has_body(node))
 
     def _add(self, node: ir.Node, runs: bool) -> None:
         name = node.name or ""
-        producers = [value.producer() for value in node.inputs if value is not None]
-        feeding = dict.fromkeys(each.name or "" for each in producers if each is not None)
+        known = self.index.value
+        self._reads[name] = tuple(
+            value
+            for value in _values_read(node)
+            if value is not None and known.get(value.name or "") is value
+        )
+        feeding = self.producers(name)
         if runs or (node.op_type not in _OF_SHAPES and any(self.inputs(name))):
             self.computed.add(name)
         elif node.op_type in _OF_SHAPES or not self.of_shapes.isdisjoint(feeding):
             self.of_shapes.add(name)
-        self._before[name] = tuple(each for each in feeding if each in self.computed)
+        self._before[name] = [each for each in feeding if each in self.computed]
         for each in feeding:
             self._after.setdefault(each, []).append(name)
 
+    def reads(self, node: str) -> Sequence[ir.Value]:
+        """Return the values that a node needs."""
+        return self._reads[node]
+
+    def producers(self, node: str) -> list[str]:
+        """Return the nodes that write what a node reads."""
+        producers = (value.producer() for value in self._reads[node])
+        return list(dict.fromkeys(each.name or "" for each in producers if each is not None))
+
     def inputs(self, node: str) -> Iterator[str]:
         """Yield the tensors computed at run time that a node reads, including graph inputs."""
-        for value in self.index.node[node].inputs:
-            if value is None or value.name not in self.index.value:
-                continue
-            producer = value.producer()
-            if (
-                producer.name in self.computed
-                if producer
-                else not self.index.is_constant(value.name)
-            ):
-                yield value.name
+        for value in self._reads[node]:
+            producer, name = value.producer(), value.name or ""
+            if producer.name in self.computed if producer else not self.index.is_constant(name):
+                yield name
 
     def before(self, node: str) -> Sequence[str]:
         """Return the nodes computed at run time that feed a node."""
@@ -68,6 +78,10 @@ class ModelWiring:
     def after(self, node: str) -> Sequence[str]:
         """Return the nodes that a node feeds."""
         return self._after.get(node, ())
+
+    def is_fixed(self, node: str) -> bool:
+        """Whether a node computes the same for all inputs of the model."""
+        return node not in self.computed and node not in self.of_shapes
 
     def in_order(self, nodes: Iterable[str]) -> list[str]:
         """Return nodes sorted in model order."""
@@ -85,7 +99,6 @@ class LayerWiring:
     """
 
     def __init__(self, layers: Sequence[LayerTime]) -> None:
-        self._layers = layers
         producer = {tensor: i for i, layer in enumerate(layers) for tensor in layer.outputs}
         self.written = producer.keys()
         self._before = [
@@ -98,12 +111,12 @@ class LayerWiring:
                 self._after[each].append(number)
 
     def producers(self, layer: int, known: Callable[[int], bool]) -> list[int]:
-        """Return the nearest layers before one that satisfy a predicate."""
+        """Return the nearest layers before one that satisfy a predicate, in execution order."""
         return _nearest(layer, self._before, known)
 
     def consumers(self, layer: int, known: Callable[[int], bool]) -> list[int]:
         """Return the nearest layers after one that satisfy a predicate, in execution order."""
-        return sorted(_nearest(layer, self._after, known))
+        return _nearest(layer, self._after, known)
 
     def feeding(self, layer: int) -> Sequence[int]:
         """Return the layers that write what a layer reads."""
@@ -127,11 +140,12 @@ def _nearest(start: int, edges: list[list[int]], known: Callable[[int], bool]) -
             found.append(number)
         else:
             waiting.extend(edges[number])
-    return found
+    return sorted(found)
 
 
-def _has_bodies(node: ir.Node) -> bool:
-    return any(
-        each.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-        for each in node.attributes.values()
-    )
+def _values_read(node: ir.Node) -> Iterator[ir.Value | None]:
+    yield from node.inputs
+    for body in bodies_of(node):
+        for each in ir.traversal.RecursiveGraphIterator(body):
+            yield from each.inputs
+        yield from body.outputs

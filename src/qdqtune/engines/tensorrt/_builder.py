@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from qdqtune.engines.layers._tensorrt_layers import is_layer_list
 from qdqtune.engines.tensorrt._caches import TimingCacheFile
+from qdqtune.engines.tensorrt._layers import is_layer_list
 from qdqtune.engines.tensorrt._settings import STRONG, WEAK, Settings, ShapeRange
 from qdqtune.graph._atomic_files import open_to_append
 from qdqtune.records._errors import OutputError

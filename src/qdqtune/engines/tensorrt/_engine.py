@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from qdqtune.engines._gpu import find_gpus
 from qdqtune.engines._interface import InputSpec, SessionOptions
 from qdqtune.engines._worker_environment import log_of, scratch_folder
-from qdqtune.engines.layers._tensorrt_layer_info import LayerInfo, parse_layer_info
 from qdqtune.engines.tensorrt._builder import (
     BuildError,
     BuiltPlan,
@@ -34,6 +33,7 @@ from qdqtune.engines.tensorrt._caches import (
     plan_key,
 )
 from qdqtune.engines.tensorrt._execution import Cuda, CudaError, Execution, ExecutionError
+from qdqtune.engines.tensorrt._layer_info import parse_layer_info
 from qdqtune.engines.tensorrt._profile import layer_times_of, make_profiler
 from qdqtune.engines.tensorrt._settings import (
     Settings,
@@ -151,7 +151,7 @@ class TensorRtSession:
         """Typical time per layer; without a GPU the layers are told, with 0 ms each."""
         if self._feeds is None:
             raise ValueError("the model was given no feeds to run on")
-        return layer_times_of(self._path, self._layer_info(), self._profile(runs))
+        return layer_times_of(self._path, parse_layer_info(self._layer_text), self._profile(runs))
 
     def close(self) -> None:
         """Drops the engine and its memory."""
@@ -258,9 +258,6 @@ class TensorRtSession:
             execution.close()
             raise
         return execution
-
-    def _layer_info(self) -> LayerInfo:
-        return parse_layer_info(self._layer_text)
 
     def _profile(self, runs: int) -> list[tuple[str, float]]:
         if self._shop.cuda is None or self._feeds is None:

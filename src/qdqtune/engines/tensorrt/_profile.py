@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
-from qdqtune.engines.layers._tensorrt_layer_info import LayerInfo
-from qdqtune.engines.layers._tensorrt_layers import Layer
-from qdqtune.engines.layers._tensorrt_mapper import map_layers, names, precision_of
-from qdqtune.engines.layers._tensorrt_naming import LayerKind, kind_of
+from qdqtune.engines.tensorrt._layer_naming import map_layers
+from qdqtune.engines.tensorrt._layers import Layer
 from qdqtune.graph._index import GraphIndex
 from qdqtune.records._measurement import LayerTime
 from qdqtune.records._untrusted_files import parse_json
@@ -28,38 +26,6 @@ _ENTRY = re.compile(
 )
 _COUNT = re.compile(r'\{ "count" : (?P<count>\d{1,18}) \}')
 _START = '{ "name" : "'
-
-
-@dataclass(frozen=True)
-class TimedLayer:
-    """A layer and how long it takes.
-
-    Attributes:
-        layer: The layer; only its name is known if the layer information doesn't have it.
-        ms: Milliseconds per run.
-    """
-
-    layer: Layer
-    ms: float
-
-    @property
-    def kind(self) -> LayerKind:
-        """What the time is spent on."""
-        return kind_of(self.layer)
-
-    @property
-    def time(self) -> LayerTime:
-        """The form that all engines tell times in."""
-        layer = self.layer
-        return LayerTime(
-            name=layer.name,
-            op_type=layer.kind,
-            ms=self.ms,
-            precision=precision_of(layer),
-            origins=layer.nodes,
-            inputs=names(layer.inputs),
-            outputs=names(layer.outputs),
-        )
 
 
 def parse_profile(text: str) -> list[tuple[str, float]]:
@@ -83,37 +49,32 @@ def parse_profile(text: str) -> list[tuple[str, float]]:
     return [(entry["name"], _ms(entry, runs)) for entry in entries]
 
 
-def ms_of_layers(info: LayerInfo, profile: Sequence[tuple[str, float]]) -> list[TimedLayer]:
+def ms_of_layers(
+    layers: Sequence[Layer], profile: Sequence[tuple[str, float]]
+) -> list[tuple[Layer, float]]:
     """Brings times and layers together.
 
     Both are in order of execution, so layers with equal names are told apart by their order.
 
     Args:
-        info: The layers.
+        layers: The layers.
         profile: Names and times, as `parse_profile` returns them.
 
     Returns:
-        One item per entry of the profile, in its order.
+        A layer and its milliseconds per entry of the profile, in its order; of layers that are not
+        among the given ones only the name is known.
     """
     waiting: defaultdict[str, deque[Layer]] = defaultdict(deque)
-    for layer in info.layers:
+    for layer in layers:
         waiting[layer.name].append(layer)
     timed = []
     for name, ms in profile:
         same = waiting[name]
-        timed.append(TimedLayer(same.popleft() if same else Layer(name, ""), ms))
-    if len(info.layers) == len(timed) and any(waiting.values()):
+        timed.append((same.popleft() if same else Layer(name, ""), ms))
+    if len(layers) == len(timed) and any(waiting.values()):
         # Some names are written in another way, but the layers are the same ones.
-        return [TimedLayer(a, b.ms) for a, b in zip(info.layers, timed, strict=True)]
+        return [(layer, ms) for layer, (_, ms) in zip(layers, timed, strict=True)]
     return timed
-
-
-def ms_by_kind(layers: Iterable[TimedLayer]) -> dict[LayerKind, float]:
-    """Milliseconds per run of all layers of a kind together."""
-    spent = dict.fromkeys(LayerKind, 0.0)
-    for each in layers:
-        spent[each.kind] += each.ms
-    return spent
 
 
 def _as_written(text: str) -> Sequence[Mapping[str, Any]]:
@@ -152,21 +113,25 @@ def _number(value: Any) -> float | None:
 
 
 def layer_times_of(
-    model: str, info: LayerInfo, profile: Sequence[tuple[str, float]]
+    model: str, layers: Sequence[Layer], profile: Sequence[tuple[str, float]]
 ) -> list[LayerTime]:
     """Combines layers, their times and the model's nodes.
 
     Args:
         model: The model file; only its structure is read.
-        info: TensorRT's information about the layers.
+        layers: TensorRT's layers.
         profile: Names of layers and milliseconds, in order of execution; empty if not timed.
     """
-    timed = ms_of_layers(info, profile) if profile else [TimedLayer(e, 0.0) for e in info.layers]
-    origins = _origins(model, info)
-    return _with_own_names(
-        replace(each.time, origins=origins.get(each.layer.name, each.time.origins))
-        for each in timed
-    )
+    origins = _origins(model, layers)
+    numbered: Counter[str] = Counter()
+    times = []
+    for layer, ms in ms_of_layers(layers, profile or [(layer.name, 0.0) for layer in layers]):
+        time = layer.timed(ms)
+        numbered[time.name] += 1  # times are looked up by name
+        count = numbered[time.name]
+        own_name = time.name if count == 1 else f"{time.name} ({count})"
+        times.append(replace(time, name=own_name, origins=origins.get(time.name, time.origins)))
+    return times
 
 
 def make_profiler(api: Any) -> Any:
@@ -190,22 +155,11 @@ def make_profiler(api: Any) -> Any:
     return Profiler()
 
 
-def _origins(model: str, info: LayerInfo) -> dict[str, tuple[str, ...]]:
+def _origins(model: str, layers: Sequence[Layer]) -> dict[str, tuple[str, ...]]:
     """Return the nodes of each layer, where name or wiring reveals more than its metadata."""
     proto = onnx.load(model, load_external_data=False)
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for layer in map_layers(GraphIndex(ir.from_proto(proto)), info):
+    for layer in map_layers(GraphIndex(ir.from_proto(proto)), layers):
         if layer.executes:
             found[layer.name.partition("#")[0]] += layer.nodes
     return {name: tuple(dict.fromkeys(nodes)) for name, nodes in found.items()}
-
-
-def _with_own_names(layers: Iterable[LayerTime]) -> list[LayerTime]:
-    """Number layers of equal names: times are looked up by name."""
-    seen: defaultdict[str, int] = defaultdict(int)
-    found = []
-    for layer in layers:
-        seen[layer.name] += 1
-        count = seen[layer.name]
-        found.append(layer if count == 1 else replace(layer, name=f"{layer.name} ({count})"))
-    return found

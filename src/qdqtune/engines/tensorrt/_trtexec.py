@@ -19,8 +19,9 @@ import numpy as np
 from qdqtune.engines import _worker_environment as worker_environment
 from qdqtune.engines._gpu import find_gpus
 from qdqtune.engines._interface import InputSpec, SessionOptions
-from qdqtune.engines.layers._tensorrt_layer_info import LayerInfo, parse_layer_info
 from qdqtune.engines.tensorrt._caches import NO_CACHE, PlanCache, default_path
+from qdqtune.engines.tensorrt._layer_info import parse_layer_info
+from qdqtune.engines.tensorrt._layers import Layer
 from qdqtune.engines.tensorrt._profile import layer_times_of, parse_profile
 from qdqtune.engines.tensorrt._settings import Shapes, widened
 from qdqtune.engines.tensorrt._signature import Signature, read_signature
@@ -235,7 +236,7 @@ class TrtexecSession:
             refused = "--exportProfile" in self._program.refused
             why = "it doesn't know --exportProfile" if refused else "it wrote no file"
             raise TrtexecError(f"this trtexec can't tell the times of layers: {why}")
-        info = _first_read(layers, plan.layers) or LayerInfo(())
+        info = _first_read(layers, plan.layers)
         return layer_times_of(self._model.path, info, parse_profile(_read(profile)))
 
     def close(self) -> None:
@@ -289,8 +290,8 @@ class TrtexecSession:
         return path
 
 
-def _first_read(*paths: Path | None) -> LayerInfo | None:
-    """The first list of layers that can be read; None if there is none.
+def _first_read(*paths: Path | None) -> tuple[Layer, ...]:
+    """The first list of layers that can be read; empty if there is none.
 
     Raises:
         TrtexecError: If there are only broken ones: half a list tells wrong things.
@@ -304,7 +305,7 @@ def _first_read(*paths: Path | None) -> LayerInfo | None:
                 broken = str(error)
     if broken:
         raise TrtexecError(f"what trtexec wrote about layers can't be read: {broken}")
-    return None
+    return ()
 
 
 def _read(path: Path, most: int = TEXT_BYTES) -> str:

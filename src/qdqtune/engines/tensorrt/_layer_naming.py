@@ -1,13 +1,16 @@
-"""The purposes of TensorRT's layers, and the nodes in their names."""
+"""Maps TensorRT's layers to nodes: the purposes of its layers, and the nodes in their names."""
 
 from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from qdqtune.engines.layers._tensorrt_layers import LOW_PRECISION, Layer, LayerTensor
+from qdqtune.engines.layers import _mapper as mapper
+from qdqtune.engines.layers._naming import EXACT, Kind, NamedLayer, WholePart
+from qdqtune.engines.tensorrt._layers import Layer, LayerTensor
 from qdqtune.graph._index import GraphIndex
+from qdqtune.records._layers import MappedLayer
 
 
 class LayerKind(enum.Enum):
@@ -23,6 +26,13 @@ class LayerKind(enum.Enum):
     """It holds constants, computes shapes, or synchronizes streams."""
 
 
+_KINDS = {
+    LayerKind.COMPUTE: Kind.OTHER,
+    LayerKind.REFORMAT: Kind.MOVE,
+    LayerKind.QDQ: Kind.TYPE,
+    LayerKind.OTHER: Kind.MOVE,
+}
+_LOW_PRECISION = frozenset({"Int8", "FP8"})
 _BY_TYPE = {
     "Constant": LayerKind.OTHER,
     "MyelinReformat": LayerKind.REFORMAT,
@@ -32,8 +42,6 @@ _BY_TYPE = {
     "trainStation": LayerKind.OTHER,
     "wait": LayerKind.OTHER,
 }
-_BY_ORIGIN = {"QDQ": LayerKind.QDQ}
-
 _COPY = re.compile(r"^Reformatting CopyNode for | copy$|_copy_(?:input|output)$")
 _REFORMAT = "Reformat"
 
@@ -64,8 +72,9 @@ def kind_of(layer: Layer) -> LayerKind:
 
 def _kind_of_reformat(layer: Layer) -> LayerKind:
     if layer.origin:
-        return _BY_ORIGIN.get(layer.origin, LayerKind.REFORMAT)
-    return LayerKind.QDQ if _changes_precision(layer) else LayerKind.REFORMAT
+        return LayerKind.QDQ if layer.origin == "QDQ" else LayerKind.REFORMAT
+    changes = _low(layer.inputs) != _low(layer.outputs)
+    return LayerKind.QDQ if changes else LayerKind.REFORMAT
 
 
 def _kind_of_generated(layer: Layer, does: str) -> LayerKind:
@@ -80,15 +89,12 @@ def _kind_of_generated(layer: Layer, does: str) -> LayerKind:
     return LayerKind.QDQ if quantizes or dequantizes else LayerKind.COMPUTE
 
 
-def _changes_precision(layer: Layer) -> bool:
-    return _low(layer.inputs) != _low(layer.outputs)
-
-
 def _low(tensors: tuple[LayerTensor, ...]) -> bool:
-    return any(tensor.dtype in LOW_PRECISION for tensor in tensors)
+    return any(tensor.dtype in _LOW_PRECISION for tensor in tensors)
 
 
 _BETWEEN = re.compile(r" \+ | \|\| |\+|, |\.\.\.|[()\[\]{}]")
+_COPY_FOR = re.compile(r"^Reformatting CopyNode for (?:Input|Output) Tensor \d+ to ")
 _FOREIGN = re.compile(r"^\{ForeignNode\[(?P<ends>.*)\]\}", re.DOTALL)
 _TO = "..."
 _PROFILE = re.compile(r" \[profile \d+\]")
@@ -101,13 +107,10 @@ _AROUND = (
     "reshape_before_", "reshape_after_", "unsqueeze_node_after_", "copied_squeeze_after_",
     "squeeze_after_", "unsqueeze_after_",
 )  # fmt: skip
+# Reformats follow each other once or twice.
+_FARTHEST = 10
 # Names with more separators are not searched for; every end is tried for each start.
 _MOST_SEPARATORS = 40
-
-
-def is_foreign(name: str) -> bool:
-    """Whether a layer is a part of the network that was compiled as a whole."""
-    return _FOREIGN.match(name) is not None
 
 
 class NodeNames:
@@ -126,33 +129,31 @@ class NodeNames:
         separators = (sum(1 for _ in _BETWEEN.finditer(name)) for name in self._node)
         self._most = min(max(separators, default=0), _MOST_SEPARATORS)
 
-    def node(self, name: str) -> str:
-        """Return the node that a name in metadata refers to; empty if none."""
-        return self._exact(name) or self._unnamed(name) or ""
+    def told(self, layer: Layer) -> tuple[str, ...]:
+        """Return the nodes that the metadata of a layer tells, or its name."""
+        told = dict.fromkeys(self._node.get(name) or self._unnamed(name) for name in layer.nodes)
+        known = tuple(name for name in told if name)
+        is_named = not (_FOREIGN.match(layer.name) or _COPY_FOR.match(layer.name))
+        return known or (self._nodes(layer.name) if is_named else ())
 
-    def nodes(self, layer: str) -> tuple[str, ...]:
-        """Return the nodes in the name of a layer, each once."""
-        text = _KERNEL.sub("", _PROFILE.sub("", _HELPER.sub("", layer)))
-        return tuple(dict.fromkeys(filter(None, self._terms(text))))
-
-    def ends(self, layer: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the nodes in the first and the last name of a part compiled as a whole."""
-        first, last = self._ends(layer)
-        return self.nodes(first), self.nodes(last)
-
-    def readers_at_start(self, layer: str) -> tuple[str, ...]:
-        """Return the nodes that read the weight at the start of such a part."""
-        first, _ = self._ends(layer)
-        edges = self._index.readers(first) if self._node.get(first) == "" else ()
-        return tuple(dict.fromkeys(edge.node for edge in edges if edge.node))
-
-    def _ends(self, layer: str) -> tuple[str, str]:
-        found = _FOREIGN.match(layer)
-        text = found["ends"] if found else ""
+    def whole(self, layer: Layer) -> WholePart | None:
+        """Return the ends of a layer that was compiled as a whole; None for another one."""
+        found = _FOREIGN.match(layer.name)
+        if found is None:
+            return None
+        text = found["ends"]
         places = [match.start() for match in re.finditer(re.escape(_TO), text)]
         known = (place for place in places if self._is_between_names(text, place))
         place = next(known, places[0] if places else len(text))
-        return text[:place], text[place + len(_TO) :]
+        first, last = text[:place], text[place + len(_TO) :]
+        edges = self._index.readers(first) if self._node.get(first) == "" else ()
+        readers = dict.fromkeys(edge.node for edge in edges if edge.node)
+        return WholePart(self._nodes(first), self._nodes(last), tuple(readers))
+
+    def _nodes(self, name: str) -> tuple[str, ...]:
+        """Return the nodes in a name, each once."""
+        text = _KERNEL.sub("", _PROFILE.sub("", _HELPER.sub("", name)))
+        return tuple(dict.fromkeys(filter(None, self._terms(text))))
 
     def _is_between_names(self, text: str, place: int) -> bool:
         """Whether the text before or after a position is a name of the model."""
@@ -178,15 +179,12 @@ class NodeNames:
 
     def _term(self, text: str, start: int, ends: list[int]) -> tuple[str, int] | None:
         """Return the node at a position and the number of text parts it takes."""
-        for resolve in (self._exact, self._similar):
+        for resolve in (self._node.get, self._similar):
             for count in range(len(ends), 0, -1):
                 node = resolve(text[start : ends[count - 1]])
                 if node is not None:
                     return node, count
         return None
-
-    def _exact(self, name: str) -> str | None:
-        return self._node.get(name)
 
     def _unnamed(self, name: str) -> str | None:
         tensor = name.removeprefix(_UNNAMED)
@@ -203,3 +201,74 @@ class NodeNames:
         if original in self._node:
             return self._node[original]
         return self._unnamed(original) or self._node.get(_NUMBER.sub("", original))
+
+
+class _ModelTensors:
+    """The tensors of a model among those of an engine, also through layers that copy them."""
+
+    def __init__(self, index: GraphIndex, layers: Sequence[Layer]) -> None:
+        self._index = index
+        self._copied_from: dict[str, str] = {}
+        self._copied_to: dict[str, str] = {}
+        for layer in layers:
+            copies = len(layer.inputs) == len(layer.outputs) == 1
+            if copies and kind_of(layer) is not LayerKind.COMPUTE:
+                read, written = layer.inputs[0].name, layer.outputs[0].name
+                self._copied_from.setdefault(written, read)
+                self._copied_to.setdefault(read, written)
+
+    def read(self, tensors: Sequence[LayerTensor]) -> tuple[str, ...]:
+        """Return the model's tensors that a layer reads, perhaps as copies; empty if unknown."""
+        return tuple(self._follow(tensor.name, self._copied_from) for tensor in tensors)
+
+    def written(self, tensors: Sequence[LayerTensor]) -> tuple[str, ...]:
+        """Return the model's tensors that a layer's outputs become; empty if unknown."""
+        return tuple(self._follow(tensor.name, self._copied_to) for tensor in tensors)
+
+    def _follow(self, tensor: str, copies: dict[str, str]) -> str:
+        for _ in range(_FARTHEST):
+            if tensor in self._index.value:
+                return tensor
+            tensor = copies.get(tensor, "")
+        return ""
+
+
+def map_layers(index: GraphIndex, layers: Sequence[Layer]) -> list[MappedLayer]:
+    """Find the nodes of every layer; a node may be in several.
+
+    A part of the network that was compiled as a whole (`{ForeignNode[...]}`) gives several layers,
+    one per natural sublayer, numbered after its name.
+
+    Args:
+        index: The model that the engine was built from, with its original nodes.
+        layers: As TensorRT reports them.
+
+    Returns:
+        The layers in order of execution, without times.
+    """
+    return mapper.map_layers(index, _named_layers(index, layers), complete=True)
+
+
+def _named_layers(index: GraphIndex, layers: Sequence[Layer]) -> list[NamedLayer]:
+    names, tensors = NodeNames(index), _ModelTensors(index, layers)
+    position = {layer.name: number for number, layer in reversed(list(enumerate(layers)))}
+    found = []
+    for layer in layers:
+        kind, told, whole = kind_of(layer), names.told(layer), names.whole(layer)
+        executes = kind in (LayerKind.COMPUTE, LayerKind.QDQ) and whole is None
+        copy = _COPY_FOR.match(layer.name)
+        types = {tensor.dtype for tensor in (*layer.inputs, *layer.outputs)}
+        found.append(
+            NamedLayer(
+                layer.timed(),
+                _KINDS[kind],
+                told,
+                claims=tuple((name, EXACT) for name in told if executes),
+                reads=tensors.read(layer.inputs),
+                writes=tensors.written(layer.outputs),
+                whole=whole,
+                serves=position.get(layer.name[copy.end() :]) if copy else None,
+                converts=kind is LayerKind.QDQ or (kind is LayerKind.REFORMAT and len(types) > 1),
+            )
+        )
+    return found

@@ -7,12 +7,9 @@ an op that is quantized in the model is also quantized in the engine.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-LOW_PRECISION = frozenset({"Int8", "FP8"})
-"""TensorRT's names of the types that a quantized op reads."""
+from qdqtune.records._measurement import LayerTime
 
 LIST_START = "Layers:\n"
 """The start of a layer list."""
@@ -22,7 +19,7 @@ _TENSOR = re.compile(
     r"\{ Name: (?P<name>(?:(?!\{ Name: ).)*?)(?:, Location: \w+)?, Dimensions: "
     r"\[(?P<dims>[-\d,]*)\][^{}]*?Datatype: (?P<dtype>[^,{}]*)"
 )
-_FIELD = re.compile(r", (?P<key>Origin|TacticName): (?P<value>[^,]*)")
+_ORIGIN = re.compile(r", Origin: ([^,]*)")
 _ONNX_NODE = re.compile(r"^\[ONNX Layer: (?P<name>.*?)(?: \| Local Function: .*)?\]$", re.DOTALL)
 _SEPARATORS = re.compile("[\x1e\x1f]")
 
@@ -35,13 +32,11 @@ _TYPE_WORDS = (
     ("bool", "Bool"),
 )  # fmt: skip
 
-# Kernels that multiply and add; everything else moves, scales or reduces.
-_PRODUCT_KINDS = frozenset({"correlation", "deconv", "gemm", "runtime_fusion"})
-# Parts of the names of such kinds, where TensorRT has kernels from a library.
-_LIBRARY_PRODUCTS = ("Convolution", "ConvActPool", "MatrixMultiply", "FullyConnected")
-_ATTENTION = "_gemm_mha"
-# How generated kernels (`__myl_MulCastCorrMul_myl0_3`) spell the products fused into them.
-_PRODUCT_TOKENS = ("Corr", "Deco", "Fc", "Gemm")
+_PRECISIONS = {
+    "BFloat16": "bfloat16", "Bool": "bool", "FP4": "float4", "FP8": "float8", "Float": "float32",
+    "Half": "float16", "Int32": "int32", "Int4": "int4", "Int64": "int64", "Int8": "int8",
+    "UInt8": "uint8",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,6 @@ class Layer:
         constants: Weights and scales that are part of it.
         nodes: Names of the ONNX nodes it does a part of.
         origin: Why a `Reformat` is there, such as `QDQ`, `CAST` or `REFORMAT`.
-        tactic: Name of the kernel that was chosen.
     """
 
     name: str
@@ -81,52 +75,19 @@ class Layer:
     constants: tuple[LayerTensor, ...] = ()
     nodes: tuple[str, ...] = ()
     origin: str = ""
-    tactic: str = ""
 
-    @classmethod
-    def from_dict(cls, body: Mapping[str, Any]) -> Layer:
-        """Reads what `dataclasses.asdict` wrote."""
-        tensors: dict[str, Any] = {
-            role: tuple(LayerTensor(t["name"], t["dtype"], tuple(t["dims"])) for t in body[role])
-            for role in ("inputs", "outputs", "constants")
-        }
-        return cls(
-            body["name"],
-            body["kind"],
-            **tensors,
-            nodes=tuple(body["nodes"]),
-            origin=body["origin"],
-            tactic=body["tactic"],
+    def timed(self, ms: float = 0.0) -> LayerTime:
+        """Return the form that all engines report layers in."""
+        types = (_PRECISIONS.get(each.dtype, "") for each in (*self.inputs, *self.outputs))
+        return LayerTime(
+            name=self.name,
+            op_type=self.kind,
+            ms=ms,
+            precision=next(filter(None, types), ""),
+            origins=self.nodes,
+            inputs=tuple(tensor.name for tensor in self.inputs),
+            outputs=tuple(tensor.name for tensor in self.outputs),
         )
-
-    @property
-    def multiplies(self) -> bool:
-        """Whether matrix products or convolutions happen in it."""
-        if self.kind in _PRODUCT_KINDS or self._is_library_product:
-            return True
-        if self.name.startswith(_ATTENTION):
-            return True
-        operations = self.name.removeprefix("__myl_").partition("_")[0]
-        tokens = re.findall("[A-Z][a-z]*", operations) if self.name.startswith("__myl_") else ()
-        return any(token in _PRODUCT_TOKENS for token in tokens)
-
-    @property
-    def operands(self) -> tuple[LayerTensor, ...]:
-        """What is multiplied: not the residual that is added, nor scales and biases."""
-        if self.name.startswith(_ATTENTION):
-            # q, k, whatever is added to the scores (a mask), v.
-            return (*self.inputs[:2], *self.inputs[2:][-1:])
-        if self._is_library_product:
-            return (*self.inputs[:1], *self.constants) if self.constants else self.inputs[:2]
-        if self.kind not in ("correlation", "deconv", "gemm"):
-            return self.inputs  # which of them are multiplied can't be told
-        # A weight that is part of the kernel comes first; scalars and vectors are scales.
-        weight = self.constants[:1] if self.constants and len(self.constants[0].dims) > 1 else ()
-        return (*self.inputs[:1], *weight) if weight else self.inputs[:2]
-
-    @property
-    def _is_library_product(self) -> bool:
-        return any(part.lower() in self.kind.lower() for part in _LIBRARY_PRODUCTS)
 
 
 def is_layer_list(message: str) -> bool:
@@ -166,32 +127,6 @@ def nodes_in(metadata: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if "[ONNX Layer: " not in name))
 
 
-def operand_types(layers: Iterable[Layer], nodes: Iterable[str]) -> dict[str, set[str]]:
-    """Finds, for each ONNX node, the types of what the kernels that execute it multiply.
-
-    A node is in the Metadata of many kernels: those that prepare its inputs, its scales, its
-    bias. Only the ones that do its products count, and all of those do.
-
-    Args:
-        layers: The kernels of the engine.
-        nodes: Names of Conv, Gemm or MatMul nodes (in general: of ops that multiply).
-
-    Returns:
-        Types by node; an empty set if no kernel says that it executes the node.
-    """
-    found: dict[str, set[str]] = {name: set() for name in nodes}
-    for layer in layers:
-        if layer.multiplies:
-            for name in found.keys() & set(layer.nodes):
-                found[name].update(tensor.dtype for tensor in layer.operands)
-    return found
-
-
-def not_low_precision(types_of: Mapping[str, set[str]]) -> list[str]:
-    """The nodes of `operand_types` that read something else than 8-bit values, or nothing."""
-    return [name for name, types in types_of.items() if not types or not types <= LOW_PRECISION]
-
-
 def _parse_layer(line: str) -> Layer:
     name, is_layer, rest = line.removeprefix("Name: ").partition(", LayerType: ")
     kind, has_inputs, rest = rest.partition(", Inputs: [")
@@ -204,7 +139,7 @@ def _parse_layer(line: str) -> Layer:
     # The dims inside are in brackets, too; a list that isn't empty ends with a brace.
     outputs, _, rest = ("", "", rest[1:]) if rest.startswith("]") else rest.partition(" }]")
     parameters, _, metadata = rest.partition(", Metadata:")
-    told = {field["key"]: field["value"] for field in _FIELD.finditer(parameters)}
+    origin = _ORIGIN.search(parameters)
     return Layer(
         name,
         kind,
@@ -212,8 +147,7 @@ def _parse_layer(line: str) -> Layer:
         _parse_tensors(outputs),
         _parse_tensors(constants),
         nodes_in(metadata.strip(" ")),
-        told.get("Origin", ""),
-        told.get("TacticName", ""),
+        origin[1] if origin else "",
     )
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqtune.engines.layers._tensorrt_layers import (
+from qdqtune.engines.tensorrt._layers import (
     LIST_START,
     Layer,
     LayerTensor,
@@ -25,37 +24,18 @@ from qdqtune.records._errors import LimitError, UsageError
 from qdqtune.records._untrusted_files import parse_json, read_bytes
 
 _LAYERS_KEYS = ("layers", "layerinfo")
-_BINDINGS_KEYS = ("bindings", "i/o tensors")
 _TYPE_KEYS = ("datatype", "format/datatype", "format")
 _PROFILE = re.compile(r" \[profile (?P<number>\d{1,6})\]")
 # Kernels of one compiled part of the network are numbered together.
 _PART = re.compile(r"_myl(?P<number>\d+)_\d+$")
-_LOG_LINE = re.compile(r"$|&&&& |\[\d")
 _HOW_TO = (
     "Write one with: trtexec --onnx=MODEL --skipInference --profilingVerbosity=detailed "
     "--exportLayerInfo=FILE"
 )
 
 
-@dataclass(frozen=True)
-class LayerInfo:
-    """The layers of an engine.
-
-    Attributes:
-        layers: In order of execution, for the engine's first optimization profile.
-        bindings: Names of the engine's inputs and outputs; empty if unknown.
-        detailed: Whether there is more than names.
-        profiles: Number of optimization profiles of the engine.
-    """
-
-    layers: tuple[Layer, ...]
-    bindings: tuple[str, ...] = ()
-    detailed: bool = True
-    profiles: int = 1
-
-
-def read_layer_info(path: str | Path) -> LayerInfo:
-    """Reads a file with layer information.
+def read_layer_info(path: str | Path) -> tuple[Layer, ...]:
+    """Reads the layers in a file, in order of execution, for the first optimization profile.
 
     Raises:
         UsageError: If there is no such file, or it has no layers.
@@ -74,8 +54,8 @@ def read_layer_info(path: str | Path) -> LayerInfo:
         raise UsageError(f"{path} holds no TensorRT layer information: {error}.", _HOW_TO) from None
 
 
-def parse_layer_info(text: str, source: str = "The layer information") -> LayerInfo:
-    """Reads layer information in any of its forms.
+def parse_layer_info(text: str, source: str = "The layer information") -> tuple[Layer, ...]:
+    """Reads the layers in a text of any form, for the first optimization profile.
 
     Args:
         text: The text.
@@ -87,15 +67,12 @@ def parse_layer_info(text: str, source: str = "The layer information") -> LayerI
     text = text.lstrip("\ufeff").replace("\r\n", "\n")
     start = text.rfind(LIST_START + "Name: ")
     if start >= 0 and not text.lstrip().startswith("{"):
-        listed = parse_layers(text[start:])
-        return _of_first_profile(listed, _listed_bindings(text[start:]), detailed=True)
-    value = _json(text, source)
-    entries = _entries(value)
-    layers = [_layer(number, entry) for number, entry in enumerate(entries)]
+        return _of_first_profile(parse_layers(text[start:]))
+    entries = enumerate(_entries(_json(text, source)))
+    layers = tuple(_layer(number, entry) for number, entry in entries)
     if not layers:
         raise ValueError("its list of layers is empty; was the engine built without verbosity?")
-    detailed = any(isinstance(entry, Mapping) for entry in entries)
-    return _of_first_profile(layers, _bindings(value), detailed=detailed)
+    return _of_first_profile(layers)
 
 
 def _json(text: str, source: str) -> Any:
@@ -156,7 +133,6 @@ def _layer(number: int, entry: Any) -> Layer:
         constants,
         nodes_in(_text(given, "metadata")),
         _text(given, "origin"),
-        _text(given, "tacticname"),
     )
 
 
@@ -188,44 +164,20 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", errors="replace").decode()
 
 
-def _bindings(value: Any) -> tuple[str, ...]:
-    given = _lowered(value)
-    listed = next((given[key] for key in _BINDINGS_KEYS if key in given), None)
-    return tuple(tensor.name for tensor in _tensors(listed))
-
-
-def _listed_bindings(text: str) -> Iterator[str]:
-    """Yield the entries of the block after the layers: bare names, or names with details."""
-    _, _, behind = text.partition("\n\n")
-    title, *lines = behind.partition("\n\n")[0].split("\n")
-    if title.rstrip(":").lower() not in _BINDINGS_KEYS:
-        return
-    for line in lines:
-        if _LOG_LINE.match(line):
-            break
-        yield line.strip().removeprefix("Name: ").partition(", IOMode: ")[0]
-
-
-def _of_first_profile(
-    layers: Iterable[Layer], bindings: Iterable[str], *, detailed: bool
-) -> LayerInfo:
+def _of_first_profile(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     """Remove the repetition for further profiles, which follows with a suffix in some names."""
-    listed = tuple(layers)
-    numbers = [_profile_of(layer) for layer in listed]
-    end = next((i for i, number in enumerate(numbers) if number), len(listed))
-    part = _PART.search(listed[end].name) if end < len(listed) else None
-    while part and end and _same_part(part, listed[end - 1]):
+    others = (number for number, layer in enumerate(layers) if _is_of_another_profile(layer))
+    end = next(others, len(layers))
+    part = _PART.search(layers[end].name) if end < len(layers) else None
+    while part and end and _same_part(part, layers[end - 1]):
         end -= 1
-    if not end:  # whatever that is, it is not a repetition
-        return LayerInfo(listed, tuple(bindings), detailed)
-    first = tuple(name for name in bindings if not _PROFILE.search(name))
-    return LayerInfo(listed[:end], first, detailed, max(numbers) + 1)
+    return layers[:end] or layers  # suffixes from the first on are no repetition
 
 
-def _profile_of(layer: Layer) -> int:
+def _is_of_another_profile(layer: Layer) -> bool:
     tensors = (*layer.inputs, *layer.outputs)
     found = (_PROFILE.search(name) for name in (layer.name, *(tensor.name for tensor in tensors)))
-    return max((int(match["number"]) for match in found if match), default=0)
+    return any(int(match["number"]) for match in found if match)
 
 
 def _same_part(part: re.Match[str], layer: Layer) -> bool:

@@ -8,12 +8,12 @@ result, an attention, a normalization.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from qdqtune.graph._index import GraphIndex
+from qdqtune.engines.layers._wiring import ModelWiring
 from qdqtune.graph._op_classes import COPY_OPS, QDQ_OPS
 
 
@@ -71,66 +71,42 @@ class _Sublayer:
     nodes: list[str] = field(default_factory=list)
 
 
-def split(
-    index: GraphIndex,
-    nodes: Collection[str],
-    fixed: Collection[str],
-    producers: Callable[[ir.Node], Iterable[ir.Node]],
-) -> list[list[str]]:
+def split(wiring: ModelWiring, nodes: Collection[str]) -> list[list[str]]:
     """Cuts a part of a model into sublayers.
 
     Inside the part, values flow from lower to higher numbers of sublayers only: none leaves a
     sublayer and comes back to it.
 
     Args:
-        index: The model.
+        wiring: Of the model.
         nodes: The nodes of the part.
-        fixed: Nodes of the model whose values don't depend on its inputs.
-        producers: The nodes whose values a node reads.
 
     Returns:
         Names of nodes by sublayer, each in the model's order; every node is in one sublayer.
     """
-    inside = set(nodes)
     depth: dict[str, int] = {}
-    for name in sorted(inside.difference(fixed), key=index.position.__getitem__):
-        before = (depth.get(each.name or "", -1) for each in producers(index.node[name]))
-        depth[name] = max(before, default=-1) + 1
-    cutter = _Cutter(index, inside, fixed, producers)
+    for name in wiring.in_order(name for name in nodes if not wiring.is_fixed(name)):
+        depth[name] = max((depth.get(each, -1) for each in wiring.producers(name)), default=-1) + 1
+    cutter = _Cutter(wiring, nodes)
     # By depth: what feeds an attention comes before it, in whatever order the nodes are listed.
-    for name in sorted(depth, key=lambda name: (depth[name], index.position[name])):
+    for name in sorted(depth, key=lambda name: (depth[name], wiring.index.position[name])):
         cutter.place(name)
     cutter.send_moves_on()
     cutter.place_fixed()
-    sublayers = (
-        sorted(sublayer.nodes, key=index.position.__getitem__) for sublayer in cutter.sublayers
-    )
-    return [sublayer for sublayer in sublayers if sublayer]
+    return [wiring.in_order(sublayer.nodes) for sublayer in cutter.sublayers if sublayer.nodes]
 
 
 class _Cutter:
-    def __init__(
-        self,
-        index: GraphIndex,
-        inside: Collection[str],
-        fixed: Collection[str],
-        producers: Callable[[ir.Node], Iterable[ir.Node]],
-    ) -> None:
-        self._index = index
-        self._inside = inside
-        self._fixed = fixed
-        self._producers = producers
+    def __init__(self, wiring: ModelWiring, nodes: Collection[str]) -> None:
+        self._wiring = wiring
+        self._inside = set(nodes)
         self._home: dict[str, int] = {}
         self.sublayers: list[_Sublayer] = []
-        self._after: dict[str, list[str]] = {}
-        for name in inside:
-            for each in producers(index.node[name]):
-                self._after.setdefault(each.name or "", []).append(name)
 
     def place(self, name: str) -> None:
         """Gives a node to the last of the sublayers that feed it, or begins a new one with it."""
-        node = self._index.node[name]
-        homes = [self._home.get(each.name or "", -1) for each in self._producers(node)]
+        node = self._wiring.index.node[name]
+        homes = [self._home.get(each, -1) for each in self._wiring.producers(name)]
         last = max(homes, default=-1)
         role = _role(node)
         if last < 0 or not self._joins(self.sublayers[last], role, node):
@@ -161,7 +137,7 @@ class _Cutter:
     def _has_weight(self, node: ir.Node) -> bool:
         for value in node.inputs[:2]:
             producer = value.producer() if value is not None else None
-            if producer is not None and producer.name in self._fixed:
+            if producer is not None and self._wiring.is_fixed(producer.name or ""):
                 return True
             if value is not None and value.name and value.is_initializer():
                 return True
@@ -180,8 +156,7 @@ class _Cutter:
 
     def place_fixed(self) -> None:
         """Constants that are computed go with the first sublayer that reads them."""
-        names = (name for name in self._inside if name in self._fixed)
-        for name in sorted(names, key=self._index.position.__getitem__, reverse=True):
+        for name in reversed(self._wiring.in_order(filter(self._wiring.is_fixed, self._inside))):
             number = min(self._homes_of_readers([name]), default=len(self.sublayers))
             if number == len(self.sublayers):
                 self.sublayers.append(_Sublayer(_Role.MOVE))
@@ -189,14 +164,15 @@ class _Cutter:
             self._home[name] = number
 
     def _homes_of_readers(self, names: Iterable[str]) -> set[int]:
-        readers = (reader for name in names for reader in self._after.get(name, ()))
+        readers = (reader for name in names for reader in self._wiring.after(name))
         return {self._home[reader] for reader in readers if reader in self._home}
 
-    def _leave(self, names: Iterable[str]) -> bool:
+    def _leave(self, names: Collection[str]) -> bool:
         """Whether anything outside reads what nodes write."""
-        values = (value.name for name in names for value in self._index.node[name].outputs)
-        edges = (edge for value in values if value for edge in self._index.readers(value))
-        return any(edge.node not in self._inside for edge in edges)
+        index = self._wiring.index
+        values = [value.name or "" for name in names for value in index.node[name].outputs]
+        readers = {reader for name in names for reader in self._wiring.after(name)}
+        return not readers <= self._inside or any(value in index.outputs for value in values)
 
 
 def _role(node: ir.Node) -> _Role:
