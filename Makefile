@@ -5,7 +5,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 DEMO   := work/demo
 
-.PHONY: install demo test test_slow lint bench clean
+PYTEST := $(BIN)/pytest -n auto --dist worksteal
+
+.PHONY: install demo test test_slow test_docs test_exhaustive lint collect bench clean
 
 install: $(READY)
 
@@ -17,7 +19,7 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/python -m benchmarks.demo --output_dir $(DEMO)
 
-lint: $(READY)
+lint: $(READY) collect
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -25,11 +27,21 @@ lint: $(READY)
 	$(BIN)/python tools/lint_engine_names.py
 	$(BIN)/python tools/lint_vocabulary.py
 
+# Tests of every tier can be imported; pytest-xdist would tell it only after all others have run.
+collect: $(READY)
+	@found=$$($(BIN)/pytest --collect-only -m '' 2>&1) || { echo "$$found" | tail -n 40; exit 1; }
+
 test: lint
-	$(BIN)/pytest -n auto --dist worksteal $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test_slow: $(READY)
-	$(BIN)/pytest -n auto --dist worksteal --slow -m slow --timeout 3600 $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
+
+test_docs: $(READY)
+	$(PYTEST) -m docs $(ARGS)
+
+test_exhaustive: $(READY)  # hours
+	$(PYTEST) -m exhaustive --timeout 3600 $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)

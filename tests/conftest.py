@@ -19,6 +19,7 @@ from qdqtune.calibration import _ranges as range_cache
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._openvino_settings import settings_of
+from tests.in_process import real_processes, use_in_process_engine
 
 settings.register_profile(
     "ci",
@@ -37,24 +38,15 @@ os.environ[range_cache.FOLDER] = (
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="run the slow tier as well")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The slow tier is left out, unless it is asked for."""
-    if config.getoption("--slow"):
-        return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup
+    # Still nothing happens here, but what the tests start would inherit that it is ignored.
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_configure() -> None:
-    """Finds out once what every worker of OpenVINO would find out by itself, in half a second."""
+    """Starts what takes long to start once, or not at all."""
+    use_in_process_engine()
+    # Every worker of OpenVINO would find this out by itself, in half a second.
     if registry.available("openvino").usable:
         limit = settings_of(SessionOptions()).max_cpu_isa
         if limit:
@@ -65,6 +57,13 @@ def pytest_collection_finish() -> None:
     """What was imported and collected stays: garbage is looked for often, and not there."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def worker_processes() -> Iterator[None]:
+    """For what is about processes: the simulated engine has one, too."""
+    with real_processes():
+        yield
 
 
 @pytest.fixture(autouse=True)

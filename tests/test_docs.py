@@ -1,5 +1,7 @@
 """Every command and every block of Python in the README and the docs is run.
 
+The README's run in `make test`, those of the other pages in `make test_docs`.
+
 There, `trtexec` is a stand-in for NVIDIA's (tests/stand_ins/trtexec.py): its times are simulated.
 """
 
@@ -12,6 +14,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +26,8 @@ from qdqtune.zoo.__main__ import main as make_model
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -69,7 +73,16 @@ def run_here(words: list[str]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def with_code(language: str) -> list[Any]:
+    """The pages that have blocks in a language."""
+    return [
+        pytest.param(page, id=page.name, marks=() if page == README else pytest.mark.docs)
+        for page in PAGES
+        if blocks(page, language)
+    ]
+
+
+@pytest.mark.parametrize("page", with_code("sh"))
 def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, preset in PRESETS.items():  # what is tried here is that they run
@@ -87,9 +100,7 @@ def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             run(words, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", with_code("python"))
 def test_python_runs(page: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("\n".join(blocks(page, "python")))

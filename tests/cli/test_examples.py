@@ -34,7 +34,7 @@ def examples_of(parser: object) -> tuple[str, ...]:
 
 
 EXAMPLES = [
-    pytest.param(line, marks=[pytest.mark.slow] if prog.endswith(SLOW) else [])
+    pytest.param(line, marks=[pytest.mark.docs] if prog.endswith(SLOW) else [])
     for prog, parser in PARSERS.items()
     for line in examples_of(parser)
 ]

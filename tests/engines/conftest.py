@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from tests.in_process import real_processes
 
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._worker import Worker
@@ -26,6 +27,13 @@ agraph (float[1, 3, 8, 8] x) => (float[1, 4, 8, 8] y)
     y = Relu(c)
 }
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def processes() -> Iterator[None]:
+    """All engines are tried as they are used: in a process of their own."""
+    with real_processes():
+        yield
 
 
 @pytest.fixture

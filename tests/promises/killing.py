@@ -1,16 +1,15 @@
 """Kills a tune before any change of its folder, and runs the same command again.
 
-``python -m tests.promises.killing FOLDER SITUATION...`` tries every moment. A tune is watched, and
-what its folder holds before each change is kept: just that is what a kill at this moment leaves.
-Moments that leave the same count once. With ``--kills`` some runs are killed for real. Engines
-answer in the process that tunes, so that a run takes parts of a second; every run has a process of
-its own.
+``python -m tests.promises.killing FOLDER SITUATION...`` tries every moment, or with ``--states``
+some of them. A tune is watched, and what its folder holds before each change is kept: just that is
+what a kill at this moment leaves. Moments that leave the same count once. With ``--kills`` some
+runs are killed for real. Engines answer in the process that tunes, so that a run takes parts of a
+second; every run has a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
@@ -29,13 +28,10 @@ import numpy as np
 import onnx
 
 from qdqtune.calibration import _ranges as range_cache
-from qdqtune.engines import _worker as isolated
-from qdqtune.engines._process import FailureKind, WorkerFailure
-from qdqtune.engines._worker_main import Server
-from qdqtune.graph._atomic_files import open_to_append
 from qdqtune.workflows.tuning._journal import Journal
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
+from tests.in_process import use_in_process_engine
 
 _CHANGES = (
     "os.rename",
@@ -93,6 +89,7 @@ class Report:
     Attributes:
         changes: How many changes the run makes.
         states: How many different states they leave.
+        tried: How many of these were tried.
         kills: How many runs were killed for real.
         recovered: How many states and killed runs the same command led to the same result.
         wrong: What went wrong otherwise.
@@ -100,36 +97,10 @@ class Report:
 
     changes: int = 0
     states: int = 0
+    tried: int = 0
     kills: int = 0
     recovered: int = 0
     wrong: list[str] = field(default_factory=list)
-
-
-class InlineChild:
-    """Stands for a worker's process: the same server, without a process of its own."""
-
-    def __init__(
-        self, engine: str, _environment: object, log_path: Path | None = None, *_: object
-    ) -> None:
-        self._server = Server(engine)
-        self._number = 0
-        self.pid = os.getpid()
-        if log_path is not None:
-            open_to_append(log_path).close()
-
-    def request(self, op: str, _timeout_s: float, **arguments: Any) -> Any:
-        self._number += 1
-        with contextlib.redirect_stderr(None):
-            line = self._server.answer({"number": self._number, "op": op, **arguments})
-        reply = json.loads(line)
-        if "result" not in reply:
-            raise WorkerFailure(reply["error"], FailureKind.ERROR)
-        return reply["result"]
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    kill = close
 
 
 class Watch:
@@ -186,7 +157,7 @@ def in_child(work: Callable[[], None]) -> int:
     if pid == 0:
         code = 1
         try:
-            isolated.ChildProcess = InlineChild  # type: ignore[assignment,misc]
+            use_in_process_engine()
             work()
             code = 0
         except BaseException:
@@ -369,7 +340,9 @@ class Killing:
         return is_killed
 
 
-def try_situation(folder: Path, name: str, kills: int | None, rng: random.Random) -> Report:
+def try_situation(
+    folder: Path, name: str, kills: int | None, rng: random.Random, most: int | None = None
+) -> Report:
     """Try what kills do in a situation.
 
     Args:
@@ -377,9 +350,12 @@ def try_situation(folder: Path, name: str, kills: int | None, rng: random.Random
         name: The situation's name.
         kills: How many runs are killed; None tries every state that a kill can leave.
         rng: Chooses moments.
+        most: How many of the states are tried; None tries all.
     """
     killing = Killing(folder, name)
-    for state in killing.collect_statistics(is_kept=kills is None):
+    states = killing.collect_statistics(is_kept=kills is None)
+    for state in states if most is None else rng.sample(states, min(most, len(states))):
+        killing.report.tried += 1
         killing.recover(state, twice=rng if rng.random() < _TWICE else None)
         shutil.rmtree(state)
     for number in rng.sample(range(killing.report.changes), kills or 0):
@@ -397,13 +373,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("situations", choices=SITUATIONS, nargs="+")
     parser.add_argument("--kills", type=int, help="kill so many runs, instead of trying all states")
+    parser.add_argument("--states", type=int, help="try so many states, instead of all")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     # Ranges that are known make a run shorter: a moment that was chosen must come in every run.
     os.environ[range_cache.FOLDER] = "" if options.kills else str(options.folder / "cache")
     rng = random.Random(options.seed)
     reports = {
-        name: asdict(try_situation(options.folder / name, name, options.kills, rng))
+        name: asdict(try_situation(options.folder / name, name, options.kills, rng, options.states))
         for name in options.situations
     }
     sys.stdout.write(json.dumps(reports) + "\n")

@@ -11,13 +11,13 @@ import pytest
 
 from tests.promises import bombs
 from tests.promises.limited import MOST_BYTES, run_limited
+from tests.tiers import tiered
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="watches processes the way Linux does"),
-    pytest.mark.timeout(3600),
+    pytest.mark.timeout(3600),  # of all commands together; each has a limit of its own
 ]
 
-SAMPLE = random.Random(28).sample(bombs.NAMES, 5)
 # Commands in which the engine, or we, could take most; no limit of the system stops them.
 WATCHED = ("bench", "quantize", "tune")
 
@@ -26,21 +26,20 @@ def test_there_are_many_and_all_differ() -> None:
     assert len(set(bombs.NAMES)) == len(bombs.NAMES) >= 64
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", tiered(bombs.NAMES, fast=4, slow=30))
 def test_a_bomb_does_no_harm(name: str, tmp_path: Path) -> None:
     lines = bombs.lay(name, tmp_path / "bomb")
     line = random.Random(name).choice(lines)
     check([line], tmp_path / "bomb")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", bombs.NAMES)
 def test_a_bomb_does_no_harm_to_any_command(name: str, tmp_path: Path) -> None:
     check(bombs.lay(name, tmp_path / "bomb"), tmp_path / "bomb")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", bombs.NAMES)
+@pytest.mark.parametrize("name", tiered(bombs.NAMES, slow=6))
 def test_all_processes_together_stay_below_the_limit_of_each(name: str, tmp_path: Path) -> None:
     """Nothing but our own limits holds here: half of the memory for each of two processes."""
     lines = [line for line in bombs.lay(name, tmp_path / "bomb") if line[0] in WATCHED]

@@ -88,6 +88,12 @@ def test_a_kill_leaves_nothing_that_the_next_run_does_not_remove(tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_kills_leave_nothing_that_the_next_run_does_not_remove(name: str, tmp_path: Path) -> None:
+    kills(tmp_path, name, 8)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_kill_leaves_nothing_that_the_next_run_does_not_remove(

@@ -32,6 +32,7 @@ from qdqtune.workflows._export import list_candidates
 from tests.conftest import model_from_text
 from tests.promises import tampering
 from tests.promises.tampering import EXTERNAL, MEASURED, REGION, SUBGRAPH, Tampering
+from tests.tiers import tiered
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="makes pipes, and a timer ends what hangs"),
@@ -288,25 +289,11 @@ def test_an_untouched_folder_is_right(genuine: dict[str, Genuine], tmp_path: Pat
     assert not list(faults_of(nothing, genuine, tmp_path))
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", [*SAMPLE, *tiered(ALL.keys() - set(SAMPLE), slow=60)])
 def test_a_tampered_folder_is_seen_through(
     genuine: dict[str, Genuine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    _check(name, genuine, tmp_path, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ALL if name not in SAMPLE])
-def test_every_tampered_folder_is_seen_through(
-    genuine: dict[str, Genuine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    _check(name, genuine, tmp_path, monkeypatch)
-
-
-def _check(
-    name: str, runs: dict[str, Genuine], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "cwd").mkdir()
-    monkeypatch.chdir(folder / "cwd")
-    assert not list(faults_of(ALL[name], runs, folder))
-    assert not list((folder / "cwd").iterdir())
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    assert not list(faults_of(ALL[name], genuine, tmp_path))
+    assert not list((tmp_path / "cwd").iterdir())

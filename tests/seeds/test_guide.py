@@ -81,7 +81,13 @@ def quantize(model: str) -> None:
         assert main(["insert", model, "--ops", "Conv", "-o", f"{name}.onnx", "-q"]) == 0
 
 
-@pytest.mark.parametrize("group", groups(), ids=lambda group: group[0])
+def tier_of(group: tuple[str, ...]) -> Any:
+    """Commands take a process and a run each; in `make test`, test_autotune_command has some."""
+    is_shell = any(name.endswith(".sh") for name in group)
+    return pytest.param(group, id=group[0], marks=pytest.mark.docs if is_shell else ())
+
+
+@pytest.mark.parametrize("group", map(tier_of, groups()))
 def test_the_blocks_run(group: tuple[str, ...], folder: Path) -> None:
     if group == LOW_LEVEL:
         shutil.copyfile("larger.onnx", "model.onnx")

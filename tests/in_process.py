@@ -1,0 +1,86 @@
+"""The simulated engine without a process of its own: a worker's start takes longer than its work.
+
+Most tests of the search ask what it does with measurements, not how an engine is isolated. For
+them the simulated engine answers in the test's process, through the same server and the same JSON.
+Other engines, and tests that use the fixture ``worker_processes``, have real processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from qdqtune.engines import _registry as registry
+from qdqtune.engines import _worker
+from qdqtune.engines._process import ChildProcess, FailureKind, WorkerFailure
+from qdqtune.engines._worker_main import Server
+from qdqtune.graph._atomic_files import open_to_append
+
+
+class InProcessChild:
+    """Has the interface of `ChildProcess`; limits of time and memory are not enforced."""
+
+    def __init__(
+        self, engine: str, environment: Mapping[str, str], log_path: Path | None = None, *_: object
+    ) -> None:
+        self._server = Server(engine)
+        self._environment = environment
+        self._log: io.TextIOWrapper | None = None
+        if log_path is not None:
+            self._log = io.TextIOWrapper(open_to_append(log_path), line_buffering=True)
+        self._number = 0
+        self.pid = os.getpid()
+
+    def request(self, op: str, _timeout_s: float, **arguments: Any) -> Any:
+        self._number += 1
+        with contextlib.redirect_stderr(self._log), _variables(self._environment):
+            line = self._server.answer({"number": self._number, "op": op, **arguments})
+        reply = json.loads(line)
+        if "result" not in reply:
+            raise WorkerFailure(reply["error"], FailureKind.ERROR)
+        return reply["result"]
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    kill = close
+
+
+@contextlib.contextmanager
+def _variables(given: Mapping[str, str]) -> Iterator[None]:
+    """As `mock.patch.dict`, which copies all of the environment and takes longer than an answer."""
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def start_child(engine: str, *arguments: Any) -> ChildProcess | InProcessChild:
+    """What a worker starts: a process, but for the simulated engine."""
+    is_simulated = engine == registry.worker_class("simulated")
+    return (InProcessChild if is_simulated else ChildProcess)(engine, *arguments)
+
+
+def use_in_process_engine() -> None:
+    """The simulated engine's workers are none from here on."""
+    _worker.ChildProcess = start_child  # type: ignore[assignment,misc]
+
+
+@contextlib.contextmanager
+def real_processes() -> Iterator[None]:
+    """Every engine has a process of its own."""
+    with mock.patch.object(_worker, "ChildProcess", ChildProcess):
+        yield
