@@ -18,9 +18,15 @@ from hypothesis import strategies as st
 from qdqtune.engines._timing import Round
 from qdqtune.records._errors import OutputError, QdqtuneError, UsageError
 from qdqtune.search.strategies._strategy import Score
-from qdqtune.workflows.tuning._header import as_said_before
-from qdqtune.workflows.tuning._journal import QUARANTINE, AccuracyKey, Journal
-from qdqtune.workflows.tuning._journal_format import SCHEMA, encode, read_journal, whole_lines
+from qdqtune.workflows.tuning._identity import as_said_before
+from qdqtune.workflows.tuning._journal import AccuracyKey, Journal
+from qdqtune.workflows.tuning._journal_format import (
+    QUARANTINE,
+    SCHEMA,
+    encode,
+    read_journal,
+    whole_lines,
+)
 
 HEADER: dict[str, Any] = {
     "model": "0123",

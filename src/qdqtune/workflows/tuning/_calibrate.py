@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qdqtune.calibration._random_inputs import Feeds
-from qdqtune.graph._atomic_files import sha256_of
 from qdqtune.graph._precision_types import HALF_TYPES
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
@@ -201,7 +200,7 @@ def calibrate(
         {way: inserter.with_ranges(ranges) for way, ranges in ways.items()},
         with_ranges(found.grouping, found.planner, known),
         provider,
-        request.conditions(sha256_of(request.model), data, target.form.name),
+        target.identity.conditions(data),
     )
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from qdqtune.calibration._user_code import UserFunction
 from qdqtune.config import Callback, TuneConfig
@@ -49,20 +48,6 @@ class TuneRequest:
     preset: Preset
     evaluate: UserFunction | None = None
     converted: Path | None = None
-
-    def conditions(self, model_sha256: str, calibration: str, precision: str) -> dict[str, Any]:
-        """What a result has to satisfy, as `Summary` has it.
-
-        Args:
-            model_sha256: Of the file that was given.
-            calibration: A digest of what the data gave; empty for random inputs.
-            precision: The float type that the model was converted to, if it was.
-        """
-        found: dict[str, Any] = {"model_sha256": model_sha256, "calibration": calibration}
-        found |= self.config.identity()
-        found["evaluate"] = self.evaluate.label if self.evaluate is not None else None
-        # Results of versions that did not convert have no such entry.
-        return found if self.converted is None else {**found, "precision": precision}
 
     @property
     def state_file(self) -> Path | None:

@@ -23,7 +23,7 @@ from qdqtune.graph._external_data import external_files
 from qdqtune.graph._weights import WEIGHTS_FILE, WEIGHTS_INDEX
 from qdqtune.records._errors import OutputError, QdqtuneError, UsageError
 from qdqtune.records._untrusted_files import real_path
-from qdqtune.workflows.tuning._journal import QUARANTINE
+from qdqtune.workflows.tuning._journal_format import QUARANTINE
 from qdqtune.workflows.tuning._run_files import (
     COMMITTED,
     LOCK,

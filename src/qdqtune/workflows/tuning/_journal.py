@@ -19,10 +19,10 @@ from qdqtune._version import __version__
 from qdqtune.engines._timing import Round
 from qdqtune.graph._atomic_files import open_to_append, replacing
 from qdqtune.records._errors import OutputError, UsageError
-from qdqtune.records._tuning import AS_GIVEN
 from qdqtune.search.strategies._strategy import Score
-from qdqtune.workflows.tuning._header import NOTHING_MEASURED, difference_text, differences
+from qdqtune.workflows.tuning._identity import NOTHING_MEASURED, first_difference, headers_in
 from qdqtune.workflows.tuning._journal_format import (
+    QUARANTINE,
     Line,
     decode,
     encode,
@@ -31,15 +31,11 @@ from qdqtune.workflows.tuning._journal_format import (
     read_journal,
 )
 
-QUARANTINE = "measurements.damaged.jsonl"
-
 _Comparison = tuple[str, str, str]
 _TrialRun = tuple[str, str, tuple[str, ...]]
 
 # A crash or a hang may be the machine's fault: it counts when two runs have seen it.
 _ASSUMED = 2
-# What a header means that lacks such an entry; it is looked at before what follows from it.
-_UNSAID = {"precision": AS_GIVEN}
 _NOT_KEPT = NOTHING_MEASURED | {"round", "file"}
 # What a line has from the run that wrote it.
 _OF_THE_RUN = frozenset({"run", "session", "at_s", "schema"})
@@ -110,17 +106,16 @@ class Journal:
         self.names: dict[str, str] = {}
         self._digests: dict[str, str] = {}
         self._last = -1
-        wanted = json.loads(json.dumps(header))
-        self._run = header_digest(wanted)
+        self._run = header_digest(header)
         try:
-            has_header = self._take_in(wanted) if path.exists() else False
+            has_header = self._take_in(header) if path.exists() else False
             self._file = open_to_append(path)
         except OSError as error:
             raise OutputError(
                 f"{path} can't be written: {error.strerror}.", "Choose another --output_dir."
             ) from None
         if not has_header:
-            self._append({"kind": "run", "header": wanted})
+            self._append({"kind": "run", "header": header})
         self._append(
             {
                 "kind": "session",
@@ -325,7 +320,7 @@ class Journal:
             Whether the header is there.
         """
         lines = read_journal(self.path)
-        headers = [line.body["header"] for line in lines if line.kind == "run" and line.body]
+        headers = headers_in(lines)
         if lines and all(line.kind in NOTHING_MEASURED for line in lines):
             with replacing(self.path):  # a run that came to nothing stands in nobody's way
                 pass
@@ -372,16 +367,17 @@ class Journal:
     def _check(
         self, header: Mapping[str, Any], wanted: Mapping[str, Any], lines: Sequence[Line]
     ) -> None:
-        for field, there, here in differences({**_UNSAID, **header}, {**_UNSAID, **wanted}):
-            other = difference_text(field, there, here)
-            if field == "model":  # fingerprints tell models apart, but people nothing
-                names = [line.body.get("model") for line in lines if line.body is not None]
-                known = [name for name in names if isinstance(name, str)]
-                other = f"model: {known[-1]}, as it was then" if known else "model"
-            raise UsageError(
-                f"{self.path.parent} holds a run with another {other}.",
-                "Choose another --output_dir, or pass --restart to set that run aside.",
-            )
+        field, other = first_difference(header, wanted)
+        if not field:
+            return
+        if field == "model":  # fingerprints tell models apart, but people nothing
+            names = [line.body.get("model") for line in lines if line.body is not None]
+            known = [name for name in names if isinstance(name, str)]
+            other = f"model: {known[-1]}, as it was then" if known else "model"
+        raise UsageError(
+            f"{self.path.parent} holds a run with another {other}.",
+            "Choose another --output_dir, or pass --restart to set that run aside.",
+        )
 
     def _take(self, body: Mapping[str, Any]) -> None:
         kind = body["kind"]

@@ -186,6 +186,8 @@ _WHOLE: dict[str, Callable[[Mapping[str, Any]], bool]] = {
 }
 
 
+QUARANTINE = "measurements.damaged.jsonl"
+"""Where damaged lines go."""
 SCHEMA = SCHEMAS["journal"]
 """What is written. All from 1 on are read."""
 

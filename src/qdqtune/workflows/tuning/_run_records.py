@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from qdqtune.graph._files import load_model, save_model
 from qdqtune.records._claim import Claim
@@ -19,6 +18,7 @@ from qdqtune.records._tuning import Summary
 from qdqtune.records._untrusted_files import parse_json, read_text
 from qdqtune.records._verification import Outcome
 from qdqtune.search._space import Grouping
+from qdqtune.search.patterns._state_file import read_state
 from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator
 from qdqtune.workflows._claims import SAME_DB, check_placement
 from qdqtune.workflows.tuning import _folder as names
@@ -26,11 +26,11 @@ from qdqtune.workflows.tuning._candidate_evaluator import CandidateEvaluator
 from qdqtune.workflows.tuning._context import RunContext
 from qdqtune.workflows.tuning._final_model import Timed, why_not_shipped
 from qdqtune.workflows.tuning._folder import RunFolder
-from qdqtune.workflows.tuning._header import as_said_before, measurements_in, set_state_aside
+from qdqtune.workflows.tuning._identity import check_state
 from qdqtune.workflows.tuning._journal import Journal
 from qdqtune.workflows.tuning._run_files import FINAL, PLACEMENT, SUMMARY, sha256_of_model
 from qdqtune.workflows.tuning._setup import TuningTarget
-from qdqtune.workflows.tuning._snapshots import Candidate, SchemeLogs, Snapshots
+from qdqtune.workflows.tuning._snapshots import Candidate, SchemeLogs, Snapshots, set_state_aside
 
 _logger = logging.getLogger(__name__)
 
@@ -177,14 +177,12 @@ class RunRecords:
     """The files that a run writes as it goes on.
 
     Attributes:
-        header: What measurements depend on.
         journal: Every measurement.
         snapshots: The state and the pattern cache.
         logs: One text per scheme.
         earlier: What an earlier run left, if anything.
     """
 
-    header: Mapping[str, Any]
     journal: Journal
     snapshots: Snapshots
     logs: SchemeLogs
@@ -222,8 +220,8 @@ def open_records(ctx: RunContext, target: TuningTarget) -> Iterator[RunRecords]:
     """
     request, folder, reporter = target.request, ctx.folder, ctx.reporter
     path = folder / names.JOURNAL
-    header = as_said_before(path, target.header())
-    lines = _lines_of_state(ctx, target, header)
+    header = target.identity.header
+    lines = _lines_of_state(ctx, target)
     journal = Journal(path, header, lambda: reporter.elapsed_s, str(request.model))
     with contextlib.closing(journal):
         if adopted := journal.adopt(lines):
@@ -237,21 +235,21 @@ def open_records(ctx: RunContext, target: TuningTarget) -> Iterator[RunRecords]:
             state, header, config.quant_type, config.performance_threshold, target.cache
         )
         logs = SchemeLogs(folder / names.LOGS, target.info)
-        yield RunRecords(header, journal, snapshots, logs, previous_result(folder))
+        yield RunRecords(journal, snapshots, logs, previous_result(folder))
 
 
-def _lines_of_state(
-    ctx: RunContext, target: TuningTarget, header: Mapping[str, Any]
-) -> tuple[str, ...]:
+def _lines_of_state(ctx: RunContext, target: TuningTarget) -> tuple[str, ...]:
     """What a state file that the user names carries, which may be that of another folder.
 
     Raises:
         UsageError: If it was measured under other conditions.
     """
-    state = target.request.state_file
-    if state is None:
+    path = target.request.state_file
+    if path is None or not path.exists():
         return ()
     if ctx.folder.begins_anew:
-        set_state_aside(state)
+        set_state_aside(path)
         return ()
-    return measurements_in(state, header)
+    state = read_state(path)
+    check_state(path, state.header, target.identity.header)
+    return state.measurements

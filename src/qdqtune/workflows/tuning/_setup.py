@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._worker import StoredFeeds, Worker
+from qdqtune.graph._files import check_writable
 from qdqtune.graph._fingerprint import fingerprint
 from qdqtune.records._accuracy import METRIC, checked_metric
 from qdqtune.records._errors import UsageError
@@ -19,13 +20,19 @@ from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._precision import AUTO
 from qdqtune.records._tuning import AS_GIVEN as UNCHANGED
 from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.patterns._state_file import read_state
 from qdqtune.workflows._bench import engine_info
 from qdqtune.workflows._convert import FloatForm, convert_to, told_options, wanted_type
 from qdqtune.workflows._sample_provider import SampleProvider
 from qdqtune.workflows._source_model import Source, activations_in, check_same_model, open_source
 from qdqtune.workflows.tuning._context import ProgressReporter, RunContext, TuneRequest
 from qdqtune.workflows.tuning._folder import BASELINE, JOURNAL, LOGS, RunFolder
-from qdqtune.workflows.tuning._header import check_state_file, precision_of
+from qdqtune.workflows.tuning._identity import (
+    RunIdentity,
+    check_state,
+    precision_of,
+    run_identity,
+)
 from qdqtune.workflows.tuning._layer_groups import copy_log
 from qdqtune.workflows.tuning._preflight import AS_GIVEN
 from qdqtune.workflows.tuning._snapshots import given_cache
@@ -38,7 +45,7 @@ class TuningTarget:
     Attributes:
         request: What was asked for.
         source: The model.
-        fingerprint: Of the model.
+        identity: What measurements and results depend on.
         info: What measures.
         provider: What the model is run on.
         feeds: The inputs that every model is timed on.
@@ -51,28 +58,14 @@ class TuningTarget:
 
     request: TuneRequest
     source: Source
-    fingerprint: str
+    identity: RunIdentity
     info: EngineInfo
     provider: SampleProvider
     feeds: StoredFeeds
-    form: FloatForm = field(default_factory=FloatForm)
-    given: Mapping[str, Collection[str]] = field(default_factory=dict)
-    cache: PatternCache | None = None
-    float_metric: float | None = None
-
-    def header(self) -> dict[str, object]:
-        """What measurements depend on."""
-        # Runs of versions that did not convert have no such entry.
-        is_given = self.form.name == UNCHANGED
-        precision = {} if is_given else {"precision": self.form.name}
-        return {
-            **precision,
-            "model": self.fingerprint,
-            "engine": self.info.to_dict(),
-            "dialect": self.request.dialect.name,
-            "quant_type": self.request.config.quant_type,
-            "shapes": {name: list(shape) for name, shape in self.provider.shapes.items()},
-        }
+    form: FloatForm
+    given: Mapping[str, Collection[str]]
+    cache: PatternCache | None
+    float_metric: float | None
 
 
 def setup(
@@ -99,17 +92,19 @@ def setup(
     ctx.budget.start_s = reporter.elapsed_s - began_s
     reporter.tell("engine", f"{registry.title(request.engine)} {info.version} on {info.device}")
     feeds = engine.store(next(iter(provider.evaluation_samples())))
-    target = TuningTarget(
-        request, source, fingerprint(source.model), info, provider, feeds, given=given,
-        float_metric=float_metric,
-    )  # fmt: skip
-    wanted = wanted_type(request.config.precision, info, source)
-    if wanted is not None:
-        reporter.tell("precision", f"converting the model to {wanted.value}, and timing both")
-    target = in_float_type(target, engine, ctx.folder)
-    _tell_form(target, reporter)
+    form = _float_form(ctx, request, source, provider, info, feeds)
+    if form.model is not None:
+        request = replace(request, converted=ctx.folder / BASELINE)
+        layout = request.dialect.format_of(request.config.quant_type)
+        source = open_source(form.model, layout.least_opset, optimize=request.config.optimize)
+    _tell_form(request, source, form, reporter)
+    model, journal = fingerprint(source.model), ctx.folder / JOURNAL
+    identity = run_identity(request, model, info, provider.shapes, form.name, journal)
     cache = request.config.pattern_cache
-    return target if cache is None else replace(target, cache=given_cache(Path(cache)))
+    known = given_cache(Path(cache)) if cache is not None else None
+    return TuningTarget(
+        request, source, identity, info, provider, feeds, form, given, known, float_metric
+    )
 
 
 def _evaluate_float(ctx: RunContext, request: TuneRequest) -> float | None:
@@ -128,12 +123,13 @@ def _evaluate_float(ctx: RunContext, request: TuneRequest) -> float | None:
     return found
 
 
-def _tell_form(target: TuningTarget, reporter: ProgressReporter) -> None:
-    form, converted_from = target.form, target.source.converted_from
-    if converted_from:
+def _tell_form(
+    request: TuneRequest, source: Source, form: FloatForm, reporter: ProgressReporter
+) -> None:
+    if source.converted_from:
         reporter.tell(
             "precision",
-            f"{target.request.dialect.name} has no integer kernels for {converted_from}: the "
+            f"{request.dialect.name} has no integer kernels for {source.converted_from}: the "
             f"model is tuned in float32; inputs and outputs keep their types",
         )
     if form.model is not None:
@@ -156,10 +152,27 @@ def check_first(request: TuneRequest, source: Source, folder: RunFolder) -> None
                 f"Its patterns are: {', '.join(wildcards)}.",
             )
     if request.state_file is not None:
-        check_state_file(request.state_file, fingerprint(source.model), request.config.quant_type)
+        _check_state_file(request.state_file, request, source)
     if folder.replaces_a_run:  # it must be sure that there will be another one
         with Worker(request.engine, request.options, scratch=folder.scratch) as probe:
             engine_info(probe, request.engine)
+
+
+def _check_state_file(path: Path, request: TuneRequest, source: Source) -> None:
+    """Make sure that a state file that the user names may be resumed, and written to.
+
+    Raises:
+        UsageError: If it is the state of another model or quant type.
+        AutotunerError: If it is no state file.
+        OutputError: If it can't be written there.
+    """
+    check_writable(path, force=True)
+    if path.exists():
+        there = read_state(path).header
+        here = {"model": fingerprint(source.model), "quant_type": request.config.quant_type}
+        if "precision" in there:  # the state of a converted model, which this one may become
+            here |= {name: there[name] for name in ("precision", "model") if name in there}
+        check_state(path, there, here)
 
 
 def given_tensors(
@@ -222,40 +235,33 @@ def ask_engine(request: TuneRequest, engine: Worker) -> tuple[TuneRequest, Engin
     return replace(request, options=engine.options), engine_info(engine, request.engine)
 
 
-def in_float_type(target: TuningTarget, engine: Worker, folder: RunFolder) -> TuningTarget:
-    """The model in the float type that it is tuned in; a converted one lies in the scratch folder.
+def _float_form(
+    ctx: RunContext,
+    request: TuneRequest,
+    source: Source,
+    provider: SampleProvider,
+    info: EngineInfo,
+    feeds: StoredFeeds,
+) -> FloatForm:
+    """The float type that the model is tuned in; a converted one lies in the scratch folder.
 
     Raises:
         EngineError: If the engine does not run it in any.
-        UsageError: If a state file is that of another form of the model.
     """
-    request, source = target.request, target.source
-    precision = wanted_type(request.config.precision, target.info, source)
-    earlier = precision_of(folder / JOURNAL)
-    if request.config.precision == AUTO and earlier == UNCHANGED:
-        precision = None  # what was found out stays
-    if precision is not None:
-        folder.converted.parent.mkdir(exist_ok=True)
-        form = convert_to(
-            precision, source, folder.converted, target.provider.evaluation_samples, engine,
-            target.feeds, request.config.min_sqnr_db, request.preset,
-            may_be_slower=request.config.precision != AUTO or earlier is not None,
-        )  # fmt: skip
-        target = replace(target, form=form)
-        if form.model is None:  # the model as given is built under the same name
-            logs = folder / LOGS / request.engine
-            copy_log(logs / f"{folder.converted.stem}.log", logs / f"{precision.value}.log")
-        else:
-            layout = request.dialect.format_of(request.config.quant_type)
-            source = open_source(form.model, layout.least_opset, optimize=request.config.optimize)
-            target = replace(
-                target,
-                request=replace(request, converted=folder / BASELINE),
-                source=source,
-                fingerprint=fingerprint(source.model),
-            )
-    if request.state_file is not None:
-        check_state_file(
-            request.state_file, target.fingerprint, request.config.quant_type, target.form.name
-        )
-    return target
+    config, folder = request.config, ctx.folder
+    precision, earlier = wanted_type(config.precision, info, source), precision_of(folder / JOURNAL)
+    if precision is None:
+        return FloatForm()
+    if config.precision == AUTO and earlier == UNCHANGED:
+        return FloatForm()  # what was found out stays
+    ctx.reporter.tell("precision", f"converting the model to {precision.value}, and timing both")
+    folder.converted.parent.mkdir(exist_ok=True)
+    form = convert_to(
+        precision, source, folder.converted, provider.evaluation_samples, ctx.engines.engine,
+        feeds, config.min_sqnr_db, request.preset,
+        may_be_slower=config.precision != AUTO or earlier is not None,
+    )  # fmt: skip
+    if form.model is None:  # the model as given is built under the same name
+        logs = folder / LOGS / request.engine
+        copy_log(logs / f"{folder.converted.stem}.log", logs / f"{precision.value}.log")
+    return form

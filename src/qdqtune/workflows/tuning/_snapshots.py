@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -35,7 +36,6 @@ from qdqtune.workflows.tuning._folder import (
     FINAL,
     FLOAT_CANDIDATE,
 )
-from qdqtune.workflows.tuning._header import free_name
 
 _logger = logging.getLogger(__name__)
 
@@ -225,10 +225,24 @@ class Snapshots:
             except NewerVersionError:
                 raise
             except AutotunerError as error:
-                moved = free_name(path, "damaged")
+                moved = _set_aside(path, "damaged")
                 _logger.warning("%s. It was moved to %s.", error.what.rstrip("."), moved.name)
-                with writing(moved):
-                    os.replace(path, moved)
+
+
+def set_state_aside(path: Path) -> None:
+    """Keep a state file that the user names under another name, with its pattern cache."""
+    for file in (path, pattern_cache_path(path)):
+        if file.exists():
+            _set_aside(file, "earlier")
+
+
+def _set_aside(path: Path, what: str) -> Path:
+    """Give a file a name that no other file has."""
+    names = (path.with_name(f"{path.stem}.{what}-{n}{path.suffix}") for n in itertools.count(1))
+    moved = next(name for name in names if not name.exists())
+    with writing(moved):
+        os.replace(path, moved)
+    return moved
 
 
 def given_cache(path: Path | None) -> PatternCache | None:

@@ -5,7 +5,6 @@ Or are profiled and written there.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -29,6 +28,7 @@ from qdqtune.search.subgraphs._costs import ObservedCosts
 from qdqtune.search.subgraphs._distinct_subgraphs import Subgraph
 from qdqtune.workflows._shape_ranges import MAX, MIN, OPT, Shapes, shape_arguments
 from qdqtune.workflows.tuning._context import RunContext
+from qdqtune.workflows.tuning._journal_format import header_digest
 from qdqtune.workflows.tuning._setup import TuningTarget
 from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler
 
@@ -70,14 +70,9 @@ class SubgraphCache:
         self.build_s: float | None = None
         self.batches: list[Batch] = []
         self._told_by = told_by
-        self._header = json.loads(json.dumps(header))
+        self._header = dict(header)
         self._details: dict[str, Any] = {}
         self._read()
-
-    @property
-    def _stamp(self) -> str:
-        text = json.dumps(self._header, sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def keep_groups(self, groups: Sequence[tuple[tuple[str, ...], float]], structural: int) -> None:
         """Write the fusion groups down."""
@@ -125,7 +120,7 @@ class SubgraphCache:
         body = {
             "kind": KIND,
             "schema": SCHEMA,
-            "run": self._stamp,
+            "run": header_digest(self._header),
             "header": self._header,
             "build_s": self.build_s,
             "phase_1": {
@@ -175,7 +170,7 @@ class SubgraphCache:
             check_schema(KIND, body["schema"], str(self.path))
         if body["kind"] != KIND or body["schema"] != SCHEMA:
             raise ValueError("not a cache that this version can read")
-        if body["run"] != self._stamp:
+        if body["run"] != header_digest(self._header):
             _logger.warning("%s is of another run and is not used", self.path)
             return
         first, second, third = body["phase_1"], body["phase_2"], body["phase_3"]

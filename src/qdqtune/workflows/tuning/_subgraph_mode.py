@@ -235,7 +235,7 @@ class SubgraphMode(Mode):
         request, engines, grouping = target.request, ctx.engines, calibration.grouping
         layers = request.config.graph_json
         told_by = sha256_of(Path(layers)) if layers is not None else ""
-        cache = SubgraphCache(ctx.folder / names.SUBGRAPH_CACHE, self.records.header, told_by)
+        cache = SubgraphCache(ctx.folder / names.SUBGRAPH_CACHE, target.identity.header, told_by)
         base, done = baseline.base, Preparation()
         assembler = _Assembler(ctx, target, planner, calibration, cache)
         try:

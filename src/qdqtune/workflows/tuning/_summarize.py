@@ -223,7 +223,7 @@ def _write_result(ctx: RunContext, run: RunResult) -> Summary:
         folder.remove_region_models()
     staged = folder.staged
     final_sha256 = sha256_of_model(staged / names.FINAL)
-    placement = run.final.placement.to_json(run.target.fingerprint)
+    placement = run.final.placement.to_json(run.target.identity.model)
     write_text(staged / names.PLACEMENT, placement, force=True)
     if run.final.ranges is not None:
         write_text(staged / names.RANGES, run.final.ranges.to_json(), force=True)
