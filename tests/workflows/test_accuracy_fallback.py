@@ -10,8 +10,8 @@ import qdqtune
 from qdqtune.records._accuracy import allowed_sqnr_db
 from qdqtune.records._quantization import QuantizeReport
 from qdqtune.records._tuning import TuneEvent
-from qdqtune.workflows._accuracy_evaluator import Quality
-from qdqtune.workflows._accuracy_fallback import is_enough, joined
+from qdqtune.workflows._accuracy_evaluator import Quality, fewest_dropped
+from qdqtune.workflows._accuracy_fallback import joined
 from tests.conftest import model_from_text
 
 RNG = np.random.default_rng(5)
@@ -32,12 +32,13 @@ def quantized(model: ModelProto, **options: object) -> QuantizeReport:
         ({}, {"y": 12.0}, True),
         ({}, {}, True),
         ({"y": 40.0, "z": -math.inf}, {}, False),
+        ({"y": math.nan}, {}, False),
     ],
 )
 def test_what_is_near_enough(
     outputs: dict[str, float], scores: dict[str, float], enough: bool
 ) -> None:
-    assert is_enough(Quality(outputs, scores=scores), 15.0) is enough
+    assert (not Quality(outputs, scores=scores).shortfall(15.0)) is enough
 
 
 @pytest.mark.parametrize(
@@ -50,8 +51,22 @@ def test_the_engines_own_float_type_is_no_fault_of_quantization(
 ) -> None:
     """Its noise is allowed beside that of the limit, but no more than the limit's once again."""
     own = None if of_float is None else Quality({"y": of_float}, scores={"y": of_float})
-    assert is_enough(Quality({"y": found}, of_float=own), 15.0) is enough
+    assert (not Quality({"y": found}, of_float=own).shortfall(15.0)) is enough
     assert (found >= allowed_sqnr_db(15.0, of_float)) is enough
+
+
+@pytest.mark.parametrize("needed", range(1, 9))
+def test_as_few_parts_as_possible_stay_float(needed: int) -> None:
+    tried: list[int] = []
+
+    def is_enough(count: int) -> bool:
+        tried.append(count)
+        return count >= needed
+
+    assert fewest_dropped(8, is_enough, lambda _what, _done, _total: None) == needed
+    assert len(tried) <= 3
+    assert 0 not in tried
+    assert 8 not in tried
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 32, 33, 100])

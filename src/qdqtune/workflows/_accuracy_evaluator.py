@@ -24,6 +24,7 @@ from qdqtune.engines._worker import FailureKind, Worker, WorkerFailure
 from qdqtune.graph._files import load_model, save_model
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._dialect import Dialect
+from qdqtune.records._accuracy import allowed_sqnr_db
 from qdqtune.records._errors import EngineError
 from qdqtune.records._measurement import EngineInfo
 from qdqtune.workflows._bench import engine_info
@@ -32,6 +33,13 @@ from qdqtune.workflows._source_model import Source, float32_twin, has_types
 _logger = logging.getLogger(__name__)
 
 _Found = TypeVar("_Found")
+
+# How much less accurate scores may be than other outputs, because only the largest counts. Seen
+# with a text recognizer that reads 190 of 200 lines: 191 to 194 with scores at 10 to 12 dB, 172 at
+# 8 dB.
+_SCORES_DB = 3.0
+# The same for outputs that are evaluated by scores.
+_DECIDED_DB = 10.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,58 @@ class Quality:
         if self.why_unknown:
             return -math.inf
         return min(self.decisive.values(), default=-math.inf)
+
+    def shortfall(self, least_db: float) -> str:
+        """Which limit an output misses, and by how much; empty if all are accurate enough.
+
+        Scores may be somewhat less accurate than other outputs; they then decide, unless the output
+        behind them has lost all resemblance. Error from the engine's own float type is not counted
+        against a candidate. What could not be compared counts as missed.
+
+        Args:
+            least_db: The minimum SQNR of every output.
+        """
+        if self.why_unknown:
+            return f"--min_sqnr {least_db:g} could not be checked: {self.why_unknown}"
+        of_float = self.of_float or Quality()
+        compared = [
+            (db, _DECIDED_DB if name in self.scores else 0.0, of_float.against_float.get(name))
+            for name, db in self.against_float.items()
+        ]
+        compared += [
+            (db, _SCORES_DB, of_float.scores.get(name)) for name, db in self.scores.items()
+        ]
+        for found, slack_db, own_db in compared:
+            allowed_db = allowed_sqnr_db(least_db - slack_db, own_db)
+            if found >= allowed_db:
+                continue  # which NaN is not
+            below = f"{allowed_db - found:.1f} dB below" if math.isfinite(found) else "below"
+            with_float = "" if own_db is None else f" (float itself: {own_db:.1f} dB)"
+            return f"SQNR {found:.1f} dB is {below} --min_sqnr {least_db:g}{with_float}"
+        return ""
+
+
+def fewest_dropped(
+    parts: int,
+    is_enough: Callable[[int], bool],
+    progress: Callable[[str, int, int], None],
+    next_count: Callable[[int, int], int | None] = lambda few, many: (few + many) // 2,
+) -> int:
+    """The fewest parts that have to stay float, worst first and at least one.
+
+    Args:
+        parts: How many there are; without all of them, a candidate is accurate.
+        is_enough: Whether it is without so many.
+        progress: Called with the current step, its index and the total.
+        next_count: How many to try next, between too few and enough; None to end with the latter.
+    """
+    few, many, steps = 0, parts, 0
+    while many - few > 1 and (middle := next_count(few, many)) is not None:
+        left = math.ceil(math.log2(many - few))
+        progress("leaving the worst parts float", steps, steps + left)
+        steps += 1
+        few, many = (few, middle) if is_enough(middle) else (middle, many)
+    return many
 
 
 @dataclass(frozen=True)

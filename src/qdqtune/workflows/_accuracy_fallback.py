@@ -18,12 +18,12 @@ from qdqtune.calibration._layer_errors import own_errors
 from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.engines._worker import Worker
 from qdqtune.qdq._insert import Inserter
-from qdqtune.records._accuracy import OpError, allowed_sqnr_db
+from qdqtune.records._accuracy import OpError
 from qdqtune.records._errors import EngineError
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import RangeMethod, Ranges
 from qdqtune.rules._placement_draft import Draft, RuleDecision
-from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator, Quality
+from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator, Quality, fewest_dropped
 
 _logger = logging.getLogger(__name__)
 
@@ -31,12 +31,6 @@ RULE = "accuracy"
 """The reason recorded for ops that are kept in float here."""
 
 _SAMPLES = 4
-# How much less accurate scores may be than other outputs, because only the largest counts. Seen
-# with a text recognizer that reads 190 of 200 lines: 191 to 194 with scores at 10 to 12 dB, 172 at
-# 8 dB.
-_SCORES_DB = 3.0
-# The same for outputs that are evaluated by scores.
-_DECIDED_DB = 10.0
 # If there are more parts than this, neighbours are joined: each part is opened and run.
 _MOST_PARTS = 32
 # Below this, ranges are chosen part by part even if the outputs are accurate enough.
@@ -129,7 +123,7 @@ class AccuracyFallback:
         least = self._least_db
         dropped = self._failing(best, own, least)
         tried = self._without(dropped, best)
-        if not tried.placement or not is_enough(tried.quality, max(least, _COMFORTABLE_DB)):
+        if not tried.placement or tried.quality.shortfall(max(least, _COMFORTABLE_DB)):
             tried = self._without_worst(ways, tried, dropped, least)
         return replace(tried, own=own)
 
@@ -204,7 +198,7 @@ class AccuracyFallback:
             for n in ranked
         ]
         whole = max(best, mixed, key=lambda each: each.quality.worst_db)
-        if is_enough(whole.quality, least):
+        if not whole.quality.shortfall(least):
             return whole
         return self._fewest(mixed, verdicts, dropped, least)
 
@@ -249,19 +243,14 @@ class AccuracyFallback:
                 verdicts |= part
             return self._without(verdicts, whole.scaled)
 
-        few, many, steps = 0, len(ranked), 0
-        found = None
-        while many - few > 1:
-            middle = (few + many) // 2
-            left = math.ceil(math.log2(many - few))
-            self._progress("leaving the worst parts float", steps, steps + left)
-            steps += 1
-            tried = without(middle)
-            if tried.placement and is_enough(tried.quality, least):
-                many, found = middle, tried
-            else:
-                few = middle
-        return found or without(len(ranked))
+        found: dict[int, FallbackResult] = {}
+
+        def is_enough(count: int) -> bool:
+            found[count] = without(count)
+            return bool(found[count].placement) and not found[count].quality.shortfall(least)
+
+        count = fewest_dropped(len(ranked), is_enough, self._progress)
+        return found[count] if count in found else without(count)
 
     def _noise(self, inserter: Inserter, part: Part) -> float:
         """Return the noise that a part adds to the worst output, relative to its signal."""
@@ -269,7 +258,7 @@ class AccuracyFallback:
         if not placement:
             return 0.0
         decibels = self._accuracy.approximate_sqnr_db(inserter.write(placement, "part"))
-        return math.inf if decibels == -math.inf else 10.0 ** (-decibels / 10.0)
+        return math.pow(10.0, -decibels / 10.0)
 
     def _worth(self, part: Part) -> float:
         """Return what quantizing a part may gain."""
@@ -290,33 +279,6 @@ class AccuracyFallback:
 
     def _quality_of(self, inserter: Inserter, placement: Placement) -> Quality:
         return self._accuracy.quality(inserter.write(placement, "guarded"))
-
-
-def is_enough(quality: Quality, least_db: float) -> bool:
-    """Whether every output is accurate enough; False if one could not be compared.
-
-    Scores may be somewhat less accurate than other outputs; they then decide, unless the output
-    behind them has lost all resemblance. Error from the engine's own float type is not counted
-    against a draft.
-    """
-    if quality.why_unknown:
-        return False
-    of_float = quality.of_float or Quality()
-
-    def is_near(found: float, least: float, own: float | None) -> bool:
-        return found >= allowed_sqnr_db(least, own)
-
-    return all(
-        is_near(
-            db,
-            least_db - (_DECIDED_DB if name in quality.scores else 0.0),
-            of_float.against_float.get(name),
-        )
-        for name, db in quality.against_float.items()
-    ) and all(
-        is_near(db, least_db - _SCORES_DB, of_float.scores.get(name))
-        for name, db in quality.scores.items()
-    )
 
 
 def joined(parts: Sequence[Part], most: int) -> list[Part]:

@@ -355,9 +355,8 @@ class OneShotQuantization:
 
 
 def _why_not_accurate(guarded: FallbackResult, least_db: float) -> str:
-    why = guarded.quality.why_unknown
-    if why:
-        return f"--min_sqnr {least_db:g} could not be checked: {why}"
+    if guarded.quality.why_unknown:
+        return guarded.quality.shortfall(least_db)
     return f"it would be farther from float than {least_db:g} dB"
 
 

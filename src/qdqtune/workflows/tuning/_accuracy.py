@@ -27,6 +27,8 @@ from qdqtune.search._space import Space, State
 from qdqtune.workflows._accuracy_evaluator import (
     AccuracyEvaluator,
     Kernels,
+    Quality,
+    fewest_dropped,
     has_own_kernels,
     kernels_of,
 )
@@ -35,6 +37,7 @@ from qdqtune.workflows.tuning._journal import AccuracyKey, Journal
 from qdqtune.workflows.tuning._setup import TuningTarget
 
 _FLOAT_SQNR = "float_sqnr_db"
+_WORST = "(the worst)"
 # No ratio of float64 numbers that differ is larger; equal outputs are infinitely near.
 _MOST_DB = 400.0
 # A call of the user's function on a candidate is a hang after so many seconds, or after so many
@@ -106,15 +109,24 @@ class MeasuredAccuracy:
         """The worst output's distance from the float model; None if it can't be known here."""
         return self._measured(SQNR, inserter, placement, self._find_sqnr_db)
 
+    def quality(self, inserter: Inserter, placement: Placement) -> Quality:
+        """The same beside the float model's own distance from float32, to hold against a limit."""
+        found, of_float = self.sqnr_db(inserter, placement), self.float_sqnr_db(inserter)
+        if found is None:
+            return Quality(why_unknown=self.why_unknown(SQNR, inserter, placement))
+        own = None if of_float is None else Quality({_WORST: of_float})
+        return Quality({_WORST: found}, of_float=own)
+
     def why_unknown(self, measure: str, inserter: Inserter, placement: Placement) -> str:
-        """Why a measurement of this run gave nothing; empty if it gave something.
+        """Why a measurement of this run gave nothing.
 
         Args:
             measure: `SQNR` or `METRIC`.
             inserter: With which ranges.
             placement: Of what.
         """
-        return self._unknown.get(self._key(measure, inserter, placement), "")
+        key = self._key(measure, inserter, placement)
+        return self._unknown.get(key, "it could not be measured")
 
     def float_sqnr_db(self, inserter: Inserter) -> float | None:
         """How near to float32 the float model itself is, as the engine computes it.
@@ -328,20 +340,15 @@ class AccuracyRepair:
         def without(count: int) -> State:
             return state.difference(*ranked[:count])
 
-        few, many, steps = 0, len(ranked), 0  # too few to drop, and enough
-        while many - few > 1:
-            middle = self._next_count(few, many, without)
-            if middle is None:
-                self.is_cut_short = True
-                break
-            left = math.ceil(math.log2(many - few))
-            self._progress("leaving the worst parts float", steps, steps + left)
-            steps += 1
-            if self._is_correct(without(middle)):
-                many = middle
-            else:
-                few = middle
-        return without(many)
+        def next_count(few: int, many: int) -> int | None:
+            found = self._next_count(few, many, without)
+            self.is_cut_short |= found is None
+            return found
+
+        def is_correct(count: int) -> bool:
+            return self._is_correct(without(count))
+
+        return without(fewest_dropped(len(ranked), is_correct, self._progress, next_count))
 
     def _ranked(self, parts: Sequence[State]) -> list[State]:
         """The parts, the most harmful first; those that were not evaluated before all others."""
@@ -376,8 +383,7 @@ class AccuracyRepair:
 
     def _harm(self, part: State) -> float:
         """The error that a part brings, for what it may gain."""
-        decibels = self._accuracy.approximate_sqnr_db(part)
-        error = 10.0 ** (-decibels / 10.0) if math.isfinite(decibels) else (decibels < 0) * math.inf
+        error = math.pow(10.0, -self._accuracy.approximate_sqnr_db(part) / 10.0)
         # Ops with a small share of their own may still carry what others gain.
         return error / (self._share(part) + len(part) / len(self._space.groups))
 

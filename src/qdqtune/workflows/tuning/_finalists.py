@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qdqtune.graph._files import save_model
 from qdqtune.qdq._insert import Inserter
-from qdqtune.records._accuracy import APPROXIMATE_SQNR, METRIC, SQNR, Rejected, allowed_sqnr_db
+from qdqtune.records._accuracy import APPROXIMATE_SQNR, METRIC, SQNR, Rejected
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import RangeMethod
 from qdqtune.search._space import Space, State
@@ -95,27 +95,14 @@ class AccuracyLimits:
             self.missed[choice] = shortfall
         return shortfall
 
-    def _not_checked(self, limit: str, measure: str, choice: State) -> str:
-        """What is said of a limit that could not be checked: then nothing is shipped."""
-        self.unchecked.add(choice)
-        placement = self._space.placement(choice)
-        why = self._accuracy.why_unknown(measure, self._inserter, placement)
-        return f"{limit} could not be checked: {why}"
-
     def _sqnr_shortfall(self, choice: State) -> str:
-        least_db = self._request.config.min_sqnr_db
-        if least_db is None or not self._space.placement(choice):
+        least_db, placement = self._request.config.min_sqnr_db, self._space.placement(choice)
+        if least_db is None or not placement:
             return ""
-        found = self._accuracy.sqnr_db(self._inserter, self._space.placement(choice))
-        of_float = self._accuracy.float_sqnr_db(self._inserter)
-        allowed_db = allowed_sqnr_db(least_db, of_float)
-        if found is None:
-            return self._not_checked(f"--min_sqnr {least_db:g}", SQNR, choice)
-        if found >= allowed_db:
-            return ""
-        below = f"{allowed_db - found:.1f} dB below" if math.isfinite(found) else "below"
-        with_float = "" if of_float is None else f" (float itself: {of_float:.1f} dB)"
-        return f"SQNR {found:.1f} dB is {below} --min_sqnr {least_db:g}{with_float}"
+        quality = self._accuracy.quality(self._inserter, placement)
+        if quality.why_unknown:
+            self.unchecked.add(choice)
+        return quality.shortfall(least_db)
 
     def float_shortfall(self) -> str:
         """Whether the user's metric of the float model is too far below that of the file as given.
@@ -132,9 +119,12 @@ class AccuracyLimits:
         max_drop = self._request.config.max_drop
         if before is None or evaluate is None:
             return ""
-        found = self._accuracy.metric(self._inserter, self._space.placement(choice))
+        placement = self._space.placement(choice)
+        found = self._accuracy.metric(self._inserter, placement)
         if found is None:
-            return self._not_checked(f"--max_drop {max_drop:g}", METRIC, choice)
+            self.unchecked.add(choice)
+            why = self._accuracy.why_unknown(METRIC, self._inserter, placement)
+            return f"--max_drop {max_drop:g} could not be checked: {why}"
         if found >= before - max_drop:
             return ""
         return (
