@@ -50,7 +50,7 @@ from qdqtune.engines._worker import StoredFeeds, Worker
 from qdqtune.records._measurement import Comparison
 from qdqtune.records._tuning import DEFAULT_THRESHOLD
 from qdqtune.testing.simulated._machine import Machine, Noise, RunNoise
-from qdqtune.workflows.tuning._final_model import why_not_shipped
+from qdqtune.workflows.tuning._final_check import why_not_shipped
 
 CHANNELS = 64
 # The files of a simulated comparison take so long, and have so many rounds in all processes.

@@ -13,7 +13,7 @@ from qdqtune.engines._reopened_comparison import FEWEST_OPENINGS, MOST_OPENINGS
 from qdqtune.records._measurement import Verdict
 from qdqtune.records._tuning import DEFAULT_THRESHOLD, TuneResult
 from qdqtune.testing.simulated._machine import Noise
-from qdqtune.workflows.tuning._final_model import why_not_shipped
+from qdqtune.workflows.tuning._final_check import why_not_shipped
 from tests.promises.models import two_convs
 
 SEEDS = 1000

@@ -21,7 +21,9 @@ from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._ranges import RangeMethod
 from qdqtune.records._tuning import TuneResult
 from qdqtune.testing.simulated import QUIET
-from qdqtune.workflows.tuning._final_model import Finalist, FinalRound, Timed, time_final
+from qdqtune.workflows.tuning._final_check import Timed, time_final
+from qdqtune.workflows.tuning._finalists import Finalist
+from qdqtune.workflows.tuning._finalize import FinalRound
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 from tests.workflows.endings import end_with

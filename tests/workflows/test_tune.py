@@ -28,7 +28,7 @@ from qdqtune.records._tuning import Summary, TuneEvent, TuneResult
 from qdqtune.search.strategies._strategy import Score, Trial
 from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows._insert import Choice, insert_qdq
-from qdqtune.workflows.tuning import _final_model as final_model
+from qdqtune.workflows.tuning import _final_check as final_check
 from qdqtune.workflows.tuning._tune import plan_tune, tune
 from tests.conftest import model_from_text
 
@@ -371,7 +371,7 @@ def test_b18_a_file_that_lost_places_is_not_handed_over(
         return Placement.of(edges[1:] if len(calls) == 1 else edges, placement.outputs)
 
     calls: list[int] = []
-    monkeypatch.setattr(final_model, "canonical", forgetful)
+    monkeypatch.setattr(final_check, "canonical", forgetful)
     with pytest.raises(EngineError, match="1 places are lost"):
         simulated(resnet, output_dir=tmp_path / "run")
     assert not (tmp_path / "run/optimized_final.onnx").exists()

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._reopened_comparison import Allowance
 from qdqtune.engines._worker import Worker
-from qdqtune.records._accuracy import Rejected
-from qdqtune.records._placement import Placement
-from qdqtune.records._ranges import RangeMethod, Ranges
+from qdqtune.records._ranges import RangeMethod
 from qdqtune.records._tuning import BY_BUDGET, FINISHED, INTERRUPTED, Blanket
-from qdqtune.search._space import State
+from qdqtune.search._space import Space, State
 from qdqtune.workflows.tuning import _folder as names
-from qdqtune.workflows.tuning._accuracy import MeasuredAccuracy
 from qdqtune.workflows.tuning._baseline import Baseline
 from qdqtune.workflows.tuning._calibrate import Calibration
 from qdqtune.workflows.tuning._context import RunContext
-from qdqtune.workflows.tuning._final_model import (
-    Attempt,
-    Finalist,
-    FinalRound,
-    Timed,
-    fastest_first,
-    time_final,
-)
-from qdqtune.workflows.tuning._finalists import Finalists
+from qdqtune.workflows.tuning._final_check import Timed, time_final, why_not_shipped
+from qdqtune.workflows.tuning._finalists import Finalist, Finalists, Finalized
 from qdqtune.workflows.tuning._preflight import PATTERN_CACHE
 from qdqtune.workflows.tuning._run_records import (
     PreviousResult,
@@ -51,45 +41,102 @@ _FOUND = (RAW, PATTERN_CACHE)
 
 
 @dataclass(frozen=True)
-class Finalized:
-    """What is handed over, and what the last comparison said.
+class FinalRound:
+    """Who was in the last comparison, and how it came out.
 
     Attributes:
-        reason: Why the model comes back as it was; empty if it does not.
-        shipped: What is handed over; None if nothing of this run is.
-        earlier: What an earlier run left, as far as it is what it claims.
-        keeps_earlier: Whether that stays, because it is at least as good.
-        timed: How what was to be handed over compares; None if nothing was timed.
-        ranges: Behind the scales of what ships; None if nothing is quantized in it.
-        float_sqnr_db: How near to float32 the float model is, as the engine computes it.
-        metric: The user's metric of what ships.
-        lost_to_accuracy: What had to stay float, and why; empty if nothing.
-        rejected: What was looked at and is not accurate enough.
-        blanket: The best placement by a rule, if it was timed.
+        result: What the search found; None if it found nothing that may be handed over.
+        blanket: The best placement that follows a rule for the whole model; None if there is none.
+            The result itself, if both are the same.
+        timed: How each file compares with the model as given, or why it can't be timed.
     """
 
-    reason: str = ""
-    shipped: Finalist | None = None
-    earlier: PreviousResult | None = None
-    keeps_earlier: bool = False
-    timed: Timed | None = None
-    ranges: Ranges | None = None
-    float_sqnr_db: float | None = None
-    metric: float | None = None
-    lost_to_accuracy: str = ""
-    rejected: tuple[Rejected, ...] = ()
-    blanket: Blanket | None = None
+    result: Finalist | None
+    blanket: Finalist | None
+    timed: Mapping[Path, Timed | str]
 
     @property
-    def placement(self) -> Placement:
-        """What is quantized in what ships."""
-        return self.shipped.placement if self.shipped is not None else Placement()
+    def is_same(self) -> bool:
+        """Whether the result is the blanket."""
+        return (
+            self.result is not None
+            and self.blanket is not None
+            and self.result.placement == self.blanket.placement
+        )
 
-    @property
-    def method(self) -> RangeMethod:
-        """Where its ranges come from."""
-        found = self.shipped.method if self.shipped is not None else None
-        return found or RangeMethod.MAX
+    def time_of(self, finalist: Finalist | None) -> Timed | None:
+        """How a finalist compares; None if it was not timed."""
+        found = None if finalist is None else self.timed.get(finalist.file)
+        return found if isinstance(found, Timed) else None
+
+    def choose(
+        self, threshold: float, blanket_shortfall: Callable[[], str]
+    ) -> tuple[Finalist | None, str]:
+        """Who is handed over: never a result that the blanket is known to beat.
+
+        Args:
+            threshold: The speedup that it takes.
+            blanket_shortfall: Says which limit of accuracy the blanket misses; asked only if it
+                matters.
+
+        Returns:
+            The finalist, or None, and why it is not the result.
+        """
+        reason = self._why_not(self.result, threshold)
+        ours, best = self.time_of(self.result), self.time_of(self.blanket)
+        if best is not None and not self.is_same and not self._why_not(self.blanket, threshold):
+            is_better = bool(reason) or ours is None or best.is_faster_than(ours)
+            if is_better and not blanket_shortfall():
+                return self.blanket, ""
+        return (None, reason) if reason else (self.result, "")
+
+    def blanket_record(
+        self, shipped: Finalist | None, shortfall: str, metric: float | None
+    ) -> Blanket | None:
+        """What the summary says of the blanket; None if it was not timed.
+
+        Args:
+            shipped: Who is handed over.
+            shortfall: Which limit of accuracy the blanket misses.
+            metric: The user's metric of it.
+        """
+        timed = self.time_of(self.blanket)
+        if timed is None or self.blanket is None:
+            return None
+        return Blanket(
+            name=self.blanket.name,
+            latency_ms=timed.final_ms,
+            speedup=timed.comparison.ratio,
+            speedup_interval=(timed.comparison.low, timed.comparison.high),
+            sqnr_db=self.blanket.sqnr_db,
+            metric=metric,
+            identical=shipped is not None and shipped.placement == self.blanket.placement,
+            shortfall=shortfall,
+        )
+
+    def _why_not(self, finalist: Finalist | None, threshold: float) -> str:
+        if finalist is None:
+            return ""
+        found = self.timed.get(finalist.file, "it was not timed")
+        return why_not_shipped(found.comparison, threshold) if isinstance(found, Timed) else found
+
+
+def fastest_first(
+    space: Space, seeds: Mapping[str, State], speedups: Mapping[str, float]
+) -> dict[str, State]:
+    """Whole-model choices by what the search saw of them; those that are the same, once.
+
+    Args:
+        space: What choices mean.
+        seeds: The choices, by name.
+        speedups: What was seen of them; those that failed are missing.
+    """
+    found: dict[str, tuple[str, State]] = {}
+    timed = [name for name in seeds if name in speedups]
+    for name in sorted(timed, key=lambda each: -speedups[each]):
+        if space.placement(seeds[name]):
+            found.setdefault(space.key(seeds[name]), (name, seeds[name]))
+    return dict(found.values())
 
 
 @dataclass(frozen=True)
@@ -97,57 +144,61 @@ class Finalizer:
     """Makes the best choice of a search a file that may be handed over, if it deserves it.
 
     Attributes:
-        ctx: The run.
-        target: What is tuned.
+        finalists: Makes choices into files.
         records: What is known from earlier runs.
         baseline: What has to be beaten.
         calibration: Ranges.
         problem: What was searched in.
-        accuracy: How accurate placements are.
     """
 
-    ctx: RunContext
-    target: TuningTarget
+    finalists: Finalists
     records: RunRecords
     baseline: Baseline
     calibration: Calibration
     problem: SearchProblem
-    accuracy: MeasuredAccuracy
 
-    def finalize(self, outcome: SearchOutcome, finalists: Finalists) -> Finalized:
+    @property
+    def ctx(self) -> RunContext:
+        """The run."""
+        return self.finalists.ctx
+
+    @property
+    def target(self) -> TuningTarget:
+        """What is tuned."""
+        return self.finalists.target
+
+    def finalize(self, outcome: SearchOutcome) -> Finalized:
         """Write what is accurate enough, time it against the model as given, and choose.
 
         Args:
             outcome: What the search came to.
-            finalists: Makes choices into files.
         """
         space, seeds = self.problem.space, self.problem.seeds
         rules = {name: state for name, state in seeds.items() if name not in _FOUND}
         blankets = fastest_first(space, rules, outcome.seeds)
-        attempt = self._attempt(outcome, finalists)
-        final, found = self._hold_final_round(attempt, finalists, blankets)
-        found = replace(found, rejected=finalists.rejected(outcome.state, blankets))
+        attempt = self._attempt(outcome)
+        final, found = self._hold_final_round(attempt, blankets)
+        found = replace(found, rejected=self.finalists.rejected(outcome.state, blankets))
         if found.shipped is not None:
-            return self._ship(found, finalists)
-        if self._rival() is not None:
-            return self._keep_earlier(found, self._time_of_earlier(attempt.finalist, final))
-        return found
+            return self._ship(found)
+        rival = self._rival()
+        if rival is None:
+            return found
+        other = self._other_rival(attempt.shipped)
+        timed = final.time_of(attempt.shipped) if other is None else final.timed.get(rival.model)
+        return self._keep_earlier(found, rival, timed if isinstance(timed, Timed) else None)
 
-    def _attempt(self, outcome: SearchOutcome, finalists: Finalists) -> Attempt:
-        if self.problem.space.placement(outcome.state):
-            return self._unless_known(finalists.result(outcome.state))
-        why_float = self._why_float(outcome)
-        return Attempt(None, why_float) if why_float else finalists.float_model()
-
-    def _unless_known(self, attempt: Attempt) -> Attempt:
-        """The result, unless an earlier run has timed it and there is no time to do so again."""
-        rival, result = self._rival(), attempt.finalist
-        if result is None or rival is None or rival.placement != result.placement:
-            return attempt
-        if self.ctx.budget.repair_left_s() >= 0:
+    def _attempt(self, outcome: SearchOutcome) -> Finalized:
+        """What the best choice comes to, before it is timed."""
+        if not self.problem.space.placement(outcome.state):
+            why_float = self._why_float(outcome)
+            return Finalized(why_float) if why_float else self.finalists.float_model()
+        attempt, rival = self.finalists.result(outcome.state), self._rival()
+        is_known = rival is not None and rival.placement == attempt.placement
+        if attempt.shipped is None or not is_known or self.ctx.budget.repair_left_s() >= 0:
             return attempt
         why = "it was timed by an earlier run, and --budget leaves no time to repeat it"
-        return replace(attempt, finalist=None, reason=why)
+        return replace(attempt, shipped=None, reason=why)
 
     def _rival(self) -> PreviousResult | None:
         """The earlier result, if this run would have accepted it as well."""
@@ -180,19 +231,20 @@ class Finalizer:
         return f"no candidate was faster than the float model{got}"
 
     def _hold_final_round(
-        self, attempt: Attempt, finalists: Finalists, blankets: Mapping[str, State]
+        self, attempt: Finalized, blankets: Mapping[str, State]
     ) -> tuple[FinalRound, Finalized]:
         """Time what may be handed over against the model as it was given; the better one ships.
 
         It must beat what an earlier run had proven, too.
         """
-        request, result, lost = self.target.request, attempt.finalist, attempt.lost_to_accuracy
+        finalists, request = self.finalists, self.target.request
+        result, lost = attempt.shipped, attempt.lost_to_accuracy
+        attempt = replace(attempt, shipped=None, earlier=self.records.earlier)
         blanket = finalists.blanket(result, blankets)
         rival = self._other_rival(result)
         models = [each.file for each in (result, blanket) if each is not None]
         if not models:
-            nothing = Finalized(attempt.reason, earlier=self.records.earlier, lost_to_accuracy=lost)
-            return FinalRound(None, None, {}), nothing
+            return FinalRound(None, None, {}), attempt
         models += [rival.model] if rival is not None else []
         final = FinalRound(result, blanket, self._time(list(dict.fromkeys(models))))
         chosen, reason = final.choose(
@@ -210,13 +262,12 @@ class Finalizer:
             shortfall = finalists.shortfall(blanket, with_metric=metric is not None)
             record = final.blanket_record(chosen, shortfall, metric)
         written = blanket or result
-        return final, Finalized(
-            "" if chosen is not None else reason,
-            chosen,
-            self.records.earlier,
+        return final, replace(
+            attempt,
+            reason="" if chosen is not None else reason,
+            shipped=chosen,
             timed=final.time_of(chosen or result or blanket),
             float_sqnr_db=written.float_sqnr_db if written is not None else None,
-            lost_to_accuracy=lost,
             blanket=record,
         )
 
@@ -248,7 +299,7 @@ class Finalizer:
         timed = time_final(new_worker, self.ctx.folder / names.BASELINE, models, feeds, allowance)
         return dict(zip(models, timed, strict=True))
 
-    def _ship(self, found: Finalized, finalists: Finalists) -> Finalized:
+    def _ship(self, found: Finalized) -> Finalized:
         """Stage what is handed over, and note what it is."""
         shipped, folder = found.shipped, self.ctx.folder
         assert shipped is not None
@@ -257,7 +308,7 @@ class Finalizer:
             for file in shipped.file.parent.iterdir():
                 shutil.move(file, staged / file.name)
             found = replace(found, lost_to_accuracy="")  # that was about another model
-        found = replace(found, metric=finalists.metric(shipped))
+        found = replace(found, metric=self.finalists.metric(shipped))
         if shipped.method is None:
             return found
         self._write_region_models(shipped.state, shipped.method)
@@ -276,19 +327,20 @@ class Finalizer:
                 file = names.REGION_MODELS.format(view.first.id, view.first.level)
                 inserter.write(space.placement(frozenset(so_far)), Path(file).stem)
 
-    def _time_of_earlier(self, result: Finalist | None, final: FinalRound) -> Timed | None:
-        """How the earlier result compares with the model as given in this run."""
-        rival = self._other_rival(result)
-        timed = final.timed.get(rival.model) if rival is not None else final.time_of(result)
-        return timed if isinstance(timed, Timed) else None
+    def _keep_earlier(
+        self, found: Finalized, earlier: PreviousResult, timed: Timed | None
+    ) -> Finalized:
+        """Keep an earlier result, unless it is not what its summary says.
 
-    def _keep_earlier(self, found: Finalized, timed: Timed | None) -> Finalized:
-        """Keep an earlier result, unless it is not what its summary says."""
-        earlier, request = self.records.earlier, self.target.request
-        assert earlier is not None
-        room = self.ctx.folder.scratch
-        why = why_not_kept(earlier, self.accuracy.evaluator, room, request.config.min_sqnr_db)
-        why = why or why_not_as_fast(earlier, timed, request.config.performance_threshold)
+        Args:
+            found: What came of this run.
+            earlier: The result.
+            timed: How it compares with the model as given in this run.
+        """
+        config, accuracy = self.target.request.config, self.finalists.accuracy
+        why = why_not_kept(
+            earlier, accuracy.evaluator, self.ctx.folder.scratch, config.min_sqnr_db
+        ) or why_not_as_fast(earlier, timed, config.performance_threshold)
         if why:
             reason = f"the result that lay in the folder is not what it claims: {why}"
             _logger.warning("%s", reason)

@@ -24,7 +24,7 @@ from qdqtune.workflows._claims import SAME_DB, check_placement
 from qdqtune.workflows.tuning import _folder as names
 from qdqtune.workflows.tuning._candidate_evaluator import CandidateEvaluator
 from qdqtune.workflows.tuning._context import RunContext
-from qdqtune.workflows.tuning._final_model import Timed, why_not_shipped
+from qdqtune.workflows.tuning._final_check import Timed, why_not_shipped
 from qdqtune.workflows.tuning._folder import RunFolder
 from qdqtune.workflows.tuning._identity import check_state
 from qdqtune.workflows.tuning._journal import Journal

@@ -21,7 +21,7 @@ from qdqtune.workflows.tuning import _folder as names
 from qdqtune.workflows.tuning._baseline import Baseline
 from qdqtune.workflows.tuning._calibrate import Calibration
 from qdqtune.workflows.tuning._context import RunContext
-from qdqtune.workflows.tuning._finalize import Finalized
+from qdqtune.workflows.tuning._finalists import Finalized
 from qdqtune.workflows.tuning._run_files import sha256_of_model, sha256_with_weights
 from qdqtune.workflows.tuning._run_records import RunRecords
 from qdqtune.workflows.tuning._search import SearchOutcome

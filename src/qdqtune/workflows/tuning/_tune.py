@@ -44,8 +44,8 @@ from qdqtune.workflows.tuning._context import (
     TuneRequest,
     open_engines,
 )
-from qdqtune.workflows.tuning._finalists import Finalists
-from qdqtune.workflows.tuning._finalize import Finalized, Finalizer
+from qdqtune.workflows.tuning._finalists import Finalists, Finalized
+from qdqtune.workflows.tuning._finalize import Finalizer
 from qdqtune.workflows.tuning._folder import SUBGRAPHS, RunFolder
 from qdqtune.workflows.tuning._layer_groups import check_layer_file
 from qdqtune.workflows.tuning._preflight import AS_GIVEN, find_choices, seeds_of
@@ -116,12 +116,12 @@ def _tuned(
     with contextlib.closing(MeasuredAccuracy(ctx, target, baseline.base, journal)) as accuracy:
         finalists = Finalists(ctx, target, accuracy, problem.space, calibration.inserters)
         outcome = search(ctx, records, baseline, calibration, evaluator, finalists)
-        finalizer = Finalizer(ctx, target, records, baseline, calibration, problem, accuracy)
+        finalizer = Finalizer(finalists, records, baseline, calibration, problem)
         with defer_interrupts(is_over=outcome.stopped == INTERRUPTED):
             # Checking and repairing may take long; what was measured is not to wait for it.
             best = evaluator.candidate_of(outcome.state)
             records.take_snapshot(evaluator, calibration.grouping, baseline.latency_ms, best)
-            final = finalizer.finalize(outcome, finalists)
+            final = finalizer.finalize(outcome)
     run = RunResult(
         target, records, baseline, final, outcome, calibration.grouping, calibration, problem
     )
