@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import yaml
 
-from qdqtune.workflows.tuning._journal_format import _checksum, whole_lines
+from qdqtune.workflows.tuning._journal_format import checksum, whole_lines
 from qdqtune.workflows.tuning._run_records import sha256_of_model
 
 REGION, SUBGRAPH, EXTERNAL = "region", "subgraph", "external"
@@ -541,7 +541,7 @@ def _bodies(at: Place) -> list[dict[str, Any]]:
 
 
 def _write_bodies(bodies: list[dict[str, Any]], at: Place) -> None:
-    texts = [json.dumps({**body, "checksum": _checksum(body)}) for body in bodies]
+    texts = [json.dumps({**body, "checksum": checksum(body)}) for body in bodies]
     (at / "measurements.jsonl").write_text("".join(f"{text}\n" for text in texts))
 
 

@@ -372,9 +372,9 @@ def journal_bodies(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, A
 
 def sealed(body: Any) -> bytes:
     """A line with the checksum that it has to have, whatever it says."""
-    from qdqtune.workflows.tuning._journal_format import _checksum
+    from qdqtune.workflows.tuning._journal_format import checksum
 
-    whole = {**body, "checksum": _checksum(body)} if isinstance(body, dict) else body
+    whole = {**body, "checksum": checksum(body)} if isinstance(body, dict) else body
     return json.dumps(whole).encode() + b"\n"
 
 

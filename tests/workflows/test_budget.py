@@ -258,7 +258,7 @@ def test_calibration_ends_in_time_and_a_resumed_run_takes_the_same_samples(
 def test_at_least_one_sample_is_taken_and_all_if_there_is_time() -> None:
     for seconds, count in ((-1.0, 1), (100.0, 12)):
         bounded = BoundedSamples(samples, None, seconds)
-        assert len(list(bounded.begin())) == bounded.count == count
+        assert len(list(bounded)) == bounded.count == count
         assert bounded.is_cut_short == (count < 12)
     known = BoundedSamples(samples, 5, 100.0)
-    assert len(list(known.begin())) == 5
+    assert len(list(known)) == 5

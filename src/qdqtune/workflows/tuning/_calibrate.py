@@ -25,60 +25,36 @@ from qdqtune.workflows.tuning._preflight import find_choices, with_ranges
 from qdqtune.workflows.tuning._setup import TuningTarget
 
 
+@dataclass
 class BoundedSamples:
-    """Makes samples as long as there is time, and at least one.
-
-    Args:
-        samples: Makes all of them.
-        most: How many to take, if an earlier run had no time for more; None is all.
-        seconds: How long each pass over them may take.
+    """Samples, as many as there is time for in each pass over them, and at least one.
 
     Attributes:
+        make: Makes all of them.
+        most: How many to take, if an earlier run had no time for more; None is all.
+        seconds: How long each pass may take.
         count: How many the last pass took.
         is_cut_short: Whether that were not all.
     """
 
-    def __init__(
-        self, samples: Callable[[], Iterable[Feeds]], most: int | None, seconds: float
-    ) -> None:
-        self.count = 0
-        self.is_cut_short = False
-        self._samples = samples
-        self._most = most
-        self._seconds = seconds
-
-    def begin(self) -> Iterable[Feeds]:
-        """Samples for one pass."""
-        return _Pass(self._samples(), self)
-
-    def is_over(self, began: float) -> bool:
-        """Whether a pass may not take another sample.
-
-        Args:
-            began: When it began.
-        """
-        if self._most is not None:
-            return self.count >= self._most
-        return self.count > 0 and time.monotonic() - began >= self._seconds
-
-
-class _Pass:
-    def __init__(self, samples: Iterable[Feeds], bounds: BoundedSamples) -> None:
-        self._samples = samples
-        self._bounds = bounds
+    make: Callable[[], Iterable[Feeds]]
+    most: int | None
+    seconds: float
+    count: int = 0
+    is_cut_short: bool = False
 
     def __iter__(self) -> Iterator[Feeds]:
-        bounds, began = self._bounds, time.monotonic()
-        bounds.count, bounds.is_cut_short = 0, False
-        for feeds in self._samples:
-            if bounds.is_over(began):
-                bounds.is_cut_short = True
+        began, self.count, self.is_cut_short = time.monotonic(), 0, False
+        for feeds in self.make():
+            is_late = self.count > 0 and time.monotonic() - began >= self.seconds
+            if is_late if self.most is None else self.count >= self.most:
+                self.is_cut_short = True
                 return
-            bounds.count += 1
+            self.count += 1
             yield feeds
 
     def __length_hint__(self) -> int:
-        return operator.length_hint(self._samples)
+        return operator.length_hint(self.make())
 
 
 _logger = logging.getLogger(__name__)
@@ -220,7 +196,7 @@ def _ranges(
     ways = dict(
         ranges_in_every_way(
             target.source, baseline.base, ctx.engines.runner, planner.candidate_edges,
-            replace(provider, samples=bounded.begin), layout, request.config.range_method,
+            replace(provider, samples=lambda: bounded), layout, request.config.range_method,
             lambda done, total: show("samples", done, total),
         )
     )  # fmt: skip

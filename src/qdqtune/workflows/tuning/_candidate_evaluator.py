@@ -7,7 +7,8 @@ import hashlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from qdqtune.engines import _registry as registry
@@ -33,48 +34,43 @@ NO_TIME = "there was no time for it"
 """Why a candidate has no score."""
 
 
+@dataclass
 class CandidateEvaluator:
     """Answers a search's questions with measurements.
 
-    Args:
+    Attributes:
         worker: The engine.
         target: What is tuned, and on which inputs.
         journal: What is known, and where measurements go.
         inserter: Writes candidates.
         problem: What states mean, and who wants to see where the time of candidates goes.
-
-    Attributes:
         benchmarks: Candidates built and timed.
         failed: Those that the engine refused.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        target: TuningTarget,
-        journal: Journal,
-        inserter: Inserter,
-        problem: SearchProblem,
-    ) -> None:
-        self.benchmarks = 0
-        self.failed = 0
-        self.worker = worker
-        self.target = target
-        self.journal = journal
-        self.problem = problem
-        self._inserter = inserter
-        self._space = problem.space
-        self._ranges = inserter.encoder.digest()
-        self._files: dict[str, Path] = {}
-        # Of everything that was tried, in order: its log speedup over the float model, why it
-        # failed, or None if it was only compared with something of which neither is known.
-        self._tried: dict[State, float | str | None] = {frozenset(): 0.0}
-        self._last_failure: str | None = ""
+    worker: Worker
+    target: TuningTarget
+    journal: Journal
+    inserter: Inserter
+    problem: SearchProblem
+    benchmarks: int = 0
+    failed: int = 0
+    _files: dict[str, Path] = field(default_factory=dict, init=False)
+    # Of everything that was tried, in order: its log speedup over the float model, why it
+    # failed, or None if it was only compared with something of which neither is known.
+    _tried: dict[State, float | str | None] = field(
+        default_factory=lambda: {frozenset(): 0.0}, init=False
+    )
+    _last_failure: str | None = field(default="", init=False)
+
+    @cached_property
+    def _ranges(self) -> str:
+        return self.inserter.encoder.digest()
 
     @property
     def planner(self) -> QuantizationPlanner:
         """What each op needs."""
-        return self._space.planner
+        return self.problem.space.planner
 
     @property
     def preset(self) -> Preset:
@@ -143,9 +139,9 @@ class CandidateEvaluator:
         """The candidate's file."""
         key = self.key(state)
         if key not in self._files:
-            name, base = self.journal.name_of(key), self._inserter.base
-            if state and self._space.placement(state):
-                file = self._inserter.write(self._space.placement(state), name)
+            name, base = self.journal.name_of(key), self.inserter.base
+            if state and self.problem.space.placement(state):
+                file = self.inserter.write(self.problem.space.placement(state), name)
             else:
                 file = base.write(base.whole(), name)
             self.journal.keep_file(key, model_digest(file, base.store.digest_of))
@@ -164,7 +160,7 @@ class CandidateEvaluator:
         gain = -math.inf if failure else self._gain(state) or 0.0
         key = self.key(state)
         name = self.journal.names.get(key, "")
-        return Candidate(name, key, self._space.placement(state), gain, failure)
+        return Candidate(name, key, self.problem.space.placement(state), gain, failure)
 
     def shipped(self, placement: Placement, gain: float) -> Candidate:
         """What is handed over, with its id if the search had tried it."""
@@ -173,7 +169,7 @@ class CandidateEvaluator:
 
     def key(self, state: State) -> str:
         """What a candidate is called in the journal."""
-        return self._space.key(state)
+        return self.problem.space.key(state)
 
     def how(self, effort: Effort) -> str:
         """How thoroughly something is measured, as the journal says it."""

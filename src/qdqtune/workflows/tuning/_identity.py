@@ -19,7 +19,7 @@ from qdqtune.records._inputs import shape_text
 from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._tuning import AS_GIVEN
 from qdqtune.workflows.tuning._context import TuneRequest
-from qdqtune.workflows.tuning._journal_format import Line, header_digest, read_journal
+from qdqtune.workflows.tuning._journal_format import Line, checksum, read_journal
 
 NOTHING_MEASURED = frozenset({"run", "session", "end"})
 """Kinds of lines that say nothing about a model."""
@@ -59,7 +59,7 @@ class RunIdentity:
     @property
     def digest(self) -> str:
         """What the lines of a run are known by."""
-        return header_digest(self.header)
+        return checksum(self.header)
 
     def conditions(self, calibration: str) -> dict[str, Any]:
         """What a result has to satisfy, as `Summary` has it.

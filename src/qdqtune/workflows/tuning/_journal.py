@@ -24,9 +24,9 @@ from qdqtune.workflows.tuning._identity import NOTHING_MEASURED, first_differenc
 from qdqtune.workflows.tuning._journal_format import (
     QUARANTINE,
     Line,
+    checksum,
     decode,
     encode,
-    header_digest,
     quarantine,
     read_journal,
 )
@@ -106,7 +106,7 @@ class Journal:
         self.names: dict[str, str] = {}
         self._digests: dict[str, str] = {}
         self._last = -1
-        self._run = header_digest(header)
+        self._run = checksum(header)
         try:
             has_header = self._take_in(header) if path.exists() else False
             self._file = open_to_append(path)

@@ -1,6 +1,6 @@
 """The lines of a journal: one JSON object each, with its kind, schema and checksum.
 
-Every field checked.
+Whatever its checksum, a line counts as damaged if a field can't be what it says.
 """
 
 from __future__ import annotations
@@ -28,62 +28,57 @@ from qdqtune.records._untrusted_files import (
     size_in_words,
 )
 
+QUARANTINE = "measurements.damaged.jsonl"
+"""Where damaged lines go."""
+SCHEMA = SCHEMAS["journal"]
+"""What is written. All from 1 on are read."""
+
+_logger = logging.getLogger(__name__)
+
+_MOST_NAMED = 10
+# A journal of 100,000 lines has about 100 MB.
+_MOST_LINES, _MOST_BYTES = 500_000, 1 << 30
+_LONGEST_LINE, _SHOWN_OF_LONG = 16 << 20, 1 << 16
+
 _Check = Callable[[Any], bool]
 
 # No candidate is ten thousand times as fast as what it is compared with, or as slow.
 _LARGEST_LOG_RATIO = math.log(1e4)
 _LONGEST_S = 1e12
 _LARGEST_COUNT = 2**53
-_INFINITE = ("inf", "-inf")
 _CANDIDATE_ID = re.compile(r"c[0-9]{4,12}")
 
 
-def makes_sense(body: Mapping[str, Any]) -> bool:
-    """Whether a line has what its kind must have, and all of it can be; unknown kinds can.
-
-    Args:
-        body: What the line says, with its kind.
-    """
-    wanted = _FIELDS.get(body["kind"], {})
-    if not all(name in body and check(body[name]) for name, check in wanted.items()):
-        return False
-    if not all(check(body[name]) for name, check in _OPTIONAL.items() if name in body):
-        return False
-    whole = _WHOLE.get(body["kind"])
-    return whole is None or whole(body)
-
-
-def header_digest(header: Mapping[str, Any]) -> str:
-    """What the lines of a run are known by.
-
-    Args:
-        header: What its measurements depend on.
-    """
-    text = json.dumps(header, sort_keys=True)
+def checksum(body: Mapping[str, Any]) -> str:
+    """What a line is checked by, and what the lines of a run are known by: that of its header."""
+    text = json.dumps(body, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def is_candidate_id(value: object) -> bool:
+def _makes_sense(body: Mapping[str, Any]) -> bool:
+    """Whether a line has what its kind must have, and all of it can be; unknown kinds can."""
+    kind, whole = body["kind"], _WHOLE.get(body["kind"])
+    return (
+        all(name in body and check(body[name]) for name, check in _FIELDS.get(kind, {}).items())
+        and all(check(body[name]) for name, check in _OPTIONAL.items() if name in body)
+        and (whole is None or whole(body))
+    )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_candidate_id(value: Any) -> bool:
     """Whether it is what candidates are called, and their files."""
     return isinstance(value, str) and _CANDIDATE_ID.fullmatch(value) is not None
 
 
-def _is_number_between(low: float, high: float) -> _Check:
-    def is_between(value: Any) -> bool:
-        # NaN is not; integers of any size can be compared.
-        return (
-            isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-        )
-
-    return is_between
-
-
-def _is_count_from(low: int) -> _Check:
-    def is_count(value: Any) -> bool:
-        is_integer = isinstance(value, int) and not isinstance(value, bool)
-        return is_integer and low <= value <= _LARGEST_COUNT
-
-    return is_count
+def _is_between(low: float, high: float, kinds: Any = int | float) -> _Check:
+    # NaN is not; integers of any size can be compared.
+    return lambda value: (
+        isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
+    )
 
 
 def _or_none(check: _Check) -> _Check:
@@ -98,20 +93,11 @@ def _dict_of(check: _Check) -> _Check:
     return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-_is_count = _is_count_from(0)
-_is_latency = _is_number_between(LEAST_MS, MOST_MS)
-_is_log_ratio = _is_number_between(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
-_is_error = _is_number_between(0, _LARGEST_LOG_RATIO)
-_is_seconds = _is_number_between(0, _LONGEST_S)
-_is_number = _is_number_between(-LARGEST, LARGEST)
-
-
-def _is_accuracy(value: Any) -> bool:
-    return value is None or _is_number(value) or value in _INFINITE
+_is_count = _is_between(0, _LARGEST_COUNT, int)
+_is_latency = _is_between(LEAST_MS, MOST_MS)
+_is_log_ratio = _is_between(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
+_is_seconds = _is_between(0, _LONGEST_S)
+_is_number = _is_between(-LARGEST, LARGEST)
 
 
 def _is_header(value: Any) -> bool:
@@ -122,25 +108,12 @@ def _is_header(value: Any) -> bool:
     )
 
 
-def _is_of_its_header(body: Mapping[str, Any]) -> bool:
-    return "run" not in body or body["run"] == header_digest(body["header"])
-
-
-def _is_a_round(body: Mapping[str, Any]) -> bool:
-    count = len(body["candidates"])
-    return len(body["latencies_ms"]) == len(body["log_ratios"]) == count
-
-
-def _has_an_outcome(body: Mapping[str, Any]) -> bool:
-    return body["failure"] is not None or body["gain"] is not None
-
-
 # What every line may have.
 _OPTIONAL: dict[str, _Check] = {
     "run": _is_text,
     "session": _is_count,
     "at_s": _is_seconds,
-    "id": lambda value: value == "" or is_candidate_id(value),
+    "id": lambda value: value == "" or _is_candidate_id(value),
     "sha256": _is_text,
 }
 # What a line of each kind must have; kinds that are not here are left alone.
@@ -148,21 +121,21 @@ _FIELDS: dict[str, dict[str, _Check]] = {
     "run": {"header": _is_header},
     "session": {"number": _is_count},
     "end": {"session": _is_count, "seconds": _is_seconds},
-    "shares": {"shares": _dict_of(_is_number_between(0, LARGEST))},
-    "calibration": {"samples": _is_count_from(1)},
+    "shares": {"shares": _dict_of(_is_between(0, LARGEST))},
+    "calibration": {"samples": _is_between(1, _LARGEST_COUNT, int)},
     "accuracy": {
         "measure": _is_text,
         "placement": _is_text,
         "conditions": _is_text,
-        "value": _is_accuracy,
+        "value": lambda value: value in (None, "inf", "-inf") or _is_number(value),
     },
     "adopted": {"seconds": _is_seconds},
-    "candidate": {"id": is_candidate_id, "key": _is_text},
-    "file": {"id": is_candidate_id, "key": _is_text, "digest": _is_text},
+    "candidate": {"id": _is_candidate_id, "key": _is_text},
+    "file": {"id": _is_candidate_id, "key": _is_text, "digest": _is_text},
     "round": {
         "reference": _is_text,
         "effort": _is_text,
-        "candidates": _list_of(is_candidate_id),
+        "candidates": _list_of(_is_candidate_id),
         "baseline_ms": _is_latency,
         "latencies_ms": _list_of(_is_latency),
         "log_ratios": _list_of(_is_log_ratio),
@@ -172,7 +145,7 @@ _FIELDS: dict[str, dict[str, _Check]] = {
         "candidate": _is_text,
         "effort": _is_text,
         "gain": _or_none(_is_log_ratio),
-        "error": _is_error,
+        "error": _is_between(0, _LARGEST_LOG_RATIO),
         "failure": _or_none(_is_text),
         "latency_ms": _or_none(_is_latency),
         "reference_ms": _or_none(_is_latency),
@@ -180,23 +153,12 @@ _FIELDS: dict[str, dict[str, _Check]] = {
 }
 # What the fields of a line must be together.
 _WHOLE: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-    "run": _is_of_its_header,
-    "round": _is_a_round,
-    "measurement": _has_an_outcome,
+    "run": lambda body: body.get("run", checksum(body["header"])) == checksum(body["header"]),
+    "round": lambda body: (
+        len(body["candidates"]) == len(body["latencies_ms"]) == len(body["log_ratios"])
+    ),
+    "measurement": lambda body: body["failure"] is not None or body["gain"] is not None,
 }
-
-
-QUARANTINE = "measurements.damaged.jsonl"
-"""Where damaged lines go."""
-SCHEMA = SCHEMAS["journal"]
-"""What is written. All from 1 on are read."""
-
-_logger = logging.getLogger(__name__)
-
-_MOST_NAMED = 10
-# A journal of 100,000 lines has about 100 MB.
-_MOST_LINES, _MOST_BYTES = 500_000, 1 << 30
-_LONGEST_LINE, _SHOWN_OF_LONG = 16 << 20, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -226,7 +188,7 @@ def encode(body: Mapping[str, Any]) -> str:
         body: What it says, with its kind.
     """
     complete = {"schema": SCHEMA, **body}
-    line = json.dumps({**complete, "checksum": _checksum(complete)}, allow_nan=False)
+    line = json.dumps({**complete, "checksum": checksum(complete)}, allow_nan=False)
     return line + "\n"
 
 
@@ -335,21 +297,12 @@ def quarantine(path: Path, damaged: list[Line], quarantined: Path) -> None:
         _logger.warning("%s: so were %d more lines", path, len(damaged) - _MOST_NAMED)
 
 
-def _checksum(body: Mapping[str, Any]) -> str:
-    text = json.dumps(body, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
 def _decode(text: bytes) -> dict[str, Any] | None:
     try:
-        body = parse_json(text.decode("utf-8"), "The line")
-        checksum = body.pop("checksum")
-        is_whole = checksum == _checksum(body) and isinstance(body["kind"], str)
+        body: dict[str, Any] = parse_json(text.decode("utf-8"), "The line")
+        is_whole = body.pop("checksum") == checksum(body) and isinstance(body["kind"], str)
         schema = body["schema"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    if not is_whole or type(schema) is not int or schema < 1:
-        return None
-    if schema <= SCHEMA and not makes_sense(body):
-        return None
-    return dict(body)
+    is_whole = is_whole and type(schema) is int and schema >= 1
+    return body if is_whole and (schema > SCHEMA or _makes_sense(body)) else None

@@ -19,8 +19,7 @@ from qdqtune.calibration._tensor_capture import Array, capture_tensors
 from qdqtune.engines import _registry as registry
 from qdqtune.graph._atomic_files import remove, writing
 from qdqtune.graph._files import write_text
-from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._prepared_model import Dims, PreparedModel
+from qdqtune.graph._prepared_model import Dims
 from qdqtune.records._subgraphs import Batch, SubgraphTimes, checked_ms
 from qdqtune.records._tuning import BY_BUDGET, FINISHED, INTERRUPTED
 from qdqtune.records._untrusted_files import SCHEMAS, check_schema, parse_json, read_text
@@ -28,7 +27,7 @@ from qdqtune.search.subgraphs._costs import ObservedCosts
 from qdqtune.search.subgraphs._distinct_subgraphs import Subgraph
 from qdqtune.workflows._shape_ranges import MAX, MIN, OPT, Shapes, shape_arguments
 from qdqtune.workflows.tuning._context import RunContext
-from qdqtune.workflows.tuning._journal_format import header_digest
+from qdqtune.workflows.tuning._journal_format import checksum
 from qdqtune.workflows.tuning._setup import TuningTarget
 from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler
 
@@ -120,7 +119,7 @@ class SubgraphCache:
         body = {
             "kind": KIND,
             "schema": SCHEMA,
-            "run": header_digest(self._header),
+            "run": checksum(self._header),
             "header": self._header,
             "build_s": self.build_s,
             "phase_1": {
@@ -170,7 +169,7 @@ class SubgraphCache:
             check_schema(KIND, body["schema"], str(self.path))
         if body["kind"] != KIND or body["schema"] != SCHEMA:
             raise ValueError("not a cache that this version can read")
-        if body["run"] != header_digest(self._header):
+        if body["run"] != checksum(self._header):
             _logger.warning("%s is of another run and is not used", self.path)
             return
         first, second, third = body["phase_1"], body["phase_2"], body["phase_3"]
@@ -220,47 +219,22 @@ _MOST_OPS_SHOWN = 6
 
 
 @dataclass(frozen=True)
-class TensorSizes:
-    """What is known of the shapes of tensors.
-
-    Attributes:
-        index: The model, with the size of every tensor.
-        dims: Shapes as the model has them, open where it is.
-        ranges: Smallest and largest shapes of tensors, if they were given.
-    """
-
-    index: GraphIndex
-    dims: Mapping[str, Dims | None]
-    ranges: Mapping[str, Shapes]
-
-
 class SubgraphProfiling:
     """Times subgraphs until all are known, or somebody has had enough.
 
-    Args:
+    Attributes:
         ctx: The run.
         target: What is tuned.
-        base: The float model.
         profiler: Times one subgraph.
         cache: What is known, and where times go.
-        sizes: The shapes of tensors.
+        ranges: Smallest and largest shapes of tensors, if they were given.
     """
 
-    def __init__(
-        self,
-        ctx: RunContext,
-        target: TuningTarget,
-        base: PreparedModel,
-        profiler: SubgraphProfiler,
-        cache: SubgraphCache,
-        sizes: TensorSizes,
-    ) -> None:
-        self._ctx = ctx
-        self._target = target
-        self._base = base
-        self._profiler = profiler
-        self._cache = cache
-        self._sizes = sizes
+    ctx: RunContext
+    target: TuningTarget
+    profiler: SubgraphProfiler
+    cache: SubgraphCache
+    ranges: Mapping[str, Shapes]
 
     def run(self, subgraphs: Sequence[Subgraph], *, measure_float: bool) -> str:
         """Time every subgraph that is not known yet, those with the largest share first.
@@ -273,7 +247,7 @@ class SubgraphProfiling:
         Returns:
             Why it ended, as the summary has it.
         """
-        cache, reporter = self._cache, self._ctx.reporter
+        cache, reporter = self.cache, self.ctx.reporter
         cache.describe({subgraph.key: self._details(subgraph) for subgraph in subgraphs})
         missing = [subgraph for subgraph in subgraphs if not self._is_known(subgraph)]
         missing.sort(key=lambda subgraph: -self._share_ms(subgraph))
@@ -282,12 +256,12 @@ class SubgraphProfiling:
         done, longest_s = 0, 0.0
         try:
             for subgraph, values in self._with_values(missing):
-                if not self._ctx.budget.has_time_for(longest_s):
+                if not self.ctx.budget.has_time_for(longest_s):
                     return BY_BUDGET
                 began = time.monotonic()
                 float_ms = self._share_ms(subgraph) / len(subgraph.groups)
                 alone = measure_float or not float_ms
-                times = self._profiler.profile(
+                times = self.profiler.profile(
                     subgraph, values, None if alone else float_ms, self._told_ranges(subgraph)
                 )
                 cache.keep_subgraph(times)
@@ -304,7 +278,7 @@ class SubgraphProfiling:
 
     def _is_known(self, subgraph: Subgraph) -> bool:
         """Whether an earlier run has timed a subgraph, with a time for each of its borders."""
-        times = self._cache.subgraphs.get(subgraph.key)
+        times = self.cache.subgraphs.get(subgraph.key)
         borders = len(subgraph.content.inputs) + len(subgraph.content.outputs)
         return times is not None and all(
             len(form.conversion_ms) == borders for form in times.forms if form.error is None
@@ -325,8 +299,9 @@ class SubgraphProfiling:
                 tensor for subgraph in part for tensor in subgraph.content.inputs
             )
             shapes = {tensor: self._size(tensor) for tensor in wanted}
-            feeds = next(iter(self._target.provider.evaluation_samples()))
-            values = dict(capture_tensors(self._base, self._ctx.engines.runner, feeds, shapes))
+            feeds = next(iter(self.target.provider.evaluation_samples()))
+            base, runner = self.profiler.inserter.base, self.ctx.engines.runner
+            values = dict(capture_tensors(base, runner, feeds, shapes))
             for subgraph in part:
                 yield subgraph, values
 
@@ -334,17 +309,17 @@ class SubgraphProfiling:
         return sum(4 * math.prod(self._size(tensor)) for tensor in subgraph.content.inputs)
 
     def _size(self, tensor: str) -> tuple[int, ...]:
-        return tuple(1 if dim is None else dim for dim in self._sizes.index.shape(tensor) or ())
+        return tuple(1 if dim is None else dim for dim in self.profiler.index.shape(tensor) or ())
 
     def _share_ms(self, subgraph: Subgraph) -> float:
-        assert self._cache.groups is not None
-        return sum(self._cache.groups[number][1] for number in subgraph.groups)
+        assert self.cache.groups is not None
+        return sum(self.cache.groups[number][1] for number in subgraph.groups)
 
     def _details(self, subgraph: Subgraph) -> dict[str, Any]:
         """What people may want to know of a subgraph."""
         inputs = subgraph.content.inputs
         shapes = self._shapes(inputs)
-        is_open = any(_is_open(self._sizes.dims.get(tensor)) for tensor in inputs)
+        is_open = any(_is_open(self.profiler.dims.get(tensor)) for tensor in inputs)
         return {
             "groups": list(subgraph.groups),
             "nodes": list(subgraph.content.nodes),
@@ -355,22 +330,22 @@ class SubgraphProfiling:
 
     def _shapes(self, inputs: Iterable[str]) -> dict[str, Shapes]:
         return {
-            label: {t: self._sizes.ranges.get(label, {}).get(t, self._size(t)) for t in inputs}
+            label: {t: self.ranges.get(label, {}).get(t, self._size(t)) for t in inputs}
             for label in (MIN, OPT, MAX)
         }
 
     def _told_ranges(self, subgraph: Subgraph) -> dict[str, Shapes]:
         """Shapes of the subgraph's open inputs, if there is an engine that is told them."""
-        is_told = registry.entry(self._target.request.engine).takes_shape_ranges
-        if not is_told or not self._sizes.ranges:
+        is_told = registry.entry(self.target.request.engine).takes_shape_ranges
+        if not is_told or not self.ranges:
             return {}
-        is_open = (t for t in subgraph.content.inputs if _is_open(self._sizes.dims.get(t)))
+        is_open = (t for t in subgraph.content.inputs if _is_open(self.profiler.dims.get(t)))
         return self._shapes(list(is_open))
 
     def _told(self, subgraph: Subgraph, times: SubgraphTimes) -> str:
-        ordered = sorted(subgraph.content.nodes, key=self._sizes.index.position.__getitem__)
+        ordered = sorted(subgraph.content.nodes, key=self.profiler.index.position.__getitem__)
         shown = ordered[:_MOST_OPS_SHOWN]
-        ops = " + ".join(self._sizes.index.node[name].op_type for name in shown)
+        ops = " + ".join(self.profiler.index.node[name].op_type for name in shown)
         also = " + …" if len(shown) < len(ordered) else ""
         forms = ", ".join(
             f"{form.scheme} {form.total_ms:.3f} ms" if form.error is None else f"no {form.scheme}"

@@ -50,7 +50,7 @@ from qdqtune.workflows.tuning._preflight import AS_GIVEN, seeds_of
 from qdqtune.workflows.tuning._search import Mode
 from qdqtune.workflows.tuning._search_problem import Preparation, SearchProblem
 from qdqtune.workflows.tuning._setup import TuningTarget
-from qdqtune.workflows.tuning._subgraph_costs import SubgraphCache, SubgraphProfiling, TensorSizes
+from qdqtune.workflows.tuning._subgraph_costs import SubgraphCache, SubgraphProfiling
 from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler
 
 
@@ -252,8 +252,7 @@ class SubgraphMode(Mode):
                     engines.engine, calibration.inserter, planner, index, dims,
                     ctx.folder / names.SUBGRAPHS, request.preset,
                 )  # fmt: skip
-                sizes = TensorSizes(index, dims, ranges)
-                profiling = SubgraphProfiling(ctx, target, base, profiler, cache, sizes)
+                profiling = SubgraphProfiling(ctx, target, profiler, cache, ranges)
                 stopped = profiling.run(subgraphs, measure_float=not is_slow)
                 done = replace(
                     done, benchmarks=profiler.benchmarks, failed=profiler.failed, stopped=stopped

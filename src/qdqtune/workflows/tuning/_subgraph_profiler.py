@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,11 @@ _IR_VERSION = 9
 _HALF = 0.5
 
 
+@dataclass
 class Conversions:
     """Times conversions, each kind once.
 
-    Args:
+    Attributes:
         folder: Where the models are written.
         layout: To what is quantized.
         opset: In which ONNX opset.
@@ -58,20 +59,14 @@ class Conversions:
         time: Times files beside each other.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        layout: TensorFormat,
-        opset: int,
-        store: Callable[[str, dict[str, Array]], StoredFeeds],
-        time: Callable[[list[Path], StoredFeeds], list[Measurement]],
-    ) -> None:
-        self._folder = folder
-        self._layout = layout
-        self._opset = opset
-        self._store = store
-        self._time = time
-        self._known: dict[tuple[ir.DataType, tuple[int, ...]], float] = {}
+    folder: Path
+    layout: TensorFormat
+    opset: int
+    store: Callable[[str, dict[str, Array]], StoredFeeds]
+    time: Callable[[list[Path], StoredFeeds], list[Measurement]]
+    _known: dict[tuple[ir.DataType, tuple[int, ...]], float] = field(
+        default_factory=dict, init=False
+    )
 
     def ms(self, dtype: ir.DataType, shape: tuple[int, ...]) -> float:
         """Milliseconds of one direction: half of what both together add to a model."""
@@ -80,8 +75,8 @@ class Conversions:
             name = f"conversion_{dtype.name.lower()}_{'x'.join(map(str, shape))}"
             files = [self._write(name, kind, with_pair=each) for each in (False, True)]
             values = np.linspace(-1.0, 1.0, int(np.prod(shape))).reshape(shape)
-            feeds = self._store(name, {"x": values.astype(dtype.numpy())})
-            plain, both = self._time(files, feeds)
+            feeds = self.store(name, {"x": values.astype(dtype.numpy())})
+            plain, both = self.time(files, feeds)
             more_ms = both.latency_ms - plain.latency_ms if plain.ok and both.ok else 0.0
             self._known[kind] = max(0.0, _HALF * more_ms)
         return self._known[kind]
@@ -93,7 +88,7 @@ class Conversions:
         last = make_node("Relu", ["back" if with_pair else "x"], ["y"], name="last")
         scales = [
             make_tensor("scale", dtype.value, [], [0.01]),
-            make_tensor("zero_point", self._layout.dtype.value, [], [0]),
+            make_tensor("zero_point", self.layout.dtype.value, [], [0]),
         ]
         pair = [
             make_node(QUANTIZE, ["x", "scale", "zero_point"], ["quantized"], name="to"),
@@ -106,8 +101,8 @@ class Conversions:
             [make_tensor_value_info("y", dtype.value, shape)],
             scales if with_pair else [],
         )
-        opset = make_opsetid("", self._opset)
-        path = self._folder / f"{name}.{'pair' if with_pair else 'none'}.onnx"
+        opset = make_opsetid("", self.opset)
+        path = self.folder / f"{name}.{'pair' if with_pair else 'none'}.onnx"
         model = make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION)
         with replacing(path, durable=False) as file:
             file.write(model.SerializeToString())
@@ -123,10 +118,11 @@ _MUCH_UNTOLD = 0.7
 _NOT_IN_NAMES = re.compile(r"\W+")
 
 
+@dataclass
 class SubgraphProfiler:
     """Times subgraphs of a model.
 
-    Args:
+    Attributes:
         worker: The engine.
         inserter: Writes candidates of the whole model; ranges, dialect and quant type are taken
             over.
@@ -135,38 +131,25 @@ class SubgraphProfiler:
         dims: Shapes of tensors as the model has them, open where it is.
         folder: Where the subgraphs are written.
         preset: How thorough to be.
-
-    Attributes:
         benchmarks: Forms of subgraphs that were built and timed.
         failed: Those that the engine refused.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        inserter: Inserter,
-        planner: QuantizationPlanner,
-        index: GraphIndex,
-        dims: Mapping[str, Dims | None],
-        folder: Path,
-        preset: Preset,
-    ) -> None:
-        self.benchmarks = 0
-        self.failed = 0
-        self._worker = worker
-        self._inserter = inserter
-        self._planner = planner
-        self._index = index
-        self._dims = dims
-        self._preset = preset
-        self._folder = folder
-        self._store = WeightStore(folder, keep_index=True)
+    worker: Worker
+    inserter: Inserter
+    planner: QuantizationPlanner
+    index: GraphIndex
+    dims: Mapping[str, Dims | None]
+    folder: Path
+    preset: Preset
+    benchmarks: int = 0
+    failed: int = 0
+
+    def __post_init__(self) -> None:
+        self._store = WeightStore(self.folder, keep_index=True)
+        layout, model = self.inserter.encoder.format.activation, self.inserter.base.index.model
         self._conversions = Conversions(
-            folder,
-            inserter.encoder.format.activation,
-            inserter.base.index.model.opset_imports[""],
-            self._feeds,
-            self._time,
+            self.folder, layout, model.opset_imports[""], self._feeds, self._time
         )
 
     def profile(
@@ -190,7 +173,7 @@ class SubgraphProfiler:
             base = self._cut_out(content)
         except ModelError as error:
             return SubgraphTimes(subgraph.key, BY_TOTAL, (SchemeTimes(NONE, error=error.what),))
-        inserter = self._inserter.of_part(base)
+        inserter = self.inserter.of_part(base)
         plain = base.write(base.whole(), f"{name}.{NONE}")
         files = [plain] if float_ms is None else []
         models = [GraphIndex(base.load(base.whole()))] if float_ms is None else []
@@ -198,7 +181,7 @@ class SubgraphProfiler:
         errors: dict[str, str] = {}
         for scheme in subgraph.schemes:
             places = placement_inside(
-                scheme.placement(content, self._planner), content, self._planner
+                scheme.placement(content, self.planner), content, self.planner
             )
             try:
                 file = f"{name}.{_NOT_IN_NAMES.sub('_', scheme.name)}"
@@ -240,14 +223,14 @@ class SubgraphProfiler:
     def _cut_out(self, content: Content) -> PreparedModel:
         dims: dict[str, Dims] = {}
         for tensor in (*content.inputs, *content.outputs):
-            found = self._dims.get(tensor) or self._index.shape(tensor)
+            found = self.dims.get(tensor) or self.index.shape(tensor)
             if found is not None:
                 dims[tensor] = found
-        model = extract(self._inserter.base, content.nodes, content.inputs, content.outputs, dims)
-        return PreparedModel(model, self._folder, store=self._store)
+        model = extract(self.inserter.base, content.nodes, content.inputs, content.outputs, dims)
+        return PreparedModel(model, self.folder, store=self._store)
 
     def _feeds(self, name: str, values: Mapping[str, Array]) -> StoredFeeds:
-        path = self._worker.scratch / f"{name}.npz"
+        path = self.worker.scratch / f"{name}.npz"
         write_arrays(path, values)
         return StoredFeeds(path)
 
@@ -258,9 +241,9 @@ class SubgraphProfiler:
         take_layers: Callable[[int, list[LayerTime]], None] | None = None,
         ranges: Mapping[str, Shapes] | None = None,
     ) -> list[Measurement]:
-        rounds, seconds = self._preset.rounds[Effort.SCREEN], self._preset.seconds[Effort.SCREEN]
+        rounds, seconds = self.preset.rounds[Effort.SCREEN], self.preset.seconds[Effort.SCREEN]
         measured, _ = compare_files(
-            self._worker,
+            self.worker,
             files,
             feeds,
             rounds=max(_FEWEST_ROUNDS, rounds // 2),
@@ -274,7 +257,7 @@ class SubgraphProfiler:
 
     def _options(self, ranges: Mapping[str, Shapes]) -> SessionOptions:
         """How a subgraph is opened: with shapes of its own, not with those of the whole model."""
-        options = self._worker.options
+        options = self.worker.options
         own = {**without_ranges(options.engine_options), **range_options(ranges)}
         return replace(options, engine_options=own)
 
@@ -293,8 +276,8 @@ class SubgraphProfiler:
         return borders
 
     def _conversion_ms(self, tensor: str) -> float:
-        shape = tuple(1 if dim is None else dim for dim in self._index.shape(tensor) or ())
-        return self._conversions.ms(self._index.dtype(tensor) or ir.DataType.FLOAT, shape)
+        shape = tuple(1 if dim is None else dim for dim in self.index.shape(tensor) or ())
+        return self._conversions.ms(self.index.dtype(tensor) or ir.DataType.FLOAT, shape)
 
 
 def _add_untold(split: Mapping[int, Borders], measured: Sequence[Measurement]) -> None:
