@@ -207,14 +207,19 @@ def replacing(target: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
             sync(target.parent)
 
 
-def copy_file(source: Path, target: Path) -> None:
+def copy_file(source: Path, target: Path, *, durable: bool = False) -> None:
     """Copy a file; an existing target is replaced.
+
+    Args:
+        source: The file.
+        target: The name of the copy.
+        durable: See `replacing`.
 
     Raises:
         OSError: If the source can't be read.
         OutputError: If the copy can't be written.
     """
-    with open_plain(source) as file, replacing(target, durable=False) as copy:
+    with open_plain(source) as file, replacing(target, durable=durable) as copy:
         shutil.copyfileobj(file, copy, _CHUNK)
 
 

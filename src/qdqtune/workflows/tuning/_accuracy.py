@@ -10,8 +10,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Protocol
 
 from qdqtune.calibration._ranges import SampleDigest
@@ -26,7 +26,6 @@ from qdqtune.records._placement import Placement
 from qdqtune.search._space import Space, State
 from qdqtune.workflows._accuracy_evaluator import (
     AccuracyEvaluator,
-    Kernels,
     Quality,
     fewest_dropped,
     has_own_kernels,
@@ -48,61 +47,51 @@ _TIMES_FLOAT = 20.0
 _logger = logging.getLogger(__name__)
 
 
+@dataclass
 class MeasuredAccuracy:
     """Measures how accurate placements are; what an earlier run has measured costs nothing.
 
-    Args:
+    Attributes:
         ctx: The run.
         target: What is tuned.
         base: The float model.
         journal: What is known, and where results go.
     """
 
-    def __init__(
-        self, ctx: RunContext, target: TuningTarget, base: PreparedModel, journal: Journal
-    ) -> None:
-        self._ctx = ctx
-        self._target = target
-        self._base = base
-        self._journal = journal
-        self._made: AccuracyEvaluator | None = None
-        self._of_samples = ""
-        self._here: dict[AccuracyKey, float | None] = {}
-        self._unknown: dict[AccuracyKey, str] = {}
-        self._written: set[AccuracyKey] = set()
+    ctx: RunContext
+    target: TuningTarget
+    base: PreparedModel
+    journal: Journal
+    _here: dict[AccuracyKey, float | None] = field(default_factory=dict, init=False)
+    _unknown: dict[AccuracyKey, str] = field(default_factory=dict, init=False)
+    _written: set[AccuracyKey] = field(default_factory=set, init=False)
 
-    @property
+    @cached_property
     def evaluator(self) -> AccuracyEvaluator:
-        """Compares outputs; made when it is first needed."""
-        if self._made is None:
-            target = self._target
-            self._made = AccuracyEvaluator(
-                target.source, self._base, self._ctx.engines.runner,
-                target.provider.evaluation_samples, kernels=self._kernels(),
-                reference=self._reference(),
-            )  # fmt: skip
-        return self._made
+        """Compares outputs; made when it is first needed.
+
+        The error is measured with the kernels that it is tuned for, wherever they can be run, and
+        against the model as given if that was converted: users compare with that.
+        """
+        target, engines = self.target, self.ctx.engines
+        kernels = kernels_of(engines.engine, engines.runner, target.info)
+        reference = None
+        if target.request.converted is not None:
+            as_given = load_model(target.request.model)
+            reference = save_model(as_given, self.ctx.folder.scratch / "as_given.onnx")
+        return AccuracyEvaluator(
+            target.source, self.base, engines.runner, target.provider.evaluation_samples,
+            kernels=kernels if self._has_own_kernels else None, reference=reference,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Forget the outputs of the models that were run."""
-        if self._made is not None:
-            self._made.close()
-
-    def _kernels(self) -> Kernels | None:
-        """The error is measured with the kernels that it is tuned for, wherever they can be run."""
-        engines, info = self._ctx.engines, self._target.info
-        return kernels_of(engines.engine, engines.runner, info) if self._has_own_kernels else None
-
-    def _reference(self) -> Path | None:
-        """The model as given, if it was converted: that is what users compare with."""
-        request = self._target.request
-        if request.converted is None:
-            return None
-        return save_model(load_model(request.model), self._ctx.folder.scratch / "as_given.onnx")
+        if "evaluator" in vars(self):
+            self.evaluator.close()
 
     @cached_property
     def _has_own_kernels(self) -> bool:
-        request = self._target.request
+        request = self.target.request
         return has_own_kernels(request.engine, request.options.engine_options)
 
     def sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
@@ -134,7 +123,7 @@ class MeasuredAccuracy:
         Returns:
             Decibels of the worst output; None if it is computed in float32, or can't be compared.
         """
-        exact = exact_options(self._target.info, self._target.request.options)
+        exact = exact_options(self.target.info, self.target.request.options)
         if exact is None or not self._has_own_kernels:
             return None
         return self._measured(
@@ -163,7 +152,7 @@ class MeasuredAccuracy:
 
     def _journaled(self, key: AccuracyKey) -> float | None:
         """What an earlier run has measured; None if that is nothing, or can't be true."""
-        value = self._journal.accuracy.get(key)
+        value = self.journal.accuracy.get(key)
         if value is None or math.isnan(value):
             return None
         if key.measure == METRIC:
@@ -183,9 +172,9 @@ class MeasuredAccuracy:
             Whether there was something to forget.
         """
         key = self._key(SQNR, inserter, placement)
-        if key in self._written or key not in self._journal.accuracy:
+        if key in self._written or key not in self.journal.accuracy:
             return False
-        del self._journal.accuracy[key]
+        del self.journal.accuracy[key]
         return True
 
     def _measured(
@@ -198,39 +187,35 @@ class MeasuredAccuracy:
         key = self._key(measure, inserter, placement)
         if key in self._here:
             return self._here[key]
-        known = self._journaled(key)
-        if known is not None:
+        if (known := self._journaled(key)) is not None:
             return known
-        began = time.monotonic()
-        found = None
+        began, found = time.monotonic(), None
         try:
             found = find(inserter, placement)
         except (EngineError, UsageError) as error:
             _logger.warning("a candidate can't be evaluated: %s", error.what)
             self._unknown[key] = error.what.splitlines()[0].rstrip(".")
         finally:
-            self._ctx.budget.saw_accuracy(measure, time.monotonic() - began)
+            self.ctx.budget.saw_accuracy(measure, time.monotonic() - began)
         # What failed may be the machine's fault: another run tries again.
-        if found is None or (measure == METRIC and not self._of_evaluate()):
+        if found is None or (measure == METRIC and not self._of_evaluate):
             self._here[key] = found
         else:
-            self._journal.keep_accuracy(key, found)
+            self.journal.keep_accuracy(key, found)
             self._written.add(key)
         return found
 
     def _find_sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
-        path = inserter.write(placement, "compared")
-        found = self.evaluator.quality(path)
+        found = self.evaluator.quality(inserter.write(placement, "compared"))
         if found.why_unknown:
             raise EngineError(found.why_unknown, "--min_sqnr none hands it over unchecked.")
         return min((found.against_float or found.scores).values())
 
     def _find_approximate_db(self, inserter: Inserter, placement: Placement) -> float:
-        path = inserter.write(placement, "compared")
-        return self.evaluator.approximate_sqnr_db(path)
+        return self.evaluator.approximate_sqnr_db(inserter.write(placement, "compared"))
 
     def _find_metric(self, inserter: Inserter, placement: Placement) -> float:
-        evaluate, float_s = self._target.request.evaluate, self._ctx.budget.accuracy_s.get(METRIC)
+        evaluate, float_s = self.target.request.evaluate, self.ctx.budget.accuracy_s.get(METRIC)
         assert evaluate is not None
         path = str(inserter.write(placement, "evaluated"))
         limit_s = max(_SHORTEST_LIMIT_S, _TIMES_FLOAT * (float_s or 0.0))
@@ -243,30 +228,30 @@ class MeasuredAccuracy:
             return checked_metric(evaluate.within(limit_s, path), evaluate.label)
 
     def _key(self, measure: str, inserter: Inserter, placement: Placement) -> AccuracyKey:
-        of_measure = self._of_evaluate() if measure == METRIC else self._of_outputs()
+        of_measure = self._of_evaluate if measure == METRIC else self._of_outputs
         text = repr((inserter.encoder.digest(), of_measure))
         conditions = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         return AccuracyKey(measure, placement.digest(), conditions)
 
+    @cached_property
     def _of_outputs(self) -> str:
         """What outputs depend on beside the placement and its scales."""
-        if not self._of_samples:
-            digest = SampleDigest()
-            for feeds in self._target.provider.evaluation_samples():
-                digest.add(feeds)
-            self._of_samples = digest.hexdigest()
-        arithmetic_of = self._target.request.engine if self._has_own_kernels else ""
-        return f"{arithmetic_of} {self._of_samples}"
+        digest = SampleDigest()
+        for feeds in self.target.provider.evaluation_samples():
+            digest.add(feeds)
+        arithmetic_of = self.target.request.engine if self._has_own_kernels else ""
+        return f"{arithmetic_of} {digest.hexdigest()}"
 
+    @property
     def _of_evaluate(self) -> str:
         """What the metric depends on; empty if another run can't tell that it is the same.
 
         The metric of the float model stands for the data, which only the function knows.
         """
-        function = self._target.request.evaluate
+        function = self.target.request.evaluate
         if function is None or not function.fingerprint:
             return ""
-        return f"{function.label} {function.fingerprint} {self._target.float_metric!r}"
+        return f"{function.label} {function.fingerprint} {self.target.float_metric!r}"
 
 
 # With more groups than this, whole patterns are evaluated instead: every evaluation takes some
@@ -295,6 +280,7 @@ class Accuracy(Protocol):
         ...
 
 
+@dataclass
 class AccuracyRepair:
     """Leaves float what a choice must not quantize.
 
@@ -303,29 +289,20 @@ class AccuracyRepair:
     evaluated count as the worst, and more of them are dropped at once; what is known from an
     earlier run is used whatever the time.
 
-    Args:
+    Attributes:
         space: What states mean.
         accuracy: How accurate they are.
         left_s: Seconds that it may still take.
         progress: Told what is done, and how many of how many.
-
-    Attributes:
         is_cut_short: Whether it would have found more with more time.
     """
 
-    def __init__(
-        self,
-        space: Space,
-        accuracy: Accuracy,
-        left_s: Callable[[], float] = lambda: math.inf,
-        progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
-    ) -> None:
-        self.is_cut_short = False
-        self._space = space
-        self._accuracy = accuracy
-        self._left_s = left_s
-        self._progress = progress
-        self._check_s = 0.0
+    space: Space
+    accuracy: Accuracy
+    left_s: Callable[[], float] = lambda: math.inf
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None
+    is_cut_short: bool = field(default=False, init=False)
+    _check_s: float = field(default=0.0, init=False)
 
     def correct_part(self, state: State) -> State:
         """The choice itself if it is correct, or what is left of it without its worst offenders.
@@ -335,7 +312,7 @@ class AccuracyRepair:
         """
         if not state or self._is_correct(state):
             return state
-        ranked = self._ranked(parts_of(self._space, state))
+        ranked = self._ranked(parts_of(self.space, state))
 
         def without(count: int) -> State:
             return state.difference(*ranked[:count])
@@ -348,44 +325,44 @@ class AccuracyRepair:
         def is_correct(count: int) -> bool:
             return self._is_correct(without(count))
 
-        return without(fewest_dropped(len(ranked), is_correct, self._progress, next_count))
+        return without(fewest_dropped(len(ranked), is_correct, self.progress, next_count))
 
     def _ranked(self, parts: Sequence[State]) -> list[State]:
         """The parts, the most harmful first; those that were not evaluated before all others."""
         harm: dict[State, float] = {}
         for done, part in enumerate(sorted(parts, key=lambda part: -self._share(part)), 1):
-            has_time = self._left_s() > self._check_s * math.ceil(math.log2(len(parts) + 1))
-            if has_time or self._accuracy.knows_approximate_sqnr_db(part):
+            has_time = self.left_s() > self._check_s * math.ceil(math.log2(len(parts) + 1))
+            if has_time or self.accuracy.knows_approximate_sqnr_db(part):
                 harm[part] = self._harm(part)
-                self._progress("measuring errors of parts of the fastest model", done, len(parts))
+                self.progress("measuring errors of parts of the fastest model", done, len(parts))
         self.is_cut_short = len(harm) < len(parts)
         return sorted(parts, key=lambda part: (-harm.get(part, math.inf), sorted(part)))
 
     def _next_count(self, few: int, many: int, without: Callable[[int], State]) -> int | None:
         """How many parts to drop next: half of those in question, more if time is short."""
         half, more = (few + many) // 2, few + max(1, 3 * (many - few) // 4)
-        left_s = self._left_s()
+        left_s = self.left_s()
         if left_s > self._check_s * math.ceil(math.log2(many - few)):
             return half
         if left_s > self._check_s:
             return more
-        known = (n for n in (half, more) if self._accuracy.knows_shortfall(without(n)))
+        known = (n for n in (half, more) if self.accuracy.knows_shortfall(without(n)))
         return next(known, None)
 
     def _is_correct(self, choice: State) -> bool:
         began = time.monotonic()
-        is_correct = not choice or not self._accuracy.shortfall(choice)
+        is_correct = not choice or not self.accuracy.shortfall(choice)
         self._check_s = max(self._check_s, time.monotonic() - began)
         return is_correct
 
     def _share(self, part: State) -> float:
-        return sum(self._space.potential[number] for number in part)
+        return sum(self.space.potential[number] for number in part)
 
     def _harm(self, part: State) -> float:
         """The error that a part brings, for what it may gain."""
-        error = math.pow(10.0, -self._accuracy.approximate_sqnr_db(part) / 10.0)
+        error = math.pow(10.0, -self.accuracy.approximate_sqnr_db(part) / 10.0)
         # Ops with a small share of their own may still carry what others gain.
-        return error / (self._share(part) + len(part) / len(self._space.groups))
+        return error / (self._share(part) + len(part) / len(self.space.groups))
 
 
 def parts_of(space: Space, state: State) -> list[State]:

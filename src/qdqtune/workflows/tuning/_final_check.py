@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.engines._reopened_comparison import Allowance, compare_reopened, is_faster
@@ -33,6 +34,20 @@ class Timed:
     final_ms: float
     comparison: Comparison
     log_ratios: tuple[float, ...] = ()
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What a `Summary` says of it."""
+        found = self.comparison
+        return {
+            "baseline_ms": self.baseline_ms,
+            "final_ms": self.final_ms,
+            "speedup": found.ratio,
+            "speedup_interval": (found.low, found.high),
+            "confidence": found.confidence,
+            "contention": found.contention,
+            "openings": found.openings,
+        }
 
     def is_faster_than(self, other: Timed) -> bool:
         """Whether its model is significantly faster than another one of the same run."""

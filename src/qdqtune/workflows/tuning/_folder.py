@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from qdqtune.graph._atomic_files import (
     check_folder,
@@ -16,7 +15,6 @@ from qdqtune.graph._atomic_files import (
     make_folder,
     remove,
     remove_abandoned,
-    sync,
     writing,
 )
 from qdqtune.graph._external_data import external_files
@@ -124,7 +122,11 @@ class RunFolder:
         self._made: list[Path] = []
         if resume not in RESUME:
             raise UsageError(f"There is no resume={resume!r}.", f"Choices: {', '.join(RESUME)}.")
-        self._read = {real_path(file) for source in (model, *others) for file in _files_of(source)}
+        self._read = {
+            real_path(file)
+            for source in (model, *others)
+            for file in (source, *external_files(source))
+        }
         self._protect(model, others)
         if not force:
             self._refuse_others_files(model)
@@ -142,12 +144,7 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with contextlib.suppress(OSError):
             remove(self.scratch)
         if kind is not None and not (self.path / JOURNAL).exists():
@@ -162,16 +159,14 @@ class RunFolder:
                 does not start is kept.
         """
         inside = [folder for folder in self._made if self.path in folder.parents]
-        for folder in reversed(inside):
-            if is_refused and folder == self.path / LOGS:
-                shutil.rmtree(folder, ignore_errors=True)
-            _remove_if_empty(folder)
+        if is_refused and self.path / LOGS in inside:
+            shutil.rmtree(self.path / LOGS, ignore_errors=True)
+        _remove_if_empty(inside)
         if any(folder.exists() for folder in inside):
             return  # a later run knows by the lock that they are of a run
         if not self._had_lock:
             (self.path / LOCK).unlink(missing_ok=True)
-        for folder in reversed(self._made):
-            _remove_if_empty(folder)
+        _remove_if_empty(self._made)
 
     def _refuse_others_files(self, model: Path) -> None:
         """What no run has made here is not replaced; where one began, there is its lock."""
@@ -373,15 +368,8 @@ class RunFolder:
                 beside = self._copy_of(file, model)
                 make_folder(beside.parent, real_path(self.path))
                 if beside != file:
-                    self._copy(file, beside)
-            self._copy(model, target)
-
-    def _copy(self, source: Path, target: Path) -> None:
-        """Copy a file; what a kill leaves of it goes with the scratch folder."""
-        staged = self.scratch / "copied"
-        shutil.copyfile(source, staged)
-        sync(staged)
-        os.replace(staged, target)
+                    copy_file(file, beside, durable=True)
+            copy_file(model, target, durable=True)
 
     def remove_region_models(self) -> None:
         """Remove the files that show how a result grew together."""
@@ -467,10 +455,8 @@ def _not_a_file(file: Path, kind: str) -> OutputError:
     )
 
 
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
-def _files_of(model: Path) -> set[Path]:
-    return {model, *external_files(model)}
+def _remove_if_empty(folders: Sequence[Path]) -> None:
+    """Remove folders, the last that were made first."""
+    for folder in reversed(folders):
+        with contextlib.suppress(OSError):
+            folder.rmdir()

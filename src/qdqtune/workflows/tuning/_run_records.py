@@ -76,18 +76,7 @@ class PreviousResult:
 
     def timed_again(self, timed: Timed) -> PreviousResult:
         """The result with other figures of its speed."""
-        found = timed.comparison
-        summary = replace(
-            self.summary,
-            baseline_ms=timed.baseline_ms,
-            final_ms=timed.final_ms,
-            speedup=found.ratio,
-            speedup_interval=(found.low, found.high),
-            confidence=found.confidence,
-            contention=found.contention,
-            openings=found.openings,
-        )
-        return replace(self, summary=summary)
+        return replace(self, summary=replace(self.summary, **timed.figures))
 
     def summary_after(self, run: Summary) -> Summary:
         """Its summary, with what the run did that found nothing better.

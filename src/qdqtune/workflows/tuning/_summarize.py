@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -65,46 +65,26 @@ class RunResult:
         return timed.baseline_ms if timed is not None else self.baseline.latency_ms
 
 
-@dataclass(frozen=True)
-class WrittenFiles:
-    """The files that are handed over.
-
-    Attributes:
-        files: Their names, by what they are.
-        build_with: The command that builds the model.
-        final_sha256: Of the model and its weights.
-        baseline_sha256: The same of the model as given.
-        bytes_after: Size of the model.
-        error_inputs: What its error was measured on; empty if it was not.
-    """
-
-    files: Mapping[str, str]
-    build_with: str
-    final_sha256: str = ""
-    baseline_sha256: str = ""
-    bytes_after: int = 0
-    error_inputs: Mapping[str, Any] = field(default_factory=dict)
-
-
-def summarize(run: RunResult, written: WrittenFiles, seconds: Seconds) -> Summary:
-    """The run in numbers.
+def summarize(run: RunResult, seconds: Seconds, build_with: str) -> Summary:
+    """The run in numbers, but for the files that it wrote.
 
     Args:
         run: What the stages returned.
-        written: What is handed over.
         seconds: Where the time went.
+        build_with: The command that builds the model that is handed over.
     """
     target, final, outcome, journal = run.target, run.final, run.outcome, run.records.journal
     request, form, shipped = target.request, target.form, run.final.shipped
-    compared = final.timed.comparison if final.timed is not None else None
-    found = compared if shipped is not None else None
     calibration, problem = run.calibration, run.problem
     prepared = problem.preparation if problem is not None else Preparation()
     provider = calibration.provider if calibration is not None else target.provider
     ranges = calibration.ranges if calibration is not None else None
-    metric = target.float_metric
-    is_timed = shipped is not None and final.timed is not None
+    figures = {"confidence": 1.0, **(final.timed.figures if final.timed is not None else {})}
+    if shipped is None or final.timed is None:
+        figures |= {"baseline_ms": run.baseline_ms, "final_ms": run.baseline_ms}
+        figures |= {"speedup": 1.0, "speedup_interval": (1.0, 1.0)}
     return Summary(
+        **figures,
         model=str(request.model),
         engine=target.info,
         dialect=request.dialect.name,
@@ -115,19 +95,12 @@ def summarize(run: RunResult, written: WrittenFiles, seconds: Seconds) -> Summar
         seed=request.config.seed,
         preset=request.config.preset,
         stopped=outcome.stopped,
-        baseline_ms=run.baseline_ms,
-        final_ms=final.timed.final_ms if is_timed and final.timed else run.baseline_ms,
-        speedup=found.ratio if found is not None else 1.0,
-        speedup_interval=(found.low, found.high) if found is not None else (1.0, 1.0),
-        confidence=compared.confidence if compared is not None else 1.0,
-        contention=compared.contention if compared is not None else 0.0,
-        openings=compared.openings if compared is not None else 0,
         kept_float=shipped is None,
         reason=final.reason,
         output_sqnr_db=shipped.sqnr_db if shipped is not None else None,
         float_sqnr_db=final.float_sqnr_db,
         lost_to_accuracy=final.lost_to_accuracy,
-        metric=None if metric is None else _metrics(metric, final.metric),
+        metric=_metrics(target.float_metric, final.metric),
         noise=run.baseline.noise,
         seeds=dict(outcome.seeds),
         benchmarks=outcome.benchmarks,
@@ -138,13 +111,10 @@ def summarize(run: RunResult, written: WrittenFiles, seconds: Seconds) -> Summar
         groups=len(run.grouping.groups),
         qdq_pairs=len(final.placement.tensors),
         seconds=seconds,
-        files={**written.files, **prepared.files},
+        files=dict(prepared.files),
         runs=journal.session,
         total_benchmarks=journal.earlier_benchmarks + outcome.benchmarks,
         total_seconds=journal.earlier_s + seconds.total,
-        final_sha256=written.final_sha256,
-        baseline_sha256=written.baseline_sha256,
-        error_inputs=dict(written.error_inputs),
         converted_from=target.source.converted_from,
         conditions=dict(run.conditions),
         mode=request.config.workflow,
@@ -156,13 +126,12 @@ def summarize(run: RunResult, written: WrittenFiles, seconds: Seconds) -> Summar
         precision_sqnr_db=form.sqnr_db,
         precision_reason=form.reason,
         precision_speedup=form.speedup,
-        build_with=written.build_with,
+        build_with=build_with,
         shapes=provider.shapes,
         version=__version__,
         command=request.config.command,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         bytes_before=model_bytes(request.model),
-        bytes_after=written.bytes_after,
         calibration_samples=ranges.samples if ranges is not None else 0,
         result_run=journal.session,
         blanket=final.blanket,
@@ -170,8 +139,9 @@ def summarize(run: RunResult, written: WrittenFiles, seconds: Seconds) -> Summar
     )
 
 
-def _metrics(of_float: float, of_final: float | None) -> dict[str, float]:
-    return {"float": of_float, **({} if of_final is None else {"final": of_final})}
+def _metrics(of_float: float | None, of_final: float | None) -> dict[str, float] | None:
+    found = {"float": of_float, "final": of_final}
+    return None if of_float is None else {k: v for k, v in found.items() if v is not None}
 
 
 _logger = logging.getLogger(__name__)
@@ -199,7 +169,7 @@ def commit(ctx: RunContext, run: RunResult) -> TuneResult:
         folder.clear_staging()
         _logger.warning("the result of an earlier run stays: it is at least as good")
         build_with = _build_line(ctx, run, folder / names.FINAL)
-        this_run = summarize(run, WrittenFiles({}, build_with), ctx.reporter.seconds())
+        this_run = summarize(run, ctx.reporter.seconds(), build_with)
         summary, placement = earlier.summary_after(this_run), earlier.placement
         _write_summary(folder / names.SUMMARY, summary)
     else:
@@ -227,21 +197,23 @@ def _write_result(ctx: RunContext, run: RunResult) -> Summary:
     write_text(staged / names.PLACEMENT, placement, force=True)
     if run.final.ranges is not None:
         write_text(staged / names.RANGES, run.final.ranges.to_json(), force=True)
-    is_measured = shipped is not None and shipped.sqnr_db is not None
-    provider = run.target.provider
-    written = WrittenFiles(
-        {
-            name.partition(".")[0]: name
-            for name in (*_WRITTEN, *(_OF_SUBGRAPHS if request.config.workflow == SUBGRAPH else ()))
-            if (staged / name).exists() or (name not in names.RESULT and (folder / name).exists())
-        },
-        _build_line(ctx, run, staged / names.FINAL),
-        final_sha256,
-        sha256_with_weights(folder / names.BASELINE),
-        model_bytes(staged / names.FINAL if shipped is not None else request.file),
-        provider.evaluation_inputs(request.config.input_request.ranges) if is_measured else {},
+    listed = (*_WRITTEN, *(_OF_SUBGRAPHS if request.config.workflow == SUBGRAPH else ()))
+    files = {
+        name.partition(".")[0]: name
+        for name in listed
+        if (staged / name).exists() or (name not in names.RESULT and (folder / name).exists())
+    }
+    summary = summarize(run, ctx.reporter.seconds(), _build_line(ctx, run, staged / names.FINAL))
+    summary = replace(
+        summary,
+        files={**files, **summary.files},
+        final_sha256=final_sha256,
+        baseline_sha256=sha256_with_weights(folder / names.BASELINE),
+        bytes_after=model_bytes(staged / names.FINAL if shipped is not None else request.file),
     )
-    summary = summarize(run, written, ctx.reporter.seconds())
+    if shipped is not None and shipped.sqnr_db is not None:
+        inputs = run.target.provider.evaluation_inputs(request.config.input_request.ranges)
+        summary = replace(summary, error_inputs=inputs)
     _write_summary(staged / names.SUMMARY, summary)
     folder.hand_over(keep_old=_is_other_result_lost(ctx, run, final_sha256))
     return summary
