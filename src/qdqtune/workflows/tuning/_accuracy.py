@@ -1,7 +1,4 @@
-"""How accurate placements are, from the journal or measured.
-
-The fewest ops to leave float if one is not accurate enough.
-"""
+"""Measure how accurate placements are, once per journal, and repair what is not accurate enough."""
 
 from __future__ import annotations
 
@@ -45,6 +42,10 @@ _SHORTEST_LIMIT_S = 600.0
 _TIMES_FLOAT = 20.0
 
 _logger = logging.getLogger(__name__)
+# With more groups than this, whole patterns are evaluated instead: every evaluation takes some
+# runs.
+_MOST_EVALUATED = 60
+_MOST_NAMED = 3
 
 
 @dataclass
@@ -252,12 +253,6 @@ class MeasuredAccuracy:
         if function is None or not function.fingerprint:
             return ""
         return f"{function.label} {function.fingerprint} {self.target.float_metric!r}"
-
-
-# With more groups than this, whole patterns are evaluated instead: every evaluation takes some
-# runs.
-_MOST_EVALUATED = 60
-_MOST_NAMED = 3
 
 
 class Accuracy(Protocol):

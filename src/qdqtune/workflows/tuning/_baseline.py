@@ -1,7 +1,4 @@
-"""The model as given: built, timed against itself.
-
-What difference can be seen on this machine.
-"""
+"""Build the model as given and time it against itself: what differences can this machine show?"""
 
 from __future__ import annotations
 

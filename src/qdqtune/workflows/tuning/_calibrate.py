@@ -24,6 +24,8 @@ from qdqtune.workflows.tuning._journal import Journal
 from qdqtune.workflows.tuning._preflight import find_choices, with_ranges
 from qdqtune.workflows.tuning._setup import TuningTarget
 
+_logger = logging.getLogger(__name__)
+
 
 @dataclass
 class BoundedSamples:
@@ -55,9 +57,6 @@ class BoundedSamples:
 
     def __length_hint__(self) -> int:
         return operator.length_hint(self.make())
-
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

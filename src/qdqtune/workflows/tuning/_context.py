@@ -1,7 +1,4 @@
-"""What every stage of a run works with.
-
-The request, its folder and engines, the progress it reports.
-"""
+"""What every stage of a run works with: the request, the engines and the progress reporter."""
 
 from __future__ import annotations
 
@@ -23,6 +20,11 @@ from qdqtune.records._tuning import Seconds, TuneEvent
 from qdqtune.workflows.tuning import _folder as names
 from qdqtune.workflows.tuning._folder import RunFolder
 from qdqtune.workflows.tuning._time_budget import Preset, TimeBudget
+
+_logger = logging.getLogger(__name__)
+
+SHOWN_EVERY_S = 2.0
+"""How often people hear of a long step."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,6 @@ class TuneRequest:
     def file(self) -> Path:
         """The model that is tuned, and handed back if nothing is faster."""
         return self.converted or self.model
-
-
-_logger = logging.getLogger(__name__)
-
-SHOWN_EVERY_S = 2.0
-"""How often people hear of a long step."""
 
 
 class ProgressReporter:

@@ -1,7 +1,4 @@
-"""What may be handed over: the result, accurate within its limits and written.
-
-The best blanket beside it.
-"""
+"""Choices become files that may be handed over: accurate within the limits, written, read back."""
 
 from __future__ import annotations
 
@@ -28,6 +25,9 @@ from qdqtune.workflows.tuning._context import RunContext
 from qdqtune.workflows.tuning._final_check import Timed, check_written
 from qdqtune.workflows.tuning._run_records import PreviousResult
 from qdqtune.workflows.tuning._setup import TuningTarget
+
+# A step that takes longer is told before it begins.
+_TOLD_AHEAD_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -182,10 +182,6 @@ class Finalized:
         """Where its ranges come from."""
         found = self.shipped.method if self.shipped is not None else None
         return found or RangeMethod.MAX
-
-
-# A step that takes longer is told before it begins.
-_TOLD_AHEAD_S = 2.0
 
 
 @dataclass

@@ -84,10 +84,6 @@ READ_AGAIN = {
 }
 """The kinds of the files that a later run reads."""
 
-AUTO, NEVER = "auto", "never"
-RESUME = (AUTO, NEVER)
-"""Whether an earlier run in the folder is resumed."""
-
 
 class RunFolder:
     """Where the files of one run lie. It is held as long as this object is open.
@@ -98,7 +94,7 @@ class RunFolder:
         others: Other files that are read.
         force: Whether what is there may be replaced, an earlier run included.
         restart: Whether an earlier run in it is set aside, to begin anew.
-        resume: ``auto`` to resume an earlier run, ``never`` to refuse one.
+        resume: Whether an earlier run in it is resumed; otherwise it is refused.
         folders: What folders it has beside those of every run.
 
     Raises:
@@ -114,14 +110,12 @@ class RunFolder:
         *,
         force: bool = False,
         restart: bool = False,
-        resume: str = AUTO,
+        resume: bool = True,
         folders: Sequence[str] = (),
     ) -> None:
         self.path = Path(path)
         self._more = tuple(folders)
         self._made: list[Path] = []
-        if resume not in RESUME:
-            raise UsageError(f"There is no resume={resume!r}.", f"Choices: {', '.join(RESUME)}.")
         self._read = {
             real_path(file)
             for source in (model, *others)
@@ -136,7 +130,7 @@ class RunFolder:
         self._is_restart = restart
         self._is_forced = force
         try:
-            self._prepare(resume=AUTO if restart or force else resume)
+            self._prepare(resume=resume or restart or force)
         except BaseException:
             self._lock.close()
             raise
@@ -213,7 +207,7 @@ class RunFolder:
                 if kind_at(file) == "a folder" and not self._is_restart:
                     raise _not_a_file(file, "a folder")
 
-    def _prepare(self, *, resume: str) -> None:
+    def _prepare(self, *, resume: bool) -> None:
         self._refuse_foreign_entries()
         if not self.begins_anew:
             refuse_newer_files({self.path / name: kind for name, kind in READ_AGAIN.items()})
@@ -223,7 +217,7 @@ class RunFolder:
         if (self.path / ASIDE / _PARTIAL_RESULT).exists():
             self._move_aside(RESULT, _PARTIAL_RESULT)
         finish_handover(self.path)
-        if (self.path / JOURNAL).exists() and resume == NEVER:
+        if (self.path / JOURNAL).exists() and not resume:
             raise UsageError(
                 f"{self.path} holds a run already.",
                 "Leave --resume never out to resume it, pass --restart to set it aside, or "

@@ -168,10 +168,8 @@ class Journal:
             force: Whether a new one is forced to the disk at once.
         """
         if key not in self.names:
-            self._last += 1
-            self.names[key] = f"c{self._last:04d}"
-            body = {"kind": "candidate", "id": self.names[key], "key": key}
-            self._append(body, force=force)
+            name = f"c{self._last + 1:04d}"
+            self._record({"kind": "candidate", "id": name, "key": key}, force=force)
         return self.names[key]
 
     def keep_file(self, key: str, digest: str) -> None:
@@ -183,8 +181,7 @@ class Journal:
         """
         if self._digests.get(key) != digest:
             name = self.name_of(key)
-            self._append({"kind": "file", "id": name, "key": key, "digest": digest}, force=False)
-            self._digests[key] = digest
+            self._record({"kind": "file", "id": name, "key": key, "digest": digest}, force=False)
 
     def add_round(
         self, reference: str, candidates: Sequence[str], effort: str, played: Round
@@ -272,25 +269,26 @@ class Journal:
 
     def _adopt(self, body: Mapping[str, Any]) -> None:
         rest = {name: value for name, value in body.items() if name not in _OF_THE_RUN}
-        self._append(rest, force=False)
-        self._take(body)
+        self._record(rest, force=False)
 
     def keep_shares(self, shares: Mapping[str, float]) -> None:
         """Write down where the latency goes: a search that is run again must see the same."""
-        self._append({"kind": "shares", "shares": dict(shares)})
-        self.shares = dict(shares)
+        self._record({"kind": "shares", "shares": dict(shares)})
 
     def keep_samples(self, samples: int) -> None:
         """Write down that ranges come from the first samples alone: all would give other scales."""
-        self._append({"kind": "calibration", "samples": samples})
-        self.samples = samples
+        self._record({"kind": "calibration", "samples": samples})
 
     def keep_accuracy(self, key: AccuracyKey, value: float | None) -> None:
         """Write down how accurate a placement is: to find it out takes runs of the model."""
         is_finite = value is None or math.isfinite(value)
         written = value if is_finite else str(value)  # JSON has no infinity
-        self._append({"kind": "accuracy", **key._asdict(), "value": written})
-        self.accuracy[key] = value
+        self._record({"kind": "accuracy", **key._asdict(), "value": written})
+
+    def _record(self, body: Mapping[str, Any], *, force: bool = True) -> None:
+        """Write a line and take it in, as a later run will."""
+        self._append(body, force=force)
+        self._take(body)
 
     def end(self, stopped: str) -> None:
         """Write down that this run is over, and how long it took."""

@@ -27,6 +27,9 @@ _logger = logging.getLogger(__name__)
 
 # How the sublayers of a layer are numbered.
 _SUBLAYER = re.compile(r"#\d+$")
+_PROFILE_RUNS = 20
+# A file that mentions a smaller part of the ops may well be of another model.
+_LEAST_MENTIONED = 0.5
 
 
 def write_layer_file(worker: Worker, plain: Path, feeds: StoredFeeds, target: Path) -> bool:
@@ -109,11 +112,6 @@ def _parts(index: GraphIndex, layers: Sequence[MappedLayer]) -> list[tuple[str, 
         (name, each / whole[name] if whole[name] else 1 / count[name])
         for name, each in zip(names, work, strict=True)
     ]
-
-
-_PROFILE_RUNS = 20
-# A file that mentions a smaller part of the ops may well be of another model.
-_LEAST_MENTIONED = 0.5
 
 
 def find_groups(

@@ -1,7 +1,4 @@
-"""The files in a run's folder.
-
-One run at a time, no newer versions, and a result handed over at once.
-"""
+"""Guards of a run's folder: one run at a time, no newer files, a result handed over at once."""
 
 from __future__ import annotations
 
@@ -40,6 +37,27 @@ LOCK = ".lock"
 _logger = logging.getLogger(__name__)
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+_SCHEMA = re.compile(rb'^schema: *(\d{1,9}) *$|"schema": *(\d{1,9})\b', re.MULTILINE)
+_READERS: Mapping[str, Callable[[Path], object]] = {
+    "autotuner_state": read_state,
+    "journal": read_journal,
+    "pattern_cache": PatternCache.load,
+}
+_FILES = "subgraph_*.onnx"
+_WRITTEN = (
+    _FILES,
+    "conversion_*.onnx",
+    WEIGHTS_FILE,
+    WEIGHTS_INDEX,
+)
+FINAL = "optimized_final.onnx"
+PLACEMENT = "placement.json"
+RANGES = "ranges.json"
+SUMMARY = "summary.json"
+COMMITTED = ".handover"
+_DATA = FINAL + ".data"
+RESULT = (_DATA, FINAL, RANGES, PLACEMENT, SUMMARY)
+"""What a run comes to, in the order in which it goes into place."""
 
 
 class FolderLock:
@@ -117,9 +135,6 @@ class FolderLock:
             return ""
 
 
-_SCHEMA = re.compile(rb'^schema: *(\d{1,9}) *$|"schema": *(\d{1,9})\b', re.MULTILINE)
-
-
 def refuse_newer_files(kinds: Mapping[Path, str]) -> None:
     """Refuse files that only a newer version can read.
 
@@ -154,22 +169,6 @@ def _check_json(path: Path, kind: str) -> None:
         check_schema(kind, body.get("schema"), str(path))
 
 
-_READERS: Mapping[str, Callable[[Path], object]] = {
-    "autotuner_state": read_state,
-    "journal": read_journal,
-    "pattern_cache": PatternCache.load,
-}
-
-
-_FILES = "subgraph_*.onnx"
-_WRITTEN = (
-    _FILES,
-    "conversion_*.onnx",
-    WEIGHTS_FILE,
-    WEIGHTS_INDEX,
-)
-
-
 def holds_subgraphs(folder: Path) -> bool:
     """Whether a run has written subgraphs there."""
     return any(folder.glob(_FILES))
@@ -188,17 +187,6 @@ def remove_subgraphs(folder: Path) -> None:
         file.unlink(missing_ok=True)
     if is_empty(folder) and not folder.is_symlink():
         folder.rmdir()
-
-
-FINAL = "optimized_final.onnx"
-PLACEMENT = "placement.json"
-RANGES = "ranges.json"
-SUMMARY = "summary.json"
-COMMITTED = ".handover"
-
-_DATA = FINAL + ".data"
-RESULT = (_DATA, FINAL, RANGES, PLACEMENT, SUMMARY)
-"""What a run comes to, in the order in which it goes into place."""
 
 
 def hand_over(folder: Path, staged: Path) -> None:

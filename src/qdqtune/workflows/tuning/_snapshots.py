@@ -42,6 +42,7 @@ _logger = logging.getLogger(__name__)
 _EVERY_S = 1.0
 # Writing takes at most one part in so many of a run's time.
 _TIMES_COST = 50.0
+_SCHEMES = "region_{}_scheme_{}.log"
 
 
 @dataclass(frozen=True)
@@ -286,9 +287,6 @@ def _note(
         kept.candidate = candidate
     kept.scheme.error = False
     kept.scheme.latency_ms = min(kept.scheme.latency_ms, latency_ms)
-
-
-_SCHEMES = "region_{}_scheme_{}.log"
 
 
 class SchemeLogs:

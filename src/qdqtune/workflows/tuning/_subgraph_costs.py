@@ -1,7 +1,4 @@
-"""Phase 2 of subgraph mode: costs come from `autotune_cache.json`.
-
-Or are profiled and written there.
-"""
+"""Phase 2 of subgraph mode: what `autotune_cache.json` does not know is profiled and kept there."""
 
 from __future__ import annotations
 
@@ -35,6 +32,9 @@ KIND = "autotune_cache"
 SCHEMA = SCHEMAS[KIND]
 
 _logger = logging.getLogger(__name__)
+# What the inputs of subgraphs may take of memory at once.
+_BYTES_AT_ONCE = 1 << 28
+_MOST_OPS_SHOWN = 6
 
 
 class SubgraphCache:
@@ -211,11 +211,6 @@ def _seen_from_dict(value: Mapping[str, Any]) -> ObservedCosts:
         {str(tensor): checked_ms(ms) for tensor, ms in value["dequantize_ms"].items()},
         frozenset(map(int, value["otherwise"])),
     )
-
-
-# What the inputs of subgraphs may take of memory at once.
-_BYTES_AT_ONCE = 1 << 28
-_MOST_OPS_SHOWN = 6
 
 
 @dataclass(frozen=True)

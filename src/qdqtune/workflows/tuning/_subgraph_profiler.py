@@ -45,6 +45,13 @@ Array = npt.NDArray[Any]
 
 _IR_VERSION = 9
 _HALF = 0.5
+# Of what a whole model may take to be timed, a subgraph gets this part.
+_PART_OF_EFFORT = 0.25
+_FEWEST_ROUNDS = 6
+# What conversions alone are seen to cost may be more than what they cost in a subgraph.
+_LEAST_INSIDE = 0.05
+_MUCH_UNTOLD = 0.7
+_NOT_IN_NAMES = re.compile(r"\W+")
 
 
 @dataclass
@@ -107,15 +114,6 @@ class Conversions:
         with replacing(path, durable=False) as file:
             file.write(model.SerializeToString())
         return path
-
-
-# Of what a whole model may take to be timed, a subgraph gets this part.
-_PART_OF_EFFORT = 0.25
-_FEWEST_ROUNDS = 6
-# What conversions alone are seen to cost may be more than what they cost in a subgraph.
-_LEAST_INSIDE = 0.05
-_MUCH_UNTOLD = 0.7
-_NOT_IN_NAMES = re.compile(r"\W+")
 
 
 @dataclass

@@ -28,6 +28,19 @@ from qdqtune.workflows.tuning._search import SearchOutcome
 from qdqtune.workflows.tuning._search_problem import Preparation, SearchProblem
 from qdqtune.workflows.tuning._setup import TuningTarget
 
+_logger = logging.getLogger(__name__)
+
+_WRITTEN = (
+    names.BASELINE,
+    names.FINAL,
+    names.PLACEMENT,
+    names.RANGES,
+    names.JOURNAL,
+    names.STATE,
+    names.PATTERN_CACHE,
+)
+_OF_SUBGRAPHS = (names.RAW, names.SUBGRAPH_CACHE)
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -142,20 +155,6 @@ def summarize(run: RunResult, seconds: Seconds, build_with: str) -> Summary:
 def _metrics(of_float: float | None, of_final: float | None) -> dict[str, float] | None:
     found = {"float": of_float, "final": of_final}
     return None if of_float is None else {k: v for k, v in found.items() if v is not None}
-
-
-_logger = logging.getLogger(__name__)
-
-_WRITTEN = (
-    names.BASELINE,
-    names.FINAL,
-    names.PLACEMENT,
-    names.RANGES,
-    names.JOURNAL,
-    names.STATE,
-    names.PATTERN_CACHE,
-)
-_OF_SUBGRAPHS = (names.RAW, names.SUBGRAPH_CACHE)
 
 
 def commit(ctx: RunContext, run: RunResult) -> TuneResult:

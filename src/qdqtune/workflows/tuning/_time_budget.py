@@ -17,6 +17,23 @@ _RUNS_OF_A_BLOCK = 2  # of a slow model; a fast one has more
 _NO_LIMIT_S = 3600.0
 # What one candidate's comparison may take of a budget: some twenty candidates are worth a search.
 _PART_OF_BUDGET = {Effort.SCREEN: 0.02, Effort.CONFIRM: 0.04}
+_Number = TypeVar("_Number", int, float)
+# The runs of each model before a comparison begins.
+_PILOT_RUNS = 4
+# The files that the last comparison has beside the baseline: the result and what it must beat.
+_FINALS = 2
+# What is reserved of the budget for the last comparison of each; it may take more that is left.
+_PART_FOR_FINAL = 0.1
+# What opening the files of the last comparison again may take: a part of what the run took so far,
+# but always this much; of a budget, no more than that part of it is reserved.
+_PART_FOR_REOPENING = 0.2
+_LEAST_FOR_REOPENING_S = 30.0
+_BUDGET_FOR_REOPENING = 0.1
+# What a repair of the accuracy may take of the budget.
+_PART_FOR_REPAIR = 0.25
+# What calibration may take of the time that is left beside a single candidate and the end.
+_PART_FOR_CALIBRATION = 0.3
+_ROUNDED_UP = 1.15
 
 
 @dataclass(frozen=True)
@@ -87,9 +104,6 @@ class Preset:
         )
 
 
-_Number = TypeVar("_Number", int, float)
-
-
 def _by_effort(screen: _Number, confirm: _Number) -> dict[Effort, _Number]:
     return {Effort.SCREEN: screen, Effort.CONFIRM: confirm}
 
@@ -99,24 +113,6 @@ PRESETS: dict[str, Preset] = {
     "default": Preset(_by_effort(14, 40), _by_effort(3.0, 8.0), 2, (60, 2.0), 8.0, 16),
     "extensive": Preset(_by_effort(30, 100), _by_effort(8.0, 30.0), 5, (100, 8.0), 30.0, 30),
 }
-
-
-# The runs of each model before a comparison begins.
-_PILOT_RUNS = 4
-# The files that the last comparison has beside the baseline: the result and what it must beat.
-_FINALS = 2
-# What is reserved of the budget for the last comparison of each; it may take more that is left.
-_PART_FOR_FINAL = 0.1
-# What opening the files of the last comparison again may take: a part of what the run took so far,
-# but always this much; of a budget, no more than that part of it is reserved.
-_PART_FOR_REOPENING = 0.2
-_LEAST_FOR_REOPENING_S = 30.0
-_BUDGET_FOR_REOPENING = 0.1
-# What a repair of the accuracy may take of the budget.
-_PART_FOR_REPAIR = 0.25
-# What calibration may take of the time that is left beside a single candidate and the end.
-_PART_FOR_CALIBRATION = 0.3
-_ROUNDED_UP = 1.15
 
 
 class TimeBudget:

@@ -62,6 +62,8 @@ _MODES: Mapping[str, Callable[[RunContext, TuningTarget, RunRecords, Baseline], 
     REGION: RegionMode,
     SUBGRAPH: SubgraphMode,
 }
+_LARGE_BYTES = 50_000_000
+_EVALUATE_EXAMPLE = "(path): return accuracy"
 
 
 def run_tune(
@@ -140,10 +142,6 @@ def _handed_over(evaluator: CandidateEvaluator, final: Finalized) -> Candidate:
     return evaluator.shipped(final.placement, gain)
 
 
-_LARGE_BYTES = 50_000_000
-_EVALUATE_EXAMPLE = "(path): return accuracy"
-
-
 @configured(TuneConfig)
 @on_file
 def tune(model: Path, config: TuneConfig) -> TuneResult:
@@ -176,7 +174,7 @@ def tune(model: Path, config: TuneConfig) -> TuneResult:
         others,
         force=config.force,
         restart=config.restart,
-        resume=config.resume,
+        resume=config.resume != "never",
         folders=(SUBGRAPHS,) if config.workflow == SUBGRAPH else (),
     ) as folder:
         return run_tune(request, source, provider, folder, reporter)
