@@ -82,7 +82,6 @@ LARGE_CLASSES = {
     "autotune/_tuning_session.py:TuningSession",
     "engines/_worker.py:Worker",
     "qdq/_encoder.py:Encoder",
-    "workflows/tuning/_journal.py:Journal",
 }
 
 

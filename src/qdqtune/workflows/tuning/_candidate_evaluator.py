@@ -53,8 +53,8 @@ class CandidateEvaluator:
     journal: Journal
     inserter: Inserter
     problem: SearchProblem
-    benchmarks: int = 0
-    failed: int = 0
+    benchmarks: int = field(default=0, init=False)
+    failed: int = field(default=0, init=False)
     _files: dict[str, Path] = field(default_factory=dict, init=False)
     # Of everything that was tried, in order: its log speedup over the float model, why it
     # failed, or None if it was only compared with something of which neither is known.

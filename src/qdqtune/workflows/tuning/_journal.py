@@ -55,7 +55,93 @@ class AccuracyKey(NamedTuple):
     conditions: str
 
 
-class Journal:
+class Measurements:
+    """What the lines of a journal say.
+
+    Attributes:
+        shares: Where the latency of the float model goes, by node; None if not known yet.
+        accuracy: How accurate placements are; None where that could not be known.
+        samples: On how many samples ranges were calibrated, where time was short; None where all
+            were taken.
+        names: Ids of candidates by their keys.
+        earlier_benchmarks: Candidates that earlier runs timed.
+    """
+
+    def __init__(self) -> None:
+        self.shares: dict[str, float] | None = None
+        self.accuracy: dict[AccuracyKey, float | None] = {}
+        self.samples: int | None = None
+        self.names: dict[str, str] = {}
+        self.earlier_benchmarks = 0
+        self._adopted_s = 0.0
+        self._scores: dict[_Comparison, Score] = {}
+        self._unsure: dict[_Comparison, int] = {}
+        self._rounds: dict[_TrialRun, list[Round]] = {}
+        self._digests: dict[str, str] = {}
+        self._last = -1
+
+    def knows(self, reference: str, candidate: str, effort: str) -> bool:
+        """Whether a comparison was made before."""
+        return (reference, candidate, effort) in self._scores
+
+    def rounds(self, reference: str, candidates: Sequence[str], effort: str) -> list[Round]:
+        """The rounds of a comparison that were timed before it was cut off.
+
+        Args:
+            reference: Key of what was compared with.
+            candidates: Keys of what was compared. If they ran together with others, whose outcome
+                was written down before the end, it is the same comparison.
+            effort: How thoroughly.
+        """
+        wanted = [self.names.get(candidate, "") for candidate in candidates]
+        best: list[Round] = []
+        for (against, how, names), rounds in self._rounds.items():
+            if (against, how) == (reference, effort) and set(wanted) <= set(names):
+                places = [names.index(name) for name in wanted]
+                if len(rounds) > len(best):
+                    best = [_part(each, places) for each in rounds]
+        return best
+
+    def _take(self, body: Mapping[str, Any]) -> None:
+        kind = body["kind"]
+        for name in body["candidates"] if kind == "round" else [body.get("id", "")]:
+            # Also of a candidate whose own line is damaged: its id must not mean another one.
+            number = name[1:]
+            self._last = max(self._last, int(number) if number.isdecimal() else -1)
+        if kind == "candidate":
+            self.names[body["key"]] = body["id"]
+        elif kind == "file":
+            self._digests[body["key"]] = body["digest"]
+        elif kind == "shares":
+            self.shares = body["shares"]
+        elif kind == "calibration":
+            self.samples = body["samples"]
+        elif kind == "accuracy":
+            key = AccuracyKey(body["measure"], body["placement"], body["conditions"])
+            self.accuracy[key] = None if body["value"] is None else float(body["value"])
+        elif kind == "adopted":
+            self._adopted_s += body["seconds"]
+        elif kind == "round":
+            compared = (body["reference"], body["effort"], tuple(body["candidates"]))
+            numbers = tuple(body["latencies_ms"]), tuple(body["log_ratios"])
+            self._rounds.setdefault(compared, []).append(Round(body["baseline_ms"], *numbers))
+        elif kind == "measurement":
+            self._take_measurement(body)
+
+    def _take_measurement(self, body: Mapping[str, Any]) -> None:
+        self.earlier_benchmarks += 1
+        key = (body["reference"], body["candidate"], body["effort"])
+        failure = body["failure"]
+        if failure is None:
+            if body["gain"] is not None:
+                self._scores[key] = Score(body["gain"], body["error"])
+            return
+        self._unsure[key] = self._unsure.get(key, 0) + 1
+        if not body.get("unsure") or self._unsure[key] >= _ASSUMED:
+            self._scores[key] = Score.failed(failure)
+
+
+class Journal(Measurements):
     """The measurements of one run folder.
 
     Args:
@@ -66,14 +152,8 @@ class Journal:
 
     Attributes:
         memo_hits: How often an outcome was known already.
-        shares: Where the latency of the float model goes, by node; None if not known yet.
-        accuracy: How accurate placements are; None where that could not be known.
-        samples: On how many samples ranges were calibrated, where time was short; None where all
-            were taken.
         session: The number of this run over the file, from 1 on.
         earlier_s: Seconds that earlier runs took, as far as it was written down.
-        earlier_benchmarks: Candidates that they timed.
-        names: Ids of candidates by their keys.
         kept_lines: The lines that a state file holds, so that a run in another folder can go on:
             all but single rounds, and what is about this folder alone.
 
@@ -89,23 +169,13 @@ class Journal:
         elapsed_s: Callable[[], float] = lambda: 0.0,
         model: str = "",
     ) -> None:
+        super().__init__()
         self.path = path
         self.memo_hits = 0
-        self.shares: dict[str, float] | None = None
-        self.accuracy: dict[AccuracyKey, float | None] = {}
-        self.samples: int | None = None
         self.session = 1
         self.earlier_s = 0.0
-        self.earlier_benchmarks = 0
         self.kept_lines: list[str] = []
-        self._adopted_s = 0.0
         self._elapsed_s = elapsed_s
-        self._scores: dict[_Comparison, Score] = {}
-        self._unsure: dict[_Comparison, int] = {}
-        self._rounds: dict[_TrialRun, list[Round]] = {}
-        self.names: dict[str, str] = {}
-        self._digests: dict[str, str] = {}
-        self._last = -1
         self._run = checksum(header)
         try:
             has_header = self._take_in(header) if path.exists() else False
@@ -131,34 +201,12 @@ class Journal:
         with contextlib.suppress(OSError):
             self._file.close()
 
-    def knows(self, reference: str, candidate: str, effort: str) -> bool:
-        """Whether a comparison was made before."""
-        return (reference, candidate, effort) in self._scores
-
     def known(self, reference: str, candidate: str, effort: str) -> Score | None:
         """The outcome of a comparison that was made before."""
         score = self._scores.get((reference, candidate, effort))
         if score is not None:
             self.memo_hits += 1
         return score
-
-    def rounds(self, reference: str, candidates: Sequence[str], effort: str) -> list[Round]:
-        """The rounds of a comparison that were timed before it was cut off.
-
-        Args:
-            reference: Key of what was compared with.
-            candidates: Keys of what was compared. If they ran together with others, whose outcome
-                was written down before the end, it is the same comparison.
-            effort: How thoroughly.
-        """
-        wanted = [self.names.get(candidate, "") for candidate in candidates]
-        best: list[Round] = []
-        for (against, how, names), rounds in self._rounds.items():
-            if (against, how) == (reference, effort) and set(wanted) <= set(names):
-                places = [names.index(name) for name in wanted]
-                if len(rounds) > len(best):
-                    best = [_part(each, places) for each in rounds]
-        return best
 
     def name_of(self, key: str, *, force: bool = True) -> str:
         """The id of a candidate by its key: the same in every run over the same journal.
@@ -376,44 +424,6 @@ class Journal:
             f"{self.path.parent} holds a run with another {other}.",
             "Choose another --output_dir, or pass --restart to set that run aside.",
         )
-
-    def _take(self, body: Mapping[str, Any]) -> None:
-        kind = body["kind"]
-        for name in body["candidates"] if kind == "round" else [body.get("id", "")]:
-            # Also of a candidate whose own line is damaged: its id must not mean another one.
-            number = name[1:]
-            self._last = max(self._last, int(number) if number.isdecimal() else -1)
-        if kind == "candidate":
-            self.names[body["key"]] = body["id"]
-        elif kind == "file":
-            self._digests[body["key"]] = body["digest"]
-        elif kind == "shares":
-            self.shares = body["shares"]
-        elif kind == "calibration":
-            self.samples = body["samples"]
-        elif kind == "accuracy":
-            key = AccuracyKey(body["measure"], body["placement"], body["conditions"])
-            self.accuracy[key] = None if body["value"] is None else float(body["value"])
-        elif kind == "adopted":
-            self._adopted_s += body["seconds"]
-        elif kind == "round":
-            compared = (body["reference"], body["effort"], tuple(body["candidates"]))
-            numbers = tuple(body["latencies_ms"]), tuple(body["log_ratios"])
-            self._rounds.setdefault(compared, []).append(Round(body["baseline_ms"], *numbers))
-        elif kind == "measurement":
-            self._take_measurement(body)
-
-    def _take_measurement(self, body: Mapping[str, Any]) -> None:
-        self.earlier_benchmarks += 1
-        key = (body["reference"], body["candidate"], body["effort"])
-        failure = body["failure"]
-        if failure is None:
-            if body["gain"] is not None:
-                self._scores[key] = Score(body["gain"], body["error"])
-            return
-        self._unsure[key] = self._unsure.get(key, 0) + 1
-        if not body.get("unsure") or self._unsure[key] >= _ASSUMED:
-            self._scores[key] = Score.failed(failure)
 
 
 def _ends_with_line(path: Path) -> bool:

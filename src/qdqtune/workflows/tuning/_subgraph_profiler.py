@@ -140,8 +140,8 @@ class SubgraphProfiler:
     dims: Mapping[str, Dims | None]
     folder: Path
     preset: Preset
-    benchmarks: int = 0
-    failed: int = 0
+    benchmarks: int = field(default=0, init=False)
+    failed: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._store = WeightStore(self.folder, keep_index=True)
