@@ -80,7 +80,6 @@ MOST_ARGUMENTS, MOST_ATTRIBUTES = 8, 12
 LARGE_CLASSES = {
     "search/_config.py:Config",
     "autotune/_tuning_session.py:TuningSession",
-    "engines/_worker.py:Worker",
     "qdq/_encoder.py:Encoder",
 }
 

@@ -112,14 +112,14 @@ def test_options_are_written_as_they_are_read():
 
 def test_time_is_virtual(simulated, tower):
     """Hours of building and running are told, not waited for: the limits are those of requests."""
-    building_s, timing_s = simulated.building_s, simulated.timing_s
+    building_s, timing_s = simulated.totals.building_s, simulated.totals.timing_s
     slow = SessionOptions(engine_options={"profile": "gpu"})
     built = simulated.open(tower(3), slow, timeout_s=30)
     assert built.build_s > PROFILES["gpu"].build_s
-    assert simulated.building_s - building_s == pytest.approx(built.build_s)
+    assert simulated.totals.building_s - building_s == pytest.approx(built.build_s)
     simulated.feed(built, FEEDS)
     samples = simulated.time(built, 20_000, timeout_s=30)
-    assert simulated.timing_s - timing_s == pytest.approx(sum(samples) / 1000)
+    assert simulated.totals.timing_s - timing_s == pytest.approx(sum(samples) / 1000)
 
 
 def test_building_takes_as_long_as_it_is_told_to(simulated, tower):
@@ -230,6 +230,6 @@ def test_what_was_built_once_is_only_loaded(tmp_path):
     for _ in range(2):  # another process each time
         with Worker("simulated", options) as worker:
             worker.open(path)
-            taken_s.append(worker.building_s)
+            taken_s.append(worker.totals.building_s)
     assert taken_s[0] > 10.0
     assert taken_s[1] == pytest.approx(0.5)

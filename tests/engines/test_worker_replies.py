@@ -114,7 +114,11 @@ def check(op: str, reply: Any) -> None:
         if failure is not None:
             assert failure.kind is FailureKind.ERROR
             assert 0 < len(failure.what) < 500
-        for spent_s in (worker.building_s, worker.timing_s, worker.contended_s):
+        for spent_s in (
+            worker.totals.building_s,
+            worker.totals.timing_s,
+            worker.totals.contended_s,
+        ):
             assert isinstance(spent_s, float)
             assert 0.0 <= spent_s < math.inf
 

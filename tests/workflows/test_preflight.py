@@ -64,9 +64,9 @@ def released(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     paths: list[str] = []
     release = worker.release
 
-    def spy(model: OpenModel) -> None:
+    def spy(model: OpenModel, *, timeout_s: float | None = None) -> None:
         paths.append(model.path)
-        release(model)
+        release(model, timeout_s=timeout_s)
 
     monkeypatch.setattr(worker, "release", spy)
     return paths

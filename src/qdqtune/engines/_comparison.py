@@ -8,7 +8,8 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -66,15 +67,23 @@ class _ModelFailed(Exception):
         self.kind = kind
 
 
+@contextlib.contextmanager
+def _blaming(index: int) -> Iterator[None]:
+    try:
+        yield
+    except WorkerFailure as failure:
+        raise _ModelFailed(index, str(failure), failure.kind) from failure
+
+
 @dataclass(frozen=True)
 class _Length:
     """The length of a comparison, as a time or as a number of runs or rounds."""
 
     budget_s: float
-    runs: int | None = None
-    rounds: int | None = None
-    fewest_rounds: int = FEWEST_ROUNDS
-    min_time_s: float | None = None
+    runs: int | None
+    rounds: int | None
+    fewest_rounds: int
+    min_time_s: float | None
 
     def least_runs(self, latencies_ms: Sequence[float]) -> int | None:
         """Return the minimum number of timed runs per model, for the fastest to fill its time."""
@@ -125,169 +134,150 @@ def compare_files(
         One measurement per file, and one comparison per candidate: None where the candidate or
         the baseline failed.
     """
-    stored = feeds if isinstance(feeds, StoredFeeds) else worker.store(feeds)
     files = [os.fspath(path) for path in paths]
-    layers_of = range(layers_from, len(files)) if take_layers is not None else ()
-    comparing = _Comparing(worker, files, stored, options, timeout_s, listener, layers_of)
-    try:
-        length = _Length(budget_s, runs, rounds, fewest_rounds, min_time_s)
-        return comparing.hold(length, progress, take_outputs, take_layers)
-    finally:
-        if stored is not feeds:
-            worker.discard(stored)
+    length = _Length(budget_s, runs, rounds, fewest_rounds, min_time_s)
+    with worker.stored(feeds) as stored:
+        comparing = _Comparing(worker, files, stored, options, timeout_s, listener)
+        while present := [i for i in range(len(files)) if i not in comparing.errors]:
+            try:
+                blocks, comparisons = comparing.attempt(present, length, progress)
+                if take_outputs is not None:
+                    for index in present:
+                        take_outputs(index, comparing.run(index))
+                if take_layers is not None:
+                    for index in present:
+                        if index >= layers_from:
+                            take_layers(index, comparing.layers(index))
+            except _ModelFailed as failure:
+                comparing.errors[failure.index] = failure.error
+                if listener is not None:
+                    refused = failure.kind is FailureKind.ERROR
+                    listener.saw_failure(failure.index, failure.error, refused=refused)
+            else:
+                break
+            finally:
+                comparing.release()
+    timed = dict(zip(present, blocks, strict=True)) if present else {}
+    compared: dict[int, Comparison] = {}
+    if present and present[0] == 0:
+        compared = dict(zip(present[1:], comparisons, strict=True))
+    measurements = [comparing.measurement(i, timed.get(i, [])) for i in range(len(files))]
+    return measurements, [compared.get(i) for i in range(1, len(files))]
 
 
-def _large(overhead_ms: float) -> float:
-    """Return the overhead of a block if it is as large as a process start, else zero."""
-    return overhead_ms if overhead_ms > _LEAST_OVERHEAD_MS else 0.0
+_zeros = functools.partial(defaultdict, float)
 
 
 @dataclass
 class _Comparing:
+    """One comparison; without the models that failed, it is attempted again."""
+
     worker: Worker
     paths: list[str]
     feeds: StoredFeeds
     options: SessionOptions | None
     timeout_s: float | None
     listener: MeasurementListener | None
-    layers_of: Sequence[int] = ()
     errors: dict[int, str] = field(default_factory=dict, init=False)
-    build_s: dict[int, float] = field(default_factory=dict, init=False)
-    timing_s: dict[int, float] = field(default_factory=dict, init=False)
+    build_s: defaultdict[int, float] = field(default_factory=_zeros, init=False)
+    timing_s: defaultdict[int, float] = field(default_factory=_zeros, init=False)
     models: dict[int, OpenModel] = field(default_factory=dict, init=False)
     limit_s: float | None = field(default=None, init=False)
 
-    def hold(
-        self,
-        length: _Length,
-        progress: Progress | None,
-        take_outputs: TakeOutputs | None,
-        take_layers: TakeLayers | None,
-    ) -> tuple[list[Measurement], list[Comparison | None]]:
-        """Repeat the comparison without the models that failed, until none fails."""
-        blocks: dict[int, Blocks] = {}
-        comparisons: dict[int, Comparison] = {}
-        while present := [i for i in range(len(self.paths)) if i not in self.errors]:
-            try:
-                found, compared = self._attempt(present, length, progress)
-                if take_outputs is not None:
-                    for index in present:
-                        take_outputs(index, self._run(index))
-                if take_layers is not None:
-                    for index in sorted({*present} & {*self.layers_of}):
-                        take_layers(index, self._layers(index))
-            except _ModelFailed as failure:
-                self.errors[failure.index] = failure.error
-                if self.listener is not None:
-                    refused = failure.kind is FailureKind.ERROR
-                    self.listener.saw_failure(failure.index, failure.error, refused=refused)
-                continue
-            finally:
-                self._release()
-            blocks = dict(zip(present, found, strict=True))
-            if present[0] == 0:
-                comparisons = dict(zip(present[1:], compared, strict=True))
-            break
-        measurements = [self._measurement(index, blocks) for index in range(len(self.paths))]
-        return measurements, [comparisons.get(index) for index in range(1, len(self.paths))]
-
-    def _attempt(
+    def attempt(
         self, present: list[int], length: _Length, progress: Progress | None
     ) -> tuple[list[Blocks], list[Comparison]]:
+        """Open and time the models that have not failed yet."""
         self.limit_s = self.timeout_s
         for index in present:
             self._open(index)
-        timing_s, contended_s = self.worker.timing_s, self.worker.contended_s
+        before = replace(self.worker.totals)
 
         def contention() -> float:
-            spent_s = self.worker.timing_s - timing_s
-            return (self.worker.contended_s - contended_s) / spent_s if spent_s > 0.0 else 0.0
+            spent_s = self.worker.totals.timing_s - before.timing_s
+            waited_s = self.worker.totals.contended_s - before.contended_s
+            return waited_s / spent_s if spent_s > 0.0 else 0.0
 
         end = time.monotonic() + length.budget_s * max(1, len(present) - 1)
         latencies_ms: list[float] = []
         overheads_ms: list[float] = []
         for index in present:
-            before_s = self.worker.timing_s
+            before_s = self.worker.totals.timing_s
             pilot = self._block(index, _PILOT_RUNS)
-            spent_s = self.worker.timing_s - before_s
+            spent_s = self.worker.totals.timing_s - before_s
             overheads_ms.append(spent_s * 1000.0 - sum(pilot))
             latencies_ms.append(statistics.median(pilot[_PILOT_DROP:]))
             if index == present[0]:
-                self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * spent_s)
-        overhead_ms = _large(min(overheads_ms))
+                self._limit_blocks(spent_s)
+        overhead_ms = min(overheads_ms)
+        if overhead_ms <= _LEAST_OVERHEAD_MS:
+            overhead_ms = 0.0
         runs = length.least_runs(latencies_ms)
         plan = plan_turns(latencies_ms, end - time.monotonic(), runs, length.rounds, overhead_ms)
         plan = replace(plan, fewest_rounds=length.fewest_rounds)
-        block_s = (plan.shapes[0].block_ms + overhead_ms) / 1000.0
-        self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * block_s)
+        self._limit_blocks((plan.shapes[0].block_ms + overhead_ms) / 1000.0)
+        on_round = None
+        if self.listener is not None:
+            on_round = functools.partial(self.listener.saw_round, tuple(present[1:]))
         return take_turns(
             lambda model, count: self._block(present[model], count),
             plan,
             progress,
             # Other processes may leave the engine less time than its own samples show.
             time_is_up=lambda: runs is None and time.monotonic() > end,
-            on_round=self._tell(tuple(present[1:])),
+            on_round=on_round,
             contention=contention,
         )
 
-    def _tell(self, candidates: tuple[int, ...]) -> Callable[[Round], None] | None:
-        if self.listener is None:
-            return None
-        return functools.partial(self.listener.saw_round, candidates)
-
-    def _open(self, index: int) -> None:
-        try:
-            model = self.worker.open(self.paths[index], self.options, timeout_s=self.timeout_s)
-            self.models[index] = model
-            fed_s = self.worker.feed(model, self.feeds, timeout_s=self.timeout_s)
-            self.build_s[index] = self.build_s.get(index, 0.0) + model.build_s + fed_s
-        except WorkerFailure as failure:
-            raise _ModelFailed(index, str(failure), failure.kind) from failure
-
-    def _run(self, index: int) -> Outputs:
-        try:
+    def run(self, index: int) -> Outputs:
+        """Return a model's outputs."""
+        with _blaming(index):
             return self.worker.run(self.models[index], self.feeds, timeout_s=self.limit_s)
-        except WorkerFailure as failure:
-            raise _ModelFailed(index, str(failure), failure.kind) from failure
 
-    def _layers(self, index: int) -> list[LayerTime]:
+    def layers(self, index: int) -> list[LayerTime]:
         """Return a model's layers; not being able to list them is not a failure of the model.
 
         An engine that crashed or hung twice on this request is not asked again.
         """
-        if self.worker.deaths_by_layers >= _MOST_DEATHS:
+        if self.worker.totals.deaths_by_layers >= _MOST_DEATHS:
             return []
         try:
             return self.worker.layers(self.models[index], _LAYER_RUNS, timeout_s=self.limit_s)
         except WorkerFailure:
             return []
 
+    def release(self) -> None:
+        """Close what is open."""
+        for model in self.models.values():
+            with contextlib.suppress(WorkerFailure):
+                self.worker.release(model)
+        self.models.clear()
+
+    def measurement(self, index: int, blocks: Blocks) -> Measurement:
+        """Return what was found about a model."""
+        build_s, timing_s = self.build_s[index], self.timing_s[index]
+        return Measurement(tuple(blocks), self.errors.get(index), build_s, timing_s)
+
+    def _open(self, index: int) -> None:
+        with _blaming(index):
+            model = self.worker.open(self.paths[index], self.options, timeout_s=self.timeout_s)
+            self.models[index] = model
+            fed_s = self.worker.feed(model, self.feeds, timeout_s=self.timeout_s)
+            self.build_s[index] += model.build_s + fed_s
+
+    def _limit_blocks(self, baseline_s: float) -> None:
+        self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * baseline_s)
+
     def _block(self, index: int, runs: int) -> list[float]:
-        before_s = self.worker.timing_s
+        before_s = self.worker.totals.timing_s
         try:
-            samples = self.worker.time(self.models[index], runs, timeout_s=self.limit_s)
-        except WorkerFailure as failure:
-            raise _ModelFailed(index, str(failure), failure.kind) from failure
+            with _blaming(index):
+                samples = self.worker.time(self.models[index], runs, timeout_s=self.limit_s)
         finally:
-            spent_s = self.worker.timing_s - before_s
-            self.timing_s[index] = self.timing_s.get(index, 0.0) + spent_s
+            self.timing_s[index] += self.worker.totals.timing_s - before_s
         if len(samples) != runs:
             raise _ModelFailed(index, f"the engine returned {len(samples)} samples of {runs}")
         checked = Measurement((tuple(samples),))
         if checked.error is not None:
             raise _ModelFailed(index, checked.error)
         return samples
-
-    def _release(self) -> None:
-        for model in self.models.values():
-            with contextlib.suppress(WorkerFailure):
-                self.worker.release(model)
-        self.models.clear()
-
-    def _measurement(self, index: int, blocks: dict[int, Blocks]) -> Measurement:
-        return Measurement(
-            blocks_ms=tuple(blocks.get(index, ())),
-            error=self.errors.get(index),
-            build_s=self.build_s.get(index, 0.0),
-            timing_s=self.timing_s.get(index, 0.0),
-        )

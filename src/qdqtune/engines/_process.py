@@ -26,7 +26,7 @@ from qdqtune.engines._supervisor import END
 from qdqtune.engines._worker_log import OutputTail
 from qdqtune.graph._disk_errors import DiskError
 from qdqtune.records._errors import EngineError
-from qdqtune.records._measurement import MOST_MS, EngineInfo, LayerTime
+from qdqtune.records._measurement import MOST_MS, LayerTime
 from qdqtune.records._untrusted_files import (
     list_in,
     number_in,
@@ -321,11 +321,6 @@ def understand(op: str, read: Callable[[Any], _T], reply: Any) -> _T:
     except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         what = f"the engine's answer to '{op}' makes no sense: {error!s:.200}"
         raise WorkerFailure(what, FailureKind.ERROR) from None
-
-
-def read_info(reply: Any) -> EngineInfo:
-    """Read which engine answers."""
-    return EngineInfo.from_untrusted(reply)
 
 
 def read_opened(reply: Any) -> tuple[int, tuple[InputSpec, ...], float]:

@@ -7,11 +7,10 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._entries import EngineEntry
@@ -20,7 +19,6 @@ from qdqtune.engines._process import (
     ChildProcess,
     FailureKind,
     WorkerFailure,
-    read_info,
     read_layers,
     read_opened,
     read_samples,
@@ -39,10 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["FailureKind", "OpenModel", "StoredFeeds", "Worker", "WorkerFailure"]
 
 
-_CHILD_ENVIRONMENT = {
-    # Opening and closing hundreds of sessions must not fragment memory over many heaps.
-    "MALLOC_ARENA_MAX": "1",
-}
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -71,6 +66,25 @@ class StoredFeeds:
     path: Path
 
 
+@dataclass
+class WorkerTotals:
+    """What a worker has spent since it was created.
+
+    Attributes:
+        building_s: Seconds that the engine spent opening models, measured by itself.
+        timing_s: Seconds that it spent in timed runs, measured by itself.
+        contended_s: Total seconds that its threads waited for a core in timed runs.
+        waited_s: Seconds that callers waited for its answers.
+        deaths_by_layers: Number of crashes and hangs on requests for layers.
+    """
+
+    building_s: float = 0.0
+    timing_s: float = 0.0
+    contended_s: float = 0.0
+    waited_s: float = 0.0
+    deaths_by_layers: int = 0
+
+
 class Worker:
     """An engine in a child process, under the resource limits in effect where it is created.
 
@@ -88,13 +102,9 @@ class Worker:
 
     Attributes:
         engine: As passed.
-        building_s: Seconds that the engine spent opening models, measured by itself.
-        timing_s: Seconds that it spent in timed runs, measured by itself.
-        contended_s: Total seconds that its threads waited for a core in timed runs.
-        waited_s: Seconds that callers waited for its answers.
-        deaths_by_layers: Number of crashes and hangs on requests for layers.
-        scratch: Its folder, which is removed with it.
-        memory_bytes: Memory limit of the child; None if there is none.
+        options: Default options for opening models.
+        timeout_s: Default limit for each request.
+        totals: What it has spent so far.
 
     Everything that can fail inside the engine raises ``WorkerFailure``; ``measure`` and
     ``qdqtune.engines._comparison.compare_files`` turn it into a failed ``Measurement``.
@@ -112,32 +122,29 @@ class Worker:
         opening: int = 0,
     ) -> None:
         is_path = ":" in engine
-        self.engine = engine
-        self._engine = engine if is_path else registry.worker_class(engine)
-        self.options = options or SessionOptions()
-        limits = current_limits()
-        self._longest_s = limits.timeout_s
-        self.memory_bytes = limits.memory_bytes
         entry = EngineEntry(engine, "") if is_path else registry.entry(engine)
+        worker_class = engine if is_path else registry.worker_class(engine)
+        limits = current_limits()
         set_s = timeout_s or limits.timeout_s
+        self.engine = engine
+        self.options = options or SessionOptions()
         self.timeout_s = set_s or entry.open_limit_s
+        self.totals = WorkerTotals()
         self._small_limit_s = None if set_s else entry.small_limit_s
-        self.building_s = 0.0
-        self.timing_s = 0.0
-        self.contended_s = 0.0
-        self.waited_s = 0.0
-        self.deaths_by_layers = 0
-        self._log_path = log_path
+        self._longest_s = limits.timeout_s
         self._folder = TemporaryFolder(scratch)
-        self.scratch = self._folder.path
-        self._environment = {
-            **_CHILD_ENVIRONMENT,
+        variables = {
+            # Opening and closing hundreds of sessions must not fragment memory over many heaps.
+            "MALLOC_ARENA_MAX": "1",
             SCRATCH: str(self.scratch),
             "TMPDIR": str(self.scratch),  # files that an engine leaves there are removed as well
             LOGS: str(log_path.parent.absolute()) if log_path is not None else "",
             OPENING: str(opening),
             **(environment or {}),
         }
+        self._start = functools.partial(
+            ChildProcess, worker_class, variables, log_path, limits.memory_bytes
+        )
         self._child: ChildProcess | None = None
         self._generation = 0
         self._stored = 0
@@ -146,12 +153,7 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -162,6 +164,11 @@ class Worker:
         self._folder.cleanup()
 
     @property
+    def scratch(self) -> Path:
+        """Its folder, which is removed with it."""
+        return self._folder.path
+
+    @property
     def pid(self) -> int | None:
         """Process id of the child; None while there is none."""
         return None if self._child is None else self._child.pid
@@ -170,8 +177,8 @@ class Worker:
         self, options: SessionOptions | None = None, *, timeout_s: float | None = None
     ) -> EngineInfo:
         """Returns the engine, version and device in use."""
-        reply = self._ask("info", timeout_s, options=(options or self.options).to_dict())
-        return understand("info", read_info, reply)
+        chosen = options or self.options
+        return self._ask("info", EngineInfo.from_untrusted, timeout_s, options=chosen.to_dict())
 
     def open(
         self,
@@ -181,13 +188,30 @@ class Worker:
         timeout_s: float | None = None,
     ) -> OpenModel:
         """Opens a model file."""
-        full = os.path.abspath(path)
+        full, chosen = os.path.abspath(path), options or self.options
         if timeout_s is None and self._small_limit_s is not None and is_small(Path(full)):
             timeout_s = self._small_limit_s
-        reply = self._ask("open", timeout_s, path=full, options=(options or self.options).to_dict())
-        session, inputs, build_s = understand("open", read_opened, reply)
-        self.building_s += build_s
+        session, inputs, build_s = self._ask(
+            "open", read_opened, timeout_s, path=full, options=chosen.to_dict()
+        )
+        self.totals.building_s += build_s
         return OpenModel(full, inputs, build_s, session, self._generation)
+
+    @contextlib.contextmanager
+    def opened(
+        self,
+        path: str | os.PathLike[str],
+        options: SessionOptions | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> Iterator[OpenModel]:
+        """Opens a model file, and releases it on exit."""
+        model = self.open(path, options, timeout_s=timeout_s)
+        try:
+            yield model
+        finally:
+            with contextlib.suppress(WorkerFailure):
+                self.release(model, timeout_s=timeout_s)
 
     def store(self, feeds: Feeds) -> StoredFeeds:
         """Writes inputs once so that many models can be fed with them."""
@@ -200,6 +224,18 @@ class Worker:
         """Removes stored inputs."""
         feeds.path.unlink(missing_ok=True)
 
+    @contextlib.contextmanager
+    def stored(self, feeds: Feeds | StoredFeeds) -> Iterator[StoredFeeds]:
+        """Stores inputs for as long as the context lasts, unless they already are stored."""
+        if isinstance(feeds, StoredFeeds):
+            yield feeds
+            return
+        written = self.store(feeds)
+        try:
+            yield written
+        finally:
+            self.discard(written)
+
     def feed(
         self, model: OpenModel, feeds: Feeds | StoredFeeds, *, timeout_s: float | None = None
     ) -> float:
@@ -209,36 +245,32 @@ class Worker:
             Seconds that the engine took, which count as building: some engines build only when they
             know the shapes.
         """
-        stored = feeds if isinstance(feeds, StoredFeeds) else self.store(feeds)
-        try:
-            reply = self._ask_of(model, "feed", timeout_s, feeds=str(stored.path))
-            fed_s = understand("feed", read_seconds, reply)
-            self.building_s += fed_s
-            return fed_s
-        finally:
-            if stored is not feeds:
-                self.discard(stored)
+        with self.stored(feeds) as stored:
+            fed_s = self._ask("feed", read_seconds, timeout_s, model, feeds=str(stored.path))
+        self.totals.building_s += fed_s
+        return fed_s
 
     def run(
         self, model: OpenModel, feeds: Feeds | StoredFeeds, *, timeout_s: float | None = None
     ) -> Outputs:
         """Runs the model once and returns its outputs by name."""
-        stored = feeds if isinstance(feeds, StoredFeeds) else self.store(feeds)
         outputs = self.scratch / "outputs.npz"
+
+        def read(_: object) -> Outputs:
+            return read_arrays(outputs)
+
         try:
-            self._ask_of(model, "run", timeout_s, feeds=str(stored.path), outputs=str(outputs))
-            return understand("run", read_arrays, outputs)
+            with self.stored(feeds) as stored:
+                paths = {"feeds": str(stored.path), "outputs": str(outputs)}
+                return self._ask("run", read, timeout_s, model, **paths)
         finally:
             outputs.unlink(missing_ok=True)
-            if stored is not feeds:
-                self.discard(stored)
 
     def time(self, model: OpenModel, runs: int, *, timeout_s: float | None = None) -> list[float]:
         """Runs the model back to back on its feeds; returns unchecked milliseconds of each run."""
-        reply = self._ask_of(model, "time", timeout_s, runs=runs)
-        samples, spent_s, contended_s = understand("time", read_samples, reply)
-        self.timing_s += spent_s
-        self.contended_s += contended_s
+        samples, spent_s, contended_s = self._ask("time", read_samples, timeout_s, model, runs=runs)
+        self.totals.timing_s += spent_s
+        self.totals.contended_s += contended_s
         return samples
 
     def layers(
@@ -246,18 +278,17 @@ class Worker:
     ) -> list[LayerTime]:
         """Returns the mean time of each node of the engine's graph, in order of execution."""
         try:
-            reply = self._ask_of(model, "layers", timeout_s, runs=runs)
+            layers, spent_s = self._ask("layers", read_layers, timeout_s, model, runs=runs)
         except WorkerFailure as failure:
-            self.deaths_by_layers += failure.kind in (FailureKind.CRASH, FailureKind.TIMEOUT)
+            self.totals.deaths_by_layers += failure.kind in (FailureKind.CRASH, FailureKind.TIMEOUT)
             raise
-        layers, spent_s = understand("layers", read_layers, reply)
-        self.timing_s += spent_s
+        self.totals.timing_s += spent_s
         return layers
 
     def release(self, model: OpenModel, *, timeout_s: float | None = None) -> None:
         """Closes a model; does nothing if its child is already gone."""
-        if model.generation == self._generation and self._child is not None:
-            self._ask("close", timeout_s, session=model.session)
+        if self._holds(model):
+            self._ask("close", lambda _: None, timeout_s, model)
 
     def measure(
         self,
@@ -281,43 +312,47 @@ class Worker:
             options: How to open the model.
             timeout_s: Limit for opening, and for each block.
         """
-        model: OpenModel | None = None
         error: str | None = None
         samples: list[tuple[float, ...]] = []
-        timing_s = self.timing_s
+        build_s, timing_s = 0.0, self.totals.timing_s
         try:
-            model = self.open(path, options, timeout_s=timeout_s)
-            self.feed(model, feeds, timeout_s=timeout_s)
-            for _ in range(blocks):
-                block = self.time(model, drop + runs, timeout_s=timeout_s)
-                samples.append(tuple(block[drop:]))
+            with self.opened(path, options, timeout_s=timeout_s) as model:
+                build_s = model.build_s
+                self.feed(model, feeds, timeout_s=timeout_s)
+                for _ in range(blocks):
+                    block = self.time(model, drop + runs, timeout_s=timeout_s)
+                    samples.append(tuple(block[drop:]))
         except WorkerFailure as failure:
             error = str(failure)
+        return Measurement(tuple(samples), error, build_s, self.totals.timing_s - timing_s)
+
+    def _holds(self, model: OpenModel) -> bool:
+        return self._child is not None and model.generation == self._generation
+
+    def _ask(
+        self,
+        op: str,
+        read: Callable[[Any], _T],
+        timeout_s: float | None,
+        model: OpenModel | None = None,
+        **arguments: Any,
+    ) -> _T:
+        """Make a request, of a model or of the engine, and return what the answer says."""
         if model is not None:
-            with contextlib.suppress(WorkerFailure):
-                self.release(model, timeout_s=timeout_s)
-        build_s = 0.0 if model is None else model.build_s
-        return Measurement(tuple(samples), error, build_s, self.timing_s - timing_s)
-
-    def _ask_of(self, model: OpenModel, op: str, timeout_s: float | None, **arguments: Any) -> Any:
-        if model.generation != self._generation or self._child is None:
-            what = f"{model.path} is no longer open: the engine's process ended in between"
-            raise WorkerFailure(what, FailureKind.LOST)
-        return self._ask(op, timeout_s, session=model.session, **arguments)
-
-    def _ask(self, op: str, timeout_s: float | None, **arguments: Any) -> Any:
+            if not self._holds(model):
+                what = f"{model.path} is no longer open: the engine's process ended in between"
+                raise WorkerFailure(what, FailureKind.LOST)
+            arguments["session"] = model.session
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         if self._longest_s is not None:
             limit_s = min(limit_s, self._longest_s)
         with self._lock:
             if self._child is None:
-                self._child = ChildProcess(
-                    self._engine, self._environment, self._log_path, self.memory_bytes
-                )
+                self._child = self._start()
                 self._generation += 1
             start = time.monotonic()
             try:
-                return self._child.request(op, limit_s, **arguments)
+                reply = self._child.request(op, limit_s, **arguments)
             except WorkerFailure as failure:
                 if failure.kind is not FailureKind.ERROR:
                     self._child = None
@@ -327,28 +362,8 @@ class Worker:
                 self._child = None
                 raise
             finally:
-                self.waited_s += time.monotonic() - start
-
-
-@contextlib.contextmanager
-def opened(
-    worker: Worker,
-    path: Path | str,
-    options: SessionOptions | None = None,
-    *,
-    timeout_s: float | None = None,
-) -> Iterator[OpenModel]:
-    """Open a model and release it on exit.
-
-    Raises:
-        WorkerFailure: If it can't be opened.
-    """
-    model = worker.open(path, options, timeout_s=timeout_s)
-    try:
-        yield model
-    finally:
-        with contextlib.suppress(WorkerFailure):
-            worker.release(model)
+                self.totals.waited_s += time.monotonic() - start
+        return understand(op, read, reply)
 
 
 # The first start of CUDA on a machine may take many seconds.

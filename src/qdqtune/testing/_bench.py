@@ -326,14 +326,10 @@ class Bench:
         feeds: Feeds | None = None,
     ) -> Iterator[OpenModel]:
         """A model, open and fed for as long as the context lasts."""
-        model = self.worker.open(path, options)
-        try:
+        with self.worker.opened(path, options) as model:
             if feeds is not None:
                 self.worker.feed(model, feeds)
             yield model
-        finally:
-            with contextlib.suppress(WorkerFailure):
-                self.worker.release(model)
 
     def refusal(self, request: Callable[[], Any], what: str) -> WorkerFailure:
         """Makes a request that the engine must refuse with an exception, and returns the failure.

@@ -149,9 +149,9 @@ class TimesModels:
         bench.needs_runs()
         with bench.opened(bench.tower(), feeds=tower_feeds()) as model:
             bench.worker.time(model, 2)
-            before_s, start = bench.worker.timing_s, time.monotonic()
+            before_s, start = bench.worker.totals.timing_s, time.monotonic()
             samples = bench.worker.time(model, _TIMED_RUNS)
-            waited_s, spent_s = time.monotonic() - start, bench.worker.timing_s - before_s
+            waited_s, spent_s = time.monotonic() - start, bench.worker.totals.timing_s - before_s
         assert spent_s > 0, "timed runs took no time on the engine's clock"
         share = sum(samples) / 1000.0 / spent_s
         least = 0.0 if bench.engine.program else _LEAST_SHARE
@@ -238,10 +238,10 @@ class TellsLayers:
         bench.needs_runs()
         with _large(bench) as model:
             for _ in range(_ATTEMPTS):
-                before_s = bench.worker.timing_s
+                before_s = bench.worker.totals.timing_s
                 fastest_ms = min(bench.worker.time(model, _RUNS))
                 # With what other processes took meanwhile, which samples may leave out.
-                mean_ms = (bench.worker.timing_s - before_s) * 1000.0 / _RUNS
+                mean_ms = (bench.worker.totals.timing_s - before_s) * 1000.0 / _RUNS
                 layers = bench.worker.layers(model, _RUNS)
                 assert all(layer.ms >= 0 for layer in layers), "a layer takes less than 0 ms"
                 sum_ms = sum(layer.ms for layer in layers)

@@ -19,7 +19,7 @@ from qdqtune.engines import _registry as registry
 from qdqtune.engines._comparison import compare_files
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._reference_engine import advice_on
-from qdqtune.engines._worker import Worker, WorkerFailure, opened
+from qdqtune.engines._worker import Worker, WorkerFailure
 from qdqtune.graph._files import load_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import Inputs, bind_dims, input_dims, model_inputs, symbols_of
@@ -206,7 +206,7 @@ def _tells_outputs(worker: Worker, engine: str, path: str, feeds: Feeds) -> bool
     if not registry.entry(engine).program:
         return True
     try:
-        with opened(worker, path) as model:
+        with worker.opened(path) as model:
             worker.run(model, feeds)
     except WorkerFailure as failure:
         _logger.info("outputs are not compared: %s", failure)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from qdqtune.engines._interface import Feeds, Outputs
 
 
-_NOISE_KEYS = tuple(entry.name for entry in fields(Noise))
-# Options that override the profile.
-_PROFILE_KEYS = ("fusion", "layout", "build_s", "build_kernel_s")
-KEYS = ("profile", *_PROFILE_KEYS, "plan_cache", "seed", *_NOISE_KEYS)
+_SWITCHES = ("fusion", "layout")
+_NUMBERS = ("build_s", "build_kernel_s", *(entry.name for entry in fields(Noise)))
+KEYS = ("profile", *_SWITCHES, "plan_cache", "seed", *_NUMBERS)
 """All options."""
 
 QUIET: dict[str, str] = {"noise": "0", "drift": "0", "spikes": "0", "offset": "0"}
@@ -72,16 +71,25 @@ class Settings:
                     f"unknown option '{key}' of the simulated engine.{guess} "
                     f"There are: {', '.join(KEYS)}"
                 )
-        numbers = {key: _number(key, options[key]) for key in _NOISE_KEYS if key in options}
-        seed = options.get("seed", "0")
-        if not seed.isdecimal():
-            raise ValueError(f"seed is '{seed}'; it is a whole number from 0 on")
-        noise = Noise(**numbers)
-        return cls(_profile(options), int(seed), noise, options.get("plan_cache", ""))
+        profile = profile_named(options.get("profile", DEFAULT_PROFILE.name))
+        texts = {**cls(profile).to_options(), **options}
+        for key in _SWITCHES:
+            if texts[key] not in ("0", "1"):
+                raise ValueError(f"{key} is '{texts[key]}'; it is 0 or 1")
+        if not texts["seed"].isdecimal():
+            raise ValueError(f"seed is '{texts['seed']}'; it is a whole number from 0 on")
+        numbers = {key: _number(key, texts[key]) for key in _NUMBERS}
+        profile = replace(
+            profile,
+            fuses=texts["fusion"] == "1",
+            has_layouts=texts["layout"] == "1",
+            build_s=numbers.pop("build_s"),
+            build_kernel_s=numbers.pop("build_kernel_s"),
+        )
+        return cls(profile, int(texts["seed"]), Noise(**numbers), texts["plan_cache"])
 
     def to_options(self) -> dict[str, str]:
         """Return all options as text, including defaults."""
-        noise = {key: f"{value:g}" for key, value in asdict(self.noise).items()}
         machine = self.profile
         return {
             "profile": machine.name,
@@ -91,40 +99,18 @@ class Settings:
             "build_kernel_s": f"{machine.build_kernel_s:g}",
             "seed": str(self.seed),
             "plan_cache": self.plan_cache,
-            **noise,
+            **{key: f"{value:g}" for key, value in asdict(self.noise).items()},
         }
-
-
-def _profile(options: Mapping[str, str]) -> Profile:
-    profile = profile_named(options.get("profile", DEFAULT_PROFILE.name))
-    return replace(
-        profile,
-        fuses=_switch(options, "fusion", default=profile.fuses),
-        has_layouts=_switch(options, "layout", default=profile.has_layouts),
-        build_s=_seconds(options, "build_s", profile.build_s),
-        build_kernel_s=_seconds(options, "build_kernel_s", profile.build_kernel_s),
-    )
-
-
-def _switch(options: Mapping[str, str], key: str, *, default: bool) -> bool:
-    text = options.get(key, str(int(default)))
-    if text not in ("0", "1"):
-        raise ValueError(f"{key} is '{text}'; it is 0 or 1")
-    return text == "1"
-
-
-def _seconds(options: Mapping[str, str], key: str, default: float) -> float:
-    seconds = _number(key, options[key]) if key in options else default
-    if not (math.isfinite(seconds) and seconds >= 0.0):
-        raise ValueError(f"{key} is {options[key]}; it is a number from 0 on")
-    return seconds
 
 
 def _number(key: str, text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         raise ValueError(f"{key} is '{text}'; it is a number") from None
+    if not (math.isfinite(number) and number >= 0.0):
+        raise ValueError(f"{key} is {text}; it is a number from 0 on")
+    return number
 
 
 COST_MODEL_VERSION = "1"
@@ -219,7 +205,7 @@ class SimulatedSession:
             ValueError: If they don't match the model's inputs.
         """
         self._check(feeds)
-        open_inputs = [s.name for s in self._inputs if not all(isinstance(d, int) for d in s.shape)]
+        open_inputs = (s.name for s in self._inputs if not all(isinstance(d, int) for d in s.shape))
         self._kernels = self._plan({name: feeds[name].shape for name in open_inputs})
 
     def run(self, feeds: Feeds) -> Outputs:
@@ -276,7 +262,14 @@ class SimulatedSession:
         if wanted != feeds.keys():
             raise ValueError(f"the inputs are {sorted(wanted)}, the feeds {sorted(feeds)}")
         for spec in self._inputs:
-            _check(spec, feeds[spec.name])
+            array = feeds[spec.name]
+            fits = array.dtype.name == spec.dtype and len(array.shape) == len(spec.shape)
+            dims = zip(spec.shape, array.shape, strict=False)
+            if not fits or any(isinstance(want, int) and want != have for want, have in dims):
+                raise ValueError(
+                    f"the input '{spec.name}' is {spec.dtype}{list(spec.shape)}, "
+                    f"its feed {array.dtype.name}{list(array.shape)}"
+                )
 
     def _plan(self, shapes: dict[str, tuple[int, ...]]) -> tuple[Kernel, ...]:
         key = tuple(sorted(shapes.items()))
@@ -293,15 +286,3 @@ def _input_spec(value: onnx.ValueInfoProto) -> InputSpec:
     dims = (dim.dim_value if dim.dim_value > 0 else dim.dim_param or None for dim in kind.shape.dim)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
     return InputSpec(value.name, "str" if dtype == np.dtype(object) else dtype.name, tuple(dims))
-
-
-def _check(spec: InputSpec, array: Any) -> None:
-    fits = array.dtype.name == spec.dtype and len(array.shape) == len(spec.shape)
-    if not fits or any(
-        isinstance(want, int) and want != have
-        for want, have in zip(spec.shape, array.shape, strict=True)
-    ):
-        raise ValueError(
-            f"the input '{spec.name}' is {spec.dtype}{list(spec.shape)}, "
-            f"its feed {array.dtype.name}{list(array.shape)}"
-        )

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, WEIGHTED_OPS
 from qdqtune.testing.simulated._machine import Profile
-from qdqtune.testing.simulated._ops import MOVES, POINTWISE, REDUCTIONS, LowPrecision, is_free, macs
+from qdqtune.testing.simulated._ops import (
+    CONVS,
+    MOVES,
+    POINTWISE,
+    REDUCTIONS,
+    LowPrecision,
+    is_free,
+    macs,
+)
 from qdqtune.testing.simulated._wiring import Op, Wiring
 
 _ROW_OPS = POINTWISE | REDUCTIONS
+_IMAGE_RANK = 4
 # Longer than the chain of any activation or normalization; keeps the search linear.
 _LONGEST_CHAIN = 24
 
@@ -27,13 +37,25 @@ class Group:
     ops: tuple[Op, ...]
     lead: Op
 
+    @functools.cached_property
+    def reads(self) -> dict[str, Op]:
+        """The tensors that the kernel reads, each with an op in it that does."""
+        made = {tensor for op in self.ops for tensor in op.outputs}
+        return {t: op for op in self.ops for t in op.inputs if t and t not in made}
 
-def group_ops(wiring: Wiring, low: LowPrecision, profile: Profile) -> list[Group]:
-    """Groups all ops except Q, DQ, passthrough ops, and ops that cost nothing."""
-    return _Fuser(wiring, low, profile).groups()
 
+class Fuser:
+    """Groups all ops except Q, DQ, passthrough ops, and ops that cost nothing.
 
-class _Fuser:
+    Args:
+        wiring: The graph.
+        low: Its low-precision kernels.
+        profile: The machine.
+
+    Attributes:
+        groups: The kernels, the most specific ones first.
+    """
+
     def __init__(self, wiring: Wiring, low: LowPrecision, profile: Profile) -> None:
         self._wiring = wiring
         self._low = low
@@ -42,37 +64,34 @@ class _Fuser:
         self._left = {
             op: None for op in wiring.ops if op.op_type not in outside and not is_free(wiring, op)
         }
-        self._groups: list[Group] = []
-
-    def groups(self) -> list[Group]:
-        """Finds the groups, the most specific ones first."""
-        if self._profile.fuses:
+        self.groups: list[Group] = []
+        if not profile.fuses:
+            self._take_units()
+        else:
             self._take_normalizations()
-            if self._profile.fuses_pointwise:
+            if profile.fuses_pointwise:
                 self._take_clusters()
             else:
                 self._take_known_patterns()
-        else:
-            self._take_units()
         for op in list(self._left):
             self._take([op], op)
-        return self._groups
 
     def _take(self, ops: Iterable[Op], lead: Op) -> None:
         members = sorted(ops, key=lambda op: op.position)
         for op in members:
             del self._left[op]
-        self._groups.append(Group(tuple(members), lead))
+        self.groups.append(Group(tuple(members), lead))
 
     def _weighted_ops(self) -> list[Op]:
         """Return the remaining weighted ops, in the order in which they may fuse others."""
-        weighted = [op for op in self._left if op.op_type in WEIGHTED_OPS]
-        return sorted(weighted, key=self._rank, reverse=True)
-
-    def _rank(self, op: Op) -> tuple[float, ...]:
         wiring = self._wiring
-        shape = wiring.shape(op.inputs[1])
-        return (wiring.depth[op], macs(wiring, op), op in self._low.kernels, *shape)
+
+        def rank(op: Op) -> tuple[float, ...]:
+            shape = wiring.shape(op.inputs[1])
+            return (wiring.depth[op], macs(wiring, op), op in self._low.kernels, *shape)
+
+        weighted = [op for op in self._left if op.op_type in WEIGHTED_OPS]
+        return sorted(weighted, key=rank, reverse=True)
 
     # Normalizations and activations that the exporter has decomposed.
 
@@ -83,7 +102,7 @@ class _Fuser:
         for end in self._ends():
             best: list[Op] = []
             seen = 0
-            for chain in self._chains(end, _ROW_OPS) if end in self._left else ():
+            for chain in self._chains(end, _ROW_OPS):
                 reduces = any(op.op_type in REDUCTIONS for op in chain[seen:])
                 if best and not reduces:
                     break
@@ -94,14 +113,15 @@ class _Fuser:
 
     def _take_activations(self) -> None:
         for end in self._ends():
-            if end in self._left:
-                *_, longest = [[end], *self._chains(end, POINTWISE)]
-                self._take(longest, end)
+            *_, longest = [[end], *self._chains(end, POINTWISE)]
+            self._take(longest, end)
 
-    def _ends(self) -> list[Op]:
-        """Return ops that may end a chain, deepest first, as it may include others."""
+    def _ends(self) -> Iterator[Op]:
+        """Yield ops that may end a chain, deepest first, as it may include others."""
         ends = [op for op in self._left if op.op_type in POINTWISE and op not in self._low.kernels]
-        return sorted(ends, key=lambda op: -self._wiring.depth[op])
+        for op in sorted(ends, key=lambda op: -self._wiring.depth[op]):
+            if op in self._left:
+                yield op
 
     def _chains(self, end: Op, kinds: frozenset[str]) -> Iterator[list[Op]]:
         """Yield ever longer chains that compute a result from a single tensor of its size."""
@@ -133,9 +153,12 @@ class _Fuser:
         """Fuses only ops that are quantized as one with the op before them, also in float."""
         for op in list(self._left):
             if op in self._left and self._low.has_kernel(op):
-                activation = self._low.fused_activation(op)
-                taken = [activation] if activation in self._left and activation is not None else []
-                self._take([op, *taken], op)
+                self._take([op, *self._activation(op)], op)
+
+    def _activation(self, op: Op) -> list[Op]:
+        """Return the activation that the dialect quantizes with an op, if it is left."""
+        activation = self._low.fused_activation(op)
+        return [activation] if activation is not None and activation in self._left else []
 
     # Fusion on a machine that knows a list of patterns.
 
@@ -147,15 +170,17 @@ class _Fuser:
 
     def _epilogue(self, op: Op) -> list[Op]:
         if op in self._low.kernels:
-            activation = self._low.fused_activation(op)
-            return [activation] if activation in self._left and activation is not None else []
+            return self._activation(op)
         taken: list[Op] = []
-        for matches in (_is_batchnorm, self._is_bias, self._is_residual, self._is_activation):
+        for matches in (self._is_batchnorm, self._is_bias, self._is_residual, self._is_activation):
             tensor = (taken[-1] if taken else op).outputs[0]
             reader = self._wiring.only_reader(tensor)
-            if reader in self._left and reader is not None and matches(reader, tensor):
+            if reader is not None and reader in self._left and matches(reader, tensor):
                 taken.append(reader)
         return taken
+
+    def _is_batchnorm(self, op: Op, tensor: str) -> bool:
+        return op.op_type == "BatchNormalization" and op.inputs[0] == tensor
 
     def _is_bias(self, op: Op, tensor: str) -> bool:
         return op.op_type == "Add" and _others(op, tensor) <= self._wiring.constant
@@ -202,16 +227,8 @@ class _Fuser:
         return self._wiring.size(one) == self._wiring.size(other)
 
 
-def _is_batchnorm(op: Op, tensor: str) -> bool:
-    return op.op_type == "BatchNormalization" and op.inputs[0] == tensor
-
-
 def _others(op: Op, tensor: str) -> set[str]:
     return {name for name in op.inputs if name and name != tensor}
-
-
-_CONVS = frozenset({"Conv", "ConvTranspose"})
-_IMAGE_RANK = 4
 
 
 class Storage:
@@ -222,6 +239,10 @@ class Storage:
         low: Its low-precision kernels.
         groups: Its kernels.
         profile: The machine.
+
+    Attributes:
+        takes: What each kernel reads in quantized form, by its lead; a residual, too, if it can.
+        quantized: Float tensors that are stored in quantized form.
     """
 
     def __init__(
@@ -230,28 +251,13 @@ class Storage:
         self._wiring = wiring
         self._low = low
         self._profile = profile
-        self._last = {group.ops[-1]: group for group in groups}
-        self._group = {op: group for group in groups for op in group.ops}
-        self._reads = {group.lead: _reads(group) for group in groups}
-        self._takes = {group.lead: self._taken(group) for group in groups}
-        self._needed: set[str] = set()
-        self._needed_by_conv: set[str] = set()
-        self._quantized: set[str] = set()
+        self._lead = {op: group.lead for group in groups for op in group.ops}
+        self.takes = {group.lead: self._taken(group) for group in groups}
+        # Tensors that low-precision kernels read in quantized form, also moved.
+        self._needed, self._needed_by_conv = self._find_needed()
+        self.quantized: set[str] = set()
         self._blocked: set[str] = set()
-        self._find_needed(groups)
-        self._find_quantized()
-
-    def reads(self, group: Group) -> dict[str, Op]:
-        """Return the tensors that a kernel reads, each with an op in it that does."""
-        return self._reads[group.lead]
-
-    def takes(self, group: Group, tensor: str) -> bool:
-        """Whether a kernel reads a tensor in its quantized form."""
-        return tensor in self._takes[group.lead]
-
-    def is_quantized(self, tensor: str) -> bool:
-        """Whether a float tensor is stored in quantized form."""
-        return tensor in self._quantized
+        self._find_quantized({group.ops[-1]: group for group in groups})
 
     def float_too(self, tensor: str) -> bool:
         """Whether a tensor stored in quantized form is needed as float as well."""
@@ -263,12 +269,11 @@ class Storage:
         """Whether a Q is fused into the kernel that produces its input."""
         tensor = quantize.inputs[0]
         maker = self._wiring.producer.get(tensor)
-        return tensor in self._quantized and maker is not None and maker.op_type != DEQUANTIZE
+        return tensor in self.quantized and maker is not None and maker.op_type != DEQUANTIZE
 
     def reformats_before(self, quantize: Op) -> bool:
         """Whether the result of a Q is converted to the layout of a low-precision Conv."""
-        back = (op for op, _ in self._wiring.readers(quantize.outputs[0]))
-        wanted = any(not self._needed_by_conv.isdisjoint(op.outputs) for op in back)
+        wanted = self._dequantized_in(quantize, self._needed_by_conv)
         return wanted and self._is_image(quantize.inputs[0])
 
     def reformats_after(self, tensor: str) -> bool:
@@ -276,98 +281,88 @@ class Storage:
         return tensor in self._blocked and self._is_image(tensor)
 
     def _taken(self, group: Group) -> set[str]:
-        """Return what a kernel reads in quantized form, including a residual if it can."""
         low, lead = self._low, group.lead
         taken = {
             tensor
             for op in group.ops
-            if op in low.kernels
             for position, tensor in enumerate(op.inputs)
             if low.reads_quantized(op, position)
         }
         if lead in low.kernels:
-            others = self._reads[lead].keys() - set(lead.inputs)
-            taken.update(tensor for tensor in others if tensor in low.available)
+            taken |= (group.reads.keys() - set(lead.inputs)) & low.available.keys()
         return taken
 
-    def _find_needed(self, groups: list[Group]) -> None:
-        """Find tensors that low-precision kernels read in quantized form, also moved."""
-        for group in groups:
-            taken = self._takes[group.lead]
-            self._needed.update(taken)
-            if group.lead.op_type in _CONVS:
-                self._needed_by_conv.update(taken)
+    def _find_needed(self) -> tuple[set[str], set[str]]:
+        """Return what low-precision kernels read in quantized form, and what Convs among them."""
+        everything = set[str]().union(*self.takes.values())
+        convs = [taken for lead, taken in self.takes.items() if lead.op_type in CONVS]
+        by_conv = set[str]().union(*convs)
         for op in reversed(self._wiring.ops):
             if op.op_type in MOVES:
-                for needed in (self._needed, self._needed_by_conv):
+                for needed in (everything, by_conv):
                     if not needed.isdisjoint(op.outputs):
                         needed.add(op.inputs[0])
+        return everything, by_conv
 
-    def _find_quantized(self) -> None:
+    def _find_quantized(self, last: dict[Op, Group]) -> None:
         for op in self._wiring.ops:
             source = op.inputs[0] if op.inputs else ""
             blocked = source in self._blocked
-            results: list[str] = []
-            if op in self._last:
-                results = self._results(self._last[op])
-                blocked = bool(results) and self._is_blocked(self._last[op])
+            results: Sequence[str] = ()
+            if op in last:
+                results = self._results(last[op])
+                blocked = self._is_blocked(last[op].lead)
             elif op.op_type == DEQUANTIZE and op.outputs[0] in self._low.available:
-                results = list(op.outputs)
-            elif op.op_type in MOVES and source in self._quantized:
+                results = op.outputs
+            elif op.op_type in MOVES and source in self.quantized:
                 useful = not self._needed.isdisjoint(op.outputs)
                 if useful or all(tensor in self._low.wanted for tensor in op.outputs):
-                    results = list(op.outputs)
+                    results = op.outputs
             elif op.op_type == QUANTIZE and blocked:
                 self._blocked.update(op.outputs)
-            self._quantized.update(results)
+            self.quantized.update(results)
             if blocked:
                 self._blocked.update(results)
 
-    def _results(self, group: Group) -> list[str]:
+    def _results(self, group: Group) -> Sequence[str]:
         """Return what a kernel writes in quantized form."""
         results = [t for op in group.ops for t in op.outputs if t in self._low.wanted]
         profile = self._profile
         if group.lead in self._low.kernels:
-            return results if profile.fuses else list(group.ops[-1].outputs)
+            return results if profile.fuses else group.ops[-1].outputs
         if profile.fuses and profile.fuses_pointwise and group.lead.op_type in POINTWISE:
             return [tensor for tensor in results if self._comes_to_use(tensor)]
-        return []
+        return ()
 
-    def _is_blocked(self, group: Group) -> bool:
-        if group.lead not in self._low.kernels:
+    def _is_blocked(self, lead: Op) -> bool:
+        if lead not in self._low.kernels:
             return False
-        if group.lead.op_type in _CONVS:
-            return True
-        return not self._blocked.isdisjoint(self._takes[group.lead])
+        return lead.op_type in CONVS or not self._blocked.isdisjoint(self.takes[lead])
 
     def _comes_to_use(self, tensor: str) -> bool:
         """Whether a low-precision kernel reads the quantized form of a tensor."""
-        for op, _ in self._wiring.readers(tensor):
-            if op.op_type == QUANTIZE:
-                back = (reader for reader, _ in self._wiring.readers(op.outputs[0]))
-                if any(not self._needed.isdisjoint(reader.outputs) for reader in back):
-                    return True
-            elif any(map(self._comes_to_use, op.outputs)):
-                return True
-        return False
+        return any(
+            self._dequantized_in(op, self._needed)
+            if op.op_type == QUANTIZE
+            else any(map(self._comes_to_use, op.outputs))
+            for op, _ in self._wiring.readers(tensor)
+        )
+
+    def _dequantized_in(self, quantize: Op, tensors: set[str]) -> bool:
+        """Whether what a Q makes, once dequantized, is among some tensors."""
+        return any(not tensors.isdisjoint(op.outputs) for op in self._wiring.readers_of(quantize))
 
     def _as_float(self, op: Op, tensor: str) -> bool:
         """Whether an op reads a tensor as float although it is stored in quantized form."""
-        if op in self._group:
-            return not self.takes(self._group[op], tensor)
+        if op in self._lead:
+            return tensor not in self.takes[self._lead[op]]
         if op.op_type == QUANTIZE:
             return not self.absorbed(op)
         if op.op_type in MOVES:
-            return op.inputs[0] != tensor or not self._quantized.issuperset(op.outputs)
+            return op.inputs[0] != tensor or not self.quantized.issuperset(op.outputs)
         return False  # DQ has no float input, and ops that cost nothing only look at shapes
 
     def _is_image(self, tensor: str) -> bool:
-        if not self._profile.has_layouts:
-            return False
         shape = self._wiring.shape(tensor)
-        return len(shape) >= _IMAGE_RANK and shape[1] > 1 and max(shape[2:]) > 1
-
-
-def _reads(group: Group) -> dict[str, Op]:
-    made = {tensor for op in group.ops for tensor in op.outputs}
-    return {t: op for op in group.ops for t in op.inputs if t and t not in made}
+        has_layout = self._profile.has_layouts and len(shape) >= _IMAGE_RANK
+        return has_layout and shape[1] > 1 and max(shape[2:]) > 1

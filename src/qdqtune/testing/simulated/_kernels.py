@@ -1,7 +1,4 @@
-"""The kernels of a model on a simulated machine, with their costs.
-
-The noise-free latency of the model.
-"""
+"""The kernels of a model on a simulated machine, and what they cost without noise."""
 
 from __future__ import annotations
 
@@ -12,22 +9,21 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, WEIGHTED_OPS
-from qdqtune.testing.simulated._fusion import Group, Storage, group_ops
+from qdqtune.testing.simulated._fusion import Fuser, Group, Storage
 from qdqtune.testing.simulated._machine import DEFAULT_PROFILE, Profile, profile_named
 from qdqtune.testing.simulated._ops import (
     MOVES,
+    TABLE_OPS,
     LowPrecision,
     is_free,
-    is_table,
-    macs,
-    ns_per_mac,
+    macs_us,
     scatters,
     steps,
     touched_bytes,
 )
 from qdqtune.testing.simulated._wiring import Op, Shapes, Wiring, read_proto
 
-REFORMAT = "Reformat"
+_REFORMAT = "Reformat"
 _FLOAT_BYTES = 4.0
 
 
@@ -65,7 +61,8 @@ class Kernel:
 
 def plan_kernels(wiring: Wiring, profile: Profile) -> tuple[Kernel, ...]:
     """Return the kernels of a model in order of execution."""
-    return _Planner(wiring, profile).plan()
+    planner = _Planner(wiring, profile)
+    return tuple(kernel for _, kernel in sorted(planner.placed, key=lambda placed: placed[0]))
 
 
 class _Planner:
@@ -73,29 +70,25 @@ class _Planner:
         self._wiring = wiring
         self._profile = profile
         self._low = LowPrecision(wiring, profile)
-        self._groups = group_ops(wiring, self._low, profile)
-        self._storage = Storage(wiring, self._low, self._groups, profile)
-        self._placed: list[tuple[int, Kernel]] = []
-
-    def plan(self) -> tuple[Kernel, ...]:
-        for group in self._groups:
+        groups = Fuser(wiring, self._low, profile).groups
+        self._storage = Storage(wiring, self._low, groups, profile)
+        self.placed: list[tuple[int, Kernel]] = []
+        for group in groups:
             self._add_group(group)
-        for op in self._wiring.ops:
+        for op in wiring.ops:
             if op.op_type == QUANTIZE:
                 self._add_quantize(op)
             elif op.op_type == DEQUANTIZE and self._stays(op):
                 self._add_dequantize(op, op.outputs[0])
             elif op.op_type in MOVES:
                 self._add_move(op)
-        self._placed.sort(key=lambda placed: placed[0])
-        return tuple(kernel for _, kernel in self._placed)
 
     def _stays(self, dequantize: Op) -> bool:
         """Whether a DQ remains as a pass: a reader needs floats, or no kernel knows its type."""
         tensor = dequantize.outputs[0]
         if tensor in self._wiring.constant:
             return False
-        return not self._storage.is_quantized(tensor) or self._storage.float_too(tensor)
+        return tensor not in self._storage.quantized or self._storage.float_too(tensor)
 
     def _add_group(self, group: Group) -> None:
         lead, profile = group.lead, self._profile
@@ -107,36 +100,32 @@ class _Planner:
             tuple(op.name for op in group.ops),
             lead.op_type,
             _shown(dtype),
-            self._macs_us(lead, dtype) + _us(self._steps(group), profile.element_rate),
+            macs_us(self._wiring, lead, dtype, profile)
+            + _us(self._steps(group), profile.element_rate),
             _us(self._moved_bytes(group), profile.bandwidth),
             launch_us,
         )
-        self._placed.append((group.ops[-1].position, kernel))
+        self.placed.append((group.ops[-1].position, kernel))
         if not profile.fuses:
             self._add_dequantized(group.ops[-1])
-
-    def _macs_us(self, op: Op, dtype: ir.DataType) -> float:
-        count = macs(self._wiring, op)
-        return count * ns_per_mac(self._wiring, op, dtype, self._profile) / 1000.0 if count else 0.0
 
     def _steps(self, group: Group) -> float:
         """Return the number of simple elementwise operations in a kernel."""
         low = group.lead in self._low.kernels
         total = sum(steps(self._wiring, op, low=low) for op in group.ops)
-        if not low or is_table(group.lead):
+        if not low or group.lead.op_type in TABLE_OPS:
             return total
-        written = self._wiring.size(group.ops[-1].outputs[0])
-        total += written * self._profile.requantize_steps
+        total += self._wiring.size(group.ops[-1].outputs[0]) * self._profile.requantize_steps
         if group.lead.op_type not in WEIGHTED_OPS:
-            total += sum(self._wiring.size(t) for t in self._storage.reads(group))
+            total += sum(map(self._wiring.size, group.reads))
         return total
 
     def _moved_bytes(self, group: Group) -> float:
         members = set(group.ops)
+        taken = self._storage.takes[group.lead]
         total = 0.0
-        for tensor, op in self._storage.reads(group).items():
-            taken = self._storage.takes(group, tensor)
-            stored = self._low.available[tensor] if taken else None
+        for tensor, op in group.reads.items():
+            stored = self._low.available[tensor] if tensor in taken else None
             total += touched_bytes(self._wiring, op, tensor, stored)
         for op in group.ops:
             for tensor in op.outputs:
@@ -147,34 +136,28 @@ class _Planner:
 
     def _stored_type(self, tensor: str) -> ir.DataType | None:
         """Return the type in which a tensor is stored; None for its own."""
-        if not self._storage.is_quantized(tensor):
+        if tensor not in self._storage.quantized:
             return None
         return self._low.available.get(tensor) or self._low.wanted[tensor].dtype
 
     def _add_move(self, op: Op) -> None:
         profile, wiring = self._profile, self._wiring
         if not is_free(wiring, op):
-            dtype = self._stored_type(op.outputs[0])
-            written = sum(wiring.nbytes(tensor, dtype) for tensor in op.outputs)
-            read = touched_bytes(wiring, op, op.inputs[0], dtype)
+            stored = self._stored_type(op.outputs[0])
+            written = sum(wiring.nbytes(tensor, stored) for tensor in op.outputs)
+            read = touched_bytes(wiring, op, op.inputs[0], stored)
             speed = profile.reformat_bandwidth if scatters(op) else profile.bandwidth
             # Nothing is computed, so more narrow elements are handled at a time.
             width = written / _FLOAT_BYTES / max(1, sum(map(wiring.size, op.outputs)))
-            kernel = Kernel(
-                (op.name,),
-                op.op_type,
-                _shown(dtype or wiring.dtype(op.inputs[0])),
-                _us(steps(wiring, op, low=False) * width, profile.element_rate),
-                _us(read + written, speed),
-                profile.launch_us,
-            )
-            self._placed.append((op.position, kernel))
+            compute_us = _us(steps(wiring, op, low=False) * width, profile.element_rate)
+            dtype = stored or wiring.dtype(op.inputs[0])
+            self._add_pass(op, op.op_type, dtype, _us(read + written, speed), compute_us)
         self._add_dequantized(op)
 
     def _add_dequantized(self, op: Op) -> None:
         """Dequantize the quantized results of an op that are also needed as floats."""
         for tensor in op.outputs:
-            if self._storage.is_quantized(tensor) and self._storage.float_too(tensor):
+            if tensor in self._storage.quantized and self._storage.float_too(tensor):
                 self._add_dequantize(op, tensor)
 
     def _add_quantize(self, op: Op) -> None:
@@ -199,11 +182,14 @@ class _Planner:
 
     def _add_reformat(self, op: Op, tensor: str, dtype: ir.DataType) -> None:
         moved = 2.0 * self._wiring.nbytes(tensor, dtype)
-        self._add_pass(op, REFORMAT, dtype, _us(moved, self._profile.reformat_bandwidth))
+        self._add_pass(op, _REFORMAT, dtype, _us(moved, self._profile.reformat_bandwidth))
 
-    def _add_pass(self, op: Op, kind: str, dtype: ir.DataType, memory_us: float) -> None:
-        kernel = Kernel((op.name,), kind, _shown(dtype), 0.0, memory_us, self._profile.launch_us)
-        self._placed.append((op.position, kernel))
+    def _add_pass(
+        self, op: Op, kind: str, dtype: ir.DataType, memory_us: float, compute_us: float = 0.0
+    ) -> None:
+        launch_us = self._profile.launch_us
+        kernel = Kernel((op.name,), kind, _shown(dtype), compute_us, memory_us, launch_us)
+        self.placed.append((op.position, kernel))
 
 
 def _us(amount: float, billions_per_s: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -50,7 +50,8 @@ class Profile:
         summary: One line for people.
         dialect: The dialect whose rules say which ops have low-precision kernels.
         units: How fast it multiplies, by type of the activations. A quantized type that is missing
-            has no kernels: Q and DQ of it cost their passes and bring nothing.
+            has no kernels: Q and DQ of it cost their passes and bring nothing. Other missing types
+            are as fast as float.
         bandwidth: Billions of bytes per second that a kernel reads and writes.
         conversion_bandwidth: The same for a Q or DQ pass; never above `bandwidth`.
         reformat_bandwidth: The same for a change of layout, and for a Transpose that takes rows
@@ -91,10 +92,6 @@ class Profile:
     build_kernel_s: float = 0.001
     fuses: bool = True
     has_layouts: bool = True
-
-    def unit(self, dtype: ir.DataType) -> MacUnit:
-        """Return the multiply unit of a type; types without kernels are as fast as float."""
-        return self.units.get(dtype, self.units[_FLOAT])
 
 
 def _float_units(rate: float, output_step: int) -> dict[ir.DataType, MacUnit]:
@@ -270,21 +267,13 @@ class Machine:
         count = self._opens[content] = self._opens.get(content, 0) + 1
         return RunNoise(self, _generator(self._seed, content, self._opens_before + count))
 
-    def draw(self, count: int) -> list[float]:
-        """Draw normal numbers for as many calls of `slowness`."""
-        numbers: list[float] = self._generator.standard_normal(count).tolist()
-        return numbers
-
-    def slowness(self, normal: float) -> float:
-        """Return the machine's log slowness now; it changes with the time that has passed.
-
-        Args:
-            normal: A fresh number from `draw`.
-        """
-        passed_s, self._told_s = self.clock_s - self._told_s, self.clock_s
-        kept = math.exp(-passed_s / self.noise.drift_s) if self.noise.drift_s else 0.0
-        self._state = kept * self._state + math.sqrt(1.0 - kept * kept) * normal
-        return self.noise.drift * self._state
+    def slowness(self, runs: int) -> Iterator[float]:
+        """Yield the machine's log slowness at each run; it changes with the time that passes."""
+        for normal in self._generator.standard_normal(runs).tolist():
+            passed_s, self._told_s = self.clock_s - self._told_s, self.clock_s
+            kept = math.exp(-passed_s / self.noise.drift_s) if self.noise.drift_s else 0.0
+            self._state = kept * self._state + math.sqrt(1.0 - kept * kept) * normal
+            yield self.noise.drift * self._state
 
 
 class RunNoise:
@@ -303,9 +292,9 @@ class RunNoise:
         normals: list[float] = self._generator.standard_normal(runs).tolist()
         lots: list[float] = self._generator.random(runs).tolist()
         samples: list[float] = []
-        for normal, lot, drift_normal in zip(normals, lots, machine.draw(runs), strict=True):
+        for normal, lot, drift in zip(normals, lots, machine.slowness(runs), strict=True):
             self._state = noise.correlation * self._state + fresh * normal
-            slow = self._offset + noise.noise * self._state + machine.slowness(drift_normal)
+            slow = self._offset + noise.noise * self._state + drift
             spike = 1.0 + noise.spike_size if lot < noise.spikes else 1.0
             samples.append(true_ms * math.exp(slow) * spike)
             machine.clock_s += samples[-1] / 1000.0

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from qdqtune.graph._op_classes import COPY_OPS, DEQUANTIZE, FLOAT_TYPES, QUANTIZE, WEIGHTED_OPS
-from qdqtune.qdq._dialect import Dialect, OpRule, Output
+from qdqtune.qdq._dialect import OpRule, Output
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.testing.simulated._machine import Profile
 from qdqtune.testing.simulated._wiring import Op, Wiring
@@ -19,15 +19,17 @@ _CHEAP = {
     "Mul", "Neg", "Not", "Or", "PRelu", "Reciprocal", "Relu", "Round", "Sign", "Sqrt", "Sub",
     "ThresholdedRelu", "Where", "BatchNormalization",
 }  # fmt: skip
-_COSTLY = {
+TABLE_OPS = {
     "Cos", "Elu", "Erf", "Exp", "Gelu", "Log", "Mish", "Pow", "Selu", "Sigmoid", "Sin", "Softplus",
     "Softsign", "Swish", "Tan", "Tanh",
 }  # fmt: skip
-POINTWISE = frozenset(_CHEAP | _COSTLY)
+"""Costly functions, which low-precision kernels look up in a table."""
+POINTWISE = frozenset(_CHEAP | TABLE_OPS)
 """Pointwise ops: each element depends only on elements at the same position."""
 REDUCTIONS = frozenset(
     {"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare"}
 )
+CONVS = frozenset({"Conv", "ConvTranspose"})
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 VIEWS = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Ops that are views of the same memory."""
@@ -63,29 +65,25 @@ def macs(wiring: Wiring, op: Op) -> float:
         return float(steps * sum(wiring.size(weight) for weight in op.inputs[1:3]))
     if op.op_type not in WEIGHTED_OPS:
         return 0.0
-    weight = wiring.shape(op.inputs[1])
-    if op.op_type == "Conv":
-        return wiring.size(op.outputs[0]) * float(math.prod(weight[1:]))
-    if op.op_type == "ConvTranspose":
-        return wiring.size(op.inputs[0]) * float(math.prod(weight[1:]))
-    return wiring.size(op.outputs[0]) * float(_depth_of_product(wiring, op))
+    results = wiring.size(op.inputs[0] if op.op_type == "ConvTranspose" else op.outputs[0])
+    if op.op_type in CONVS:
+        return results * float(math.prod(wiring.shape(op.inputs[1])[1:]))
+    return results * float(_depth_of_product(wiring, op))
 
 
-def ns_per_mac(wiring: Wiring, op: Op, dtype: ir.DataType, profile: Profile) -> float:
-    """Return the mean nanoseconds per multiply-add of an op."""
-    unit = profile.unit(dtype)
+def macs_us(wiring: Wiring, op: Op, dtype: ir.DataType, profile: Profile) -> float:
+    """Return the microseconds that the multiply-adds of an op take."""
+    count = macs(wiring, op)
+    if not count:
+        return 0.0
+    unit = profile.units.get(dtype, profile.units[ir.DataType.FLOAT])
     inputs, outputs, depthwise = _channels(wiring, op)
     part = unit.depthwise if depthwise else _filled(inputs, unit.input_step)
     part *= _filled(outputs, 1 if depthwise else unit.output_step)
     if profile.half_full:
         results = wiring.size(op.outputs[0])
         part *= results / (results + profile.half_full)
-    return 1.0 / (unit.rate * part)
-
-
-def is_table(op: Op) -> bool:
-    """Whether the low-precision kernel of an op is a table lookup."""
-    return op.op_type in _COSTLY
+    return count * (1.0 / (unit.rate * part)) / 1000.0
 
 
 def steps(wiring: Wiring, op: Op, *, low: bool) -> float:
@@ -99,12 +97,12 @@ def steps(wiring: Wiring, op: Op, *, low: bool) -> float:
     out = max((wiring.size(tensor) for tensor in op.outputs), default=0)
     if op.op_type in WEIGHTED_OPS:
         return 0.0
-    if op.op_type in _COSTLY:
+    if op.op_type in TABLE_OPS:
         return out * (_TABLE_STEPS if low else _COSTLY_STEPS)
     if op.op_type in _STEPS:
         return out * _STEPS[op.op_type]
     if op.op_type in ("MaxPool", "AveragePool"):
-        return out * float(_window(op))
+        return out * float(math.prod(op.attribute("kernel_shape", ())))
     if op.op_type in POINTWISE or op.op_type in MOVES:
         return float(out)
     return float(max([out, *(wiring.size(t) for t in op.inputs if t not in wiring.constant)]))
@@ -114,10 +112,8 @@ def scatters(op: Op) -> bool:
     """Whether an op scatters rows, so that neighbours in memory are separated."""
     if op.op_type != "Transpose":
         return False
-    for attribute in op.proto.attribute:
-        if attribute.name == "perm":
-            return bool(attribute.ints) and attribute.ints[-1] != len(attribute.ints) - 1
-    return True
+    perm = op.attribute("perm")
+    return perm is None or (bool(perm) and perm[-1] != len(perm) - 1)
 
 
 def touched_bytes(wiring: Wiring, op: Op, tensor: str, dtype: ir.DataType | None) -> float:
@@ -132,13 +128,14 @@ def touched_bytes(wiring: Wiring, op: Op, tensor: str, dtype: ir.DataType | None
 def _channels(wiring: Wiring, op: Op) -> tuple[int, int, bool]:
     """Input and output channels of a group, and whether each group has one input channel."""
     weight = wiring.shape(op.inputs[1])
-    groups = op.attribute("group", 1)
-    if op.op_type == "Conv" and len(weight) > 1:
-        return weight[1], weight[0] // groups, groups > 1 and weight[1] == 1
-    if op.op_type == "ConvTranspose" and len(weight) > 1:
-        return weight[0] // groups, weight[1], groups > 1 and weight[1] == 1
     if op.op_type in RECURRENT:
         return (weight[-1], weight[-2], False) if len(weight) > 1 else (1, 1, False)
+    if op.op_type in CONVS and len(weight) > 1:
+        groups = op.attribute("group", 1)
+        inputs, outputs = weight[1], weight[0] // groups
+        if op.op_type == "ConvTranspose":
+            inputs, outputs = outputs, inputs
+        return inputs, outputs, groups > 1 and weight[1] == 1
     result = wiring.shape(op.outputs[0])
     return _depth_of_product(wiring, op), result[-1] if result else 1, False
 
@@ -149,13 +146,6 @@ def _depth_of_product(wiring: Wiring, op: Op) -> int:
     if not left:
         return 1
     return left[0] if op.op_type == "Gemm" and op.attribute("transA", 0) else left[-1]
-
-
-def _window(op: Op) -> int:
-    for attribute in op.proto.attribute:
-        if attribute.name == "kernel_shape":
-            return math.prod(attribute.ints)
-    return 1
 
 
 def _filled(channels: int, step: int) -> float:
@@ -196,15 +186,14 @@ class LowPrecision:
     def __init__(self, wiring: Wiring, profile: Profile) -> None:
         self._wiring = wiring
         self._profile = profile
-        self._dialect: Dialect = dialect_named(profile.dialect)
+        self._dialect = dialect_named(profile.dialect)
         self.available: dict[str, ir.DataType] = {}
         self.wanted: dict[str, Form] = {}
         self._find_available()
         self._find_wanted()
         self.kernels: dict[Op, ir.DataType] = {}
         for op in wiring.ops:
-            dtype = self._kernel_type(op)
-            if dtype is not None:
+            if (dtype := self._kernel_type(op)) is not None:
                 self.kernels[op] = dtype
         if not profile.fuses:  # what low-precision kernels make is quantized, whoever reads it
             self.available.update((self._result(op), dtype) for op, dtype in self.kernels.items())
@@ -229,27 +218,21 @@ class LowPrecision:
 
     def _find_available(self) -> None:
         for op in self._wiring.ops:
-            if not op.inputs or not op.inputs[0]:
-                continue
-            if op.op_type == DEQUANTIZE:
-                dtype: ir.DataType | None = self._wiring.dtype(op.inputs[0])
-                if dtype in FLOAT_TYPES or dtype not in self._profile.units:
-                    continue
-            elif op.op_type in MOVES:
-                dtype = self.available.get(op.inputs[0])
-            else:
-                continue
+            source = op.inputs[0] if op.inputs else ""
+            dtype = self.available.get(source) if op.op_type in MOVES else None
+            if op.op_type == DEQUANTIZE and source:
+                stored = self._wiring.dtype(source)
+                if stored not in FLOAT_TYPES and stored in self._profile.units:
+                    dtype = stored
             if dtype is not None:
-                self.available.update((tensor, dtype) for tensor in op.outputs)
+                self.available.update(dict.fromkeys(op.outputs, dtype))
 
     def _find_wanted(self) -> None:
         for op in reversed(self._wiring.ops):
             for tensor in op.outputs:
                 forms = {self._wanted_form(*reader) for reader in self._wiring.readers(tensor)}
-                if len(forms) != 1 or tensor in self._wiring.outputs:
-                    continue
-                form = forms.pop()
-                if form is not None:
+                form = forms.pop() if len(forms) == 1 else None
+                if form is not None and tensor not in self._wiring.outputs:
                     self.wanted[tensor] = form
 
     def _wanted_form(self, op: Op, position: int) -> Form | None:
@@ -298,5 +281,4 @@ class LowPrecision:
         return math.prod(self._wiring.shape(op.inputs[1])[2:]) <= max(most_taps)
 
     def _result(self, op: Op) -> str:
-        activation = self.fused_activation(op)
-        return (activation or op).outputs[0]
+        return (self.fused_activation(op) or op).outputs[0]

@@ -1,4 +1,8 @@
-"""Shapes, types, producers and readers of each tensor of a model file."""
+"""Shapes, types, producers and readers of each tensor of a model file.
+
+On protos: every candidate of a search comes here, and to make onnx_ir objects of one takes longer
+than to cost it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,18 +19,17 @@ import onnx.inliner
 import onnx.shape_inference
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from qdqtune.graph._op_classes import QDQ_OPS
 
 Shapes = Mapping[str, Sequence[int]]
 """Input name to shape."""
 
-LARGEST_READ_BYTES = 1024
-"""Constants used for shapes are smaller; the values of larger ones are never used."""
-
+# Constants used for shapes are smaller; the values of larger ones are never used.
+_LARGEST_READ_BYTES = 1024
+_MOST_ELEMENTS = _LARGEST_READ_BYTES // 8
 _MOST_ROUNDS = 64
-_MOST_ELEMENTS = LARGEST_READ_BYTES // 8
 _ARITHMETIC = frozenset(
     {
         "Abs", "Add", "And", "Cast", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div",
@@ -35,136 +39,6 @@ _ARITHMETIC = frozenset(
         "Unsqueeze", "Where",
     }
 )  # fmt: skip
-
-
-def with_shapes(
-    proto: onnx.ModelProto, input_shapes: Shapes
-) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
-    """Infers the shapes of all tensors.
-
-    Args:
-        proto: The model; it is not changed.
-        input_shapes: Shapes of inputs; dims that are neither here nor in the model are 1.
-
-    Returns:
-        The model with its functions inlined, and the shapes by name: 0 for unknown dims, no entry
-        if the rank is unknown.
-    """
-    model = onnx.inliner.inline_local_functions(proto) if proto.functions else proto
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(model)
-    for value in fixed.graph.input:
-        given = input_shapes.get(value.name, ())
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if axis < len(given):
-                dim.dim_value = given[axis]
-            elif dim.dim_value <= 0:
-                dim.dim_value = 1
-    inferred = _infer(fixed)
-    shapes = _shapes(inferred.graph)
-    for _ in range(_MOST_ROUNDS):
-        known = {name: shape for name, shape in shapes.items() if 0 not in shape}
-        if all(name in known for node in inferred.graph.node for name in node.output if name):
-            break
-        if not _evaluate(inferred, known):
-            break
-        inferred = _infer(inferred)
-        shapes = _shapes(inferred.graph)
-    return inferred, shapes
-
-
-def _infer(model: onnx.ModelProto) -> onnx.ModelProto:
-    inferred: onnx.ModelProto = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    return inferred
-
-
-def _shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for group in (graph.input, graph.value_info, graph.output):
-        for value in group:
-            kind = value.type.tensor_type
-            if kind.HasField("shape"):
-                shapes[value.name] = tuple([dim.dim_value for dim in kind.shape.dim])
-    return shapes
-
-
-def _evaluate(model: onnx.ModelProto, known: Mapping[str, tuple[int, ...]]) -> bool:
-    """Turns ops that compute sizes from known ones into constants, in place.
-
-    Returns:
-            Whether there were any besides constants.
-    """
-    graph = model.graph
-    ready = {t.name: t for t in graph.initializer if 0 < _elements(t.dims) <= _MOST_ELEMENTS}
-    reached = {name for name, t in ready.items() if _has_values(t)}
-    evaluated: list[onnx.NodeProto] = []
-    measured: list[onnx.TensorProto] = []
-    for node in graph.node:
-        if node.op_type == "Shape" and node.input[0] in known:
-            measured.append(_shape_tensor(node, known[node.input[0]]))
-        elif not _is_small_arithmetic(node, reached, known):
-            continue
-        else:
-            evaluated.append(node)
-        reached.update(node.output)
-    if not measured and all(node.op_type == "Constant" for node in evaluated):
-        return False
-    constants = [t for name, t in ready.items() if name in reached]
-    results = _run(model, evaluated, [*constants, *measured])
-    if results is None:
-        return False
-    gone = {tensor.name for tensor in (*measured, *results)}
-    left = [node for node in graph.node if not gone.intersection(node.output)]
-    del graph.node[:]
-    graph.node.extend(left)
-    graph.initializer.extend([*measured, *results])
-    return True
-
-
-def _is_small_arithmetic(
-    node: onnx.NodeProto, reached: set[str], known: Mapping[str, tuple[int, ...]]
-) -> bool:
-    if node.op_type not in _ARITHMETIC or node.domain not in ("", "ai.onnx"):
-        return False
-    if not all(name in reached for name in node.input if name):
-        return False
-    return all(name in known and _elements(known[name]) <= _MOST_ELEMENTS for name in node.output)
-
-
-def _run(
-    model: onnx.ModelProto, nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto]
-) -> list[onnx.TensorProto] | None:
-    """Return the results of some ops as constants; None if they can't be computed."""
-    from onnx.reference import ReferenceEvaluator  # slow to import, and not needed for candidates
-
-    names = [name for node in nodes for name in node.output]
-    outputs = [onnx.ValueInfoProto(name=name) for name in names]
-    graph = onnx.helper.make_graph(nodes, "sizes", [], outputs, constants)
-    opsets = {entry.domain: entry.version for entry in model.opset_import}
-    try:
-        values = ReferenceEvaluator(graph, opsets=opsets).run(names, {})
-        return [
-            numpy_helper.from_array(np.asarray(value), name)
-            for name, value in zip(names, values, strict=True)
-        ]
-    except Exception:  # anything that an op raises: its shapes stay unknown
-        return None
-
-
-def _shape_tensor(node: onnx.NodeProto, shape: tuple[int, ...]) -> onnx.TensorProto:
-    ends = {attribute.name: attribute.i for attribute in node.attribute}
-    part = shape[ends.get("start", 0) : ends.get("end", len(shape))]
-    return numpy_helper.from_array(np.array(part, np.int64), node.output[0])
-
-
-def _has_values(tensor: onnx.TensorProto) -> bool:
-    return tensor.data_location != onnx.TensorProto.EXTERNAL
-
-
-def _elements(dims: Sequence[int]) -> int:
-    return math.prod(dims)
-
-
 _WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 # Of the others, only type or shape matter, and both are known in advance.
 _INPUTS_THAT_COUNT = {"CastLike": 1, "Shape": 0, "Size": 0}
@@ -194,11 +68,22 @@ class Op:
     outputs: tuple[str, ...]
     proto: onnx.NodeProto
 
-    def attribute(self, name: str, default: int) -> int:
-        """An integer attribute."""
+    @classmethod
+    def of(cls, position: int, node: onnx.NodeProto) -> Op:
+        """Reads a node."""
+        around = sorted(_read_from_outside(node)) if node.op_type in _WITH_BODIES else ()
+        outputs = tuple(name for name in node.output if name)
+        op_type = node.op_type
+        if node.domain not in _STANDARD_DOMAINS:
+            op_type = f"{node.domain}.{op_type}"
+        name = node.name or (outputs[0] if outputs else f"{op_type}_{position}")
+        return cls(position, name, op_type, (*node.input, *around), outputs, node)
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """The value of an attribute."""
         for attribute in self.proto.attribute:
             if attribute.name == name:
-                return int(attribute.i)
+                return helper.get_attribute_value(attribute)
         return default
 
 
@@ -221,30 +106,22 @@ class Wiring:
     """
 
     def __init__(self, proto: onnx.ModelProto, input_shapes: Shapes | None = None) -> None:
-        model, shapes = with_shapes(proto, input_shapes or {})
-        graph = model.graph
-        self.ops = tuple(_op(position, node) for position, node in enumerate(graph.node))
+        graph, shapes = _with_shapes(proto, input_shapes or {})
+        self.ops = tuple(Op.of(position, node) for position, node in enumerate(graph.node))
         self.outputs = frozenset(value.name for value in graph.output)
-        self.constant = {tensor.name for tensor in graph.initializer}
+        self._initializers = {tensor.name: tensor for tensor in graph.initializer}
+        self.constant = set(self._initializers)
         self.producer: dict[str, Op] = {}
         self.depth: dict[Op, int] = {}
         self._readers: dict[str, list[tuple[Op, int]]] = {}
-        self._initializers = {tensor.name: tensor for tensor in graph.initializer}
         self._dtypes = {tensor.name: tensor.data_type for tensor in graph.initializer}
-        for group in (graph.input, graph.value_info, graph.output):
-            for value in group:
-                self._dtypes[value.name] = value.type.tensor_type.elem_type
-        self._shapes = {
-            name: tuple([dim or 1 for dim in shape]) if 0 in shape else shape
-            for name, shape in shapes.items()
-        }
+        self._dtypes.update((v.name, v.type.tensor_type.elem_type) for v in _values(graph))
+        self._shapes = {name: tuple(d or 1 for d in shape) for name, shape in shapes.items()}
         self._shapes.update((tensor.name, tuple(tensor.dims)) for tensor in graph.initializer)
+        self._sizes = {name: math.prod(shape) for name, shape in self._shapes.items()}
         known = {value.name for value in graph.input} | self.constant
         for op in self.ops:
             self._add(op, known)
-        self._sizes: dict[str, int] = {
-            name: math.prod(shape) for name, shape in self._shapes.items()
-        }
 
     def readers(self, tensor: str) -> list[tuple[Op, int]]:
         """Return the ops that read a tensor, with the input position."""
@@ -303,12 +180,10 @@ class Wiring:
             self._readers.setdefault(tensor, []).append((op, position))
             if position < _INPUTS_THAT_COUNT.get(op.op_type, len(op.inputs)):
                 constant = constant and tensor in self.constant
-            maker = self.producer.get(tensor)
-            if maker is not None and self.depth[maker] > depth:
-                depth = self.depth[maker]
+            if tensor in self.producer:
+                depth = max(depth, self.depth[self.producer[tensor]])
         self.depth[op] = depth + (op.op_type not in QDQ_OPS)
-        for tensor in op.outputs:
-            self.producer[tensor] = op
+        self.producer.update(dict.fromkeys(op.outputs, op))
         known.update(op.outputs)
         if constant:
             self.constant.update(op.outputs)
@@ -327,17 +202,13 @@ def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
         raise ValueError(f"{os.fspath(path)} is no ONNX model: {error}") from error
     if not proto.graph.output:
         raise ValueError(f"{os.fspath(path)} is no ONNX model: it has no outputs")
-    return without_weights(proto)
-
-
-def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Drops the values of large constants, in place."""
-    for tensor in proto.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            _drop_values(tensor)
-    for node in proto.graph.node:
-        for attribute in node.attribute if node.op_type == "Constant" else ():
-            _drop_values(attribute.t)
+    constants = [node for node in proto.graph.node if node.op_type == "Constant"]
+    tensors = [attribute.t for node in constants for attribute in node.attribute]
+    for tensor in (*proto.graph.initializer, *tensors):
+        item_bytes = _ITEM_BYTES.get(tensor.data_type, 1.0)
+        if math.prod(tensor.dims) * item_bytes > _LARGEST_READ_BYTES:
+            for field in _VALUE_FIELDS:
+                tensor.ClearField(field)
     return proto
 
 
@@ -346,22 +217,109 @@ def digest(proto: onnx.ModelProto) -> bytes:
     return hashlib.blake2b(proto.SerializeToString(deterministic=True), digest_size=16).digest()
 
 
-def _drop_values(tensor: onnx.TensorProto) -> None:
-    if math.prod(tensor.dims) * _ITEM_BYTES.get(tensor.data_type, 1.0) > LARGEST_READ_BYTES:
-        for field in _VALUE_FIELDS:
-            tensor.ClearField(field)
+def _with_shapes(
+    proto: onnx.ModelProto, input_shapes: Shapes
+) -> tuple[onnx.GraphProto, dict[str, tuple[int, ...]]]:
+    """Infers the shapes of all tensors.
+
+    Returns:
+        The graph with its functions inlined, and the shapes by name: 0 for unknown dims, no entry
+        if the rank is unknown.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(onnx.inliner.inline_local_functions(proto) if proto.functions else proto)
+    for value in model.graph.input:
+        given = input_shapes.get(value.name, ())
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if axis < len(given):
+                dim.dim_value = given[axis]
+            elif dim.dim_value <= 0:
+                dim.dim_value = 1
+    for _ in range(_MOST_ROUNDS):
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        shapes = {
+            value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+            for value in _values(model.graph)
+            if value.type.tensor_type.HasField("shape")
+        }
+        known = {name: shape for name, shape in shapes.items() if 0 not in shape}
+        if all(name in known for node in model.graph.node for name in node.output if name):
+            break
+        if not _evaluate(model, known):
+            break
+    return model.graph, shapes
 
 
-def _op(position: int, node: onnx.NodeProto) -> Op:
-    inputs = list(node.input)
-    if node.op_type in _WITH_BODIES:
-        inputs += sorted(_read_from_outside(node))
-    outputs = tuple(name for name in node.output if name)
-    op_type = node.op_type
-    if node.domain not in _STANDARD_DOMAINS:
-        op_type = f"{node.domain}.{op_type}"
-    name = node.name or (outputs[0] if outputs else f"{op_type}_{position}")
-    return Op(position, name, op_type, tuple(inputs), outputs, node)
+def _values(graph: onnx.GraphProto) -> tuple[onnx.ValueInfoProto, ...]:
+    return (*graph.input, *graph.value_info, *graph.output)
+
+
+def _evaluate(model: onnx.ModelProto, known: Mapping[str, tuple[int, ...]]) -> bool:
+    """Turns ops that compute sizes from known ones into constants, in place.
+
+    Returns:
+        Whether there were any besides constants.
+    """
+    graph = model.graph
+    constants = [
+        tensor
+        for tensor in graph.initializer
+        if 0 < math.prod(tensor.dims) <= _MOST_ELEMENTS
+        and tensor.data_location != onnx.TensorProto.EXTERNAL
+    ]
+    reached = {tensor.name for tensor in constants}
+    evaluated: list[onnx.NodeProto] = []
+    measured: list[onnx.TensorProto] = []
+    for node in graph.node:
+        if node.op_type == "Shape" and node.input[0] in known:
+            ends = {attribute.name: attribute.i for attribute in node.attribute}
+            part = slice(ends.get("start", 0), ends.get("end"))
+            sizes = np.array(known[node.input[0]][part], np.int64)
+            measured.append(numpy_helper.from_array(sizes, node.output[0]))
+        elif _is_small_arithmetic(node, reached, known):
+            evaluated.append(node)
+        else:
+            continue
+        reached.update(node.output)
+    if not measured and all(node.op_type == "Constant" for node in evaluated):
+        return False
+    results = _run(model, evaluated, [*constants, *measured])
+    if results is None:
+        return False
+    gone = {tensor.name for tensor in (*measured, *results)}
+    left = [node for node in graph.node if gone.isdisjoint(node.output)]
+    del graph.node[:]
+    graph.node.extend(left)
+    graph.initializer.extend([*measured, *results])
+    return True
+
+
+def _is_small_arithmetic(
+    node: onnx.NodeProto, reached: set[str], known: Mapping[str, tuple[int, ...]]
+) -> bool:
+    return (
+        node.op_type in _ARITHMETIC
+        and node.domain in _STANDARD_DOMAINS
+        and all(name in reached for name in node.input if name)
+        and all(name in known and math.prod(known[name]) <= _MOST_ELEMENTS for name in node.output)
+    )
+
+
+def _run(
+    model: onnx.ModelProto, nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto]
+) -> list[onnx.TensorProto] | None:
+    """Return the results of some ops as constants; None if they can't be computed."""
+    from onnx.reference import ReferenceEvaluator  # slow to import, and not needed for candidates
+
+    names = [name for node in nodes for name in node.output]
+    outputs = [onnx.ValueInfoProto(name=name) for name in names]
+    graph = helper.make_graph(nodes, "sizes", [], outputs, constants)
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    try:
+        values = ReferenceEvaluator(graph, opsets=opsets).run(names, {})
+        return list(map(numpy_helper.from_array, map(np.asarray, values), names))
+    except Exception:  # anything that an op raises: its shapes stay unknown
+        return None
 
 
 def _read_from_outside(node: onnx.NodeProto) -> set[str]:

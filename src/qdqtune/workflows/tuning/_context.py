@@ -160,9 +160,9 @@ class ProgressReporter:
         total = self.elapsed_s
         return Seconds(
             total=total,
-            building=sum(worker.building_s for worker in self.workers),
-            timing=sum(worker.timing_s for worker in self.workers),
-            own=max(0.0, total - sum(worker.waited_s for worker in self.workers)),
+            building=sum(worker.totals.building_s for worker in self.workers),
+            timing=sum(worker.totals.timing_s for worker in self.workers),
+            own=max(0.0, total - sum(worker.totals.waited_s for worker in self.workers)),
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from qdqtune.engines._worker import StoredFeeds, Worker, WorkerFailure, opened
+from qdqtune.engines._worker import StoredFeeds, Worker, WorkerFailure
 from qdqtune.engines.layers._files import map_layers, read_layer_info
 from qdqtune.engines.layers._latency import estimated_shares
 from qdqtune.engines.layers._mapper import nodes_of_layers
@@ -49,7 +49,7 @@ def write_layer_file(worker: Worker, plain: Path, feeds: StoredFeeds, target: Pa
     staged = worker.scratch / target.name
     options = replace(worker.options, optimized_model_path=str(staged))
     try:
-        with opened(worker, plain, options) as model:
+        with worker.opened(plain, options) as model:
             worker.feed(model, feeds)
         copy_file(staged, target)
     except (WorkerFailure, OSError, OutputError) as failure:

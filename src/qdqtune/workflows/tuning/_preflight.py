@@ -14,7 +14,7 @@ from qdqtune.calibration._tensor_capture import observe_shapes, unknown_tensors
 from qdqtune.config import NameFilters
 from qdqtune.engines._entries import EngineEntry
 from qdqtune.engines._reference_engine import advice_on
-from qdqtune.engines._worker import FailureKind, StoredFeeds, Worker, WorkerFailure, opened
+from qdqtune.engines._worker import FailureKind, StoredFeeds, Worker, WorkerFailure
 from qdqtune.engines.layers._latency import shares_of_latency
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import WEIGHTED_OPS
@@ -225,7 +225,7 @@ def _like(space: Space, quantized: frozenset[Edge]) -> State:
 def layers_told(worker: Worker, path: Path, feeds: StoredFeeds, runs: int) -> list[LayerTime]:
     """The layers that an engine runs a model as; none if it can't tell."""
     try:
-        with opened(worker, path) as model:
+        with worker.opened(path) as model:
             worker.feed(model, feeds)
             return worker.layers(model, runs)
     except WorkerFailure as failure:
@@ -276,7 +276,7 @@ def check_runs(
     open_s = min(worker.timeout_s, max(_LEAST_FOR_OPENING_S, most_s))
     run_s = min(open_s, EngineEntry.open_limit_s)  # it is built by then
     try:
-        with opened(worker, path, timeout_s=open_s) as model:
+        with worker.opened(path, timeout_s=open_s) as model:
             fed_s = worker.feed(model, feeds, timeout_s=open_s)
             (first_ms,) = worker.time(model, 1, timeout_s=run_s)
         return model.build_s + fed_s, first_ms
