@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import re
 from collections.abc import Mapping
 
@@ -38,7 +38,8 @@ def native_dialect(
     options = options or {}
     if entry.dialect_function:
         return dialect_named(_asked(entry, options))
-    saturating = saturates_u8s8(_isa(entry, cpu or read_cpu(), options))
+    limit = options.get(entry.isa_option) or inherited_limit(entry.isa_variables)[1]
+    saturating = saturates_u8s8(limited_isa((cpu or read_cpu()).isa, limit))
     number = re.match(r"\d+", version or _installed_version(entry, options))
     major = int(number.group()) if number is not None else None
     for dialect_choice in entry.dialects or registry.entry(registry.REFERENCE).dialects:
@@ -59,15 +60,9 @@ def _installed_version(entry: EngineEntry, options: Mapping[str, str]) -> str:
     return info.version if info is not None else ""
 
 
-def _isa(entry: EngineEntry, cpu: Cpu, options: Mapping[str, str]) -> str:
-    limit = options.get(entry.isa_option, "") if entry.isa_option else ""
-    return limited_isa(cpu.isa, limit or inherited_limit(entry.isa_variables)[1])
-
-
 def _asked(entry: EngineEntry, options: Mapping[str, str]) -> str:
-    module, _, function = entry.dialect_function.partition(":")
     try:
-        return str(getattr(importlib.import_module(module), function)(options))
+        return str(pkgutil.resolve_name(entry.dialect_function)(options))
     except QdqtuneError:
         raise
     except Exception as error:  # the function belongs to another package

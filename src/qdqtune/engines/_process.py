@@ -1,12 +1,10 @@
-"""A child process that answers JSON lines, the check of its answers.
-
-The handling of every way it can end.
-"""
+"""A child process that answers JSON lines: every way it can end, and what its answers say."""
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import io
 import json
 import os
 import select
@@ -45,9 +43,11 @@ _START = """\
 import sys
 sys.path = [path for path in sys.path if path]
 from qdqtune.engines._supervisor import supervise
-supervise(int(sys.argv.pop(1)))
+engine, *numbers = sys.argv[1:]
+parent, commands, replies, memory_bytes = map(int, numbers)
+supervise(parent)
 from qdqtune.engines._worker_main import main
-main()
+main(engine, commands, replies, memory_bytes or None)
 """
 
 
@@ -143,15 +143,14 @@ class ChildProcess:
         memory_bytes: int | None = None,
     ) -> None:
         self._memory_bytes = memory_bytes
-        commands_read, self._commands = os.pipe()
-        self._replies, replies_write = os.pipe()
-        argv = [sys.executable, "-c", _START, str(os.getpid()), "--engine", engine]
-        argv += ["--commands", str(commands_read), "--replies", str(replies_write)]
-        if memory_bytes is not None:
-            argv += ["--memory", str(memory_bytes)]
+        commands_read, commands_write = os.pipe()
+        replies_read, replies_write = os.pipe()
+        self._commands = io.FileIO(commands_write, "w")
+        self._replies = io.FileIO(replies_read)
+        numbers = (os.getpid(), commands_read, replies_write, memory_bytes or 0)
         try:
             self._process = _spawn(
-                argv,
+                [sys.executable, "-c", _START, engine, *map(str, numbers)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -161,8 +160,8 @@ class ChildProcess:
                 start_new_session=True,
             )
         except BaseException:
-            os.close(self._commands)
-            os.close(self._replies)
+            self._commands.close()
+            self._replies.close()
             raise
         finally:
             os.close(commands_read)
@@ -187,10 +186,11 @@ class ChildProcess:
             WorkerFailure: The engine raised (the child lives on), crashed or was too slow.
         """
         self._number += 1
-        line = json.dumps({"number": self._number, "op": op, **arguments}) + "\n"
+        line = json.dumps({"number": self._number, "op": op, **arguments}).encode() + b"\n"
         deadline = time.monotonic() + timeout_s
         try:
-            self._send(line.encode())
+            while line:
+                line = line[self._commands.write(line) :]
             reply = self._receive(deadline)
         except TimeoutError:
             self.kill()
@@ -211,21 +211,21 @@ class ChildProcess:
             self.kill()
             raise
         self._pid = reply.get("pid", self._pid)
-        if "result" not in reply and (full := _told_full_disk(reply.get("disk"))) is not None:
+        if "result" in reply:
+            return reply["result"]
+        if (full := _told_full_disk(reply.get("disk"))) is not None:
             raise full
-        if "result" not in reply and is_out_of_memory(reply["error"]):
+        if is_out_of_memory(reply["error"]):
             # Its memory use is unknown now; the next model should find all of the memory free.
             self.kill()
             what = f"the engine {out_of_memory_text(self._memory_bytes)} during '{op}'"
             raise WorkerFailure(what, FailureKind.MEMORY, reply["error"])
-        if "result" not in reply:
-            raise WorkerFailure(reply["error"], FailureKind.ERROR)
-        return reply["result"]
+        raise WorkerFailure(reply["error"], FailureKind.ERROR)
 
     def close(self) -> None:
         """Ends the child: first by closing its command pipe, then by force."""
         if not self._ended:
-            self._close_pipe("_commands")
+            self._commands.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_GRACE_S)
             self.kill()
@@ -242,18 +242,8 @@ class ChildProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._drain.finish()
-        self._close_pipe("_commands")
-        self._close_pipe("_replies")
-
-    def _close_pipe(self, name: str) -> None:
-        descriptor = getattr(self, name)
-        if descriptor >= 0:
-            setattr(self, name, -1)
-            os.close(descriptor)
-
-    def _send(self, line: bytes) -> None:
-        while line:
-            line = line[os.write(self._commands, line) :]
+        self._commands.close()
+        self._replies.close()
 
     def _receive(self, deadline: float) -> dict[str, Any]:
         chunks = [self._unread]
@@ -266,7 +256,7 @@ class ChildProcess:
                 if left_s <= _LONGEST_POLL_S:
                     raise TimeoutError
                 continue
-            chunks.append(os.read(self._replies, 1 << 20))
+            chunks.append(self._replies.read(1 << 20))
             size += len(chunks[-1])
             if not chunks[-1]:
                 raise EOFError("the child closed its pipe")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
-import importlib
 import importlib.metadata
 import importlib.util
 import logging
+import pkgutil
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -107,10 +108,8 @@ def entry(name: str) -> EngineEntry:
         UsageError: No engine has that name.
         EngineError: Another package announces that engine, but it can't be used.
     """
-    if name in ENGINES:
-        return ENGINES[name]
-    if name in plugins().entries:
-        return plugins().entries[name]
+    if (found := ENGINES.get(name) or plugins().entries.get(name)) is not None:
+        return found
     for broken in plugins().broken:
         if broken.name == name:
             raise EngineError(
@@ -211,11 +210,11 @@ def build_line(
         shapes: The input shapes at which it was measured.
         name: Name of the file in the command.
     """
-    module, _, function = entry(info.name).build_line_function.partition(":")
+    function = entry(info.name).build_line_function
     if not function:
         return ""
     try:
-        return str(getattr(importlib.import_module(module), function)(info, file, shapes, name))
+        return str(pkgutil.resolve_name(function)(info, file, shapes, name))
     except (OSError, ValueError) as error:
         _logger.info("how to build %s can't be told: %s", name, error)
         return ""
@@ -274,19 +273,12 @@ def _is_installed(engine: EngineEntry, options: Mapping[str, str]) -> bool:
 
 def _version(engine: EngineEntry, program: str) -> str:
     if engine.version_function:
-        return _asked_version(engine, program)
-    for distribution in engine.distributions:
         try:
+            return str(pkgutil.resolve_name(engine.version_function)(program))
+        except Exception as error:  # a program that can't be asked, or another package's function
+            _logger.debug("the version of %s can't be told: %s", engine.name, error)
+            return ""
+    for distribution in engine.distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return ""
-
-
-def _asked_version(engine: EngineEntry, program: str) -> str:
-    module, _, function = engine.version_function.partition(":")
-    try:
-        return str(getattr(importlib.import_module(module), function)(program))
-    except Exception as error:  # a program that can't be asked, or another package's function
-        _logger.debug("the version of %s can't be told: %s", engine.name, error)
-        return ""

@@ -17,14 +17,14 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from qdqtune.engines._comparison import compare_files
 from qdqtune.engines._intervals import least_half_width
 from qdqtune.engines._timing import FEWEST_ROUNDS
 from qdqtune.engines._worker import Worker
-from qdqtune.records._measurement import Comparison, Measurement
+from qdqtune.records._measurement import Comparison
 
 if TYPE_CHECKING:
     from qdqtune.engines._interface import Feeds
@@ -104,101 +104,91 @@ def compare_reopened(
         feeds: The inputs.
         allowance: The time limits.
     """
-    openings = _Openings(new_worker, list(paths), feeds, allowance)
+    openings = _Openings(new_worker, paths, feeds, allowance)
     openings.play()
     return [openings.outcome(index) for index in range(len(paths))]
 
 
+@dataclass
 class _Openings:
-    def __init__(
-        self,
-        new_worker: Callable[[int], Worker],
-        paths: list[str | os.PathLike[str]],
-        feeds: Feeds,
-        allowance: Allowance,
-    ) -> None:
-        self._new_worker = new_worker
-        self._paths = paths
-        self._feeds = feeds
-        self._allowance = allowance
-        self._errors: dict[int, str] = {}
-        self._latencies_ms: list[dict[int, float]] = []
-        self._compared: list[dict[int, Comparison]] = []
-        self._processes = 0
+    new_worker: Callable[[int], Worker]
+    paths: Sequence[str | os.PathLike[str]]
+    feeds: Feeds
+    allowance: Allowance
+    errors: dict[int, str] = field(default_factory=dict, init=False)
+    latencies_ms: list[dict[int, float]] = field(default_factory=list, init=False)
+    compared: list[dict[int, Comparison]] = field(default_factory=list, init=False)
+    processes: int = field(default=0, init=False)
 
     def play(self) -> None:
         """Open and time the files as often as needed, within the time limits."""
         wanted, is_repeated = MOST_OPENINGS, False
-        while len(self._compared) < wanted and len(self._errors) < len(self._paths) - 1:
+        while len(self.compared) < wanted and len(self.errors) < len(self.paths) - 1:
             began = time.monotonic()
             failure = self._open_once()
             took_s = time.monotonic() - began
             if failure is not None:
                 if is_repeated:
-                    self._errors[0] = failure
+                    self.errors[0] = failure
                     return
                 is_repeated = True
                 continue
-            if len(self._compared) == 1:
+            if len(self.compared) == 1:
                 wanted = self._affordable(took_s)
-            if self._agree() or self._allowance.left_s() < took_s:
+            if self._agree() or self.allowance.left_s() < took_s:
                 return
 
     def outcome(self, index: int) -> Reopened:
         """Return the combined result of all processes for a file."""
-        if 0 in self._errors or index in self._errors:
-            return Reopened(math.inf, self._errors.get(index, self._errors.get(0)))
-        latency_ms = statistics.median(each[index] for each in self._latencies_ms)
+        if 0 in self.errors or index in self.errors:
+            return Reopened(math.inf, self.errors.get(index, self.errors.get(0)))
+        latency_ms = statistics.median(each[index] for each in self.latencies_ms)
         if index == 0:
             return Reopened(latency_ms)
-        found = [each[index] for each in self._compared]
-        comparison = combine(found, self._allowance.baseline_ratio)
+        found = [each[index] for each in self.compared]
+        comparison = combine(found, self.allowance.baseline_ratio)
         return Reopened(latency_ms, None, comparison, tuple(math.log(each.ratio) for each in found))
 
     def _open_once(self) -> str | None:
         """Run one process; returns why the baseline failed in it, if it did."""
-        present = [index for index in range(len(self._paths)) if index not in self._errors]
-        timing_s = self._allowance.timing_s / MOST_OPENINGS
-        fewest = _FEWEST_ROUNDS_AGAIN if self._compared else FEWEST_ROUNDS
-        number, self._processes = self._processes, self._processes + 1
-        with contextlib.closing(self._new_worker(number)) as worker:
+        present = [index for index in range(len(self.paths)) if index not in self.errors]
+        timing_s = self.allowance.timing_s / MOST_OPENINGS
+        fewest = _FEWEST_ROUNDS_AGAIN if self.compared else FEWEST_ROUNDS
+        number, self.processes = self.processes, self.processes + 1
+        with contextlib.closing(self.new_worker(number)) as worker:
             measured, compared = compare_files(
                 worker,
-                [self._paths[index] for index in present],
-                self._feeds,
+                [self.paths[index] for index in present],
+                self.feeds,
                 rounds=max(fewest, math.ceil(_MOST_ROUNDS_PER_S * timing_s)),
                 fewest_rounds=fewest,
-                budget_s=timing_s if self._allowance.is_real else math.inf,
+                budget_s=timing_s if self.allowance.is_real else math.inf,
             )
         if not measured[0].ok:
             return measured[0].error
-        self._note(dict(zip(present, measured, strict=True)))
+        found = dict(zip(present, measured, strict=True))
+        self.errors.update((i, each.error) for i, each in found.items() if each.error is not None)
+        self.latencies_ms.append({i: each.latency_ms for i, each in found.items() if each.ok})
         candidates = zip(present[1:], compared, strict=True)
-        self._compared.append({i: found for i, found in candidates if found is not None})
+        self.compared.append({i: each for i, each in candidates if each is not None})
         return None
-
-    def _note(self, measured: dict[int, Measurement]) -> None:
-        for index, each in measured.items():
-            if each.error is not None:
-                self._errors[index] = each.error
-        self._latencies_ms.append({i: each.latency_ms for i, each in measured.items() if each.ok})
 
     def _affordable(self, took_s: float) -> int:
         """Return how many openings fit in the time, from the overhead of the first one."""
-        allowance = self._allowance
-        timing_s = allowance.timing_s / MOST_OPENINGS * (len(self._paths) - 1)
+        allowance = self.allowance
+        timing_s = allowance.timing_s / MOST_OPENINGS * (len(self.paths) - 1)
         more_s = max(took_s - timing_s, 1e-3)
         room_s = min(allowance.reopening_s, allowance.left_s())
         wanted = min(MOST_OPENINGS, 1 + math.floor(room_s / more_s))
         return wanted if wanted >= FEWEST_OPENINGS else 1
 
     def _agree(self) -> bool:
-        if len(self._compared) < FEWEST_OPENINGS:
+        if len(self.compared) < FEWEST_OPENINGS:
             return False
         return all(
-            statistics.stdev(math.log(each[index].ratio) for each in self._compared) <= _AGREEING
-            for index in range(1, len(self._paths))
-            if index not in self._errors
+            statistics.stdev(math.log(each[index].ratio) for each in self.compared) <= _AGREEING
+            for index in range(1, len(self.paths))
+            if index not in self.errors
         )
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from qdqtune.engines._intervals import (
     BUSY_SHARE,
@@ -206,12 +206,11 @@ def scores(
         baseline: The blocks around those of the candidate: one more than the candidate has.
         candidate: The blocks of the candidate.
     """
-    result: list[float] = []
-    for before, block, after in zip(baseline, candidate, baseline[1:], strict=False):
-        ahead = math.log(_second_half(before) / _first_half(block))
-        behind = math.log(_first_half(after) / _second_half(block))
-        result.append((ahead + behind) / 2.0)
-    return result
+    around, between = [*map(_halves, baseline)], map(_halves, candidate)
+    return [
+        (math.log(before[1] / block[0]) + math.log(after[0] / block[1])) / 2.0
+        for before, block, after in zip(around, between, around[1:], strict=False)
+    ]
 
 
 def compare_blocks(
@@ -301,77 +300,72 @@ def take_turns(
     return turns.decide()
 
 
+@dataclass
 class _Turns:
-    def __init__(
-        self,
-        time_block: Callable[[int, int], Sequence[float]],
-        plan: Plan,
-        progress: Callable[[int, int], None] | None,
-        time_is_up: Callable[[], bool],
-        on_round: Callable[[Round], None] | None,
-        contention: Callable[[], float],
-    ) -> None:
-        self._time_block = time_block
-        self._plan = plan
-        self._progress = progress
-        self._on_round = on_round
-        self._time_is_up = time_is_up
-        self._contention = contention
-        self._candidates = range(1, len(plan.shapes))
-        self._blocks: list[Blocks] = [[] for _ in plan.shapes]
-        self.done = 0
+    time_block: Callable[[int, int], Sequence[float]]
+    plan: Plan
+    progress: Callable[[int, int], None] | None
+    time_is_up: Callable[[], bool]
+    on_round: Callable[[Round], None] | None
+    contention: Callable[[], float]
+    done: int = field(default=0, init=False)
+    blocks: list[Blocks] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.blocks = [[] for _ in self.plan.shapes]
 
     def play(self, until: int) -> None:
         """Takes turns up to a number of rounds."""
-        if not self._blocks[0]:
+        if not self.blocks[0]:
             self._take(0)
         while self.done < until:
             # Every other round backwards: each candidate is as often near the baseline before it
             # as near the one after it.
-            for model in reversed(self._candidates) if self.done % 2 else self._candidates:
+            candidates = range(1, len(self.blocks))
+            for model in reversed(candidates) if self.done % 2 else candidates:
                 self._take(model)
             self._take(0)
             self.done += 1
-            if self._on_round is not None:
-                self._on_round(self._last_round())
-            if self._progress is not None:
-                self._progress(self.done, self._plan.rounds)
-            if self._time_is_up() and self.done >= self._plan.fewest_rounds:
-                self._plan = replace(self._plan, rounds=self.done)
+            if self.on_round is not None:
+                self.on_round(self._last_round())
+            if self.progress is not None:
+                self.progress(self.done, self.plan.rounds)
+            if self.time_is_up() and self.done >= self.plan.fewest_rounds:
+                self.plan = replace(self.plan, rounds=self.done)
                 return
 
     def decide(self) -> tuple[list[Blocks], list[Comparison]]:
         """Plays to the end, or to the look at which all is clear."""
         comparisons: list[Comparison] = []
-        for until, confidence in self._plan.looks:
+        for until, confidence in self.plan.looks:
             self.play(until)
-            ended = self.done >= self._plan.rounds
+            ended = self.done >= self.plan.rounds
             sure = _LOOKS[-1][1] if ended else confidence
-            share = self._contention()
+            share = self.contention()
             if share >= BUSY_SHARE and not ended:
                 continue
-            comparisons = [self._compare(c, sure, share) for c in self._candidates]
+            comparisons = [self._compare(blocks, sure, share) for blocks in self.blocks[1:]]
             if ended or all(c.verdict is not Verdict.SAME for c in comparisons):
                 break
-        return self._blocks, comparisons
+        return self.blocks, comparisons
 
-    def _compare(self, candidate: int, confidence: float, share: float) -> Comparison:
-        baseline, blocks = self._blocks[0], self._blocks[candidate]
+    def _compare(self, candidate: Blocks, confidence: float, share: float) -> Comparison:
         if share >= BUSY_SHARE:
-            return compare_disturbed(baseline, blocks, share, confidence, _MARGIN)
-        return compare_blocks(baseline, blocks, confidence, is_for_later=self._plan.fixed)
+            return compare_disturbed(self.blocks[0], candidate, share, confidence, _MARGIN)
+        return compare_blocks(self.blocks[0], candidate, confidence, is_for_later=self.plan.fixed)
 
     def promises_certainty(self, plan: Plan) -> bool:
         """Whether the noise seen so far lets a plan with dropped runs end in useful intervals."""
-        half_widths: list[float] = []
-        for candidate in self._blocks[1:]:
-            low, high = median_interval(scores(self._blocks[0], candidate), _LOOKS[-1][1])
-            half_widths.append((high - low) / 2.0)
-        expected = max(half_widths) * _WIDER_BY_DROPPING * math.sqrt(self.done / plan.rounds)
+        intervals = [
+            median_interval(scores(self.blocks[0], candidate), _LOOKS[-1][1])
+            for candidate in self.blocks[1:]
+        ]
+        half_width = max((high - low) / 2.0 for low, high in intervals)
+        expected = half_width * _WIDER_BY_DROPPING * math.sqrt(self.done / plan.rounds)
         return expected <= _USEFUL_HALF_WIDTH
 
     def _last_round(self) -> Round:
-        baseline, *candidates = self._blocks
+        baseline, *candidates = self.blocks
         return Round(
             statistics.median(baseline[-1]),
             tuple(statistics.median(blocks[-1]) for blocks in candidates),
@@ -379,14 +373,12 @@ class _Turns:
         )
 
     def _take(self, model: int) -> None:
-        shape = self._plan.shapes[model]
-        samples = self._time_block(model, shape.runs)
-        self._blocks[model].append(tuple(samples[shape.drop :]))
+        shape = self.plan.shapes[model]
+        samples = self.time_block(model, shape.runs)
+        self.blocks[model].append(tuple(samples[shape.drop :]))
 
 
-def _first_half(block: Sequence[float]) -> float:
-    return statistics.median(block[: len(block) // 2])
-
-
-def _second_half(block: Sequence[float]) -> float:
-    return statistics.median(block[len(block) // 2 :])
+def _halves(block: Sequence[float]) -> tuple[float, float]:
+    """Return the medians of the two halves of a block."""
+    middle = len(block) // 2
+    return statistics.median(block[:middle]), statistics.median(block[middle:])

@@ -7,12 +7,11 @@ parent drains.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
-import importlib
 import json
 import os
+import pkgutil
 import queue
 import signal
 import sys
@@ -22,7 +21,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdqtune.engines._clock import waited_for_cpu_s
 from qdqtune.engines._interface import SessionOptions, VirtualTime
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
 _MAX_MESSAGE = 4000
 _Request = dict[str, Any]
+_T = TypeVar("_T")
 
 
 class Server:
@@ -53,21 +53,12 @@ class Server:
         self._sessions: dict[int, Session] = {}
         self._opened = 0
         self._waited_s = 0.0
-        self._operations: dict[str, Callable[[_Request], Any]] = {
-            "info": self._info,
-            "open": self._open,
-            "feed": self._feed,
-            "run": self._run,
-            "time": self._time,
-            "layers": self._layers,
-            "close": self._close,
-        }
 
     def answer(self, request: _Request) -> bytes:
         """Returns the line that answers a request; an engine's exception is an answer too."""
         reply = {"number": request["number"], "pid": os.getpid()}
         try:
-            line = json.dumps({**reply, "result": self._operations[request["op"]](request)})
+            line = json.dumps({**reply, "result": self._result(request)})
         except Exception as error:
             traceback.print_exc()
             message = f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]
@@ -77,40 +68,50 @@ class Server:
             line = json.dumps({**reply, "error": message, "disk": disk})
         return line.encode() + b"\n"
 
-    def _info(self, request: _Request) -> Any:
-        return self._get_engine().info(SessionOptions.from_dict(request["options"])).to_dict()
+    def _result(self, request: _Request) -> Any:
+        match request["op"]:
+            case "info":
+                options = SessionOptions.from_dict(request["options"])
+                return self._get_engine().info(options).to_dict()
+            case "open":
+                return self._open(request["path"], SessionOptions.from_dict(request["options"]))
+            case "close":
+                self._sessions.pop(request["session"]).close()
+                _give_memory_back()
+                return None
+        session = self._sessions[request["session"]]
+        match request["op"]:
+            case "run":
+                outputs = session.run(read_arrays(Path(request["feeds"])))
+                write_arrays(Path(request["outputs"]), outputs)
+                return None
+            case "feed":
+                feeds = read_arrays(Path(request["feeds"]))
+                _, seconds = self._timed(lambda: session.set_feeds(feeds))
+                self._contended_s()  # what was waited for so far is not the timed runs'
+                return {"seconds": seconds}
+            case "time":
+                return self._time(session, request["runs"])
+            case "layers":
+                layers, seconds = self._timed(lambda: session.layer_times(request["runs"]))
+                _give_memory_back()
+                return {"layers": [layer.to_dict() for layer in layers], "seconds": seconds}
+            case op:
+                raise ValueError(f"there is no request '{op}'")
 
-    def _open(self, request: _Request) -> Any:
+    def _open(self, path: str, options: SessionOptions) -> Any:
         engine = self._get_engine()
-        options = SessionOptions.from_dict(request["options"])
-        start = self._clock_s()
-        with building(request["path"]):
-            session = engine.open(request["path"], options)
-        seconds = self._clock_s() - start
+        with building(path):
+            session, seconds = self._timed(lambda: engine.open(path, options))
         self._opened += 1
         self._sessions[self._opened] = session
         inputs = [asdict(spec) for spec in session.inputs]
         return {"session": self._opened, "inputs": inputs, "seconds": seconds}
 
-    def _feed(self, request: _Request) -> Any:
-        feeds = read_arrays(Path(request["feeds"]))
-        start = self._clock_s()
-        self._sessions[request["session"]].set_feeds(feeds)
-        seconds = self._clock_s() - start
-        self._contended_s()  # what was waited for so far is not the timed runs'
-        return {"seconds": seconds}
-
-    def _run(self, request: _Request) -> Any:
-        outputs = self._sessions[request["session"]].run(read_arrays(Path(request["feeds"])))
-        write_arrays(Path(request["outputs"]), outputs)
-
-    def _time(self, request: _Request) -> Any:
-        session = self._sessions[request["session"]]
+    def _time(self, session: Session, runs: int) -> Any:
         gc.disable()  # a collection in the middle of a run would be charged to the model
         try:
-            start = self._clock_s()
-            samples = session.time_runs(request["runs"])
-            seconds = self._clock_s() - start
+            samples, seconds = self._timed(lambda: session.time_runs(runs))
         finally:
             gc.enable()
         return {
@@ -120,6 +121,11 @@ class Server:
             "contended_s": 0.0 if isinstance(self._engine, VirtualTime) else self._contended_s(),
         }
 
+    def _timed(self, work: Callable[[], _T]) -> tuple[_T, float]:
+        """Return what some work returns, and its seconds on the engine's clock."""
+        start = self._clock_s()
+        return work(), self._clock_s() - start
+
     def _contended_s(self) -> float:
         """How long the engine has waited for a core since this was asked last.
 
@@ -128,21 +134,9 @@ class Server:
         before_s, self._waited_s = self._waited_s, waited_for_cpu_s()
         return max(0.0, self._waited_s - before_s)
 
-    def _layers(self, request: _Request) -> Any:
-        start = self._clock_s()
-        layers = self._sessions[request["session"]].layer_times(request["runs"])
-        seconds = self._clock_s() - start
-        _give_memory_back()
-        return {"layers": [layer.to_dict() for layer in layers], "seconds": seconds}
-
-    def _close(self, request: _Request) -> Any:
-        self._sessions.pop(request["session"]).close()
-        _give_memory_back()
-
     def _get_engine(self) -> Engine:
         if self._engine is None:
-            module, _, name = self._engine_path.partition(":")
-            engine = getattr(importlib.import_module(module), name)()
+            engine = pkgutil.resolve_name(self._engine_path)()
             if isinstance(engine, VirtualTime):
                 self._clock_s = engine.clock_s
             self._engine = engine
@@ -150,29 +144,28 @@ class Server:
         return self._engine
 
 
-def main() -> None:
-    """Serves until the command pipe ends."""
-    parser = argparse.ArgumentParser(prog="qdqtune.engines._worker_main")
-    parser.add_argument("--engine", required=True, help="module:Class of the engine")
-    parser.add_argument("--commands", type=int, required=True, help="descriptor to read from")
-    parser.add_argument("--replies", type=int, required=True, help="descriptor to write to")
-    parser.add_argument("--memory", type=int, help="bytes that this process may take")
-    arguments = parser.parse_args()
+def main(engine: str, commands: int, replies: int, memory_bytes: int | None) -> None:
+    """Serves until the command pipe ends.
 
-    set_memory_limit(arguments.memory)
+    Args:
+        engine: ``module:Class`` of the engine.
+        commands: Descriptor to read requests from.
+        replies: Descriptor to write answers to.
+        memory_bytes: Memory that this process may take; None for no limit.
+    """
+    set_memory_limit(memory_bytes)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # whatever prints to stdout, natively or not, prints to stderr
-    for descriptor in (arguments.commands, arguments.replies):
+    for descriptor in (commands, replies):
         os.set_inheritable(descriptor, False)
 
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    watcher = threading.Thread(target=_read_commands, args=(arguments.commands, lines), daemon=True)
-    watcher.start()
-    server = Server(arguments.engine)
+    threading.Thread(target=_read_commands, args=(commands, lines), daemon=True).start()
+    server = Server(engine)
     while True:
         answer = server.answer(json.loads(lines.get()))
         while answer:
-            answer = answer[os.write(arguments.replies, answer) :]
+            answer = answer[os.write(replies, answer) :]
 
 
 def _read_commands(descriptor: int, lines: queue.SimpleQueue[bytes]) -> None:

@@ -1,7 +1,4 @@
-"""Promise: the engine opens any ONNX model and computes what it says.
-
-Quantized ops compute what Q/DQ mean.
-"""
+"""Promise: the engine computes what any ONNX model says, and quantized ops what Q/DQ mean."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Promise: the engine reports all that a time depends on, times of runs.
-
-Layers whose times add up.
-"""
+"""Promise: the engine reports all that a time depends on, times of runs, and layers that add up."""
 
 from __future__ import annotations
 
@@ -156,9 +153,9 @@ class TimesModels:
         share = sum(samples) / 1000.0 / spent_s
         least = 0.0 if bench.engine.program else _LEAST_SHARE
         assert least <= share <= _MOST_SHARE, (
-            f"{_RUNS} runs took {spent_s * 1000:.3g} ms on the engine's clock, their samples add "
-            f"up to {sum(samples):.3g}. If one is a thousandfold of the other, `time_runs` returns "
-            "seconds or microseconds; if far too little, it doesn't wait until a run is over"
+            f"{_TIMED_RUNS} runs took {spent_s * 1000:.3g} ms on the engine's clock, their samples "
+            f"add up to {sum(samples):.3g}. If one is a thousandfold of the other, `time_runs` "
+            "returns seconds or microseconds; if far too little, it doesn't wait until a run is over"
         )
         if bench.engine.measures:
             assert spent_s <= waited_s, (
@@ -185,28 +182,23 @@ class TimesModels:
         """One file against itself is called the same; noise may say otherwise now and then."""
         bench.needs_runs()
         path, feeds = bench.tower(), tower_feeds()
-        same = 0
+        same: list[float] = []
         different: list[float] = []
         while len(different) < _AA_MOST_DIFFERENT:
             measured, (compared,) = compare_files(
                 bench.worker, [path, path], feeds, budget_s=_AA_BUDGET_S
             )
             assert compared is not None, [each.error for each in measured]
-            if compared.verdict is not Verdict.SAME:
-                different.append(compared.ratio)
-                continue
-            same += 1
-            if same == _AA_LEAST_SAME:
+            found = same if compared.verdict is Verdict.SAME else different
+            found.append(compared.ratio)
+            if len(same) == _AA_LEAST_SAME:
                 return
         raise AssertionError(
-            f"one file was found to differ from itself in speed, by {_ratios(different)}. Does a "
-            "session do something once, in its first runs? Do threads of one session spin on "
-            "while another runs? Or the machine was too busy to measure anything"
+            "one file was found to differ from itself in speed, by "
+            f"{', '.join(f'{ratio:.3f}' for ratio in different)}. Does a session do something "
+            "once, in its first runs? Do threads of one session spin on while another runs? Or the "
+            "machine was too busy to measure anything"
         )
-
-
-def _ratios(found: list[float]) -> str:
-    return ", ".join(f"{ratio:.3f}" for ratio in found)
 
 
 _RUNS = 10

@@ -1,7 +1,4 @@
-"""Promise: invalid requests are refused, a failure costs one request.
-
-Sessions don't disturb each other.
-"""
+"""Promise: invalid requests are refused, a failure costs one request, sessions are separate."""
 
 from __future__ import annotations
 
@@ -23,24 +20,9 @@ from qdqtune.engines._worker import FailureKind, OpenModel, WorkerFailure
 from qdqtune.testing._bench import Array, Arrays, Bench, model_of, tower, tower_feeds
 
 
-def _garbage(path: Path) -> None:
-    path.write_bytes(bytes(range(255, 0, -1)) * 4)
-
-
-def _empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def _missing(path: Path) -> None:
-    path.unlink(missing_ok=True)
-
-
-def _directory(path: Path) -> None:
-    path.mkdir(exist_ok=True)
-
-
-def _unknown_op(path: Path) -> None:
-    onnx.save(model_of("g (float[4] x) => (float[4] y) { y = Frobnicate(x) }"), path)
+def _saved(body: str, size: int = 4, **constants: Array) -> Callable[[Path], object]:
+    model = model_of(f"g (float[4] x) => (float[{size}] y) {{ y = {body} }}", **constants)
+    return lambda path: onnx.save(model, path)
 
 
 def _unknown_domain(path: Path) -> None:
@@ -50,26 +32,10 @@ def _unknown_domain(path: Path) -> None:
     onnx.save(model, path)
 
 
-def _old_op(path: Path) -> None:
-    text = "g (float[4] x) => (float[8] y) { y = Upsample<scales=[2.0]>(x) }"
-    onnx.save(model_of(text), path)
-
-
 def _no_opset(path: Path) -> None:
     model = model_of("g (float[4] x) => (float[4] y) { y = Relu(x) }")
     del model.opset_import[:]
     onnx.save(model, path)
-
-
-def _type_error(path: Path) -> None:
-    text = np.array([b"a", b"b", b"c", b"d"], object)
-    model = model_of("g (float[4] x) => (float[4] y) { y = Add(x, s) }", s=text)
-    onnx.save(model, path)
-
-
-def _shape_error(path: Path) -> None:
-    weights = np.ones((5, 4), np.float32)
-    onnx.save(model_of("g (float[4] x) => (float[4] y) { y = MatMul(x, w) }", w=weights), path)
 
 
 def _missing_weights(path: Path) -> None:
@@ -79,17 +45,18 @@ def _missing_weights(path: Path) -> None:
     weights.unlink()
 
 
-BAD_MODELS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "garbage": (_garbage, ""),
-    "an empty file": (_empty, ""),
-    "a missing file": (_missing, ""),
-    "a folder": (_directory, ""),
-    "an unknown op": (_unknown_op, "Frobnicate"),
+_TEXT = np.array([b"a", b"b", b"c", b"d"], object)
+BAD_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "garbage": (lambda path: path.write_bytes(bytes(range(255, 0, -1)) * 4), ""),
+    "an empty file": (Path.touch, ""),
+    "a missing file": (lambda path: path.unlink(missing_ok=True), ""),
+    "a folder": (lambda path: path.mkdir(exist_ok=True), ""),
+    "an unknown op": (_saved("Frobnicate(x)"), "Frobnicate"),
     "an unknown domain": (_unknown_domain, "Frobnicate"),
-    "an op that its opset lacks": (_old_op, "Upsample"),
+    "an op that its opset lacks": (_saved("Upsample<scales=[2.0]>(x)", 8), "Upsample"),
     "without an opset": (_no_opset, "Relu"),
-    "a type error": (_type_error, "Add"),
-    "shapes that do not fit": (_shape_error, "MatMul"),
+    "a type error": (_saved("Add(x, s)", s=_TEXT), "Add"),
+    "shapes that do not fit": (_saved("MatMul(x, w)", w=np.ones((5, 4), np.float32)), "MatMul"),
     "missing external data": (_missing_weights, ".gone"),
 }
 """By what is wrong: how to write it, and what the error may name instead of the file."""
@@ -117,7 +84,7 @@ class RefusesNonsense:
         path = bench.folder / f"bad {fault}.onnx"
         write(path)
         failure = bench.refusal(lambda: _use(bench, path), f"the model: {fault}")
-        named = [path.name] + ([op] if op else [])
+        named = [path.name, *filter(None, [op])]
         assert any(name in str(failure) for name in named), (
             f"the model: {fault}: the error should name {' or '.join(map(repr, named))}. "
             f"It is: {failure}"
