@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from qdqtune.records._health import BrokenEngine
 
@@ -115,21 +115,41 @@ class EngineEntry:
         return not (self.needs_gpu or self.program)
 
 
-# Builds of large models can take many minutes.
-_BUILD_LIMIT_S = 3600.0
 # Small models usually take seconds; a small file that takes minutes was designed to.
 _SMALL_LIMIT_S = 30.0
-_BUILD_LINE = "qdqtune.engines.tensorrt._trtexec_command:build_line"
-_TENSORRT_DIALECTS = (DialectChoice("tensorrt-8", before_version=10), DialectChoice("tensorrt"))
 # Options that may be taken from a record; see `EngineEntry.recorded_options`.
 _SWITCH, _NUMBER = "[01]", r"\d{1,9}(\.\d{1,9})?(e-\d\d)?"
-_TENSORRT_RECORDED = {
-    "typing": "strong|weak",
-    "precision": "fp16|bf16|fp32",
-    "level": "[0-5]",
-    "cuda_graph": _SWITCH,
-    "device": r"\d{1,3}",
-}
+_TENSORRT = EngineEntry(
+    "tensorrt",
+    "pip install 'qdqtune[tensorrt]'",
+    title="TensorRT",
+    module="tensorrt",
+    distributions=(
+        "tensorrt",
+        "tensorrt-cu13",
+        "tensorrt-cu12",
+        "tensorrt-bindings",
+        "tensorrt-cu13-bindings",
+        "tensorrt-cu12-bindings",
+    ),
+    worker_class="qdqtune.engines.tensorrt._engine:TensorRtEngine",
+    dialects=(DialectChoice("tensorrt-8", before_version=10), DialectChoice("tensorrt")),
+    build_line_function="qdqtune.engines.tensorrt._trtexec_command:build_line",
+    runs_bfloat16=True,
+    takes_plugins=True,
+    has_timing_cache=True,
+    takes_shape_ranges=True,
+    writes_layers=True,
+    needs_gpu=True,
+    open_limit_s=3600.0,  # builds of large models can take many minutes
+    recorded_options={
+        "typing": "strong|weak",
+        "precision": "fp16|bf16|fp32",
+        "level": "[0-5]",
+        "cuda_graph": _SWITCH,
+        "device": r"\d{1,3}",
+    },
+)
 _SIMULATED_NUMBERS = (
     "build_s", "build_kernel_s", "seed", "noise", "correlation", "drift", "drift_s", "spikes",
     "spike_size", "offset",
@@ -170,64 +190,34 @@ BUILTIN_ENGINES = (
             "max_cpu_isa": "[A-Z][A-Z0-9_]{1,39}",
         },
     ),
-    EngineEntry(
-        "tensorrt",
-        "pip install 'qdqtune[tensorrt]'",
-        title="TensorRT",
-        module="tensorrt",
-        distributions=(
-            "tensorrt",
-            "tensorrt-cu13",
-            "tensorrt-cu12",
-            "tensorrt-bindings",
-            "tensorrt-cu13-bindings",
-            "tensorrt-cu12-bindings",
-        ),
-        worker_class="qdqtune.engines.tensorrt._engine:TensorRtEngine",
-        dialects=_TENSORRT_DIALECTS,
-        build_line_function=_BUILD_LINE,
-        runs_bfloat16=True,
-        takes_plugins=True,
-        has_timing_cache=True,
-        takes_shape_ranges=True,
-        writes_layers=True,
-        needs_gpu=True,
-        open_limit_s=_BUILD_LIMIT_S,
-        recorded_options=_TENSORRT_RECORDED,
-    ),
-    EngineEntry(
-        "trtexec",
-        "trtexec comes with TensorRT; put it on PATH",
+    _TENSORRT,
+    replace(
+        _TENSORRT,
+        name="trtexec",
+        install="trtexec comes with TensorRT; put it on PATH",
+        title="",
+        module="",
+        distributions=(),
         program="trtexec",
         path_option="path",
         arguments_option="args",
         version_function="qdqtune.engines.tensorrt._trtexec_version:version_of",
         worker_class="qdqtune.engines.tensorrt._trtexec:TrtexecEngine",
-        dialects=_TENSORRT_DIALECTS,
-        build_line_function=_BUILD_LINE,
-        runs_bfloat16=True,
-        takes_plugins=True,
-        has_timing_cache=True,
-        takes_shape_ranges=True,
-        writes_layers=True,
-        open_limit_s=_BUILD_LIMIT_S,
-        recorded_options=_TENSORRT_RECORDED,
+        needs_gpu=False,
     ),
-    EngineEntry(
-        "tensorrt_rtx",
-        "pip install 'qdqtune[tensorrt-rtx]'",
+    replace(
+        _TENSORRT,
+        name="tensorrt_rtx",
+        install="pip install 'qdqtune[tensorrt-rtx]'",
         title="TensorRT-RTX",
         module="tensorrt_rtx",
         distributions=("tensorrt-rtx-cu13", "tensorrt-rtx-cu12", "tensorrt-rtx"),
         worker_class="qdqtune.engines.tensorrt._engine:TensorRtRtxEngine",
         dialects=(DialectChoice("tensorrt"),),
-        takes_plugins=True,
-        takes_shape_ranges=True,
-        writes_layers=True,
-        needs_gpu=True,
+        build_line_function="",
+        runs_bfloat16=False,
+        has_timing_cache=False,
         lists_layers_anywhere=True,
-        open_limit_s=_BUILD_LIMIT_S,
-        recorded_options=_TENSORRT_RECORDED,
     ),
     EngineEntry(
         "simulated",
@@ -303,17 +293,11 @@ def _fault(entry: EngineEntry, name: str) -> str:
         return f"it is announced as '{name}', but its entry is called '{entry.name}'"
     if not (entry.module or entry.program):
         return "its entry names neither a module nor a program"
-    for what, path in {
-        "worker_class": entry.worker_class,
-        "dialect_function": entry.dialect_function,
-    }.items():
+    for what in ("worker_class", "dialect_function"):
+        path: str = getattr(entry, what)
         if path and len([part for part in path.split(":") if part]) != 2:
             return f"its {what} is '{path}', which is not like 'module:name'"
-    unknown = [
-        dialect_choice.name
-        for dialect_choice in entry.dialects
-        if dialect_choice.name not in DIALECTS
-    ]
+    unknown = [choice.name for choice in entry.dialects if choice.name not in DIALECTS]
     if unknown:
         return f"there is no dialect '{unknown[0]}'; there are {', '.join(DIALECTS)}"
     return ""

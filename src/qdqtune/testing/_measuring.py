@@ -155,7 +155,8 @@ class TimesModels:
         assert least <= share <= _MOST_SHARE, (
             f"{_TIMED_RUNS} runs took {spent_s * 1000:.3g} ms on the engine's clock, their samples "
             f"add up to {sum(samples):.3g}. If one is a thousandfold of the other, `time_runs` "
-            "returns seconds or microseconds; if far too little, it doesn't wait until a run is over"
+            "returns seconds or microseconds; if far too little, it doesn't wait for the end of a "
+            "run"
         )
         if bench.engine.measures:
             assert spent_s <= waited_s, (
