@@ -165,7 +165,8 @@ def compare_files(
     return measurements, [compared.get(i) for i in range(1, len(files))]
 
 
-_zeros = functools.partial(defaultdict, float)
+def _zeros() -> defaultdict[int, float]:
+    return defaultdict(float)
 
 
 @dataclass
