@@ -12,10 +12,30 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtune.cli._compare import ShownConfig as ComparisonShown
 from qdqtune.cli._flags import config_from
+from qdqtune.cli._inspect import ShownConfig as InspectionShown
+from qdqtune.cli._tune import DryRunConfig
 from qdqtune.cli.main import get_parser, main
-from qdqtune.config import BenchConfig, NameFilters, QuantizeConfig, TuneConfig
-from qdqtune.options import options_of
+from qdqtune.config import (
+    BenchConfig,
+    CompareConfig,
+    ConvertConfig,
+    EngineFlagsConfig,
+    ExportConfig,
+    GroupsConfig,
+    InsertConfig,
+    InspectConfig,
+    LayersConfig,
+    NameFilters,
+    OverwriteConfig,
+    QuantizeConfig,
+    ShapesConfig,
+    StripConfig,
+    TuneConfig,
+    VerifyConfig,
+)
+from qdqtune.options import SWITCH, options_of
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._precision import Precision
@@ -102,24 +122,97 @@ BENCH_TYPED: dict[str, tuple[list[str], Any]] = {
     "runs": (["--runs", "9"], 9),
     "min_time_s": (["--min_time", "1.5s"], 1.5),
 }
-OTHERS: dict[str, tuple[Any, dict[str, tuple[list[str], Any]]]] = {
-    "quantize": (QuantizeConfig, QUANTIZE_TYPED),
-    "bench": (BenchConfig, BENCH_TYPED),
+DATA: dict[str, tuple[list[str], Any]] = {
+    "against": (["--against", "f.onnx"], "f.onnx"),
+    "data": (["--calibration_data", "d.npz"], "d.npz"),
+    "samples": (["--calibration_samples", "3"], 3),
+    "calibration_data": (["--data", "d.npz"], "d.npz"),
+    "calibration_samples": (["--samples", "3"], 3),
+    "runs": (["--runs", "9"], 9),
+    "quant_type": (["--quant_type", "fp8"], "fp8"),
+    "dialect": (["--dialect", "tensorrt"], "tensorrt"),
+    "save_placement": (["--save_placement", "p.json"], "p.json"),
 }
+INSERT_TYPED: dict[str, tuple[list[str], Any]] = {
+    **{name: DATA[name] for name in ("dialect", "save_placement")},
+    "ops": (["--ops", "Conv,Add"], ("Conv", "Add")),
+    "nodes": (["--nodes", "a", "--nodes", "b"], ("a", "b")),
+    "tensors": (["--tensors", "t"], ("t",)),
+    "placement": (["--placement", "p.json"], "p.json"),
+    "high_precision_dtype": (["--high_precision_dtype", "float16"], "fp16"),
+}
+CONVERT_TYPED: dict[str, tuple[list[str], Any]] = {
+    "to": (["--to", "bf16"], "bf16"),
+    "keep_io": (["--no_keep_io"], False),
+    "keep_nodes": (["--keep_nodes", "a,b"], ("a", "b")),
+    "keep_ops": (["--keep_ops", "Relu"], ("Relu",)),
+}
+SHAPES_TYPED: dict[str, tuple[list[str], Any]] = {
+    "batch_size": (["--batch_size", "8"], 8),
+    "inputs": (["--set", "x:1x8", "--dim", "N=2"], InputRequest({"x": (1, 8)}, {"N": 2})),
+}
+EXPORT_TYPED: dict[str, tuple[list[str], Any]] = {
+    **DATA,
+    "is_list": (["--list"], True),
+    "candidate": (["--candidate", "c0001"], "c0001"),
+    "exclusion_list": (["--exclusion_list", "nncf"], "nncf"),
+}
+INSPECT_TYPED: dict[str, tuple[list[str], Any]] = {
+    **DATA,
+    "inputs": SHAPES_TYPED["inputs"],
+    "max_sequence_size": (["--max_sequence_size", "5"], 5),
+    "by_shape": (["--by_shape"], True),
+    "why": (["--why", "t"], "t"),
+    "graph_json": (["--graph_json", "g.json"], "g.json"),
+    "layers": (["--layers"], True),
+    "groups": (["--groups"], True),
+    "sort": (["--sort", "time"], "time"),
+    "all_regions": (["--all_regions"], True),
+    "max_items": (["--max_items", "0"], 0),
+}
+INSPECT_TYPED["inputs"] = (["--shapes", "x:1x8", "--dim", "N=2"], SHAPES_TYPED["inputs"][1])
+FLAGS_TYPED: dict[str, tuple[list[str], Any]] = {
+    "timing_cache": (["--timing_cache", "t.cache"], "t.cache"),
+    "plugin_libraries": (["--plugins", "a.so", "b.so"], ("a.so", "b.so")),
+    "trtexec_benchmark_args": (["--trtexec_args", "--fp16"], "--fp16"),
+    "dry_run": (["--dry_run"], True),
+    "top": (["--top", "0"], 0),
+}
+# A command line, the configs that are made from it, and what is typed for their fields.
+OTHERS: list[tuple[str, list[Any], dict[str, tuple[list[str], Any]]]] = [
+    ("quantize m", [QuantizeConfig], QUANTIZE_TYPED),
+    ("bench m", [BenchConfig, EngineFlagsConfig], {**BENCH_TYPED, **FLAGS_TYPED}),
+    ("tune m", [EngineFlagsConfig, DryRunConfig], FLAGS_TYPED),
+    ("insert m -o out", [InsertConfig], INSERT_TYPED),
+    ("strip m -o out", [StripConfig],
+     {**DATA, "weights_from": (["--weights_from", "f.onnx"], "f.onnx")}),
+    ("convert m -o out --to fp16", [ConvertConfig], CONVERT_TYPED),
+    ("optimize m -o out", [OverwriteConfig], {}),
+    ("shapes m", [ShapesConfig], SHAPES_TYPED),
+    ("export m", [ExportConfig], EXPORT_TYPED),
+    ("compare m q", [CompareConfig, ComparisonShown], {**DATA, **FLAGS_TYPED}),
+    ("verify m", [VerifyConfig], DATA),
+    ("inspect m", [InspectConfig, LayersConfig, GroupsConfig, InspectionShown], INSPECT_TYPED),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("command", "name"),
-    [(command, each.name) for command, (config_class, _) in OTHERS.items()
+    ("line", "config_class", "its_own", "name"),
+    [(line, config_class, its_own, each.name) for line, config_classes, its_own in OTHERS
+     for config_class in config_classes
      for each, known in options_of(config_class) if known.flags],
 )  # fmt: skip
-def test_a_flag_of_another_command_sets_its_field(command: str, name: str) -> None:
-    config_class, its_own = OTHERS[command]
+def test_a_flag_of_another_command_sets_its_field(
+    line: str, config_class: Any, its_own: dict[str, tuple[list[str], Any]], name: str
+) -> None:
     typed, value = its_own.get(name) or TYPED[name]
-    line = [command, "m.onnx"]
-    config = config_from(get_parser().parse_args([*line, *typed]), config_class)
+    if "--to" in typed:
+        line = line.partition(" --to")[0]
+    config = config_from(get_parser().parse_args([*line.split(), *typed]), config_class)
     assert getattr(config, name) == value
-    assert config_from(get_parser().parse_args(line), config_class) == config_class()
+    if name != "to":
+        plain = config_from(get_parser().parse_args(line.split()), config_class)
+        assert plain == (config_class(to="fp16") if "--to" in line else config_class())
 
 
 def test_other_names_of_options() -> None:
@@ -268,16 +361,42 @@ def test_a_least_time_makes_as_many_runs_as_it_takes(model: str) -> None:
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-@pytest.mark.parametrize("command", ["tune", "quantize"])
-def test_the_table_of_flags_in_the_docs(command: str) -> None:
-    page = (DOCS / f"{command}.md").read_text().partition("| flag | meaning |")[2]
-    rows = [row.split(" | ")[0] for row in page.partition("\n\n")[0].splitlines()]
-    listed = set(re.findall(r"`(-\w|--\w+)", " ".join(rows)))
+# Pages with tables of flags, the configs that have the flags, and whether all of them are listed.
+TABLES: list[tuple[str, str, list[Any], bool]] = [
+    ("tune", "tune", [TuneConfig, EngineFlagsConfig, DryRunConfig], True),
+    ("quantize", "quantize", [QuantizeConfig], True),
+    ("compare", "compare", [CompareConfig, ComparisonShown], False),
+    ("inspect", "inspect", [InspectConfig, LayersConfig, GroupsConfig, InspectionShown], False),
+    ("commands", "insert", [InsertConfig], False),
+    ("subgraphs", "tune", [TuneConfig], False),
+]
+
+
+def rows_of(page: str) -> list[tuple[set[str], str]]:
+    """The flags and the meaning of every row in a page's tables of flags."""
+    tables = (DOCS / f"{page}.md").read_text().split("| flag | meaning |\n|---|---|\n")[1:]
+    rows = [row for table in tables for row in table.partition("\n\n")[0].splitlines()]
+    pairs = (re.split(r" (?<!\\)\| ", row, maxsplit=1) for row in rows)
+    return [(set(re.findall(r"`(-\w|--\w+)", flags)), meaning) for flags, meaning in pairs]
+
+
+@pytest.mark.parametrize(("page", "command", "configs", "is_complete"), TABLES)
+def test_the_table_of_flags_in_the_docs(
+    page: str, command: str, configs: list[Any], is_complete: bool
+) -> None:
+    rows = rows_of(page)
+    listed = set().union(*(flags for flags, _ in rows))
     (commands,) = (each for each in get_parser()._actions if isinstance(each.choices, dict))
     known = {flag for each in commands.choices[command]._actions for flag in each.option_strings}
     assert listed <= known
-    config_class: Any = {"tune": TuneConfig, "quantize": QuantizeConfig}[command]
-    for _, one in options_of(config_class):
-        assert not one.flags or listed.intersection(one.flags), f"{one.flags} are not in the docs"
+    for each, one in (pair for config in configs for pair in options_of(config)):
+        of_it = [meaning for flags, meaning in rows if flags.intersection(one.flags)]
+        assert of_it or not one.flags or not is_complete, f"{one.flags} are not in the docs"
         off = [flag for flag in one.flags if flag.startswith("--no_")]
-        assert not off or off[0] in listed
+        assert not off or not of_it or off[0] in listed
+        if isinstance(each.default, str | int | float) and one.kind is not SWITCH:
+            default = f"{each.default:g}" if isinstance(each.default, float) else each.default
+            stated = re.compile(rf"\(`?{default}`?[):,]|`{default}` \(the default")
+            for meaning in of_it:  # a row of links leaves defaults to the pages behind them
+                is_link = meaning.startswith("[")
+                assert is_link or stated.search(meaning), f"{one.flags}: {default} in {meaning}"

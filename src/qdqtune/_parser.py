@@ -46,7 +46,7 @@ class ListAction(argparse.Action):
         """Append the values of one or more arguments to the list."""
         texts = values if isinstance(values, list) else [values]
         new = [self._converted(value) for text in texts for value in self.split(text)]
-        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or ()), *new])
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest, None) or ()), *new])
 
     def _converted(self, value: str) -> Any:
         try:

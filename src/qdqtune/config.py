@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any, ClassVar
@@ -16,7 +17,9 @@ from qdqtune.options import (
     ENGINE_SPECIFIC,
     FUNCTION,
     KEY_VALUES,
+    MODEL,
     NAME,
+    NAMES,
     PATH,
     REGEXES,
     SECONDS,
@@ -34,6 +37,7 @@ from qdqtune.records._accuracy import DEFAULT_MIN_SQNR_DB
 from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of
 from qdqtune.records._precision import AUTO, CHOICES, FLOAT_TYPES, QUANT_TYPES, Precision
 from qdqtune.records._ranges import RangeMethod
+from qdqtune.records._results import EXCLUSION_TOOLS
 from qdqtune.records._tuning import (
     DEFAULT_MAX_DROP,
     DEFAULT_OUTPUT_DIR,
@@ -60,6 +64,18 @@ SHAPES = Kind(
     metavar="NAME:1x3x224x224",
 )  # fmt: skip
 DIR = replace(PATH, metavar="DIR")
+FILES = replace(NAMES, must_be="a list of paths", metavar="FILE")
+
+
+def _command_line(text: str) -> str:
+    shlex.split(text)  # an open quote is a ValueError
+    return text
+
+
+COMMAND_LINE = Kind(
+    "a command line with every quote closed", lambda value: isinstance(value, str), _command_line,
+    metavar="'ARGS'",
+)  # fmt: skip
 _FUNCTION = Kind(
     "a function, or module:function",
     lambda value: isinstance(value, str) or callable(value),
@@ -107,21 +123,39 @@ class QuantizationConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputConfig(Config):
+class SizeConfig(Config):
+    """Options for the shapes of the model's inputs."""
+
+    TITLE: ClassVar[str] = "sizes of open dims (see docs/shapes.md)"
+
+    inputs: ShapesOrRequest | None = option(
+        None, INPUTS, "shapes to look at", "--shapes", "--opt_shapes", "--dim",
+        default_text="as the model has them",
+    )  # fmt: skip
+
+    @property
+    def input_request(self) -> InputRequest:
+        """The requested shapes and dims as an `InputRequest`."""
+        return request_of(self.inputs) or InputRequest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputConfig(SizeConfig):
     """Options for the model's inputs."""
 
     TITLE: ClassVar[str] = "inputs (what is not given is chosen; see docs/shapes.md)"
 
     inputs: ShapesOrRequest | None = option(
         None, INPUTS, "shapes to run at, and the ranges of random inputs",
-        "--shapes", "--dim", "--input_range", default_text="as the model has them",
+        "--shapes", "--opt_shapes", "--dim", "--input_range",
+        default_text="as the model has them",
     )  # fmt: skip
     seed: int = option(0, whole(0), "seed of everything that is random", "--seed")
 
     @property
     def input_request(self) -> InputRequest:
-        """The user's input shapes, dims, ranges and seed as one `InputRequest`."""
-        request = request_of(self.inputs) or InputRequest()
+        """The requested shapes, dims, ranges and seed as one `InputRequest`."""
+        request = super().input_request
         return replace(request, seed=self.seed or request.seed)
 
 
@@ -368,6 +402,10 @@ def _precision_name(text: str) -> str:
     return FLOAT_TYPES[text].value if text in FLOAT_TYPES else text
 
 
+def _float_type(name: str | None) -> Precision | None:
+    return None if name is None else Precision(_precision_name(name))
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuantizeConfig(
     EngineConfig,
@@ -438,14 +476,12 @@ class QuantizeConfig(
             object.__setattr__(self, "quant_type", quantize_mode)
         if high_precision_dtype is not None:
             object.__setattr__(self, "precision", high_precision_dtype)
-        if isinstance(self.precision, Precision):
-            object.__setattr__(self, "precision", self.precision.value)
         super().__post_init__()
 
     @property
     def float_type(self) -> Precision | None:
         """The float type of ops that are not quantized; None keeps the model's type."""
-        return None if self.precision is None else Precision(_precision_name(str(self.precision)))
+        return _float_type(self.precision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -468,3 +504,244 @@ class BenchConfig(EngineConfig, InputConfig, ShapeRangeConfig):
     opening: int = option(
         0, whole(0), "the number of this call among several whose results are taken together"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFlagsConfig(Config):
+    """Settings that a command line turns into options of the engines that have them."""
+
+    TITLE: ClassVar[str] = ENGINE_SPECIFIC
+
+    timing_cache: Path | None = option(
+        None, PATH, "where TensorRT keeps what it learned about kernels", "--timing_cache",
+        default_text="one of qdqtune's, for each GPU and version",
+    )  # fmt: skip
+    plugin_libraries: Sequence[str] = option(
+        (), FILES, "TensorRT plugins to load", "--plugin_libraries", "--plugins"
+    )
+    trtexec_benchmark_args: str | None = option(
+        None, COMMAND_LINE,
+        "more arguments for trtexec, in one string; what it says of shapes holds for every engine",
+        "--trtexec_benchmark_args", "--trtexec_args",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverwriteConfig(Config):
+    """Whether existing files may be replaced."""
+
+    TITLE: ClassVar[str] = "output"
+
+    force: bool = option(False, SWITCH, "replace files that exist", "--force")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialectConfig(Config):
+    """Options for the dialect, for functions that need not run the model."""
+
+    TITLE: ClassVar[str] = QuantizationConfig.TITLE
+
+    engine: str = option(
+        "auto", NAME, "the engine whose dialect is used; it need not be installed", "--engine"
+    )
+    dialect: str | None = option(
+        None, NAME, "a dialect by name, instead of the engine's own on this machine", "--dialect"
+    )
+    quant_type: str = option(
+        "int8", one_of(QUANT_TYPES), "what to quantize to, as the dialect offers", "--quant_type"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InsertConfig(DialectConfig, CalibrationConfig, InputConfig, OverwriteConfig):
+    """All options of `qdqtune.insert`."""
+
+    TITLE: ClassVar[str] = "what to quantize (all of these together)"
+
+    ops: Sequence[str] = option((), replace(NAMES, metavar="OP"), "all ops of these types", "--ops")
+    nodes: Sequence[str] = option(
+        (), replace(NAMES, metavar="NODE"), "the nodes of these names", "--nodes"
+    )
+    tensors: Sequence[str] = option(
+        (), replace(NAMES, metavar="TENSOR"), "the tensors of these names", "--tensors"
+    )
+    placement: Path | None = option(None, PATH, "a placement.json, exactly as it is", "--placement")
+    high_precision_dtype: Precision | str | None = option(
+        None, _FLOAT_TYPE, "float type of what is not quantized", "--high_precision_dtype",
+        default_text="the model's own", title=QuantizationConfig.TITLE,
+    )  # fmt: skip
+    save_placement: Path | None = option(
+        None, PATH, "also write the placement", "--save_placement", title=OverwriteConfig.TITLE
+    )
+    progress: Callable[[int, int | None], None] | None = option(
+        None, FUNCTION, "called with the samples calibrated and their number, if known"
+    )
+
+    @property
+    def float_type(self) -> Precision | None:
+        """The float type of ops that are not quantized; None keeps the model's type."""
+        return _float_type(self.high_precision_dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StripConfig(InputConfig, OverwriteConfig):
+    """All options of `qdqtune.strip`."""
+
+    TITLE: ClassVar[str] = OverwriteConfig.TITLE
+
+    weights_from: Any = option(
+        None, MODEL, "the float model that has the original weights", "--weights_from"
+    )
+    save_placement: Path | None = option(
+        None, PATH, "also write the placement: what was quantized", "--save_placement"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertConfig(InputConfig, OverwriteConfig):
+    """All options of `qdqtune convert`."""
+
+    TITLE: ClassVar[str] = "precision"
+
+    to: str | None = option(None, _FLOAT_TYPE, "the type to convert to", "--to", required=True)
+    keep_io: bool = option(
+        True, SWITCH, "inputs and outputs keep their types", "--keep_io", "--no_keep_io",
+        default_text="yes",
+    )  # fmt: skip
+    keep_nodes: Sequence[str] = option(
+        (), replace(NAMES, metavar="NODE"), "names of nodes that keep their precision",
+        "--keep_nodes",
+    )  # fmt: skip
+    keep_ops: Sequence[str] = option(
+        (), replace(NAMES, metavar="OP"), "op types that keep their precision", "--keep_ops"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapesConfig(OverwriteConfig):
+    """All options of `qdqtune shapes`."""
+
+    TITLE: ClassVar[str] = "sizes to fix"
+
+    batch_size: int | None = option(
+        None, whole(1), "the leading dim of every input", "--batch_size"
+    )
+    inputs: ShapesOrRequest | None = option(
+        None, INPUTS, "the shapes to fix", "--set", "--shapes", "--dim"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(OverwriteConfig):
+    """All options of `qdqtune export`."""
+
+    is_list: bool = option(False, SWITCH, "list the candidates", "--list")
+    candidate: str | None = option(
+        None, replace(NAME, metavar="ID"), "the candidate to write; see --list", "--candidate"
+    )
+    exclusion_list: str | None = option(
+        None, one_of(EXCLUSION_TOOLS),
+        "write the nodes that stay float, in the form in which this tool takes nodes to exclude",
+        "--exclusion_list",
+    )  # fmt: skip
+    against: Any = option(
+        None, MODEL, "with --exclusion_list: the float model whose node names are used",
+        "--against", default_text="that of the run",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(EngineConfig, InputConfig):
+    """All options of `qdqtune.compare`."""
+
+    TITLE: ClassVar[str] = "data"
+
+    engine: str | None = option(  # type: ignore[assignment]
+        None, NAME, "the engine whose kernels compute the outputs", "--engine",
+        default_text="each op is run as it is written",
+    )  # fmt: skip
+    data: Any = option(
+        None, ANYTHING,
+        "data to run on: an .npy or .npz file, a folder of them, or module:function",
+        "--data", "--calibration_data", default_text="random inputs",
+    )  # fmt: skip
+    samples: int | None = option(
+        None, whole(1), "use this many samples", "--samples", "--calibration_samples",
+        default_text="at most 32 of the data, or 8 random ones",
+    )  # fmt: skip
+    progress: Callable[[int, int | None], None] | None = option(
+        None, FUNCTION,
+        "called in each of two rounds with the samples done and their number, if known",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyConfig(EngineConfig, InputConfig):
+    """All options of `qdqtune.verify`."""
+
+    TITLE: ClassVar[str] = "what to check with"
+
+    engine: str | None = option(  # type: ignore[assignment]
+        None, NAME, "the engine that runs the models", "--engine",
+        default_text="that of the run, else the one usable here",
+    )  # fmt: skip
+    against: Any = option(
+        None, MODEL, "the float model", "--against", default_text="baseline.onnx beside the model"
+    )
+    runs: int | None = option(
+        None, whole(1), "timed runs per model", "--runs",
+        default_text="as many as take a few seconds per model",
+    )  # fmt: skip
+    calibration_data: Any = option(
+        None, ANYTHING,
+        "the calibration data of the run, to measure the error on: an .npy or .npz file, a folder "
+        "of them, or module:function", "--calibration_data", "--data",
+        default_text="random inputs like those of the run",
+    )  # fmt: skip
+    calibration_samples: int | None = option(
+        None, whole(1), "use at most this many samples, as the run did", "--calibration_samples",
+        "--samples",
+    )  # fmt: skip
+    progress: Callable[[int, int], None] | None = option(
+        None, FUNCTION, "called with the rounds done and planned"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectConfig(DialectConfig, SizeConfig):
+    """All options of `qdqtune.inspect`."""
+
+    TITLE: ClassVar[str] = "regions"
+
+    max_sequence_size: int = option(
+        10, whole(1), "longest sequence of ops inside a composite region", "--max_sequence_size"
+    )
+    by_shape: bool = option(
+        False, SWITCH, "tell patterns apart by types and shapes, too, as tuning does", "--by_shape"
+    )
+    why: str | None = option(
+        None, replace(NAME, metavar="TENSOR"),
+        "show only where this tensor can be quantized, and why not elsewhere", "--why",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayersConfig(EngineConfig, SizeConfig, ShapeRangeConfig):
+    """All options of `qdqtune.layers_of`."""
+
+    TITLE: ClassVar[str] = "layers and groups"
+
+    runs: int = option(20, whole(1), "timed runs", "--runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupsConfig(LayersConfig):
+    """All options of `qdqtune.groups_of`."""
+
+    quant_type: str = option(
+        "int8", one_of(QUANT_TYPES), "what to quantize to, as the dialect offers", "--quant_type"
+    )
+    graph_json: Path | None = option(
+        None, PATH, "with --groups: read TensorRT's layers from this file, and run nothing",
+        "--graph_json",
+    )  # fmt: skip

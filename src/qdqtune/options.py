@@ -127,6 +127,7 @@ SECONDS = Kind(
 PATH = Kind("a path", lambda value: isinstance(value, str | os.PathLike), metavar="FILE")
 NAME = Kind("a name", lambda value: isinstance(value, str), metavar="NAME")
 SWITCH = Kind("True or False", lambda value: isinstance(value, bool))
+NAMES = Kind("a list of names", _words, str, tuple, metavar="NAME")
 WILDCARDS = Kind("a list of wildcards", _words, str, tuple, metavar="WILDCARD")
 REGEXES = Kind(
     "a list of regular expressions", lambda value: isinstance(value, str) or _words(value), str,
@@ -138,6 +139,7 @@ KEY_VALUES = Kind(
 )  # fmt: skip
 FUNCTION = Kind("a function", callable)
 ANYTHING = Kind("anything", lambda _: True, metavar="SOURCE")
+MODEL = replace(ANYTHING, metavar="FLOAT")
 
 
 class Identity(Enum):
@@ -162,6 +164,7 @@ class Option:
         needs: Another option that must be set for this one to have an effect.
         exclusive: Options with the same value here are mutually exclusive.
         title: The help section that lists it, if not that of its part.
+        required: Whether a command line must give it.
     """
 
     help: str
@@ -173,6 +176,7 @@ class Option:
     needs: str = ""
     exclusive: str = ""
     title: str = ""
+    required: bool = False
 
     @property
     def dest(self) -> str:
@@ -184,8 +188,9 @@ class Option:
 def option(default: Any, kind: Kind, help: str, *flags: str, **more: Any) -> Any:  # noqa: A002
     """Declare a config field; see `Option` for `more`."""
     known = Option(help, kind, flags, **more)
-    # Arrays are not compared with each other.
-    return field(default=default, compare=kind is not ANYTHING, metadata={_OPTION: known})
+    # Arrays and models are not compared with each other.
+    is_compared = kind.accepts is not ANYTHING.accepts
+    return field(default=default, compare=is_compared, metadata={_OPTION: known})
 
 
 def parts_of(config: Any) -> Iterator[tuple[str, list[tuple[Field[Any], Option]]]]:
@@ -318,6 +323,21 @@ class ConfiguredToFile(Protocol[_M_contra, _C_contra, P, _R_co]):
         ...
 
 
+class ConfiguredOnPair(Protocol[_M_contra, _C_contra, P, _R_co]):
+    """Like `Configured`, for a function of a float model and a quantized one."""
+
+    def __call__(
+        self,
+        float_model: _M_contra,
+        quantized_model: _M_contra,
+        config: _C_contra | None = None,
+        *_: P.args,
+        **overrides: P.kwargs,
+    ) -> _R_co:
+        """Call the function; keywords override the config."""
+        ...
+
+
 def configured(
     config_class: Callable[P, C],
 ) -> Callable[[Callable[[M, C], R]], Configured[M, C, P, R]]:
@@ -335,10 +355,17 @@ def configured_to_file(
     return functools.partial(_decorated, config_class)
 
 
+def configured_on_pair(
+    config_class: Callable[P, C],
+) -> Callable[[Callable[[M, M, C], R]], ConfiguredOnPair[M, C, P, R]]:
+    """Like `configured`, for a function that takes a float model, a quantized one and a config."""
+    return functools.partial(_decorated, config_class)
+
+
 def _decorated(config_class: Any, function: Callable[..., Any]) -> Any:
     signature = inspect.signature(function)
-    model, *leading, last = signature.parameters.values()
-    leading = [model, *(each.replace(default=None) for each in leading)]
+    *leading, last = signature.parameters.values()
+    leading = [each.replace(default=None) if each.name == "output" else each for each in leading]
     signature = signature.replace(parameters=[*leading, last.replace(default=None)])
     known = list(options_of(config_class))
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.cli._engine_flags import add_engine_flags, chosen_engine
-from qdqtune.cli._flags import add_engine, add_inputs
+from qdqtune.cli._engine_flags import chosen_engine
+from qdqtune.cli._flags import add_config
+from qdqtune.config import BenchConfig, EngineFlagsConfig
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 
 RANGE = "--minShapes=x:1x3 --maxShapes=x:8x3"
@@ -17,10 +18,7 @@ RANGE = "--minShapes=x:1x3 --maxShapes=x:8x3"
 
 def chosen(line: str) -> tuple[argparse.Namespace, dict[str, str]]:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--engine")
-    add_engine(parser)
-    add_inputs(parser)
-    add_engine_flags(parser)
+    add_config(parser, BenchConfig, EngineFlagsConfig)
     options = parser.parse_args(shlex.split(line))
     return options, chosen_engine(options)[1]
 

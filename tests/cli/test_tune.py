@@ -28,9 +28,9 @@ from qdqtune.graph._files import load_model
 from qdqtune.qdq._read_back import read
 from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import RANDOM_WARNING
 from qdqtune.records._tuning import Blanket, Noise, Seconds, Summary, TuneEvent, TuneResult
 from qdqtune.report._progress import event_line, tune_progress
-from qdqtune.report._quantization import RANDOM_WARNING
 from qdqtune.report._tuning import tune_text
 
 Capture = pytest.CaptureFixture[str]

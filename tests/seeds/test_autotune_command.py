@@ -278,7 +278,7 @@ def test_verbose_sets_the_level(model: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_usage_errors(capsys: Capture) -> None:
     assert main([]) == 2
     assert main(["-m", "a", "--trtexec_args", "'open"]) == 2
-    assert "no command line" in capsys.readouterr().err
+    assert "must be a command line with every quote closed" in capsys.readouterr().err
     assert main(["--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "at most N candidates for each pattern of the model, taken together" in said

@@ -11,7 +11,7 @@ from qdqtune.cli.main import main
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._isa import Cpu
 from qdqtune.records._health import BrokenEngine, EngineHealth, Gpu, GpuHealth, Health, IsaLimit
-from qdqtune.report._health import health_record, health_text
+from qdqtune.report._health import health_text
 from qdqtune.workflows import _doctor as health
 from qdqtune.workflows._accuracy_evaluator import has_own_kernels
 from tests.conftest import matmul_file
@@ -92,7 +92,7 @@ def healthy(**changes: object) -> Health:
 )
 def test_gpus_are_told(gpu: GpuHealth, words: str) -> None:
     assert words in health_text(replace(healthy(), gpu=gpu))
-    assert health_record(replace(healthy(), gpu=gpu))["gpu"]["driver"] == gpu.driver
+    assert replace(healthy(), gpu=gpu).to_dict()["gpu"]["driver"] == gpu.driver
 
 
 def test_what_an_engine_can_do_without_a_gpu_is_told() -> None:

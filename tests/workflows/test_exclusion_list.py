@@ -14,7 +14,8 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 
 from qdqtune.cli.main import main
 from qdqtune.records._errors import ModelError
-from qdqtune.report._export import TOOLS, exclusion_list
+from qdqtune.records._results import EXCLUSION_TOOLS
+from qdqtune.report._export import exclusion_list
 from qdqtune.workflows._exclusion_list import exclusion_lists, float_nodes
 from qdqtune.workflows._insert import Choice, insert_qdq
 from qdqtune.workflows.tuning._folder import BASELINE, FINAL
@@ -103,7 +104,7 @@ def test_a_run_names_nodes_as_the_given_model_does(
     quantize(residual_path, run / FINAL, ["n3"])
     # n1 is the BatchNorm that was folded into the first Conv, which stays float.
     names = ["n0", "n1", "n2", "n4"]
-    for tool in TOOLS:
+    for tool in EXCLUSION_TOOLS:
         assert main(["export", str(run), "--exclusion-list", tool]) == 0
         assert json.loads(capsys.readouterr().out) == exclusion_list(tool, names)
     command = ["export", str(run), "--lists", "nncf", "-o", str(text)]  # its name before

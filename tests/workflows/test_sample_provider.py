@@ -14,7 +14,8 @@ import pytest
 from onnx import numpy_helper
 
 from qdqtune.calibration import _ranges as range_cache
-from qdqtune.cli._flags import add_calibration
+from qdqtune.cli._flags import add_config
+from qdqtune.config import CalibrationConfig
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._selection import select_ops
@@ -249,7 +250,7 @@ def test_less_than_a_batch_is_refused(lookup: Callable[[str], Calibration]) -> N
 )
 def test_the_earlier_name_of_a_method_is_read(spelled: str, method: str) -> None:
     parser = argparse.ArgumentParser()
-    add_calibration(parser)
+    add_config(parser, CalibrationConfig)
     assert parser.parse_args(["--calibration_method", spelled]).calibration_method == method
     assert RangeMethod(spelled).value == method
     assert "{max,entropy,percentile,mse}" in parser.format_help()
@@ -257,7 +258,7 @@ def test_the_earlier_name_of_a_method_is_read(spelled: str, method: str) -> None
 
 def test_a_method_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
-    add_calibration(parser)
+    add_config(parser, CalibrationConfig)
     with pytest.raises(SystemExit):
         parser.parse_args(["--calibration_method", "median"])
     assert "invalid choice: 'median'" in capsys.readouterr().err

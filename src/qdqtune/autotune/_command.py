@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qdqtune._parser import Parser, group_titled
 from qdqtune.cli._engine_flags import (
-    add_plugins,
-    add_trtexec_arguments,
     options_for_engine,
     take_engine_flags,
 )
@@ -27,8 +24,8 @@ from qdqtune.cli._flags import (
     natural,
     positive,
 )
-from qdqtune.cli._runner import FAILED, INTERRUPTED, OK, USAGE, run_safely, set_up_logging
-from qdqtune.config import REGION, SUBGRAPH, WORKFLOWS, TuneConfig
+from qdqtune.cli._runner import FAILED, INTERRUPTED, OK, USAGE, run_safely, set_up_logging, show
+from qdqtune.config import REGION, SUBGRAPH, WORKFLOWS, EngineFlagsConfig, TuneConfig
 from qdqtune.graph._disk_errors import temporary_place
 from qdqtune.options import ENGINE_SPECIFIC, options_of
 from qdqtune.records._errors import EngineError, QdqtuneError, UsageError
@@ -39,9 +36,6 @@ from qdqtune.search._config import (
     apply_mode_presets,
     get_node_filter_list,
 )
-
-if TYPE_CHECKING:
-    from qdqtune.records._tuning import TuneResult
 
 __all__ = ["apply_mode_presets", "get_parser", "log_benchmark_config", "main", "run_autotune"]
 
@@ -85,7 +79,7 @@ def get_parser() -> argparse.ArgumentParser:
     _add_strategy(parser)
     _add_quantization(parser)
     _add_benchmark(parser)
-    add_config(parser, TuneConfig, without=("preset",))  # called mode here
+    add_config(parser, TuneConfig, EngineFlagsConfig, without=("preset",))  # called mode here
     add_limits(parser)
     add_format(parser)
     parser.set_defaults(command_line="python -m qdqtune.autotune")
@@ -189,8 +183,6 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TensorRT's timing cache; without it, one of qdqtune's for each GPU and version",
     )
-    add_plugins(group)
-    add_trtexec_arguments(group)
     parser.set_defaults(
         _explicit_num_schemes=False,
         _explicit_warmup_runs=False,
@@ -270,6 +262,7 @@ def _without_traceback(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from qdqtune.autotune.workflows import existing_baseline, existing_cache
     from qdqtune.report._progress import tune_progress
+    from qdqtune.report._tuning import autotune_text
     from qdqtune.workflows.tuning._tune import tune
 
     workflow = _workflow(options)
@@ -294,7 +287,7 @@ def _run(options: argparse.Namespace) -> int:
     )
     with tune_progress(quiet=False) as watch:
         result = tune(options.onnx_path, config, callbacks=[watch])
-    _print(result, options.format)
+    show(options, result, lambda: autotune_text(result))
     return INTERRUPTED if result.summary.stopped == "interrupted" else OK
 
 
@@ -357,15 +350,3 @@ def _checked_engine(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
             raise
         raise EngineError(error.what, f"{error.hint}. {_WITHOUT_TRTEXEC}") from None
     return engine, options_for_engine(options, engine, words)
-
-
-def _print(result: TuneResult, form: str) -> None:
-    from qdqtune.report._quantization import RANDOM_WARNING
-    from qdqtune.report._tuning import autotune_text, is_calibrated_on_random
-
-    if form == "json":
-        print(json.dumps(result.summary.to_dict(), indent=1))
-        if is_calibrated_on_random(result.summary):
-            _logger.warning(RANDOM_WARNING)
-    else:
-        print(autotune_text(result))

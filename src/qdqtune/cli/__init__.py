@@ -1,14 +1,9 @@
-"""The command line: one file per subcommand, which parses and prints and decides nothing."""
+"""The command line: one file per subcommand, which parses and prints and decides nothing.
+
+A subcommand's module has `DESCRIPTION`, `EXAMPLES`, `add_flags(parser)` and `run(options)`, which
+returns the exit code.
+"""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from qdqtune._parser import Parser
-
-    AddParser = Callable[..., Parser]
 
 __all__: list[str] = []

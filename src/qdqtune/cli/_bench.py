@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import json
-from typing import TYPE_CHECKING
 
-from qdqtune.cli._engine_flags import add_engine_flags, chosen_engine
-from qdqtune.cli._flags import add_config, add_format, config_from
-from qdqtune.config import BenchConfig
+from qdqtune.cli._engine_flags import chosen_engine
+from qdqtune.cli._flags import add_config, config_from
+from qdqtune.cli._runner import FAILED, OK, show
+from qdqtune.config import BenchConfig, EngineFlagsConfig
 
-if TYPE_CHECKING:
-    from qdqtune.cli import AddParser
+DESCRIPTION = (
+    "Time models in alternating blocks of runs; the first model is the baseline. "
+    "All of them get the same random inputs."
+)
+EXAMPLES = (
+    "qdqtune bench model.onnx quantized.onnx",
+    "qdqtune bench model.onnx quantized.onnx --engine onnxruntime --threads 1 --runs 50",
+)
 
 
-def add_parser(add: AddParser) -> None:
-    """Declare the command."""
-    parser = add(
-        description="Time models in alternating blocks of runs; the first model is the baseline. "
-        "All of them get the same random inputs.",
-        examples=(
-            "qdqtune bench model.onnx quantized.onnx",
-            "qdqtune bench model.onnx quantized.onnx --engine onnxruntime --threads 1 --runs 50",
-        ),
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's flags."""
     parser.add_argument("models", nargs="+", metavar="MODEL", help="ONNX models")
-    add_config(parser, BenchConfig)
-    add_engine_flags(parser)
-    add_format(parser)
-    parser.set_defaults(run=_run)
+    add_config(parser, BenchConfig, EngineFlagsConfig)
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
     from qdqtune.report._bench import bench_text
     from qdqtune.report._progress import progress_bar
     from qdqtune.workflows._bench import bench
@@ -40,8 +35,5 @@ def _run(options: argparse.Namespace) -> int:
     config = config_from(options, BenchConfig, engine=engine, engine_options=engine_options)
     with progress_bar("timing", quiet=options.quiet) as progress:
         record = bench(options.models, config, progress=progress)
-    if options.format == "json":
-        print(json.dumps(record.to_dict(), indent=1))
-    else:
-        print(bench_text(record))
-    return 0 if record.ok else 1
+    show(options, record, lambda: bench_text(record))
+    return OK if record.ok else FAILED

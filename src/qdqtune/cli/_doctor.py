@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import json
-from typing import TYPE_CHECKING
 
-from qdqtune.cli._flags import add_format
+from qdqtune.cli._runner import FAILED, OK, show
 
-if TYPE_CHECKING:
-    from qdqtune.cli import AddParser
-
-
-def add_parser(add: AddParser) -> None:
-    """Declare the command."""
-    parser = add(
-        description="Show which engines can be used here, with version, device, instruction set "
-        "and dialect, and why the others can't.",
-        examples=("qdqtune doctor", "qdqtune doctor --format json"),
-    )
-    add_format(parser)
-    parser.set_defaults(run=_run)
+DESCRIPTION = (
+    "Show which engines can be used here, with version, device, instruction set "
+    "and dialect, and why the others can't."
+)
+EXAMPLES = ("qdqtune doctor", "qdqtune doctor --format json")
 
 
-def _run(options: argparse.Namespace) -> int:
-    from qdqtune.report._health import health_record, health_text
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's flags: it has none of its own."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    from qdqtune.report._health import health_text
     from qdqtune.workflows._doctor import examine
 
     health = examine()
-    if options.format == "json":
-        print(json.dumps(health_record(health), indent=1))
-    else:
-        print(health_text(health))
-    return 0 if any(engine.usable and engine.measures for engine in health.engines) else 1
+    show(options, health, lambda: health_text(health))
+    return OK if any(engine.usable and engine.measures for engine in health.engines) else FAILED

@@ -8,55 +8,10 @@ import logging
 import shlex
 from typing import TYPE_CHECKING
 
-from qdqtune._parser import DashedValueAction, ListAction, group_titled
-from qdqtune.cli._flags import add_config
-from qdqtune.config import ShapeRangeConfig
-from qdqtune.options import ENGINE_SPECIFIC
-from qdqtune.records._errors import UsageError
-
 if TYPE_CHECKING:
     from qdqtune.engines._options import EngineFlags
 
 _logger = logging.getLogger(__name__)
-
-
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the engine-specific flags; `take_engine_flags` reads them."""
-    group = group_titled(parser, ENGINE_SPECIFIC)
-    group.add_argument(
-        "--timing_cache",
-        metavar="FILE",
-        help="where TensorRT keeps what it learned about kernels (default: one of qdqtune's, for "
-        "each GPU and version)",
-    )
-    add_plugins(group)
-    add_trtexec_arguments(group)
-    add_config(parser, ShapeRangeConfig)
-
-
-def add_plugins(group: argparse._ActionsContainer) -> None:
-    """Add `--plugin_libraries`."""
-    group.add_argument(
-        "--plugin_libraries",
-        "--plugins",
-        action=ListAction,
-        nargs="+",
-        metavar="FILE",
-        help="TensorRT plugins to load",
-    )
-
-
-def add_trtexec_arguments(group: argparse._ActionsContainer) -> None:
-    """Add `--trtexec_benchmark_args`."""
-    group.add_argument(
-        "--trtexec_benchmark_args",
-        "--trtexec_args",
-        action=DashedValueAction,
-        type=_command_line,
-        metavar="'ARGS'",
-        help="more arguments for trtexec, in one string; what it says of shapes holds for every "
-        "engine",
-    )
 
 
 def take_engine_flags(options: argparse.Namespace, timing_cache: str | None) -> EngineFlags:
@@ -72,15 +27,13 @@ def take_engine_flags(options: argparse.Namespace, timing_cache: str | None) -> 
     """
     from qdqtune.engines._options import EngineFlags, ShapeArguments
 
-    told = ShapeArguments.found_in(_words(options.trtexec_benchmark_args or ""))
+    told = ShapeArguments.found_in(shlex.split(options.trtexec_benchmark_args or ""))
     options.shapes = options.shapes or told.usual
     options.min_shapes = options.min_shapes or told.least
     options.max_shapes = options.max_shapes or told.most
     is_range = bool(options.min_shapes or options.max_shapes)
     options.built_for = ",".join(told.best) if is_range and told.best != options.shapes else ""
-    return EngineFlags(
-        timing_cache or "", tuple(options.plugin_libraries or ()), tuple(told.others)
-    )
+    return EngineFlags(timing_cache or "", tuple(options.plugin_libraries), tuple(told.others))
 
 
 def chosen_engine(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
@@ -122,21 +75,3 @@ def options_for_engine(
             for note in notes_on(found):
                 _logger.warning("%s", note)
     return found
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UsageError(
-            f"--trtexec_benchmark_args can't be read: {error}.", "Close every quote in it."
-        ) from None
-
-
-def _command_line(text: str) -> str:
-    """Check that a string can be split into arguments."""
-    try:
-        shlex.split(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no command line: {error}") from None
-    return text

@@ -1,23 +1,26 @@
-"""Flags that several commands share.
-
-Generated from configs, for a model's inputs, for output and limits.
-"""
+"""Flags: those generated from configs, and those that every command has."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import Field
 from typing import Any, TypeVar
 
-from qdqtune._parser import AssignmentsAction, InputItemsAction, ListAction, Names, group_titled
-from qdqtune.config import INPUTS, SHAPES, CalibrationConfig, EngineConfig, InputConfig
+from qdqtune._parser import (
+    AssignmentsAction,
+    DashedValueAction,
+    InputItemsAction,
+    ListAction,
+    Names,
+    group_titled,
+)
+from qdqtune.config import COMMAND_LINE, FILES, INPUTS, SHAPES, OverwriteConfig
 from qdqtune.options import (
     KEY_VALUES,
     REGEXES,
     SECONDS,
     SWITCH,
-    WILDCARDS,
     Kind,
     Option,
     check_mode,
@@ -27,70 +30,9 @@ from qdqtune.options import (
     whole,
 )
 from qdqtune.records._inputs import InputRequest
-from qdqtune.records._precision import QUANT_TYPES
 from qdqtune.records._untrusted_files import parse_size
 
-
-def add_input_items(group: argparse._ActionsContainer) -> None:
-    """Add the flags that `input_request` reads, except the seed."""
-    add_shapes(group, "shapes of inputs; ? is a dim as the model has it")
-    add_dim(group)
-    group.add_argument(
-        "--input_range",
-        action=InputItemsAction,
-        item="range",
-        default=[],
-        metavar="NAME:LOW:HIGH",
-        help="values of an input, both ends included",
-    )
-
-
-def add_shapes(group: argparse._ActionsContainer, what: str) -> None:
-    """Add `--shapes` and its alias.
-
-    Args:
-        group: The argument group to add it to.
-        what: The help text.
-    """
-    group.add_argument(
-        "--shapes",
-        "--opt_shapes",
-        action=InputItemsAction,
-        item="shape",
-        default=[],
-        metavar="NAME:1x3x224x224",
-        help=what,
-    )
-
-
-def shape_request(texts: Sequence[str] | None) -> InputRequest | None:
-    """Parse the value of `--min_shapes` or `--max_shapes`; None if the flag wasn't given.
-
-    Raises:
-        UsageError: If it can't be parsed.
-    """
-    return InputRequest.from_text(texts) if texts else None
-
-
-def add_dim(group: argparse._ActionsContainer) -> None:
-    """Add `--dim`."""
-    group.add_argument(
-        "--dim",
-        action=InputItemsAction,
-        item="dim",
-        default=[],
-        metavar="SYMBOL=SIZE",
-        help="size of a symbolic dim, wherever it stands",
-    )
-
-
-def input_request(options: argparse.Namespace) -> InputRequest:
-    """Build the input request from the flags of `add_inputs`.
-
-    Raises:
-        UsageError: If one of them can't be parsed.
-    """
-    return InputRequest.from_text(options.shapes, options.dim, options.input_range, options.seed)
+C = TypeVar("C")
 
 
 def _engine_names() -> Iterable[str]:
@@ -109,16 +51,21 @@ def _dialect_names() -> Iterable[str]:
 NAMES: Names = {"engine": _engine_names, "dialect": _dialect_names}
 """Values of flags that are looked up only when help is shown."""
 
-
-C = TypeVar("C")
-
-# How repeatable flags are parsed.
+# How repeatable flags are parsed, if not as plain lists.
 _LISTS: dict[Kind, dict[str, Any]] = {
+    FILES: {"action": ListAction, "nargs": "+"},
     KEY_VALUES: {"action": AssignmentsAction},
     REGEXES: {"action": ListAction, "nargs": "+"},
     SHAPES: {"action": InputItemsAction, "item": "shape"},
-    WILDCARDS: {"action": ListAction},
 }
+# The parts of an input request: item, dest, flags, placeholder and help.
+_INPUT_ITEMS = (
+    ("shape", "shapes", ("--set", "--shapes", "--opt_shapes"), "NAME:1x3x224x224",
+     "whole shapes of inputs; ? keeps a dim as the model has it"),
+    ("dim", "dim", ("--dim",), "SYMBOL=SIZE", "size of a symbolic dim, wherever it occurs"),
+    ("range", "input_range", ("--input_range",), "NAME:LOW:HIGH",
+     "values of an input, both ends included"),
+)  # fmt: skip
 
 
 class SaidOnce(argparse.Action):
@@ -160,17 +107,22 @@ class _Switch(SaidOnce):
 
 
 def add_config(
-    parser: argparse.ArgumentParser, config_class: type, *, without: Collection[str] = ()
+    parser: argparse.ArgumentParser,
+    *config_classes: type,
+    without: Collection[str] = (),
+    only_given: bool = False,
 ) -> None:
     """Add a flag for each field of a config that has one, if it isn't there yet; see `config_from`.
 
     Args:
         parser: The parser to add them to, in one group per part of the config.
-        config_class: The config.
+        config_classes: The configs.
         without: Fields to leave out.
+        only_given: Whether flags that are not given leave no default in the parsed arguments.
     """
     exclusive: dict[str, argparse._ActionsContainer] = {}
-    for title, options in parts_of(config_class):
+    parts = (part for config_class in config_classes for part in parts_of(config_class))
+    for title, options in parts:
         for each, known in options:
             flags = [flag for flag in known.flags if flag not in parser._option_string_actions]
             if not flags or each.name in without:
@@ -180,21 +132,25 @@ def add_config(
                 if known.exclusive not in exclusive:
                     exclusive[known.exclusive] = group.add_mutually_exclusive_group()
                 group = exclusive[known.exclusive]
-            _add_flag(group, each, known, flags)
+            _add_flag(group, each, known, flags, only_given)
 
 
 def _add_flag(
-    group: argparse._ActionsContainer, each: Field[Any], known: Option, flags: Collection[str]
+    group: argparse._ActionsContainer,
+    each: Field[Any],
+    known: Option,
+    flags: Collection[str],
+    only_given: bool,
 ) -> None:
     kind = known.kind
     if kind is INPUTS:
-        add_input_items(group)
+        _add_input_items(group, flags)
         return
     how: dict[str, Any] = {"default": each.default, "metavar": kind.metavar}
     if kind is SWITCH:
         how = {"action": _Switch}
     elif kind.collect is not None:
-        how |= {"default": [], "type": typed(kind), **_LISTS[kind]}
+        how |= {"default": [], "type": typed(kind), "action": ListAction, **_LISTS.get(kind, {})}
     else:
         how |= {
             "choices": kind.choices or None,
@@ -202,12 +158,26 @@ def _add_flag(
         }
         if kind.bare is not None:
             how |= {"nargs": "?", "const": kind.bare}
-        if sum(flag.startswith("--") for flag in known.flags) > 1:
+        if kind is COMMAND_LINE:
+            how["action"] = DashedValueAction
+        elif sum(flag.startswith("--") for flag in known.flags) > 1:
             how["action"] = SaidOnce
-    if known.mode or ("action" in how and issubclass(how["action"], SaidOnce)):
+        if known.required:
+            how["required"] = True
+    if only_given or known.mode or issubclass(how.get("action", argparse.Action), SaidOnce):
         how["default"] = argparse.SUPPRESS  # to tell whether the flag was given
     text = help_text(each, known).replace("%", "%%")
     group.add_argument(*flags, dest=known.dest, help=text, **how)
+
+
+def _add_input_items(group: argparse._ActionsContainer, flags: Collection[str]) -> None:
+    for item, dest, spellings, metavar, what in _INPUT_ITEMS:
+        given = [flag for flag in spellings if flag in flags]
+        if given:
+            group.add_argument(
+                *given, dest=dest, action=InputItemsAction, item=item, default=[], metavar=metavar,
+                help=what,
+            )  # fmt: skip
 
 
 def typed(kind: Kind) -> Callable[[str], Any]:
@@ -220,6 +190,9 @@ def typed(kind: Kind) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return convert
+
+
+natural, positive = typed(whole(0)), typed(whole(1))
 
 
 def config_from(options: argparse.Namespace, config_class: Callable[..., C], **known: Any) -> C:
@@ -235,25 +208,25 @@ def config_from(options: argparse.Namespace, config_class: Callable[..., C], **k
     """
     said: dict[str, Any] = {}
     for each, one in options_of(config_class):
-        if each.name in known or not hasattr(options, one.dest):
+        if each.name in known:
             continue
-        value = getattr(options, one.dest)
         if one.kind is INPUTS:
-            request = input_request(options)
+            shapes, dims, ranges = (getattr(options, dest, ()) for _, dest, *_ in _INPUT_ITEMS)
+            request = InputRequest.from_text(shapes, dims, ranges, getattr(options, "seed", 0))
             said[each.name] = None if request == InputRequest(seed=request.seed) else request
-        elif one.kind.collect is None:
-            said[each.name] = value
-        elif value:
-            said[each.name] = one.kind.collect(value)
+        elif hasattr(options, one.dest):
+            value = getattr(options, one.dest)
+            if one.kind.collect is None:
+                said[each.name] = value
+            elif value:
+                said[each.name] = one.kind.collect(value)
     check_mode(config_class, said | known)
     return config_class(**said, **known)
 
 
-natural, positive, seconds = typed(whole(0)), typed(whole(1)), typed(SECONDS)
-
-
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Add the flags of every command."""
+    add_format(parser)
     group = parser.add_argument_group("messages").add_mutually_exclusive_group()
     group.add_argument(
         "-v",
@@ -278,7 +251,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--timeout",
-        type=seconds,
+        type=typed(SECONDS),
         metavar="TIME",
         help="time limit of one step, such as opening a model or a block of runs: 300, 90s, 30m or "
         "2h (default: the engine's)",
@@ -293,56 +266,20 @@ def _memory(text: str) -> int:
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
-    """Add `--format`."""
+    """Add `--format`, which `show` follows."""
     parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="how results are printed"
     )
 
 
-def add_output(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Add `-o/--output` and `--force`."""
-    parser.add_argument(
-        "-o", "--output", required=required, metavar="OUT", help="the file to write"
-    )
-    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
+def add_model(parser: argparse.ArgumentParser, what: str = "a float or Q/DQ ONNX model") -> None:
+    """Add the model, as the first positional argument."""
+    parser.add_argument("model", metavar="MODEL", help=what)
 
 
-def add_dialect(group: argparse._ActionsContainer, engine: str) -> None:
-    """Add `--engine`, `--dialect` and `--quant_type` to a command that need not run the model.
-
-    Args:
-        group: The argument group to add them to.
-        engine: What the engine is for.
-    """
-    group.add_argument("--engine", default="auto", help=f"{engine} (default: the one usable here)")
-    group.add_argument(
-        "--dialect", metavar="NAME", help="a dialect by its name (default: the engine's own here)"
-    )
-    group.add_argument(
-        "--quant_type", default="int8", choices=QUANT_TYPES, help="the type (default: %(default)s)"
-    )
-
-
-def add_engine(parser: argparse.ArgumentParser) -> None:
-    """Add `--engine`, `--threads` and `--engine_option`, if they aren't there yet."""
-    add_config(parser, EngineConfig)
-
-
-def add_calibration(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that set where ranges come from."""
-    add_config(parser, CalibrationConfig)
-
-
-def add_runs(parser: argparse.ArgumentParser) -> None:
-    """Add `--runs`."""
-    parser.add_argument(
-        "--runs",
-        type=positive,
-        metavar="N",
-        help="timed runs per model (default: as many as take a few seconds per model)",
-    )
-
-
-def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that set a model's inputs; `input_request` reads them."""
-    add_config(parser, InputConfig)
+def add_output(
+    parser: argparse.ArgumentParser, what: str = "the file to write", *, required: bool = True
+) -> None:
+    """Add `-o/--output`."""
+    group = group_titled(parser, OverwriteConfig.TITLE)
+    group.add_argument("-o", "--output", required=required, metavar="OUT", help=what)

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import json
-from typing import TYPE_CHECKING
 
-from qdqtune.cli._flags import add_format, add_output
+from qdqtune.cli._flags import add_config, add_model, add_output, config_from
+from qdqtune.cli._runner import OK, show
+from qdqtune.config import OverwriteConfig
 
-if TYPE_CHECKING:
-    from qdqtune.cli import AddParser
+DESCRIPTION = (
+    "Fold constants and BatchNorms, and remove nodes that do nothing, are "
+    "duplicates, or are never used. Q/DQ nodes are never folded, merged or removed."
+)
+EXAMPLES = (
+    "qdqtune optimize model.onnx -o optimized.onnx",
+    "qdqtune optimize quantized.onnx -o optimized.onnx --force --format json",
+)
 
 
-def add_parser(add: AddParser) -> None:
-    """Declare the command."""
-    parser = add(
-        description="Fold constants and BatchNorms, and remove nodes that do nothing, are "
-        "duplicates, or are never used. Q/DQ nodes are never folded, merged or removed.",
-        examples=(
-            "qdqtune optimize model.onnx -o optimized.onnx",
-            "qdqtune optimize quantized.onnx -o optimized.onnx --force --format json",
-        ),
-    )
-    parser.add_argument("model", metavar="MODEL", help="a float or Q/DQ ONNX model")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's flags."""
+    add_model(parser)
     add_output(parser)
-    add_format(parser)
-    parser.set_defaults(run=_run)
+    add_config(parser, OverwriteConfig)
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
     from qdqtune.report._conversions import optimization_text
     from qdqtune.workflows._optimize import optimize_file
 
-    report = optimize_file(options.model, options.output, force=options.force)
-    if options.format == "json":
-        print(json.dumps(report.to_dict(), indent=1))
-    else:
-        print(optimization_text(report))
-    return 0
+    config = config_from(options, OverwriteConfig)
+    report = optimize_file(options.model, options.output, force=config.force)
+    show(options, report, lambda: optimization_text(report))
+    return OK

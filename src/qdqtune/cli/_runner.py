@@ -1,18 +1,21 @@
-"""Run a command: logs on stderr, limits, and errors without a traceback."""
+"""Run a command: results on stdout, logs on stderr, limits, and errors without a traceback."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from qdqtune.graph._disk_errors import full_disk
 from qdqtune.records._errors import OutputError, QdqtuneError, UsageError
 from qdqtune.records._printable import message
+from qdqtune.records._results import Result
 from qdqtune.resources._limits import resource_limits, this_process_limited
 from qdqtune.workflows._interrupts import interrupt_on_signals
 
@@ -75,6 +78,24 @@ def _failed(error: OSError) -> int:
     where = f": {error.filename}" if error.filename else ""
     print(message(f"error: {error.strerror or error}{where}"), file=sys.stderr)
     return FAILED
+
+
+def show(
+    options: argparse.Namespace, result: Result | Mapping[str, Any], text: Callable[[], str]
+) -> None:
+    """Print a result as `--format` says; with JSON, its warning is logged.
+
+    Args:
+        options: The parsed arguments.
+        result: The result, or its JSON form.
+        text: Formats it as text, which ends with the warning.
+    """
+    if options.format == "text":
+        print(text())
+        return
+    print(json.dumps(result.to_dict() if isinstance(result, Result) else result, indent=1))
+    if isinstance(result, Result) and result.warning:
+        logging.getLogger("qdqtune").warning("%s", result.warning)
 
 
 def set_up_logging(verbose: int, quiet: bool) -> None:

@@ -3,63 +3,42 @@
 from __future__ import annotations
 
 import argparse
-import json
-from typing import TYPE_CHECKING
 
-from qdqtune._parser import InputItemsAction
-from qdqtune.cli._flags import add_dim, add_format, add_output, positive
+from qdqtune.cli._flags import add_config, add_model, add_output, config_from
+from qdqtune.cli._runner import OK, show
+from qdqtune.config import ShapesConfig
 from qdqtune.records._errors import UsageError
-from qdqtune.records._inputs import InputRequest
 
-if TYPE_CHECKING:
-    from qdqtune.cli import AddParser
+DESCRIPTION = (
+    "Show the inputs and outputs of a model. With -o, write the model with the "
+    "given sizes: all other shapes are inferred from them, and the result is run once."
+)
+EXAMPLES = (
+    "qdqtune shapes model.onnx",
+    "qdqtune shapes model.onnx --batch_size 8 -o batch8.onnx",
+)
 
 
-def add_parser(add: AddParser) -> None:
-    """Declare the command."""
-    parser = add(
-        description="Show the inputs and outputs of a model. With -o, write the model with the "
-        "given sizes: all other shapes are inferred from them, and the result is run once.",
-        examples=(
-            "qdqtune shapes model.onnx",
-            "qdqtune shapes model.onnx --batch_size 8 -o batch8.onnx",
-        ),
-    )
-    parser.add_argument("model", metavar="MODEL", help="an ONNX model")
-    sizes = parser.add_argument_group("sizes to fix")
-    sizes.add_argument(
-        "--batch_size", type=positive, metavar="N", help="the leading dim of every input"
-    )
-    sizes.add_argument(
-        "--set",
-        "--shapes",
-        dest="shapes",
-        action=InputItemsAction,
-        item="shape",
-        default=[],
-        metavar="NAME:8x3x224x224",
-        help="whole shapes of inputs; ? keeps a dim as the model has it",
-    )
-    add_dim(sizes)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's flags."""
+    add_model(parser, "an ONNX model")
     add_output(parser, required=False)
-    add_format(parser)
-    parser.set_defaults(run=_run)
+    add_config(parser, ShapesConfig)
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
     from qdqtune.report._conversions import shapes_text
     from qdqtune.workflows._shapes import fix_shapes, show_shapes
 
-    request = InputRequest.from_text(options.shapes, options.dim)
+    config = config_from(options, ShapesConfig)
     if options.output is not None:
         report = fix_shapes(
-            options.model, options.output, request, options.batch_size, options.force
+            options.model, options.output, config.inputs, config.batch_size, config.force
         )
-    elif request.shapes or request.dims or options.batch_size is not None:
+    elif config.inputs is not None or config.batch_size is not None:
         raise UsageError("No output file was given.", "Name it: -o OUT.onnx.")
     else:
         report = show_shapes(options.model)
-    print(
-        json.dumps(report.to_dict(), indent=1) if options.format == "json" else shapes_text(report)
-    )
-    return 0
+    show(options, report, lambda: shapes_text(report))
+    return OK

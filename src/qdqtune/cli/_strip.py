@@ -3,52 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import json
-from typing import TYPE_CHECKING
 
-from qdqtune.cli._flags import add_format, add_inputs, add_output, input_request
+from qdqtune.cli._flags import add_config, add_model, add_output, config_from
+from qdqtune.cli._runner import OK, show
+from qdqtune.config import StripConfig
 
-if TYPE_CHECKING:
-    from qdqtune.cli import AddParser
+DESCRIPTION = (
+    "Remove every Q/DQ pair from a model. Weights that were stored quantized are "
+    "dequantized, or replaced by the original ones with --weights_from."
+)
+EXAMPLES = (
+    "qdqtune strip quantized.onnx -o float.onnx",
+    "qdqtune strip quantized.onnx --weights_from model.onnx -o original.onnx",
+)
 
 
-def add_parser(add: AddParser) -> None:
-    """Declare the command."""
-    parser = add(
-        description="Remove every Q/DQ pair from a model. Weights that were stored quantized are "
-        "dequantized, or replaced by the original ones with --weights_from.",
-        examples=(
-            "qdqtune strip quantized.onnx -o float.onnx",
-            "qdqtune strip quantized.onnx --weights_from model.onnx -o original.onnx",
-        ),
-    )
-    parser.add_argument("model", metavar="MODEL", help="a Q/DQ ONNX model")
-    parser.add_argument(
-        "--weights_from", metavar="FLOAT", help="the float model that has the original weights"
-    )
-    parser.add_argument(
-        "--save_placement", metavar="FILE", help="also write the placement: what was quantized"
-    )
-    add_inputs(parser)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's flags."""
+    add_model(parser, "a Q/DQ ONNX model")
     add_output(parser)
-    add_format(parser)
-    parser.set_defaults(run=_run)
+    add_config(parser, StripConfig)
 
 
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
     from qdqtune.report._quantization import stripping_text
-    from qdqtune.workflows._strip import strip_qdq
+    from qdqtune.workflows._strip import strip
 
-    report = strip_qdq(
-        options.model,
-        options.output,
-        weights_from=options.weights_from,
-        save_placement=options.save_placement,
-        inputs=input_request(options),
-        force=options.force,
-    )
-    if options.format == "json":
-        print(json.dumps(report.to_dict(), indent=1))
-    else:
-        print(stripping_text(report))
-    return 0
+    report = strip(options.model, options.output, config_from(options, StripConfig))
+    show(options, report, lambda: stripping_text(report))
+    return OK

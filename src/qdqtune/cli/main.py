@@ -87,8 +87,10 @@ def get_parser(first: str | None = None) -> argparse.ArgumentParser:
             from qdqtune.cli._flags import NAMES, add_common
 
             command = importlib.import_module(f"qdqtune.cli._{name}")
-            command.add_parser(functools.partial(add, names=NAMES))
-            add_common(commands.choices[name])
+            its_own = add(description=command.DESCRIPTION, examples=command.EXAMPLES, names=NAMES)
+            command.add_flags(its_own)
+            add_common(its_own)
+            its_own.set_defaults(run=command.run)
         else:
             add()
     return parser

@@ -6,11 +6,11 @@ The record of a quantized model's error against its float model.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from qdqtune.records._errors import UsageError
+from qdqtune.records._json_form import Record
 from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._ranges import CalibrationSource
 from qdqtune.records._results import Result
@@ -21,6 +21,7 @@ DEFAULT_MIN_SQNR_DB = 15.0
 SQNR, APPROXIMATE_SQNR, METRIC = "sqnr_db", "approximate_sqnr_db", "metric"
 """The quantity that is measured for a placement."""
 _NEAR_DB = 1.0
+RANDOM_WARNING = "Run on random inputs: what is lost on real data is unknown."
 
 
 def is_near_limit(sqnr_db: float | None, min_sqnr_db: float | None) -> bool:
@@ -53,7 +54,7 @@ def allowed_sqnr_db(min_sqnr_db: float, float_sqnr_db: float | None) -> float:
 
 
 @dataclass(frozen=True)
-class Rejected:
+class Rejected(Record):
     """A candidate that was fast but not accurate enough.
 
     Attributes:
@@ -69,20 +70,6 @@ class Rejected:
     sqnr_db: float | None
     metric: float | None
     reason: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {**vars(self), "sqnr_db": finite(self.sqnr_db), "metric": finite(self.metric)}
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Rejected:
-        """Read the JSON form."""
-        return cls(**value)
-
-
-def finite(number: float | None) -> float | None:
-    """Return a number in its JSON form: None if it is infinite or unknown."""
-    return number if number is not None and math.isfinite(number) else None
 
 
 def checked_metric(value: object, name: str) -> float:
@@ -104,7 +91,7 @@ def checked_metric(value: object, name: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorError:
+class TensorError(Record):
     """One tensor of both models, over all samples.
 
     Attributes:
@@ -114,6 +101,8 @@ class TensorError:
         max_error: Largest absolute error.
         max_value: Largest float value, in magnitude.
     """
+
+    JSON: ClassVar[str] = "sqnr_db cosine max_error max_value"
 
     signal: float = 0.0
     noise: float = 0.0
@@ -151,14 +140,6 @@ class TensorError:
         product = (self.signal + self.power - self.noise) / 2
         return max(-1.0, min(1.0, product / math.sqrt(self.signal) / math.sqrt(self.power)))
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form; None stands for infinite or undefined values."""
-        return {
-            name: value if math.isfinite(value) else None
-            for name in ("sqnr_db", "cosine", "max_error", "max_value")
-            for value in [float(getattr(self, name))]
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class OpError(TensorError):
@@ -192,17 +173,18 @@ class OutputError:
     equal: float
 
 
-SCHEMA = 1
-
-
 @dataclass(frozen=True)
-class LayerError:
+class LayerError(Record):
     """The error of one quantized op.
 
     Attributes:
         own: The error that its own quantization adds, given the float model's values as inputs.
         accumulated: The error of its result in the quantized model; None if it can't be determined.
     """
+
+    JSON: ClassVar[str] = (
+        "node=own.node op_type=own.op_type tensor=own.tensor inputs=own.inputs own accumulated"
+    )
 
     own: OpError
     accumulated: OpError | None
@@ -225,6 +207,12 @@ class ErrorReport(Result):
         failure: Why there are no layers; empty if nothing failed.
     """
 
+    KIND: ClassVar[str] = "errors"
+    JSON: ClassVar[str] = (
+        "float_model quantized_model engine as_written samples source outputs=by_output layers "
+        "unpaired failure"
+    )
+
     float_model: str
     quantized_model: str
     engine: EngineInfo
@@ -237,9 +225,9 @@ class ErrorReport(Result):
     failure: str = ""
 
     @property
-    def is_on_random_inputs(self) -> bool:
-        """Whether the models ran on random inputs because no data was given."""
-        return self.source is CalibrationSource.RANDOM
+    def warning(self) -> str:
+        """Says that nothing is known about real data, if there was none."""
+        return RANDOM_WARNING if self.source is CalibrationSource.RANDOM else ""
 
     @property
     def worst_first(self) -> tuple[LayerError, ...]:
@@ -259,34 +247,10 @@ class ErrorReport(Result):
         ]
         return ", ".join([*outputs, *worst, f"on {self.samples}"])
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form; layers are in the order in which they run."""
+    @property
+    def by_output(self) -> dict[str, Any]:
+        """The JSON form of the outputs: the error of each by its name."""
         return {
-            "kind": "errors",
-            "schema": SCHEMA,
-            "float_model": self.float_model,
-            "quantized_model": self.quantized_model,
-            "engine": self.engine.to_dict(),
-            "as_written": self.as_written,
-            "samples": self.samples,
-            "source": self.source.value,
-            "outputs": {
-                each.name: {**(each.error.to_dict() if each.error else {}), "equal": each.equal}
-                for each in self.outputs
-            },
-            "layers": [_layer(layer) for layer in self.layers],
-            "unpaired": list(self.unpaired),
-            "failure": self.failure,
+            each.name: {**(each.error.to_dict() if each.error else {}), "equal": each.equal}
+            for each in self.outputs
         }
-
-
-def _layer(layer: LayerError) -> dict[str, Any]:
-    own, accumulated = layer.own, layer.accumulated
-    return {
-        "node": own.node,
-        "op_type": own.op_type,
-        "tensor": own.tensor,
-        "inputs": list(own.inputs),
-        "own": own.to_dict(),
-        "accumulated": accumulated.to_dict() if accumulated is not None else None,
-    }

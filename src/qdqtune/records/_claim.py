@@ -6,11 +6,19 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from qdqtune.records._json_form import Record
 from qdqtune.records._measurement import Comparison, EngineInfo
-from qdqtune.records._tuning import AS_GIVEN, SCHEMA
-from qdqtune.records._untrusted_files import number_in, object_in, switch_in, text_in, whole_in
+from qdqtune.records._tuning import AS_GIVEN
+from qdqtune.records._untrusted_files import (
+    SCHEMAS,
+    number_in,
+    object_in,
+    switch_in,
+    text_in,
+    whole_in,
+)
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # The largest factor by which a claim may exceed the measured speedup, within the claim's interval.
@@ -20,7 +28,7 @@ _MOST_BELOW = 1.5
 
 
 @dataclass(frozen=True)
-class Claim:
+class Claim(Record):
     """The claims of a tuning run's summary about the model that it wrote.
 
     Attributes:
@@ -44,6 +52,8 @@ class Claim:
         tuned_in_float32: Whether the baseline uses half-precision floats and the result does not.
     """
 
+    JSON: ClassVar[str] = "speedup speedup_interval kept_float output_sqnr_db=sqnr_db engine"
+
     speedup: float
     low: float
     high: float
@@ -60,6 +70,11 @@ class Claim:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     conversion_db: float | None = None
     tuned_in_float32: bool = False
+
+    @property
+    def speedup_interval(self) -> tuple[float, float]:
+        """Both ends of the interval."""
+        return self.low, self.high
 
     def agrees_with(self, measured: Comparison) -> bool:
         """Whether the intervals overlap and the claim is not far above the measured speedup.
@@ -89,9 +104,10 @@ class Claim:
         if body.get("kind") != "summary":
             raise ValueError('it has no "kind": "summary"')
         schema = whole_in(body.get("schema"), "schema", least=1)
-        if schema > SCHEMA:
+        if schema > SCHEMAS["summary"]:
             raise ValueError(
-                f"it was written by a newer version of qdqtune (schema {schema}, known is {SCHEMA})"
+                f"it was written by a newer version of qdqtune (schema {schema}, known is "
+                f"{SCHEMAS['summary']})"
             )
         low, speedup, high = _speedup(body)
         conditions = object_in(body.get("conditions") or {}, "conditions")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qdqtune.records._results import Result
+
 
 @dataclass(frozen=True)
 class IsaLimit:
@@ -102,8 +104,8 @@ class GpuHealth:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Health:
+@dataclass(frozen=True, repr=False)
+class Health(Result):
     """The machine and its engines.
 
     Attributes:
@@ -125,3 +127,9 @@ class Health:
     broken: tuple[BrokenEngine, ...] = ()
     gpu: GpuHealth = GpuHealth()
     max_memory: int | None = None
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        usable = [engine.name for engine in self.engines if engine.usable]
+        return f"{self.cpu}, {self.isa}; usable: {', '.join(usable) or 'no engine'}"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from qdqtune.records._results import Result
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -136,6 +134,8 @@ class Inspection(Result):
             because there are no integer kernels for that type.
     """
 
+    KIND: ClassVar[str] = "inspection"
+
     model: str
     dialect: str
     quant_type: str
@@ -171,17 +171,5 @@ class Inspection(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        value = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {
-            "kind": "inspection",
-            "schema": SCHEMA,
-            **value,
-            "regions": [asdict(region) for region in self.regions],
-            "patterns": [asdict(pattern) for pattern in self.patterns],
-            "quantizable": {
-                op_type: {"can": can, "all": all_}
-                for op_type, (can, all_) in self.quantizable.items()
-            },
-            "left_float": {reason: list(nodes) for reason, nodes in self.left_float.items()},
-            "why": asdict(self.why) if self.why is not None else None,
-        }
+        counts = {op_type: {"can": can, "all": n} for op_type, (can, n) in self.quantizable.items()}
+        return {**super().to_dict(), "quantizable": counts}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._results import Result
@@ -67,6 +67,12 @@ class LayersRecord(Result):
         is_timed: Whether the model was run; otherwise the layers have no times.
     """
 
+    KIND: ClassVar[str] = "layers"
+    JSON: ClassVar[str] = (
+        "model engine runs is_timed nodes total_ms mapped_share ms_by_precision "
+        "conversions=conversion_share layers unexecuted"
+    )
+
     model: str
     engine: EngineInfo
     runs: int
@@ -104,6 +110,12 @@ class LayersRecord(Result):
         """The layers that only convert the type of values."""
         return tuple(layer for layer in self.layers if layer.converts)
 
+    @property
+    def conversion_share(self) -> dict[str, float]:
+        """How many layers only convert the type of values, and their share of the time."""
+        found = self.conversions
+        return {"layers": len(found), "share": self.share(found)}
+
     def share(self, layers: Iterable[MappedLayer]) -> float:
         """Share of the total time that these layers take."""
         return sum(layer.ms for layer in layers) / self.total_ms if self.total_ms else 0.0
@@ -114,27 +126,6 @@ class LayersRecord(Result):
         times = f", {self.total_ms:.3f} ms" if self.is_timed else ""
         where = f"{self.engine.name} {self.engine.version}"
         return f"{self.model} on {where}: {len(self.layers)} layers of {self.nodes} nodes{times}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON form."""
-        return {
-            "kind": "layers",
-            "schema": 1,
-            "model": self.model,
-            "engine": self.engine.to_dict(),
-            "runs": self.runs,
-            "is_timed": self.is_timed,
-            "nodes": self.nodes,
-            "total_ms": self.total_ms,
-            "mapped_share": self.mapped_share,
-            "ms_by_precision": self.ms_by_precision,
-            "conversions": {
-                "layers": len(self.conversions),
-                "share": self.share(self.conversions),
-            },
-            "layers": [asdict(layer) for layer in self.layers],
-            "unexecuted": list(self.unexecuted),
-        }
 
 
 @dataclass(frozen=True)
@@ -180,6 +171,11 @@ class GroupsRecord(Result):
         groups: In graph order; every node is in exactly one of them.
     """
 
+    KIND: ClassVar[str] = "groups"
+    JSON: ClassVar[str] = (
+        "model engine source dialect nodes unmentioned covered structural distinct total_ms groups"
+    )
+
     model: str
     engine: EngineInfo | None
     source: str
@@ -216,21 +212,3 @@ class GroupsRecord(Result):
             f"{self.model} by {self.source}: {len(self.groups)} groups of {self.nodes} nodes, "
             f"{self.distinct} distinct"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON form."""
-        return {
-            "kind": "groups",
-            "schema": 1,
-            "model": self.model,
-            "engine": self.engine.to_dict() if self.engine is not None else None,
-            "source": self.source,
-            "dialect": self.dialect,
-            "nodes": self.nodes,
-            "unmentioned": self.unmentioned,
-            "covered": self.covered,
-            "structural": self.structural,
-            "distinct": self.distinct,
-            "total_ms": self.total_ms,
-            "groups": [asdict(group) for group in self.groups],
-        }

@@ -6,11 +6,12 @@ import enum
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+from qdqtune.records._json_form import UNBOUNDED, Record
 from qdqtune.records._results import Result
-from qdqtune.records._untrusted_files import object_in, switch_in, text_in, whole_in
+from qdqtune.records._untrusted_files import object_in
 
 FLOAT32 = "float32"
 """The type in which floats are computed unless an engine reports another."""
@@ -20,7 +21,7 @@ LEAST_MS, MOST_MS = 1e-6, 1e9
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(Record):
     """Latency samples of one model on one engine, or an error; never both.
 
     A sample that cannot be a latency (NaN, zero, negative, less than a nanosecond, more than eleven
@@ -60,20 +61,6 @@ class Measurement:
         """The median of the block medians; infinite for a failed measurement, so it sorts last."""
         return statistics.median(self.block_medians_ms) if self.ok else math.inf
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON form."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Measurement:
-        """Reads the JSON form."""
-        return cls(
-            blocks_ms=tuple(tuple(block) for block in value["blocks_ms"]),
-            error=value["error"],
-            build_s=value["build_s"],
-            timing_s=value["timing_s"],
-        )
-
 
 def _fault_of(blocks_ms: tuple[tuple[float, ...], ...]) -> str | None:
     if not blocks_ms or any(not block for block in blocks_ms):
@@ -96,7 +83,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Record):
     """A candidate against its baseline.
 
     Attributes:
@@ -112,9 +99,11 @@ class Comparison:
         openings: Number of fresh processes in which the models were opened and timed.
     """
 
+    JSON: ClassVar[str] = "ratio low high confidence pairs margin contention openings verdict"
+
     ratio: float
     low: float
-    high: float
+    high: float = field(metadata=UNBOUNDED)
     confidence: float
     pairs: int
     margin: float = 0.0
@@ -130,30 +119,9 @@ class Comparison:
             return Verdict.SLOWER
         return Verdict.SAME
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON form; an interval without bounds has None there."""
-        value = asdict(self)
-        value["high"] = self.high if math.isfinite(self.high) else None
-        value["verdict"] = self.verdict.value
-        return value
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Comparison:
-        """Reads the JSON form; the verdict is derived anew."""
-        return cls(
-            ratio=value["ratio"],
-            low=value["low"],
-            high=math.inf if value["high"] is None else value["high"],
-            confidence=value["confidence"],
-            pairs=value["pairs"],
-            margin=value["margin"],
-            contention=value.get("contention", 0.0),
-            openings=value.get("openings", 1),
-        )
-
 
 @dataclass(frozen=True)
-class LayerTime:
+class LayerTime(Record):
     """Typical time of one node of the graph the engine really runs (after its own fusions).
 
     Attributes:
@@ -176,19 +144,9 @@ class LayerTime:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON form."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> LayerTime:
-        """Reads the JSON form."""
-        names = {key: tuple(value.get(key, ())) for key in ("origins", "inputs", "outputs")}
-        return cls(**{**value, **names})
-
 
 @dataclass(frozen=True)
-class EngineInfo:
+class EngineInfo(Record):
     """The engine and device of a measurement: part of every record and of every memo key.
 
     Attributes:
@@ -214,58 +172,35 @@ class EngineInfo:
     float_type: str = FLOAT32
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON form, as in ``summary.json``."""
-        value: dict[str, Any] = {
-            "name": self.name,
-            "version": self.version,
-            "device": self.device,
-            "isa": self.isa,
-            "threads": self.threads,
-            "options": dict(sorted(self.options.items())),
-        }
+        """The JSON form, as in ``summary.json``."""
+        value = {**super().to_dict(), "options": dict(sorted(self.options.items()))}
         # Must match what earlier versions wrote; they had neither of these fields.
-        if not self.takes_threads:
-            value["takes_threads"] = False
-        if self.float_type:
-            value["float_type"] = self.float_type
+        if self.takes_threads:
+            del value["takes_threads"]
+        if not self.float_type:
+            del value["float_type"]
         return value
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> EngineInfo:
-        """Reads the JSON form."""
-        return cls(**{"float_type": "", **value})
+    def from_dict(cls, value: object, name: str = "") -> EngineInfo:
+        """Read the JSON form; see `Record.from_dict`."""
+        return super().from_dict({"float_type": "", **object_in(value, name or "it")}, name)
 
     @classmethod
     def from_untrusted(cls, value: object, name: str = "engine") -> EngineInfo:
-        """Reads the JSON form from an untrusted source.
-
-        Args:
-            value: The JSON form.
-            name: Its name in messages.
+        """Read the JSON form, with everything that identifies an engine; see `Record.from_dict`.
 
         Raises:
-            ValueError: If a field is missing or has the wrong type.
-            TypeError: If there are unknown fields.
+            ValueError: If a field is missing, too.
         """
-        body = object_in(value, name)
-        for each in ("name", "version", "device", "isa"):
-            text_in(body.get(each), f"{name}.{each}")
-        text_in(body.get("float_type", ""), f"{name}.float_type")
-        if "threads" not in body:
-            raise ValueError(f"{name}.threads is missing")
-        if body["threads"] is not None:
-            whole_in(body["threads"], f"{name}.threads")
-        for each, option in object_in(body.get("options"), f"{name}.options").items():
-            text_in(option, f"{name}.options.{each}")
-        switch_in(body.get("takes_threads", True), f"{name}.takes_threads")
-        return cls.from_dict(body)
-
-
-SCHEMA = 1
+        for each in ("name", "version", "device", "isa", "threads", "options"):
+            if each not in object_in(value, name):
+                raise ValueError(f"{name}.{each} is missing")
+        return cls.from_dict(value, name)
 
 
 @dataclass(frozen=True)
-class BenchmarkEntry:
+class BenchmarkEntry(Record):
     """One file of a comparison.
 
     Attributes:
@@ -275,6 +210,11 @@ class BenchmarkEntry:
         sqnr_db: Signal-to-noise ratio of its outputs against the first file's, by output; empty
             where that can't be known.
     """
+
+    JSON: ClassVar[str] = (
+        "path latency_ms=measurement.latency_ms speedup=against_first output_sqnr_db=sqnr_db "
+        "measurement"
+    )
 
     path: str
     measurement: Measurement
@@ -293,6 +233,9 @@ class BenchRecord(Result):
         seed: Seed of the inputs.
     """
 
+    KIND: ClassVar[str] = "bench"
+    JSON: ClassVar[str] = "engine seed inputs models=entries"
+
     engine: EngineInfo
     entries: tuple[BenchmarkEntry, ...]
     inputs: Mapping[str, str]
@@ -307,30 +250,6 @@ class BenchRecord(Result):
     def headline(self) -> str:
         """The essentials, in one line."""
         return f"{self.engine.name} {self.engine.version}: " + ", ".join(map(_line, self.entries))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "kind": "bench",
-            "schema": SCHEMA,
-            "engine": self.engine.to_dict(),
-            "seed": self.seed,
-            "inputs": dict(self.inputs),
-            "models": [_entry_fields(entry) for entry in self.entries],
-        }
-
-
-def _entry_fields(entry: BenchmarkEntry) -> dict[str, Any]:
-    measurement, comparison = entry.measurement, entry.against_first
-    return {
-        "path": entry.path,
-        "latency_ms": measurement.latency_ms if measurement.ok else None,
-        "speedup": comparison.to_dict() if comparison else None,
-        "output_sqnr_db": {
-            name: db if math.isfinite(db) else None for name, db in entry.sqnr_db.items()
-        },
-        "measurement": measurement.to_dict(),
-    }
 
 
 def _line(entry: BenchmarkEntry) -> str:

@@ -6,32 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
-from qdqtune.records._accuracy import finite
-from qdqtune.records._errors import UsageError
 from qdqtune.records._results import Result
 
 
-class Precision(Enum):
+class Precision(str, Enum):
     """A float type that a model can be computed in."""
 
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
-
-
-def precision_named(name: Precision | str | None) -> Precision | None:
-    """Return the float type with a name such as ``fp16``; None stays None.
-
-    Raises:
-        UsageError: If no float type has that name.
-    """
-    try:
-        return None if name is None else Precision(name)
-    except ValueError:
-        known = ", ".join(each.value for each in Precision)
-        raise UsageError(f"There is no float type {name!r}.", f"There are: {known}.") from None
 
 
 AUTO = "auto"
@@ -83,31 +68,26 @@ class ConvertReport(Result):
         overflow: Name of the first node whose result is no longer finite; empty if there is none.
     """
 
+    KIND: ClassVar[str] = "conversion"
+    JSON: ClassVar[str] = (
+        "output precision=conversion.precision modified=conversion.modified "
+        "converted=conversion.converted kept=conversion.kept saturated=conversion.saturated "
+        "casts_added=conversion.casts raised_to_opset=conversion.opset output_sqnr_db=sqnr_db "
+        "overflow=first_overflow"
+    )
+
     output: Path
     conversion: PrecisionReport
     sqnr_db: Mapping[str, float] = field(default_factory=dict)
     overflow: str = ""
 
     @property
+    def first_overflow(self) -> str | None:
+        """The node of `overflow`; None if there is none."""
+        return self.overflow or None
+
+    @property
     def headline(self) -> str:
         """The essentials, in one line."""
         done = self.conversion
         return f"{len(done.converted)} ops in {done.precision.value}, output {self.output}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form; a ratio without bounds is None."""
-        conversion = self.conversion
-        return {
-            "kind": "conversion",
-            "schema": 1,
-            "output": str(self.output),
-            "precision": conversion.precision.value,
-            "modified": conversion.modified,
-            "converted": list(conversion.converted),
-            "kept": dict(conversion.kept),
-            "saturated": list(conversion.saturated),
-            "casts_added": conversion.casts,
-            "raised_to_opset": conversion.opset,
-            "output_sqnr_db": {name: finite(db) for name, db in self.sqnr_db.items()},
-            "overflow": self.overflow or None,
-        }

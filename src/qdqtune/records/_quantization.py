@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from qdqtune.records._accuracy import allowed_sqnr_db, finite, is_near_limit
+from qdqtune.records._accuracy import allowed_sqnr_db, is_near_limit
 from qdqtune.records._measurement import Comparison
 from qdqtune.records._placement import Placement
-from qdqtune.records._ranges import CalibrationSource, RangeMethod
+from qdqtune.records._ranges import RANDOM_WARNING, CalibrationSource, RangeMethod
 from qdqtune.records._results import Result
 
 
@@ -39,6 +39,13 @@ class InsertReport(Result):
         sqnr_given_db: The same against the original Q/DQ model; empty if it was a float model.
         model: The quantized model, in the form in which the model was given.
     """
+
+    KIND: ClassVar[str] = "insertion"
+    JSON: ClassVar[str] = (
+        "output dialect quant_type calibration calibration_method=method tried_sqnr_db=tried_db "
+        "quantized left_float qdq_pairs=pairs scales_kept ranges_kept output_sqnr_db=sqnr_db "
+        "output_sqnr_given_db=sqnr_given_db"
+    )
 
     output: Path | None
     dialect: str
@@ -68,25 +75,10 @@ class InsertReport(Result):
         ]
         return ", ".join(parts)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form; a ratio without bounds is None."""
-        return {
-            "kind": "insertion",
-            "schema": 1,
-            "output": str(self.output) if self.output is not None else None,
-            "dialect": self.dialect,
-            "quant_type": self.quant_type,
-            "calibration": self.calibration.value,
-            "calibration_method": self.method.value,
-            "tried_sqnr_db": {name: finite(db) for name, db in self.tried_db.items()},
-            "quantized": list(self.quantized),
-            "left_float": dict(self.left_float),
-            "qdq_pairs": self.pairs,
-            "scales_kept": self.scales_kept,
-            "ranges_kept": self.ranges_kept,
-            "output_sqnr_db": {name: finite(db) for name, db in self.sqnr_db.items()},
-            "output_sqnr_given_db": {name: finite(db) for name, db in self.sqnr_given_db.items()},
-        }
+    @property
+    def warning(self) -> str:
+        """Says that the scales can't be trusted, if they can't."""
+        return RANDOM_WARNING if self.calibration is CalibrationSource.RANDOM else ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,6 +96,12 @@ class StripReport(Result):
         model: The float model, in the form in which the model was given.
     """
 
+    KIND: ClassVar[str] = "stripping"
+    JSON: ClassVar[str] = (
+        "output qdq_pairs=pairs tensors=placement.tensors left rounded_weights=rounded "
+        "output_sqnr_db=sqnr_db"
+    )
+
     output: Path | None
     placement: Placement
     pairs: int
@@ -117,22 +115,6 @@ class StripReport(Result):
         """The essentials, in one line."""
         taken = f"took {self.pairs} DequantizeLinear off {len(self.placement.tensors)} tensors"
         return taken if self.output is None else f"{taken}, output {self.output}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form; a ratio without bounds is None."""
-        return {
-            "kind": "stripping",
-            "schema": 1,
-            "output": str(self.output) if self.output is not None else None,
-            "qdq_pairs": self.pairs,
-            "tensors": sorted(self.placement.tensors),
-            "left": self.left,
-            "rounded_weights": self.rounded,
-            "output_sqnr_db": {name: finite(db) for name, db in self.sqnr_db.items()},
-        }
-
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -154,10 +136,6 @@ class Decision:
     rule: str
     reason: str
     sqnr_db: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {**vars(self), "sqnr_db": finite(self.sqnr_db)}
 
 
 @dataclass(frozen=True, repr=False)
@@ -196,6 +174,14 @@ class QuantizeReport(Result):
             because the dialect has no integer kernels for that type; inputs and outputs keep it.
     """
 
+    KIND: ClassVar[str] = "quantize"
+    JSON: ClassVar[str] = (
+        "output engine dialect quant_type calibration calibrated_on method tried_db sqnr_db "
+        "scores_db min_sqnr_db near_min_sqnr judged_with float_type float_sqnr_db converted_from "
+        "qdq_pairs bytes_before bytes_after baseline_ms final_ms speedup speedup_interval "
+        "not_timed kept_float reason added nodes=decisions seconds"
+    )
+
     output: Path | None
     engine: str
     dialect: str
@@ -232,6 +218,16 @@ class QuantizeReport(Result):
         return 1.0 if self.kept_float else self.comparison.ratio
 
     @property
+    def speedup_interval(self) -> tuple[float, float] | None:
+        """Interval of the quantized model's speedup; None if it was not measured."""
+        return None if self.comparison is None else (self.comparison.low, self.comparison.high)
+
+    @property
+    def qdq_pairs(self) -> int:
+        """Number of tensors that are quantized."""
+        return len(self.placement.tensors)
+
+    @property
     def worst_db(self) -> float | None:
         """SQNR of the worst output, or of its scores."""
         return min({**self.sqnr_db, **self.scores_db}.values(), default=None)
@@ -262,44 +258,11 @@ class QuantizeReport(Result):
             parts.append(f"output {self.output}")
         return ", ".join(parts)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        comparison = self.comparison
-        return {
-            "kind": "quantize",
-            "schema": SCHEMA,
-            "output": str(self.output) if self.output is not None else None,
-            "engine": self.engine,
-            "dialect": self.dialect,
-            "quant_type": self.quant_type,
-            "calibration": self.calibration,
-            "calibrated_on": self.calibrated_on,
-            "method": self.method,
-            "tried_db": {name: finite(ratio) for name, ratio in self.tried_db.items()},
-            "sqnr_db": {name: finite(ratio) for name, ratio in self.sqnr_db.items()},
-            "scores_db": {name: finite(ratio) for name, ratio in self.scores_db.items()},
-            "min_sqnr_db": self.min_sqnr_db,
-            "near_min_sqnr": self.near_min_sqnr,
-            "judged_with": self.judged_with,
-            "float_type": self.float_type,
-            "float_sqnr_db": finite(self.float_sqnr_db),
-            "converted_from": self.converted_from,
-            "qdq_pairs": len(self.placement.tensors),
-            "bytes_before": self.bytes_before,
-            "bytes_after": self.bytes_after,
-            "baseline_ms": self.baseline_ms,
-            "final_ms": self.final_ms,
-            "speedup": self.speedup,
-            "speedup_interval": None
-            if comparison is None
-            else [comparison.low, finite(comparison.high)],
-            "not_timed": self.not_timed,
-            "kept_float": self.kept_float,
-            "reason": self.reason,
-            "added": dict(self.added),
-            "nodes": [decision.to_dict() for decision in self.decisions],
-            "seconds": dict(self.seconds),
-        }
+    @property
+    def warning(self) -> str:
+        """Says that the scales can't be trusted, if there are any and they can't."""
+        is_random = self.calibration == CalibrationSource.RANDOM.value
+        return RANDOM_WARNING if is_random and not self.kept_float else ""
 
 
 @dataclass(frozen=True, repr=False)

@@ -36,19 +36,11 @@ class RangeMethod(str, Enum):
         return cls.MAX if value == "minmax" else None  # its name in earlier files and command lines
 
 
-def method_named(name: RangeMethod | str | None) -> RangeMethod | None:
-    """Return the method with a name; None stays None.
-
-    Raises:
-        UsageError: If no method has that name.
-    """
-    try:
-        return None if name is None else RangeMethod(name)
-    except ValueError:
-        known = ", ".join(each.value for each in RangeMethod)
-        raise UsageError(
-            f"There is no calibration method {name!r}.", f"There are: {known}."
-        ) from None
+RANDOM_WARNING = (
+    "Calibrated on random inputs: good for timing, not for deployment; "
+    "accuracy on real data is unknown."
+)
+"""Said of every model whose scales come from random inputs."""
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from qdqtune.records._inputs import shape_text
+from qdqtune.records._json_form import Record
 from qdqtune.records._printable import printable
 
 # Loaded by name when a notebook needs it: reports depend on records, never the reverse.
@@ -21,17 +22,21 @@ _NOTEBOOK = "qdqtune.report._notebook"
 _LONGEST_LINE = 240
 
 
-class Result(ABC):
-    """Base class of public results; a dataclass that inherits it is declared ``repr=False``."""
+class Result(Record, ABC):
+    """Base class of public results; a dataclass that inherits it is declared ``repr=False``.
+
+    Their JSON form is what the command prints with ``--format json``.
+    """
 
     @property
     @abstractmethod
     def headline(self) -> str:
         """The essentials, in one line."""
 
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form: what the command prints with ``--format json``."""
+    @property
+    def warning(self) -> str:
+        """What must not be overlooked in it; empty if there is nothing."""
+        return ""
 
     def __repr__(self) -> str:
         shown = printable(" ".join(self.headline.split()))
@@ -93,6 +98,14 @@ class OptimizeReport(Result):
         bytes_after: Size of the weights after.
     """
 
+    KIND: ClassVar[str] = "optimization"
+    JSON: ClassVar[str] = (
+        "output nodes_before=counts.before nodes_after=counts.after folded=counts.folded "
+        "no_ops=counts.no_ops duplicate_nodes=counts.duplicate_nodes "
+        "duplicate_weights=counts.duplicate_weights unused_functions=counts.unused_functions "
+        "qdq_nodes=counts.qdq weight_bytes_before=bytes_before weight_bytes_after=bytes_after"
+    )
+
     output: Path
     counts: OptimizeCounts
     bytes_before: int
@@ -104,27 +117,10 @@ class OptimizeReport(Result):
         before, after = sum(self.counts.before.values()), sum(self.counts.after.values())
         return f"{before} nodes before, {after} now, output {self.output}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        counts = self.counts
-        return {
-            "kind": "optimization",
-            "schema": 1,
-            "output": str(self.output),
-            "nodes_before": dict(sorted(counts.before.items())),
-            "nodes_after": dict(sorted(counts.after.items())),
-            "folded": counts.folded,
-            "no_ops": counts.no_ops,
-            "duplicate_nodes": counts.duplicate_nodes,
-            "duplicate_weights": counts.duplicate_weights,
-            "unused_functions": counts.unused_functions,
-            "qdq_nodes": counts.qdq,
-            "weight_bytes_before": self.bytes_before,
-            "weight_bytes_after": self.bytes_after,
-        }
 
-
-SCHEMA = 1
+EXCLUSION_TOOLS = ("onnxruntime", "modelopt", "nncf")
+"""Tools that take nodes to exclude: `nodes_to_exclude` of ONNX Runtime's `quantize_static` and of
+ModelOpt, and NNCF's `IgnoredScope`."""
 
 
 class Proof(str, Enum):
@@ -165,6 +161,8 @@ class ShapesReport(Result):
         proof: How the written file was tested.
     """
 
+    KIND: ClassVar[str] = "shapes"
+
     model: str
     inputs: tuple[TensorDims, ...]
     outputs: tuple[TensorDims, ...]
@@ -178,10 +176,6 @@ class ShapesReport(Result):
         """The essentials, in one line."""
         shown = ", ".join(f"{each.name} {shape_text(each.dims)}" for each in self.inputs)
         return f"{self.model}: {shown}" + (f", output {self.output}" if self.output else "")
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {"kind": "shapes", "schema": SCHEMA, **asdict(self), "proof": self.proof.value}
 
 
 @dataclass(frozen=True, repr=False)
@@ -211,10 +205,6 @@ class Candidate(Result):
         tensors = f", {self.tensors} tensors" if self.tensors is not None else ""
         speedup = f", {self.speedup:.3f}x" if self.speedup is not None else ""
         return f"{self.id}{tensors}{speedup}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from qdqtune.records._json_form import Record
 from qdqtune.records._measurement import MOST_MS
-from qdqtune.records._untrusted_files import check_types
 
 BY_LAYERS = "layers"
 """The engine reported where the time of the subgraph goes."""
@@ -16,7 +15,7 @@ BY_TOTAL = "total"
 
 
 @dataclass(frozen=True)
-class SchemeTimes:
+class SchemeTimes(Record):
     """Times of a subgraph with one quantization scheme, or in float.
 
     Attributes:
@@ -36,10 +35,9 @@ class SchemeTimes:
     error: str | None = None
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> SchemeTimes:
-        """Read the JSON form."""
-        borders = {name: tuple(map(float, value[name])) for name in ("conversion_ms", "layout_ms")}
-        found = cls(**{**value, **borders})
+    def from_dict(cls, value: object, name: str = "") -> SchemeTimes:
+        """Read the JSON form; see `Record.from_dict`."""
+        found = super().from_dict(value, name)
         for ms in (found.total_ms, found.inside_ms, *found.conversion_ms, *found.layout_ms):
             checked_ms(ms)
         if len(found.conversion_ms) != len(found.layout_ms):
@@ -48,7 +46,7 @@ class SchemeTimes:
 
 
 @dataclass(frozen=True)
-class SubgraphTimes:
+class SubgraphTimes(Record):
     """All forms of a subgraph.
 
     Attributes:
@@ -67,21 +65,10 @@ class SubgraphTimes:
         """One of the forms, if it could be timed."""
         return next((f for f in self.forms if f.scheme == scheme and f.error is None), None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return asdict(self)
-
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> SubgraphTimes:
-        """Read the JSON form.
-
-        Raises:
-            KeyError: If a field is missing.
-            TypeError: If it is not the JSON form.
-            ValueError: If a field has an invalid value.
-        """
-        found = cls(**{**value, "forms": tuple(map(SchemeTimes.from_dict, value["forms"]))})
-        check_types(found)
+    def from_dict(cls, value: object, name: str = "") -> SubgraphTimes:
+        """Read the JSON form; see `Record.from_dict`."""
+        found = super().from_dict(value, name)
         timed = [form for form in found.forms if form.error is None]
         if len({len(form.conversion_ms) for form in timed}) > 1:
             raise ValueError("the forms of a subgraph have different borders")
@@ -89,7 +76,7 @@ class SubgraphTimes:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Record):
     """Groups that were quantized or returned to float together, with the measured effect.
 
     Attributes:
@@ -110,20 +97,10 @@ class Batch:
     error: float
     accepted: bool
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return asdict(self)
-
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Batch:
-        """Read the JSON form.
-
-        Raises:
-            TypeError: If it is not the JSON form.
-            ValueError: If a field has an invalid value.
-        """
-        found = cls(**value)
-        check_types(found)
+    def from_dict(cls, value: object, name: str = "") -> Batch:
+        """Read the JSON form; see `Record.from_dict`."""
+        found = super().from_dict(value, name)
         if found.predicted <= 0.0 or (found.measured is not None and found.measured <= 0.0):
             raise ValueError("a speedup is none")
         return found

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from qdqtune.records._accuracy import Rejected, allowed_sqnr_db, finite, is_near_limit
+from qdqtune.records._accuracy import Rejected, allowed_sqnr_db, is_near_limit
+from qdqtune.records._json_form import UNBOUNDED, Record
 from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import RANDOM_WARNING, CalibrationSource
 from qdqtune.records._results import Result
 from qdqtune.records._subgraphs import Batch
-from qdqtune.records._untrusted_files import SCHEMAS, check_schema, check_types
+from qdqtune.records._untrusted_files import SCHEMAS, check_schema, object_in
 
-SCHEMA = SCHEMAS["summary"]
 _OF_SUBGRAPHS = {"groups", "structural", "units"}
 
 DEFAULT_OUTPUT_DIR = "autotuner_output"
@@ -68,7 +68,7 @@ _DEAFENING = 1.0
 
 
 @dataclass(frozen=True)
-class Noise:
+class Noise(Record):
     """Result of comparing the model with itself.
 
     Attributes:
@@ -97,7 +97,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Seconds:
+class Seconds(Record):
     """Where a run's time was spent.
 
     Attributes:
@@ -114,7 +114,7 @@ class Seconds:
 
 
 @dataclass(frozen=True)
-class Blanket:
+class Blanket(Record):
     """The best placement that applies one rule to the whole model, such as all weighted ops.
 
     It is timed at the end, interleaved with the baseline and the result.
@@ -133,29 +133,15 @@ class Blanket:
     name: str
     latency_ms: float
     speedup: float
-    speedup_interval: tuple[float, float]
+    speedup_interval: tuple[float, float] = field(metadata=UNBOUNDED)
     sqnr_db: float | None = None
     metric: float | None = None
     identical: bool = False
     shortfall: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            **vars(self),
-            "speedup_interval": _interval_to_json(self.speedup_interval),
-            "sqnr_db": finite(self.sqnr_db),
-        }
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Blanket:
-        """Read the JSON form."""
-        interval = _interval_from_json(value["speedup_interval"])
-        return cls(**{**value, "speedup_interval": interval})
-
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(Record):
     """The figures of a run: `summary.json`, for scripts to read.
 
     Attributes:
@@ -245,6 +231,9 @@ class Summary:
             0 if there was no comparison, and in old summaries.
     """
 
+    KIND: ClassVar[str] = "summary"
+    SCHEMA: ClassVar[int] = SCHEMAS["summary"]
+
     model: str
     engine: EngineInfo
     dialect: str
@@ -258,7 +247,7 @@ class Summary:
     baseline_ms: float
     final_ms: float
     speedup: float
-    speedup_interval: tuple[float, float]
+    speedup_interval: tuple[float, float] = field(metadata=UNBOUNDED)
     confidence: float
     kept_float: bool
     reason: str
@@ -327,88 +316,37 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        value = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {
-            "kind": "summary",
-            "schema": SCHEMA,
-            **value,
-            "engine": self.engine.to_dict(),
-            "speedup_interval": _interval_to_json(self.speedup_interval),
-            "blanket": self.blanket.to_dict() if self.blanket is not None else None,
-            "rejected": [each.to_dict() for each in self.rejected],
-            "output_sqnr_db": finite(self.output_sqnr_db),
-            "float_sqnr_db": finite(self.float_sqnr_db),
-            "near_min_sqnr": self.near_min_sqnr,
-            "metric": dict(self.metric) if self.metric is not None else None,
-            "noise": vars(self.noise),
-            "subgraphs": dict(self.subgraphs),
-            "batches": [batch.to_dict() for batch in self.batches],
-            "seconds": vars(self.seconds),
-            "files": dict(self.files),
-            "seeds": dict(self.seeds),
-            "conditions": dict(self.conditions),
-            "error_inputs": dict(self.error_inputs),
-            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
-        }
+        return {**super().to_dict(), "near_min_sqnr": self.near_min_sqnr}
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any], source: str = "The summary") -> Summary:
+    def from_dict(cls, value: object, name: str = "The summary") -> Summary:
         """Read the JSON form, as written by this or an earlier version.
+
+        Fields that are not known are left out: later versions may add some.
 
         Args:
             value: The JSON form.
-            source: Its name in an error message.
+            name: Its name in messages.
 
         Raises:
             NewerSchemaError: If a newer version wrote it.
             KeyError: If a field is missing.
-            TypeError: If it is not the JSON form.
+            TypeError: If a part of it has an unknown field.
             ValueError: If a field has an invalid value.
         """
-        if value["kind"] == "summary":
-            check_schema("summary", value["schema"], source)
-        if value["kind"] != "summary" or not 1 <= value["schema"] <= SCHEMA:
+        body = object_in(value, name)
+        if body["kind"] == cls.KIND:
+            check_schema(cls.KIND, body["schema"], name)
+        if body["kind"] != cls.KIND or not 1 <= body["schema"] <= cls.SCHEMA:
             raise ValueError("this is not a summary that this version can read")
-        known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
-        blanket = value.get("blanket")
-        summary = cls(
-            **{
-                **known,
-                "engine": EngineInfo.from_dict(value["engine"]),
-                "speedup_interval": _interval_from_json(value["speedup_interval"]),
-                "blanket": Blanket.from_dict(blanket) if blanket is not None else None,
-                "rejected": tuple(map(Rejected.from_dict, value.get("rejected", ()))),
-                "noise": Noise(**value["noise"]),
-                "seconds": Seconds(**value["seconds"]),
-                "batches": tuple(map(Batch.from_dict, value.get("batches", ()))),
-                "shapes": {name: tuple(dims) for name, dims in value.get("shapes", {}).items()},
-            }
-        )
-        check_types(summary)
+        known = {each: body[each] for each in cls.__dataclass_fields__ if each in body}
+        summary = super().from_dict(known)
         least_db = summary.min_sqnr_db
         if least_db is not None and not (isinstance(least_db, int | float) and 0 <= least_db < 1e9):
             raise ValueError("the least SQNR is none")
         if summary.subgraphs and not summary.subgraphs.keys() >= _OF_SUBGRAPHS:
             raise ValueError("some counts of subgraph mode are missing")
         return summary
-
-
-def _interval_to_json(interval: tuple[float, float]) -> list[float | None]:
-    low, high = interval
-    return [low, finite(high)]
-
-
-def _interval_from_json(value: Sequence[float | None]) -> tuple[float, float]:
-    low, high = value
-    if low is None:
-        raise TypeError("an interval has no low end")
-    try:
-        ends = float(low), math.inf if high is None else float(high)
-    except OverflowError as error:
-        raise ValueError(str(error)) from None
-    if math.isinf(ends[0]):
-        raise ValueError("an interval begins nowhere")
-    return ends
 
 
 @dataclass(frozen=True, repr=False)
@@ -444,6 +382,12 @@ class TuneResult(Result):
             found += f", {summary.qdq_pairs} tensors {summary.quant_type}"
         return f"{found}, model {self.model}"
 
+    @property
+    def warning(self) -> str:
+        """Says that the scales can't be trusted, if there are any and they can't."""
+        is_random = self.summary.calibration == CalibrationSource.RANDOM.value
+        return RANDOM_WARNING if is_random and not self.summary.kept_float else ""
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: that of the summary."""
         return self.summary.to_dict()
@@ -470,6 +414,8 @@ class TunePlan(Result):
         converted_from: The half-precision type of the model, if it would be tuned in float32.
     """
 
+    KIND: ClassVar[str] = "plan"
+
     model: str
     engine: str
     dialect: str
@@ -492,8 +438,3 @@ class TunePlan(Result):
             f"{self.model} on {self.engine}: {self.quantizable} of {self.nodes} ops quantizable, "
             f"{self.groups} groups, at most {self.benchmarks} benchmarks"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        value = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {"kind": "plan", "schema": SCHEMA, **value}

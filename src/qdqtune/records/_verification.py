@@ -5,14 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from qdqtune.records._accuracy import finite
 from qdqtune.records._claim import Claim
 from qdqtune.records._measurement import BenchRecord, Comparison
 from qdqtune.records._results import Result
-
-SCHEMA = 2
 
 
 class Outcome(enum.Enum):
@@ -77,6 +74,13 @@ class VerifyReport(Result):
         repeat_with: The command with these settings given by the user; empty if nothing was
             ignored or is missing.
     """
+
+    KIND: ClassVar[str] = "verification"
+    SCHEMA: ClassVar[int] = 2
+    JSON: ClassVar[str] = (
+        "ok outcome checks=checks_by_name claimed=claim measured output_sqnr_db=sqnr_db agrees "
+        "other_conditions ignored repeat_with edges is_as_given bench"
+    )
 
     bench: BenchRecord | None
     claim: Claim | None = None
@@ -193,44 +197,11 @@ class VerifyReport(Result):
         measured = [f"{self.measured.ratio:.3f}x"] if self.measured is not None else []
         return ", ".join([outcome, *measured, *checks])
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        claim = self.claim
+    @property
+    def checks_by_name(self) -> dict[str, Any]:
+        """The JSON form of the checks."""
         return {
-            "kind": "verification",
-            "schema": SCHEMA,
-            "ok": self.ok,
-            "outcome": self.outcome.value if self.outcome is not None else None,
-            "checks": {
-                check.name: {"outcome": check.outcome.value, "text": check.text}
-                for check in self.all_checks
-            },
-            "claimed": None
-            if claim is None
-            else {
-                "speedup": claim.speedup,
-                "speedup_interval": [claim.low, finite(claim.high)],
-                "kept_float": claim.kept_float,
-                "output_sqnr_db": claim.sqnr_db,
-                "engine": claim.engine.to_dict(),
-            },
-            "measured": self.measured.to_dict() if self.measured is not None else None,
-            "output_sqnr_db": finite(self.sqnr_db),
-            "agrees": self.agrees,
-            "other_conditions": {
-                key: list(values) for key, values in self.other_conditions.items()
-            },
-            "ignored": list(self.ignored),
-            "repeat_with": self.repeat_with,
-            "edges": None
-            if self.edges is None
-            else {
-                "expected": self.edges.expected,
-                "missing": list(self.edges.missing),
-                "surplus": list(self.edges.surplus),
-            },
-            "is_as_given": self.is_as_given,
-            "bench": self.bench.to_dict() if self.bench is not None else None,
+            check.name: {"outcome": check.outcome, "text": check.text} for check in self.all_checks
         }
 
 

@@ -21,7 +21,6 @@ _BAR_WIDTH = 12
 _STEPS = "▁▂▃▄▅▆▇█"
 _LINE_WIDTH = 60
 _LONGEST_NAME = 44
-RANDOM_WARNING = "Run on random inputs: what is lost on real data is unknown."
 
 
 def error_text(report: ErrorReport, top: int) -> str:
@@ -44,9 +43,7 @@ def error_text(report: ErrorReport, top: int) -> str:
     else:
         lines += ["The models have no output in common.", ""]
     lines += _layer_lines(report, top)
-    if report.is_on_random_inputs:
-        lines.append(RANDOM_WARNING)
-    return "\n".join(lines)
+    return "\n".join([*lines, *filter(None, [report.warning])])
 
 
 def outputs_table(report: ErrorReport) -> Table:

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 from qdqtune.records._health import EngineHealth, GpuHealth, Health
 from qdqtune.records._printable import printable
 from qdqtune.records._untrusted_files import size_text
 from qdqtune.report._formatting import text_table
-
-
-def health_record(health: Health) -> dict[str, Any]:
-    """Build the JSON form."""
-    return asdict(health)
 
 
 def health_text(health: Health) -> str:

@@ -28,12 +28,6 @@ def float_error_line(float_type: str, sqnr_db: float) -> str:
     )
 
 
-RANDOM_WARNING = (
-    "Calibrated on random inputs: good for timing, not for deployment; "
-    "accuracy on real data is unknown."
-)
-
-
 def insertion_text(report: InsertReport) -> str:
     """Format as text; the last line warns if the scales can't be trusted."""
     lines = [
@@ -59,10 +53,7 @@ def insertion_text(report: InsertReport) -> str:
         )
         than = f" ({others})" if others else ""
         lines.append(f"calibrated on {report.calibrated_on}, {report.method.value} ranges{than}")
-    lines = [printable(line) for line in lines]
-    if report.calibration is CalibrationSource.RANDOM:
-        lines.append(RANDOM_WARNING)
-    return "\n".join(lines)
+    return "\n".join(map(printable, [*lines, *filter(None, [report.warning])]))
 
 
 def stripping_text(report: StripReport) -> str:
@@ -97,9 +88,7 @@ def quantize_text(report: QuantizeReport, *, every_node: bool = False) -> str:
     if every_node:
         lines += [_node_table(report.decisions), ""]
     lines += [printable(line) for line in (*_placed(report), *_measured(report))]
-    if report.calibration == CalibrationSource.RANDOM.value and not report.kept_float:
-        lines.append(RANDOM_WARNING)
-    return "\n".join(lines)
+    return "\n".join([*lines, *filter(None, [report.warning])])
 
 
 def op_table(decisions: Sequence[Decision]) -> Table:

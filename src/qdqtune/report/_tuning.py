@@ -11,7 +11,7 @@ from qdqtune.records._tuning import Summary, TunePlan, TuneResult
 from qdqtune.report._bench import busy_lines, engine_lines, inputs_lines
 from qdqtune.report._formatting import Table, duration, text_table
 from qdqtune.report._inspection import in_float32_line
-from qdqtune.report._quantization import RANDOM_WARNING, float_error_line, near_limit_line
+from qdqtune.report._quantization import float_error_line, near_limit_line
 from qdqtune.report._subgraphs import AS_GIVEN, MODE, batches_lines, plan_lines, subgraph_lines
 
 _STOPPED = {
@@ -45,14 +45,7 @@ def tune_text(result: TuneResult) -> str:
     lines += [printable(line) for line in _accuracy(summary)]
     lines += [printable(line) for line in _effort(summary)]
     lines += [printable(line) for line in _files(result)]
-    if is_calibrated_on_random(summary):
-        lines.append(RANDOM_WARNING)
-    return "\n".join(lines)
-
-
-def is_calibrated_on_random(summary: Summary) -> bool:
-    """Whether the model has scales, and they come from random inputs."""
-    return summary.calibration == CalibrationSource.RANDOM.value and not summary.kept_float
+    return "\n".join([*lines, *filter(None, [result.warning])])
 
 
 def summary_table(summary: Summary) -> Table:

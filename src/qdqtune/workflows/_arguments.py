@@ -21,7 +21,7 @@ from qdqtune.config import NameFilters
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import load_model, model_from_proto, save_model
 from qdqtune.graph._index import GraphIndex
-from qdqtune.options import FUNCTION, NAME, PATH, SWITCH, WILDCARDS, Kind, whole
+from qdqtune.options import NAME, PATH, SWITCH, WILDCARDS, Kind, whole
 from qdqtune.qdq._selection import unknown
 from qdqtune.records._errors import ModelError, QdqtuneError, UsageError
 from qdqtune.rules._placement_draft import Constraints
@@ -43,28 +43,13 @@ _SEE = "docs/python.md says what goes in."
 
 _KINDS = {
     "batch_size": _optional(_POSITIVE),
-    "by_shape": SWITCH,
-    "calibration_samples": _optional(_POSITIVE),
     "candidate": _TEXT,
-    "dialect": _optional(_TEXT),
     "engine": _TEXT,
     "engine_options": _optional(_OPTIONS),
     "folder": PATH,
     "force": SWITCH,
-    "graph_json": _optional(PATH),
-    "max_sequence_size": _POSITIVE,
-    "nodes": _TEXTS,
-    "ops": _TEXTS,
     "output": _optional(PATH),
-    "placement": _optional(PATH),
-    "progress": _optional(FUNCTION),
-    "quant_type": _TEXT,
-    "runs": _optional(_POSITIVE),
-    "samples": _optional(_POSITIVE),
-    "save_placement": _optional(PATH),
-    "tensors": _TEXTS,
     "threads": _optional(_POSITIVE),
-    "why": _optional(_TEXT),
 }
 
 

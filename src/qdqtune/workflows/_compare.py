@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from qdqtune.calibration._layer_errors_pairs import Pairing
 from qdqtune.calibration._output_error import Reference
 from qdqtune.calibration._random_inputs import Feeds, random_inputs
 from qdqtune.calibration._sample_set import open_samples
+from qdqtune.config import CompareConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._reference_engine import AS_WRITTEN, advice_on, reference_worker
@@ -27,12 +28,13 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._measured_shapes import measured_shapes
 from qdqtune.graph._op_classes import DEQUANTIZE, is_op
 from qdqtune.graph._shapes import infer_shapes
+from qdqtune.options import configured_on_pair
 from qdqtune.records._accuracy import ErrorReport, LayerError, OutputError
 from qdqtune.records._errors import EngineError, UsageError
-from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of
+from qdqtune.records._inputs import InputRequest
 from qdqtune.records._ranges import CalibrationSource
 from qdqtune.workflows._accuracy_evaluator import Kernels, kernels_of
-from qdqtune.workflows._arguments import AnyModel, as_file, check_arguments, name_of
+from qdqtune.workflows._arguments import AnyModel, as_file, name_of
 from qdqtune.workflows._bench import common_request, engine_info, signature
 from qdqtune.workflows._sample_provider import Progress
 from qdqtune.workflows._source_model import float32_twin, has_types
@@ -42,48 +44,28 @@ _RANDOM_SAMPLES = 8
 _MOST_SAMPLES = 32
 
 
-def compare(
-    float_model: AnyModel,
-    quantized_model: AnyModel,
-    *,
-    data: Any = None,
-    samples: int | None = None,
-    engine: str | None = None,
-    engine_options: Mapping[str, str] | None = None,
-    threads: int | None = None,
-    inputs: ShapesOrRequest | None = None,
-    progress: Progress | None = None,
-) -> ErrorReport:
+@configured_on_pair(CompareConfig)
+def compare(float_model: AnyModel, quantized_model: AnyModel, config: CompareConfig) -> ErrorReport:
     """Run both models on the same inputs and report how far the quantized one is off, and where.
+
+    Layers are always run as written, because an engine fuses them.
 
     Args:
         float_model: A path, a proto or an `onnx_ir.Model`; one in memory is not changed.
         quantized_model: A Q/DQ version of it, from any tool.
-        data: The inputs, as `qdqtune.calibration._sample_set.open_samples` takes them; None is
-            random.
-        samples: Number of samples; None is at most 32 of the data, or 8 random ones.
-        engine: The engine whose kernels compute the outputs; None runs every op as written. Layers
-            are always run as written, because an engine fuses them.
-        engine_options: The engine's own options.
-        threads: Threads per run; None is the engine's default.
-        inputs: Shapes by input, or a request with ranges and seed of random inputs, too.
-        progress: Called in each of two rounds with the samples done and their number, if known.
+        config: The settings; any of its fields can be given as a keyword instead.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    check_arguments(
-        engine=engine or registry.AUTO, engine_options=engine_options, threads=threads,
-        samples=samples, progress=progress,
-    )  # fmt: skip
-    name = _with_kernels(engine)
-    request = request_of(inputs) or InputRequest()
-    options = SessionOptions(threads=threads, engine_options=engine_options or {})
+    name = _with_kernels(config.engine)
+    request = config.input_request
+    options = SessionOptions(threads=config.threads, engine_options=config.engine_options or {})
     with contextlib.ExitStack() as stack:
         original = _open(stack.enter_context(as_file(float_model, "float_model")))
         quantized = _open(stack.enter_context(as_file(quantized_model, "quantized_model")))
         _check_roles(original, quantized)
-        provider = _provider(original, quantized, request, data, samples)
+        provider = _provider(original, quantized, request, config.data, config.samples)
         runner = stack.enter_context(reference_worker())
         room = stack.enter_context(tempfile.TemporaryDirectory(dir=runner.scratch))
         worker = runner if name is None else stack.enter_context(Worker(name, options))
@@ -98,7 +80,7 @@ def compare(
         layers: tuple[LayerError, ...] = ()
         failure = ""
         try:
-            layers = _layers(runner, pairing, provider, Path(room), progress)
+            layers = _layers(runner, pairing, provider, Path(room), config.progress)
         except EngineError as error:
             if name is None:
                 raise

@@ -19,7 +19,8 @@ from qdqtune.qdq._preprocess import refuse_integer_ops
 from qdqtune.qdq._read_back import strip
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._placement import Placement
-from qdqtune.report._export import TOOLS, ListForm, exclusion_list
+from qdqtune.records._results import EXCLUSION_TOOLS
+from qdqtune.report._export import ListForm, exclusion_list
 from qdqtune.workflows._arguments import AnyModel, as_file
 from qdqtune.workflows.tuning._folder import BASELINE, FINAL
 
@@ -55,13 +56,13 @@ def exclusion_lists(source: AnyModel, *, against: AnyModel | None = None) -> dic
         against: See `float_nodes`.
 
     Returns:
-        The list for each of `qdqtune.report._export.TOOLS`.
+        The list for each of `EXCLUSION_TOOLS`.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
     names = float_nodes(source, against=against)
-    return {tool: exclusion_list(tool, names) for tool in TOOLS}
+    return {tool: exclusion_list(tool, names) for tool in EXCLUSION_TOOLS}
 
 
 def float_nodes(source: AnyModel, *, against: AnyModel | None = None) -> list[str]:

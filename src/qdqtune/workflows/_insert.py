@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqtune.calibration._tensor_capture import observe_shapes, unknown_tensors
+from qdqtune.config import InsertConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.engines._reference_engine import reference_worker
@@ -20,6 +21,7 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._precision_types import HALF_TYPES
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import at_shapes
+from qdqtune.options import configured_to_file
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._existing_scales import ReadEncoding, is_kept, tells_range
 from qdqtune.qdq._insert import Inserter
@@ -27,11 +29,11 @@ from qdqtune.qdq._op_units import merge
 from qdqtune.qdq._selection import Selection, select_nodes, select_ops, select_tensors, translate
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records._errors import UsageError
-from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of
+from qdqtune.records._inputs import InputRequest
 from qdqtune.records._placement import Placement
-from qdqtune.records._precision import Precision, precision_named
+from qdqtune.records._precision import Precision
 from qdqtune.records._quantization import InsertReport
-from qdqtune.records._ranges import RangeMethod, Ranges, method_named
+from qdqtune.records._ranges import RangeMethod, Ranges
 from qdqtune.records._untrusted_files import parse_json, read_text
 from qdqtune.workflows._accuracy_evaluator import (
     AccuracyEvaluator,
@@ -39,7 +41,7 @@ from qdqtune.workflows._accuracy_evaluator import (
     engine_of_dialect,
     open_kernels,
 )
-from qdqtune.workflows._arguments import AnyModel, as_file, check_arguments, in_form_of, output_file
+from qdqtune.workflows._arguments import AnyModel, as_file, in_form_of, output_file
 from qdqtune.workflows._sample_provider import (
     Progress,
     check_method,
@@ -116,46 +118,16 @@ def _read_placement(path: str | os.PathLike[str], index: GraphIndex) -> Placemen
 _NOTHING_SAID = InputRequest()
 
 
+@configured_to_file(InsertConfig)
 def insert(
-    model: AnyModel,
-    output: str | os.PathLike[str] | None = None,
-    *,
-    ops: Sequence[str] = (),
-    nodes: Sequence[str] = (),
-    tensors: Sequence[str] = (),
-    placement: str | os.PathLike[str] | None = None,
-    engine: str = registry.AUTO,
-    dialect: str | None = None,
-    quant_type: str = "int8",
-    high_precision_dtype: Precision | str | None = None,
-    inputs: ShapesOrRequest | None = None,
-    calibration_data: Any = None,
-    calibration_samples: int | None = None,
-    calibration_method: RangeMethod | str | None = None,
-    save_placement: str | os.PathLike[str] | None = None,
-    force: bool = False,
-    progress: Progress | None = None,
+    model: AnyModel, output: str | os.PathLike[str] | None, config: InsertConfig
 ) -> InsertReport:
     """Quantize chosen ops, nodes or tensors of a model, with calibration; see `insert_qdq`.
 
     Args:
         model: A path, a proto or an `onnx_ir.Model`, float or with Q/DQ.
         output: Where to write; required if `model` is a path.
-        ops: Op types to quantize; these four arguments add up.
-        nodes: Names of nodes.
-        tensors: Names of tensors.
-        placement: A placement file, used unchanged.
-        engine: The engine whose dialect to write; it need not be installed.
-        dialect: A dialect by name, instead of the engine's own on this machine.
-        quant_type: One of the dialect's quant types.
-        high_precision_dtype: The float type of what isn't quantized; None is the model's own.
-        inputs: Shapes by input, or a request with ranges and seed of random inputs, too.
-        calibration_data: As `qdqtune.calibration.open_samples` takes it; None is random.
-        calibration_samples: The maximum number of samples to use.
-        calibration_method: ``max``, ``entropy``, ``percentile`` or ``mse``; None takes the best.
-        save_placement: Where to write the placement, too.
-        force: Whether files may be replaced.
-        progress: Called with the samples calibrated and their number, if known.
+        config: The settings; any of its fields can be given as a keyword instead.
 
     Returns:
         The report; its `model` has the same form as the input model.
@@ -163,27 +135,22 @@ def insert(
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    check_arguments(
-        output=output, ops=ops, nodes=nodes, tensors=tensors, placement=placement, engine=engine,
-        dialect=dialect, quant_type=quant_type, calibration_samples=calibration_samples,
-        save_placement=save_placement, force=force, progress=progress,
-    )  # fmt: skip
     with as_file(model) as path, output_file(model, output) as target:
         report = insert_qdq(
             path,
-            Choice(ops, nodes, tensors, placement),
+            Choice(config.ops, config.nodes, config.tensors, config.placement),
             target,
-            engine=engine,
-            dialect=dialect,
-            quant_type=quant_type,
-            precision=precision_named(high_precision_dtype),
-            inputs=request_of(inputs) or InputRequest(),
-            data=calibration_data,
-            samples=calibration_samples,
-            method=method_named(calibration_method),
-            save_placement=save_placement,
-            force=force,
-            progress=progress,
+            engine=config.engine,
+            dialect=config.dialect,
+            quant_type=config.quant_type,
+            precision=config.float_type,
+            inputs=config.input_request,
+            data=config.calibration_data,
+            samples=config.calibration_samples,
+            method=config.range_method,
+            save_placement=config.save_placement,
+            force=config.force,
+            progress=config.progress,
         )
         written = report.output if output is not None else None
         return replace(report, output=written, model=in_form_of(model, target))

@@ -6,17 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from qdqtune.config import InspectConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.graph._files import load_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import resolve_shapes
 from qdqtune.graph._shapes import at_shapes, infer_shapes
+from qdqtune.options import configured
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq._selection import unknown
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records._errors import UsageError
-from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of
 from qdqtune.records._inspection import (
     Inspection,
     PatternRecord,
@@ -35,7 +36,7 @@ from qdqtune.search.patterns._region_pattern import RegionPattern
 from qdqtune.search.regions._canonical import CanonicalRegion, canonical_region
 from qdqtune.search.regions._region import Region, walk
 from qdqtune.search.regions._region_search import CombinedRegionSearch
-from qdqtune.workflows._arguments import AnyModel, as_file, check_arguments, name_of
+from qdqtune.workflows._arguments import AnyModel, as_file, name_of
 from qdqtune.workflows._source_model import open_source
 
 
@@ -109,49 +110,30 @@ def _reader(edge: Edge, planner: QuantizationPlanner) -> TensorPlace:
     )
 
 
-def inspect(
-    model: AnyModel,
-    *,
-    engine: str = registry.AUTO,
-    dialect: str | None = None,
-    quant_type: str = "int8",
-    inputs: ShapesOrRequest | None = None,
-    max_sequence_size: int = 10,
-    by_shape: bool = False,
-    why: str | None = None,
-) -> Inspection:
+@configured(InspectConfig)
+def inspect(model: AnyModel, config: InspectConfig) -> Inspection:
     """Report a model's regions and patterns, what can be quantized in it, and why the rest can't.
 
     Args:
         model: A path, a proto or an `onnx_ir.Model`; Q/DQ are removed first.
-        engine: The engine whose dialect determines the kernels; it need not be installed.
-        dialect: A dialect by name, instead of the engine's own on this machine.
-        quant_type: One of the dialect's quant types.
-        inputs: Shapes to use, by input or as a request.
-        max_sequence_size: Maximum number of nodes in a sequence inside a composite.
-        by_shape: Whether types and shapes are part of a pattern.
-        why: A tensor to explain in detail.
+        config: The settings; any of its fields can be given as a keyword instead.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    check_arguments(
-        engine=engine, dialect=dialect, quant_type=quant_type, by_shape=by_shape, why=why,
-        max_sequence_size=max_sequence_size,
-    )  # fmt: skip
-    request = request_of(inputs) or InputRequest()
+    engine, dialect, quant_type = config.engine, config.dialect, config.quant_type
     if engine == registry.AUTO and not dialect:
         engine = registry.resolve(engine)
     dialect_choice = dialect_named(dialect) if dialect else native_dialect(engine)
     opset = dialect_choice.format_of(quant_type).least_opset
     with as_file(model) as path:
         source = open_source(path, opset, float_types=dialect_choice.float_types)
-        with at_shapes(source.model, resolve_shapes(source.model, request)):
+        with at_shapes(source.model, resolve_shapes(source.model, config.input_request)):
             index = GraphIndex(source.model)
             planner = QuantizationPlanner(index, dialect_choice, quant_type)
-            answer = answer_of(why, planner, path) if why is not None else None
-            regions = CombinedRegionSearch(index, max_sequence_size).search_regions()
-            tree = _Tree(regions, index, by_shape=by_shape)
+            answer = answer_of(config.why, planner, path) if config.why is not None else None
+            regions = CombinedRegionSearch(index, config.max_sequence_size).search_regions()
+            tree = _Tree(regions, index, by_shape=config.by_shape)
             known = {*planner.units, *planner.left_float}
             return Inspection(
                 model=name_of(model),
@@ -159,7 +141,7 @@ def inspect(
                 quant_type=quant_type,
                 nodes=len(index.nodes),
                 pairs=source.reading.pairs if source.reading is not None else 0,
-                by_shape=by_shape,
+                by_shape=config.by_shape,
                 regions=tree.regions,
                 patterns=tree.patterns,
                 quantizable=_by_op_type(planner),

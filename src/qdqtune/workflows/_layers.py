@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qdqtune.calibration._random_inputs import Feeds, random_inputs
+from qdqtune.config import GroupsConfig, LayersConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._native_dialect import native_dialect
@@ -26,15 +27,16 @@ from qdqtune.graph._input_shapes import resolve_shapes
 from qdqtune.graph._measured_shapes import measured_shapes
 from qdqtune.graph._precision import convert_precision
 from qdqtune.graph._shapes import at_shapes, infer_shapes
+from qdqtune.options import configured, shared
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._errors import EngineError
-from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of
+from qdqtune.records._inputs import InputRequest, request_of
 from qdqtune.records._layers import GroupRecord, GroupsRecord, LayersRecord, MappedLayer
 from qdqtune.records._precision import FLOAT_TYPES, Precision
 from qdqtune.search.subgraphs._distinct_subgraphs import content_of
 from qdqtune.search.subgraphs._fusion_groups import fusion_groups
-from qdqtune.workflows._arguments import AnyModel, as_file, check_arguments, name_of
+from qdqtune.workflows._arguments import AnyModel, as_file, name_of
 from qdqtune.workflows._bench import engine_info
 from qdqtune.workflows._benchmarks import TrtExecBenchmark
 from qdqtune.workflows._convert import told_options, wanted_type
@@ -48,59 +50,41 @@ from qdqtune.workflows.tuning._layer_groups import (
     write_layer_file,
 )
 
-DEFAULT_RUNS = 20
-
 _SEE_BENCH = "`qdqtune bench` says whether it runs the model at all."
 
 
-def layers_of(
-    model: AnyModel,
-    *,
-    engine: str = registry.AUTO,
-    engine_options: Mapping[str, str] | None = None,
-    threads: int | None = None,
-    runs: int = DEFAULT_RUNS,
-    inputs: ShapesOrRequest | None = None,
-    min_shapes: ShapesOrRequest | None = None,
-    max_shapes: ShapesOrRequest | None = None,
-) -> LayersRecord:
+@configured(LayersConfig)
+def layers_of(model: AnyModel, config: LayersConfig) -> LayersRecord:
     """Run a model on random inputs, and report which of its nodes each layer executes.
 
     An engine that can't run models here may still build them; times are then missing.
 
     Args:
         model: A path, a proto or an `onnx_ir.Model`, float or with Q/DQ; it is run unchanged.
-        engine: What runs it; ``auto`` is the first engine that can measure here.
-        engine_options: The engine's own options.
-        threads: Threads per run; None is the engine's default.
-        runs: Number of runs for the times.
-        inputs: Shapes by input, or a request with ranges and seed of the inputs, too.
-        min_shapes: The smallest inputs to build for, as a request or as sizes by input; only for
-            engines that support this.
-        max_shapes: The largest ones.
+        config: The settings; any of its fields can be given as a keyword instead.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    check_arguments(engine=engine, engine_options=engine_options, threads=threads, runs=runs)
-    request = request_of(inputs) or InputRequest()
-    least, most = request_of(min_shapes, "min_shapes"), request_of(max_shapes, "max_shapes")
-    name = registry.resolve(engine, engine_options, only_layers=True)
+    engine_options, request = config.engine_options or {}, config.input_request
+    least = request_of(config.min_shapes, "min_shapes")
+    most = request_of(config.max_shapes, "max_shapes")
+    name = registry.resolve(config.engine, engine_options, only_layers=True)
     is_timed = registry.available(name, engine_options).usable
-    check_takes_ranges(name, min_shapes, max_shapes)
+    check_takes_ranges(name, least, most)
     with as_file(model) as path:
         source = load_model(path)
         infer_shapes(source)
         index = GraphIndex(source)
         shapes = measured_shapes(source, timed_request(source, request, least, most))
-        options = options_with_ranges(engine_options or {}, name, source, shapes, least, most)
+        options = options_with_ranges(engine_options, name, source, shapes, least, most)
         feeds = next(random_inputs(index, 1, replace(request, shapes=shapes, dims={})))
-        with Worker(name, SessionOptions(threads, options)) as worker:
+        with Worker(name, SessionOptions(config.threads, options)) as worker:
             info = engine_info(worker, name)
             try:
                 opened = worker.open(path)
                 worker.feed(opened, feeds)
-                layers = worker.layers(opened, runs)
+                layers = worker.layers(opened, config.runs)
             except WorkerFailure as failure:
                 raise EngineError(
                     f"{name} does not tell the layers of {path}: {str(failure).strip()}",
@@ -109,71 +93,43 @@ def layers_of(
         mapped = tuple(nodes_of_layers(index, layers))
     executed = {node for layer in mapped if layer.executes for node in layer.nodes}
     unexecuted = tuple(node.name or "" for node in index.nodes if node.name not in executed)
-    return LayersRecord(name_of(model), info, runs, len(index.nodes), mapped, unexecuted, is_timed)
+    return LayersRecord(
+        name_of(model), info, config.runs, len(index.nodes), mapped, unexecuted, is_timed
+    )
 
 
 _SHORT_KEY = 10
 
 
-def groups_of(
-    model: AnyModel,
-    *,
-    engine: str = registry.AUTO,
-    engine_options: Mapping[str, str] | None = None,
-    threads: int | None = None,
-    runs: int = DEFAULT_RUNS,
-    inputs: ShapesOrRequest | None = None,
-    quant_type: str = "int8",
-    graph_json: str | Path | None = None,
-    min_shapes: ShapesOrRequest | None = None,
-    max_shapes: ShapesOrRequest | None = None,
-) -> GroupsRecord:
+@configured(GroupsConfig)
+def groups_of(model: AnyModel, config: GroupsConfig) -> GroupsRecord:
     """Divide a model into the subgraphs that an engine runs as one.
 
     Args:
         model: A path, a proto or an `onnx_ir.Model`; Q/DQ are removed first. It is cleaned up as
             for tuning; with `graph_json` it is taken unchanged.
-        engine: The engine that runs it, and whose kernels decide what can be quantized; with
-            `graph_json` only the latter, and ``auto`` is the engine that writes such files.
-        engine_options: The engine's own options.
-        threads: Threads per run; None is the engine's default.
-        runs: Number of runs for the times.
-        inputs: Shapes by input, or a request with ranges and seed of the inputs, too.
-        quant_type: One of the dialect's quant types.
-        graph_json: A file with the layers of a build of this model; nothing is run then.
-        min_shapes: The smallest inputs to build for, as a request or as sizes by input; only for
-            engines that support this.
-        max_shapes: The largest ones.
+        config: The settings; any of its fields can be given as a keyword instead. With
+            `graph_json`, the engine only decides what can be quantized, and ``auto`` is the one
+            that writes such files.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    check_arguments(
-        engine=engine, engine_options=engine_options, threads=threads, runs=runs,
-        quant_type=quant_type, graph_json=graph_json,
-    )  # fmt: skip
-    request = request_of(inputs) or InputRequest()
-    least, most = request_of(min_shapes, "min_shapes"), request_of(max_shapes, "max_shapes")
-    if graph_json is not None:
+    request, quant_type = config.input_request, config.quant_type
+    if config.graph_json is not None:
+        layer_file = os.fspath(config.graph_json)
         with as_file(model) as path:
-            found = _groups_of_file(str(path), engine, request, quant_type, os.fspath(graph_json))
+            found = _groups_of_file(str(path), config.engine, request, quant_type, layer_file)
         return replace(found, model=name_of(model))
-    name = registry.resolve(engine, engine_options, only_layers=True)
-    dialect = native_dialect(name, options=engine_options)
+    least = request_of(config.min_shapes, "min_shapes")
+    most = request_of(config.max_shapes, "max_shapes")
+    name = registry.resolve(config.engine, config.engine_options, only_layers=True)
+    dialect = native_dialect(name, options=config.engine_options)
     with as_file(model) as path, TemporaryFolder() as folder:
         source = open_source(path, dialect.format_of(quant_type).least_opset)
         written = str(save_model(source.model, folder / "model.onnx"))
         try:
-            ran = layers_of(
-                written,
-                engine=name,
-                engine_options=engine_options,
-                threads=threads,
-                runs=runs,
-                inputs=request,
-                min_shapes=least,
-                max_shapes=most,
-            )
+            ran = layers_of(written, shared(LayersConfig, config, engine=name))
         except EngineError as error:
             raise EngineError(error.what.replace(written, name_of(model)), error.hint) from None
         timed = timed_request(source.model, request, least, most)

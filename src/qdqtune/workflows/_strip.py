@@ -10,6 +10,7 @@ from pathlib import Path
 
 from qdqtune.calibration._output_error import output_sqnr
 from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.config import StripConfig
 from qdqtune.engines._reference_engine import AS_WRITTEN, has_reference, reference_worker
 from qdqtune.engines._worker import WorkerFailure
 from qdqtune.graph._atomic_files import TemporaryFolder
@@ -19,12 +20,13 @@ from qdqtune.graph._folding import fold
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import resolve_shapes
 from qdqtune.graph._opset import raise_opset
+from qdqtune.options import configured_to_file
 from qdqtune.qdq import _read_back as read_back
 from qdqtune.qdq._preprocess import refuse_integer_ops
 from qdqtune.records._errors import ModelError
-from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of
+from qdqtune.records._inputs import InputRequest
 from qdqtune.records._quantization import StripReport
-from qdqtune.workflows._arguments import AnyModel, as_file, check_arguments, in_form_of, output_file
+from qdqtune.workflows._arguments import AnyModel, as_file, in_form_of, output_file
 
 _logger = logging.getLogger(__name__)
 
@@ -34,24 +36,16 @@ _LEAST_OPSET = 11
 _NOTHING_SAID = InputRequest()
 
 
+@configured_to_file(StripConfig)
 def strip(
-    model: AnyModel,
-    output: str | os.PathLike[str] | None = None,
-    *,
-    weights_from: AnyModel | None = None,
-    save_placement: str | os.PathLike[str] | None = None,
-    inputs: ShapesOrRequest | None = None,
-    force: bool = False,
+    model: AnyModel, output: str | os.PathLike[str] | None, config: StripConfig
 ) -> StripReport:
     """Take Q/DQ out of a model; see `strip_qdq`.
 
     Args:
         model: A path, a proto or an `onnx_ir.Model` with Q/DQ.
         output: Where to write; a must if a path is given.
-        weights_from: A float model whose weights replace the dequantized ones.
-        save_placement: Where to write what was quantized.
-        inputs: Shapes by input, or a request with ranges and seed of random inputs, too.
-        force: Whether files may be replaced.
+        config: The settings; any of its fields can be given as a keyword instead.
 
     Returns:
         What was done; its `model` is in the form in which the model was given.
@@ -59,20 +53,19 @@ def strip(
     Raises:
         QdqtuneError: Whatever the user can act on; also if the model has no Q/DQ.
     """
-    check_arguments(output=output, save_placement=save_placement, force=force)
     with contextlib.ExitStack() as stack:
         path = stack.enter_context(as_file(model))
         target = stack.enter_context(output_file(model, output))
         weights = None
-        if weights_from is not None:
-            weights = stack.enter_context(as_file(weights_from, "weights_from"))
+        if config.weights_from is not None:
+            weights = stack.enter_context(as_file(config.weights_from, "weights_from"))
         report = strip_qdq(
             path,
             target,
             weights_from=weights,
-            save_placement=save_placement,
-            inputs=request_of(inputs) or InputRequest(),
-            force=force,
+            save_placement=config.save_placement,
+            inputs=config.input_request,
+            force=config.force,
         )
         written = report.output if output is not None else None
         return replace(report, output=written, model=in_form_of(model, target))

@@ -10,17 +10,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from qdqtune.config import VerifyConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._options import recorded_engine
 from qdqtune.engines._reopened_comparison import FEWEST_OPENINGS, combine
 from qdqtune.graph._parsing import parse_model
+from qdqtune.options import configured
 from qdqtune.records._claim import Claim
 from qdqtune.records._errors import EngineError, QdqtuneError, UsageError
-from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of
+from qdqtune.records._inputs import InputRequest
 from qdqtune.records._measurement import BenchRecord
 from qdqtune.records._verification import Check, Outcome, VerifyReport
-from qdqtune.workflows._arguments import AnyModel, as_file, check_arguments, name_of
+from qdqtune.workflows._arguments import AnyModel, as_file, name_of
 from qdqtune.workflows._bench import bench
 from qdqtune.workflows._claims import (
     OTHER_DB,
@@ -174,19 +176,8 @@ _logger = logging.getLogger(__name__)
 _Measure = Callable[[Conditions, int], BenchRecord]
 
 
-def verify(
-    model: AnyModel,
-    *,
-    against: AnyModel | None = None,
-    engine: str | None = None,
-    engine_options: Mapping[str, str] | None = None,
-    threads: int | None = None,
-    runs: int | None = None,
-    inputs: ShapesOrRequest | None = None,
-    calibration_data: Any = None,
-    calibration_samples: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> VerifyReport:
+@configured(VerifyConfig)
+def verify(model: AnyModel, config: VerifyConfig) -> VerifyReport:
     """Check a model against what the run beside it claims: file, placement, error and speed.
 
     A run's folder may come from a stranger. Of what it records, only the names of qdqtune's own
@@ -196,27 +187,14 @@ def verify(
     Args:
         model: The model in question: a path, or a proto or an `onnx_ir.Model`, which no run
             claims anything about.
-        against: The float model; None is the `baseline.onnx` beside it.
-        engine: What runs both; None is what the summary beside the model names, else the one
-            usable here.
-        engine_options: The engine's own options; beside them, plain ones of the summary hold.
-        threads: Threads per run; None is the engine's default.
-        runs: Timed runs per model; None takes as many as fit into some seconds.
-        inputs: Shapes, ranges and seed of the random inputs that models are timed on; if no sizes
-            are given, those of the run.
-        calibration_data: What the run measured its error on, as `tune` took it; None is random.
-        calibration_samples: Use at most this many samples of it, as `tune` did.
-        progress: Called with the rounds done and planned.
+        config: The settings; any of its fields can be given as a keyword instead. If no sizes of
+            inputs are given, those of the run are used.
 
     Raises:
         QdqtuneError: For any error that the user can act on. A model that does not
             match its claim is not an error but a report.
     """
-    check_arguments(
-        engine=engine or registry.AUTO, engine_options=engine_options, threads=threads, runs=runs,
-        calibration_samples=calibration_samples, progress=progress,
-    )  # fmt: skip
-    request = request_of(inputs) or InputRequest()
+    against = config.against
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(as_file(model))
         baseline = file.with_name(BASELINE)
@@ -228,8 +206,9 @@ def verify(
                 "Name the float model: --against FLOAT.",
             )
         said = UserConditions(
-            None if against is None else name_of(against, "against"), engine, engine_options or {},
-            threads, request, calibration_data, calibration_samples,
+            None if against is None else name_of(against, "against"), config.engine,
+            config.engine_options or {}, config.threads, config.input_request,
+            config.calibration_data, config.calibration_samples,
         )  # fmt: skip
 
         def measure(conditions: Conditions, opening: int) -> BenchRecord:
@@ -238,9 +217,9 @@ def verify(
                 engine=conditions.engine,
                 engine_options=conditions.options.engine_options,
                 threads=conditions.options.threads,
-                runs=runs,
+                runs=config.runs,
                 inputs=conditions.inputs,
-                progress=progress,
+                progress=config.progress,
                 opening=opening,
             )
             shown = (name_of(against or baseline, "against"), name_of(model))
