@@ -155,6 +155,9 @@ def test_every_kind_that_is_written_is_known() -> None:
                         if isinstance(key, ast.Constant)}  # fmt: skip
                 if "schema" in said and isinstance(said.get("kind"), ast.Constant):
                     found[said["kind"].value] = file.name
+            elif isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "KIND":
+                found[ast.literal_eval(node.value or node.target)] = file.name
+    del found[""]  # parts of other records
     unknown = {kind: found[kind] for kind in set(found) - set(SCHEMAS) - NOT_READ_AGAIN}
     assert unknown == {}
     assert set(found) >= NOT_READ_AGAIN
