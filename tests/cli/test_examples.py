@@ -24,8 +24,6 @@ PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
     "python -m qdqtune.autotune": autotune,
     "python -m qdqtune.zoo": zoo,
 }
-#: What measures, or needs a run.
-SLOW = ("tune", "autotune", "quantize", "bench", "compare", "verify", "doctor", "export")
 
 
 def examples_of(parser: object) -> tuple[str, ...]:
@@ -33,11 +31,7 @@ def examples_of(parser: object) -> tuple[str, ...]:
     return parser.examples
 
 
-EXAMPLES = [
-    pytest.param(line, marks=[pytest.mark.docs] if prog.endswith(SLOW) else [])
-    for prog, parser in PARSERS.items()
-    for line in examples_of(parser)
-]
+EXAMPLES = [line for parser in PARSERS.values() for line in examples_of(parser)]
 
 
 @pytest.mark.parametrize("prog", PARSERS)
@@ -79,6 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("line", EXAMPLES)
+@pytest.mark.docs
 def test_examples_work(line: str) -> None:
     if "autotuner_output" in line:
         assert main(["tune", "model.onnx", "--engine", "simulated", "--preset", "quick"]) == 0

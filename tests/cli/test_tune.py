@@ -34,6 +34,7 @@ from qdqtune.report._progress import event_line, tune_progress
 from qdqtune.report._tuning import tune_text
 
 Capture = pytest.CaptureFixture[str]
+SLOW = pytest.mark.slow
 
 QUICK = ["--preset", "quick", "--max_benchmarks", "6"]
 SIMULATED = ["--engine", "simulated", *QUICK]
@@ -178,8 +179,10 @@ def test_an_accuracy_that_nothing_reaches(
     "signals",
     [
         [signal.SIGINT],  # the whole foreground group gets it, as on a terminal
-        [signal.SIGHUP, signal.SIGHUP],  # a shell repeats what the kernel sent
-        [signal.SIGTERM, signal.SIGHUP],  # some supervisors send both
+        pytest.param(
+            [signal.SIGHUP, signal.SIGHUP], marks=SLOW
+        ),  # a shell repeats what the kernel sent
+        pytest.param([signal.SIGTERM, signal.SIGHUP], marks=SLOW),  # some supervisors send both
     ],
     ids=lambda signals: "+".join(each.name for each in signals),
 )
@@ -209,6 +212,7 @@ def test_signals_leave_the_best_so_far(
     onnx.checker.check_model(str(tmp_path / "optimized_final.onnx"), full_check=True)
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_closed_leaves_the_best_so_far(model: Path, tmp_path: Path) -> None:
     """Nothing can be written to it any more, and the run must not end of that."""
     command = [sys.executable, "-m", "qdqtune", "tune", str(model), "-o", str(tmp_path / "run")]

@@ -43,6 +43,7 @@ def stand_in(folder: Path, version: str, dialect: str, **promised: object) -> En
     )
 
 
+@pytest.mark.slow
 class TestStandInOf86(EngineConformance):
     @pytest.fixture
     def engine(self, stand_in_folder: Path) -> EngineUnderTest:
@@ -55,6 +56,7 @@ class TestStandInOf1016(EngineConformance):
         return stand_in(stand_in_folder, "10.16.1", "tensorrt")
 
 
+@pytest.mark.slow
 class TestStandInOf11(EngineConformance):
     @pytest.fixture
     def engine(self, stand_in_folder: Path) -> EngineUnderTest:

@@ -111,6 +111,7 @@ def test_a_type_without_kernels_is_refused() -> None:
         worker.info()
 
 
+@pytest.mark.slow
 class TestOpenVinoFloats(TellsLayers, ComputesQuantized, RunsModels, TellsWhatItIs, HasBench):
     """What the kit asks of arithmetic, layers and records, with every type and with older kernels.
 

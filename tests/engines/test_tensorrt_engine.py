@@ -27,6 +27,8 @@ OPEN = "g (float[n,8] x) => (float[n,4] y) { h = MatMul(x, w) y = Relu(h) }"
 FIXED = OPEN.replace("n,", "4,")
 RESHAPED = "g (float[2,6] x, int64[2] s) => (float[a,b] y) { h = Neg(x) y = Reshape(h, s) }"
 WEIGHTS = itertools.count(1)
+# The version that `make test` has; the others differ in what TestOptions tries of them.
+FAST = "10.16.1"
 # Runs that take far longer than what starts them, also on a busy machine.
 SLOWNESS = 20.0
 
@@ -48,6 +50,7 @@ def stand_in(cache_home: Path, version: str, dialect: str, **promised: object) -
     )
 
 
+@pytest.mark.slow
 class TestStandInOf86(EngineConformance):
     @pytest.fixture
     def engine(self, cache_home: Path) -> EngineUnderTest:
@@ -60,6 +63,7 @@ class TestStandInOf1016(EngineConformance):
         return stand_in(cache_home, "10.16.1", "tensorrt")
 
 
+@pytest.mark.slow
 class TestStandInOf11(EngineConformance):
     @pytest.fixture
     def engine(self, cache_home: Path) -> EngineUnderTest:
@@ -77,7 +81,13 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInWorkers
     workers.close()
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        version if version == FAST else pytest.param(version, marks=pytest.mark.slow)
+        for version in VERSIONS
+    ],
+)
 def version(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -19,6 +19,7 @@ from benchmarks.rtx_builds import (
 )
 from benchmarks.tensorrt_rtx_accepts import QUANT_TYPES, decide
 from onnx import numpy_helper, parser
+from tests.tiers import tiered
 
 from qdqtune import zoo
 from qdqtune.engines._interface import SessionOptions
@@ -220,12 +221,16 @@ class TestDialect:
 @needs_tensorrt_rtx
 @pytest.mark.parametrize(
     ("name", "quant_type"),
-    [
-        (name, quant_type)
-        for name in zoo.ARCHITECTURES
-        for quant_type in QUANT_TYPES
-        if quant_type == "int8" or name in IN_FLOAT8
-    ],
+    tiered(
+        [
+            (name, quant_type)
+            for name in zoo.ARCHITECTURES
+            for quant_type in QUANT_TYPES
+            if quant_type == "int8" or name in IN_FLOAT8
+        ],
+        fast=4,
+        slow=100,
+    ),
 )
 def test_accepts_every_architecture(name: str, quant_type: str, calibration_worker: Worker) -> None:
     verdict = decide(name, quant_type, SMALL[name], calibration_worker)

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from tests.engines.conftest import PATH
 
+from qdqtune.engines import _process as process
 from qdqtune.engines._worker import FailureKind, Worker, WorkerFailure
 from qdqtune.records._errors import OutputError
 from qdqtune.resources._limits import resource_limits
@@ -153,7 +154,8 @@ def test_absurd_times_fail(faulty, model_that, latency):
         ('{"number": 3, "result": NaN}', 1),
     ],
 )
-def test_answers_that_are_none_fail(faulty, model_that, raw, times):
+def test_answers_that_are_none_fail(faulty, model_that, monkeypatch, raw, times):
+    monkeypatch.setattr(process, "_GRACE_S", 0.2)  # it does not end by itself
     assert fails(faulty, model_that(raw=raw, times=times))
 
 

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer; `python -m benchmarks.fuzz` is the long one."""
+"""Short runs of the fuzzer; `python -m benchmarks.fuzz` is the long one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.fuzz.mutants import make_mutant
 from tests.fuzz.seeds import SEEDS, write_seed
 
 ROOT = Path(__file__).parents[2]
+SLOW = pytest.mark.slow
 
 
 def try_mutants(*options: str) -> list[dict[str, object]]:
@@ -45,10 +46,11 @@ def test_mutants_are_repeatable(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "count"),
     [
-        (["--first", "0", "--count", "60", "--only", "read"], 60),
-        (["--first", "40", "--count", "5"], 5),
+        (["--first", "0", "--count", "20", "--only", "read"], 20),
+        pytest.param(["--first", "20", "--count", "300", "--only", "read"], 300, marks=SLOW),
+        pytest.param(["--first", "40", "--count", "20"], 20, marks=SLOW),
     ],
-    ids=["read", "every-command"],
+    ids=["few", "read", "every-command"],
 )
 def test_mutants_work_or_are_refused(options: list[str], count: int) -> None:
     records = try_mutants(*options)

@@ -57,7 +57,9 @@ def tuned(model: Path, output: Path, **options: Any) -> TuneResult:
 
 
 @pytest.fixture
-def worker_dies(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], list[str]]:
+def worker_dies(
+    worker_processes: None, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int, str], list[str]]:
     """Kills the process that compares outputs, so many times, when it is to run a candidate."""
 
     def arrange(times: int, name: str = "compared") -> list[str]:
@@ -86,6 +88,7 @@ def assert_float_is_kept(result: TuneResult, model: Path, *reasons: str) -> None
     assert result.placement == Placement()
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_once_is_asked_again(
     model: Path, tmp_path: Path, worker_dies: Callable[..., list[str]]
 ) -> None:
@@ -110,7 +113,7 @@ def test_nothing_ships_when_the_worker_keeps_dying(
 
 
 def test_what_a_dead_worker_left_unknown_is_measured_by_the_next_run(
-    model: Path, tmp_path: Path, worker_dies: Callable[..., list[str]]
+    model: Path, tmp_path: Path
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AccuracyEvaluator, "quality", _raises_engine_error)
@@ -124,6 +127,7 @@ def _raises_engine_error(*_: Any) -> Any:
     raise EngineError("it died", "")
 
 
+@pytest.mark.slow
 def test_without_a_limit_the_report_says_that_the_accuracy_is_unknown(
     model: Path, tmp_path: Path, worker_dies: Callable[..., list[str]]
 ) -> None:
@@ -134,6 +138,7 @@ def test_without_a_limit_the_report_says_that_the_accuracy_is_unknown(
     assert "Output SQNR unknown" in tune_text(result)
 
 
+@pytest.mark.slow
 def test_the_native_engine_is_no_exception(
     model: Path, tmp_path: Path, worker_dies: Callable[..., list[str]]
 ) -> None:

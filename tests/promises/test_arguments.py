@@ -65,6 +65,7 @@ def test_results_of_any_name_are_written_there_and_nowhere_else(folder: Path) ->
     assert made == {*names, *(f"{name}.json" for name in names)}
 
 
+@pytest.mark.slow
 def test_a_tune_as_a_process_takes_a_name_for_a_name(folder: Path) -> None:
     name = "--loadEngine=$(touch pwned) `touch pwned`\n;touch pwned.onnx"
     save(name)

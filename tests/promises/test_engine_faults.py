@@ -38,7 +38,7 @@ def failures(folder: Path) -> list[str]:
     ("fault", "words"),
     [
         ("segfault", "SIGSEGV"),
-        ("hang", "no answer to 'time' within 0.5 s"),
+        pytest.param("hang", "no answer to 'time' within 0.5 s", marks=pytest.mark.slow),
     ],
 )
 def test_a_candidate_that_breaks_the_engine_is_a_failed_trial_and_the_rest_is_tuned(
@@ -57,7 +57,7 @@ def test_a_candidate_that_breaks_the_engine_is_a_failed_trial_and_the_rest_is_tu
     ("fault", "latencies"),
     [
         ("impossible", ["nan", "-1.0", "0.0", "inf"]),
-        ("absurd", ["100000000000000.0", "5e-324"]),
+        pytest.param("absurd", ["100000000000000.0", "5e-324"], marks=pytest.mark.slow),
     ],
 )
 def test_a_latency_that_can_not_be_is_a_failed_trial_and_the_rest_is_tuned(
@@ -73,6 +73,7 @@ def test_a_latency_that_can_not_be_is_a_failed_trial_and_the_rest_is_tuned(
 
 
 @pytest.mark.parametrize("workflow", ["region", "subgraph"])
+@pytest.mark.slow
 def test_layer_times_that_are_none_are_no_times(faulty_tune: Tune, workflow: str) -> None:
     result = faulty_tune(two_convs(), fault="layers", poisoned="every", workflow=workflow)
     assert_right_but_for(result, "none", left={"n0", "n2"})
@@ -88,6 +89,7 @@ def assert_right_but_for(result: TuneResult, poisoned: str, left: set[str]) -> N
     assert result.summary.speedup > 1.02
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_over_everything_but_float_gives_float_back(
     faulty_tune: Tune, tmp_path: Path
 ) -> None:
@@ -111,6 +113,7 @@ def test_an_engine_that_dies_over_the_last_file_gives_float_back(
     assert not (result.output_dir / ".staged").exists()
 
 
+@pytest.mark.slow
 def test_what_an_engine_prints_and_jumps_of_the_wall_clock_change_nothing(
     faulty_tune: Tune, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ def run_on_small_disk(
 
 @pytest.mark.parametrize(
     "name",
-    ["convert", "tune", *(pytest.param(each, marks=SLOW) for each in ("quantize", "shapes"))],
+    ["convert", *(pytest.param(each, marks=SLOW) for each in ("tune", "quantize", "shapes"))],
 )
 def test_a_full_output_folder_is_named(name: str, tmp_path: Path) -> None:
     out = tmp_path / "out"

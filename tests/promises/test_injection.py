@@ -111,6 +111,7 @@ def test_what_commands_print_is_harmless(model: str, capsys: Capture) -> None:
         assert forged_lines(captured.out) == []
 
 
+@pytest.mark.slow
 def test_json_is_valid_and_plain(model: str, capsys: Capture) -> None:
     for line in command_lines(model):
         assert main([*line, "--format", "json", "-q"]) == 0, line[0]

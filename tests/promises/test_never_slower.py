@@ -16,7 +16,10 @@ from qdqtune.testing.simulated._machine import Noise
 from qdqtune.workflows.tuning._final_check import why_not_shipped
 from tests.promises.models import two_convs
 
-SEEDS = 1000
+ALL_SEEDS = 1000
+SEEDS = pytest.mark.parametrize(
+    "seeds", [100, pytest.param(ALL_SEEDS, marks=pytest.mark.slow)], ids="{}_seeds".format
+)
 ALPHA = 0.02
 
 USUAL = Noise()
@@ -26,7 +29,7 @@ LYING = Noise(noise=0.001, drift=0.0, spikes=0.0, offset=0.002)
 OPENINGS_DIFFER = Noise(offset=0.02)
 
 
-def shipped_share(noise: Noise, speedup: float, threshold: float, seeds: int = SEEDS) -> float:
+def shipped_share(noise: Noise, speedup: float, threshold: float, seeds: int) -> float:
     shipped = sum(
         not why_not_shipped(simulated_final(noise, speedup, seed, MOST_OPENINGS), threshold)
         for seed in range(seeds)
@@ -34,32 +37,34 @@ def shipped_share(noise: Noise, speedup: float, threshold: float, seeds: int = S
     return shipped / seeds
 
 
+@SEEDS
 @pytest.mark.parametrize("slowdown", [1.0, 1.01], ids=["as_fast", "slower"])
 @pytest.mark.parametrize("noise", [USUAL, LOUD, LYING], ids=["usual", "loud", "lying"])
 def test_what_is_not_faster_is_shipped_no_more_often_than_alpha(
-    noise: Noise, slowdown: float
+    noise: Noise, slowdown: float, seeds: int
 ) -> None:
     # With a threshold of 1, nothing but the statistics stands between noise and the user.
-    assert shipped_share(noise, 1.0 / slowdown, threshold=1.0) <= ALPHA
+    assert shipped_share(noise, 1.0 / slowdown, threshold=1.0, seeds=seeds) <= ALPHA
 
 
 def test_what_is_faster_is_shipped() -> None:
     assert shipped_share(USUAL, 1.05, DEFAULT_THRESHOLD, seeds=100) > 0.9
 
 
+@SEEDS
 @pytest.mark.parametrize("openings", [FEWEST_OPENINGS, MOST_OPENINGS])
 def test_what_differs_by_opening_alone_is_shipped_once_in_a_hundred_times_at_most(
-    openings: int,
+    openings: int, seeds: int
 ) -> None:
     shipped = [
         not why_not_shipped(simulated_final(OPENINGS_DIFFER, 1.0, seed, openings), threshold=1.0)
-        for seed in range(SEEDS)
+        for seed in range(seeds)
     ]
-    assert sum(shipped) <= 0.01 * SEEDS
+    assert sum(shipped) <= 0.01 * seeds
 
 
 @pytest.mark.parametrize("openings", [FEWEST_OPENINGS, MOST_OPENINGS])
-@pytest.mark.parametrize("offset", [0.02, 0.15])
+@pytest.mark.parametrize("offset", [0.02, pytest.param(0.15, marks=pytest.mark.slow)])
 def test_the_interval_holds_the_truth_however_much_openings_differ(
     offset: float, openings: int
 ) -> None:

@@ -111,6 +111,7 @@ def test_how_to_test_subgraph_mode_and_deploy(stand_in: Path) -> None:
         assert "GPU Compute Time: " in done.stdout
 
 
+@pytest.mark.slow
 def test_open_shapes_on_a_trtexec_without_profiles(
     stand_in: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +138,7 @@ def test_open_shapes_on_a_trtexec_without_profiles(
     assert len(subgraph_profiles(stand_in)) <= 2
 
 
+@pytest.mark.slow
 def test_the_float16_build_is_written_where_float16_is_slower(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

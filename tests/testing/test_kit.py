@@ -141,6 +141,7 @@ def test_of_a_program_that_is_started_for_each_request(faulty_bench, monkeypatch
         call(faulty_bench, "test_samples_are_milliseconds", {}, "times in microseconds")
 
 
+@pytest.mark.docs
 def test_the_engine_in_the_docs_passes(shown: Path, pytester: pytest.Pytester) -> None:
     """All of the kit but most zoo models: the engine is what they are compared with."""
     os.chdir(shown)

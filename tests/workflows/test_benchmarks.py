@@ -173,6 +173,7 @@ def test_what_is_of_no_use_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert words in caplog.text
 
 
+@pytest.mark.usefixtures("worker_processes")
 def test_no_process_is_left_behind(path: Path) -> None:
     init_benchmark_instance(engine="simulated")
     benchmark_onnx_model(path)

@@ -75,11 +75,16 @@ def test_every_conv_of_resnet18_becomes_an_integer_kernel(tmp_path: Path) -> Non
     assert "FusedConv" not in ops
 
 
-@pytest.mark.parametrize(
-    ("dialect", "quant_type"),
-    [(name, kind) for name, dialect in DIALECTS.items() for kind in dialect.formats],
-)
-@pytest.mark.parametrize("name", SMALL)
+FORMATS = [(name, kind) for name, dialect in DIALECTS.items() for kind in dialect.formats]
+# In `make test` every architecture has one, and every one has an architecture.
+PAIRS = [
+    pytest.param(name, *form, marks=() if (row - column) % len(FORMATS) == 0 else pytest.mark.slow)
+    for row, name in enumerate(SMALL)
+    for column, form in enumerate(FORMATS)
+]
+
+
+@pytest.mark.parametrize(("name", "dialect", "quant_type"), PAIRS)
 def test_every_architecture_in_every_dialect(
     name: str, dialect: str, quant_type: str, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 from tests.workflows.endings import end_with
 
+SLOW = pytest.mark.slow
 KINDS = ("run", "session", "shares", "candidate", "round", "measurement", "accuracy", "end")
 
 
@@ -124,7 +125,7 @@ class Killed(BaseException):
     """Ends a run as a kill would: nobody catches it, nothing is finished."""
 
 
-@pytest.mark.parametrize("part", [0.05, 0.3, 0.5, 0.95])
+@pytest.mark.parametrize("part", [0.3, *(pytest.param(at, marks=SLOW) for at in (0.05, 0.5, 0.95))])
 def test_cut_off_anywhere_a_run_ends_like_the_one_that_was_not(
     model: Path, whole: TuneResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float
 ) -> None:
@@ -154,6 +155,7 @@ def test_cut_off_anywhere_a_run_ends_like_the_one_that_was_not(
     assert gains(tmp_path / "cut") == gains(whole.output_dir)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_a_run_ends_like_the_one_that_was_not(
     model: Path, whole: TuneResult, tmp_path: Path
 ) -> None:
@@ -182,6 +184,7 @@ def test_killed_at_random_moments_a_run_ends_like_the_one_that_was_not(
     assert not list((tmp_path / "killed").rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_what_a_kill_leaves_lies_in_the_folder_and_goes_with_the_next_run(
     model: Path, tmp_path: Path
 ) -> None:
@@ -201,6 +204,7 @@ def test_what_a_kill_leaves_lies_in_the_folder_and_goes_with_the_next_run(
     assert not (tmp_path / "run/.staged").exists()
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_takes_the_machine_back_gets_the_best_so_far(
     model: Path, tmp_path: Path
 ) -> None:
@@ -644,7 +648,7 @@ def test_a_state_file_of_another_quant_type_is_refused(model: Path, tmp_path: Pa
         simulated(model, tmp_path / "uint8", state_file=state, quant_type="uint8")
 
 
-@pytest.mark.parametrize("limit_kb", [1, 190])
+@pytest.mark.parametrize("limit_kb", [pytest.param(1, marks=SLOW), 190])
 def test_a_full_disk_is_an_error_and_the_run_goes_on_later(
     model: Path, tmp_path: Path, limit_kb: int
 ) -> None:

@@ -119,6 +119,7 @@ def builds(calls: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.usefixtures("stand_in")
+@pytest.mark.slow
 def test_subgraph_mode_writes_the_layers_and_continues_with_them(
     model: Path, tmp_path: Path, calls: Path, brief: str
 ) -> None:
@@ -147,6 +148,7 @@ def test_subgraph_mode_writes_the_layers_and_continues_with_them(
 
 
 @pytest.mark.usefixtures("stand_in")
+@pytest.mark.slow
 def test_region_mode_on_a_weakly_typed_version(
     large_model: Path, tmp_path: Path, calls: Path, sure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ def wait_for(state: Path, is_enough: Callable[[SavedState], bool]) -> SavedState
     raise AssertionError(f"{state} did not come")
 
 
+@pytest.mark.slow
 def test_after_a_kill_a_run_in_another_folder_goes_on_from_the_state_alone(
     model: Path, whole: TuneResult, tmp_path: Path
 ) -> None:

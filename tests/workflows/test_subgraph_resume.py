@@ -134,6 +134,7 @@ def test_cut_off_before_all_layers_are_told_a_run_ends_like_the_one_that_was_not
     assert resumed.summary.subgraph_benchmarks == 0
 
 
+@pytest.mark.slow
 def test_killed_in_each_phase_a_run_ends_like_the_one_that_was_not(
     model: Path, whole: TuneResult, tmp_path: Path
 ) -> None:

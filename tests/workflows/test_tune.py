@@ -149,6 +149,7 @@ def test_a_run_that_was_cut_short_ends_like_one_that_was_not(resnet: Path, tmp_p
     assert resumed.summary.memo_hits > 0
 
 
+@pytest.mark.slow
 def test_seeds_and_journals_decide_and_hashes_do_not(resnet: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     simulated(resnet, output_dir=run, engine_options={"seed": "1"})
