@@ -1,4 +1,4 @@
-"""Where candidates meet: written, timed against each other, written down."""
+"""Write candidates, time them against a reference, and record the scores before they are used."""
 
 from __future__ import annotations
 

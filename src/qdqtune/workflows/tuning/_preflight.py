@@ -1,4 +1,4 @@
-"""What a run finds out before it searches: the choices, the noise, where the latency goes."""
+"""Before the search: what can be chosen, whether the engine runs the model, where its time goes."""
 
 from __future__ import annotations
 

@@ -249,9 +249,10 @@ def _float_form(
         EngineError: If the engine does not run it in any.
     """
     config, folder = request.config, ctx.folder
-    precision, earlier = wanted_type(config.precision, info, source), precision_of(folder / JOURNAL)
+    precision = wanted_type(config.precision, info, source)
     if precision is None:
         return FloatForm()
+    earlier = precision_of(folder / JOURNAL)
     if config.precision == AUTO and earlier == UNCHANGED:
         return FloatForm()  # what was found out stays
     ctx.reporter.tell("precision", f"converting the model to {precision.value}, and timing both")

@@ -146,15 +146,11 @@ class SubgraphCache:
 
     def _read(self) -> None:
         try:
-            body = parse_json(read_text(self.path), self.path.name)
-            self._take(body)
+            found = self._parsed(parse_json(read_text(self.path), self.path.name))
+            vars(self).update(found)
         except FileNotFoundError:
             return
         except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
-            self.__dict__.update(
-                groups=None, structural=0, subgraphs={}, is_profiled=False, seen={}, batches=[],
-                build_s=None,
-            )  # fmt: skip
             moved = self.path.with_suffix(".damaged.json")
             _logger.warning(
                 "%s can't be read and was moved to %s: subgraphs are timed again",
@@ -164,30 +160,35 @@ class SubgraphCache:
                 remove(moved)
                 os.replace(self.path, moved)
 
-    def _take(self, body: Mapping[str, Any]) -> None:
+    def _parsed(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes that a file says; none if it is of another run."""
         if body["kind"] == KIND:
             check_schema(KIND, body["schema"], str(self.path))
         if body["kind"] != KIND or body["schema"] != SCHEMA:
             raise ValueError("not a cache that this version can read")
         if body["run"] != checksum(self._header):
             _logger.warning("%s is of another run and is not used", self.path)
-            return
+            return {}
         first, second, third = body["phase_1"], body["phase_2"], body["phase_3"]
-        self.build_s = None if body["build_s"] is None else checked_ms(body["build_s"])
-        for entry in second["pieces"]:
-            details = entry.pop("details", {})
-            times = SubgraphTimes.from_dict(entry)
-            self.subgraphs[times.key] = times
-            self._details[times.key] = details
+        details = {str(entry["key"]): entry.pop("details", {}) for entry in second["pieces"]}
+        times = map(SubgraphTimes.from_dict, second["pieces"])
+        known = {
+            "build_s": None if body["build_s"] is None else checked_ms(body["build_s"]),
+            "subgraphs": {each.key: each for each in times},
+            "_details": details,
+        }
         if first["told_by"] != self._told_by:
-            return  # other groups: what was seen of them means nothing
-        self.structural = int(first["structural"])
+            return known  # other groups: what was seen of them means nothing
         groups = [(tuple(map(str, g["nodes"])), checked_ms(g["ms"])) for g in first["groups"]]
-        self.groups = groups or None
-        self.is_profiled = bool(second["complete"])
-        self.batches = [Batch.from_dict(each) for each in third["batches"]]
-        self.seen = {
-            key: (str(each["units"]), _seen_from_dict(each)) for key, each in third["seen"].items()
+        return known | {
+            "structural": int(first["structural"]),
+            "groups": groups or None,
+            "is_profiled": bool(second["complete"]),
+            "batches": [Batch.from_dict(each) for each in third["batches"]],
+            "seen": {
+                key: (str(each["units"]), _seen_from_dict(each))
+                for key, each in third["seen"].items()
+            },
         }
 
 

@@ -66,28 +66,46 @@ _LARGE_BYTES = 50_000_000
 _EVALUATE_EXAMPLE = "(path): return accuracy"
 
 
-def run_tune(
-    request: TuneRequest,
-    source: Source,
-    provider: SampleProvider,
-    folder: RunFolder,
-    reporter: ProgressReporter,
-) -> TuneResult:
-    """Everything, in order.
+@configured(TuneConfig)
+@on_file
+def tune(model: Path, config: TuneConfig) -> TuneResult:
+    """Find the fastest correct placement of Q/DQ for a model on an engine, and write it.
+
+    The same call on the same folder resumes an earlier one that was stopped, however it was.
+    Ctrl-C ends the search; the best model so far is finished and written.
 
     Args:
-        request: What was asked for.
-        source: The model.
-        provider: What it is run on.
-        folder: Where everything goes.
-        reporter: Who hears of it.
+        model: A path, a proto or an `onnx_ir.Model`. One with Q/DQ is taken apart first; its own
+            placement is then where the search begins, and the file is what has to be beaten.
+        config: What is asked for; any of its fields can be given as a keyword instead.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    budget = TimeBudget(lambda: reporter.left_s, request.preset, request.config.budget_s)
+    reporter = ProgressReporter(config.callbacks, config.budget_s)
+    request = _request(model, config)
+    require_reference()
+    if model_bytes(request.model) > _LARGE_BYTES:  # else a mistake is told without ado
+        reporter.tell("model", f"reading {request.model.name}")
+    source = _source(request)
+    _check_comparable(request, source)
+    provider, options = _samples(request, source)
+    request = replace(request, options=options)
+    budget = TimeBudget(lambda: reporter.left_s, request.preset, config.budget_s)
     budget.evaluated = provider.evaluation_sample_count
-    with open_engines(request, folder, reporter) as engines:
+    others = [Path(each) for each in (config.qdq_baseline, config.graph_json) if each is not None]
+    with (
+        RunFolder(
+            config.output_dir,
+            request.model,
+            others,
+            force=config.force,
+            restart=config.restart,
+            resume=config.resume != "never",
+            folders=(SUBGRAPHS,) if config.workflow == SUBGRAPH else (),
+        ) as folder,
+        open_engines(request, folder, reporter) as engines,
+    ):
         ctx = RunContext(folder, engines, reporter, budget)
         target = setup(ctx, request, source, provider)
         with open_records(ctx, target) as records:
@@ -137,47 +155,9 @@ def _handed_over(evaluator: CandidateEvaluator, final: Finalized) -> Candidate:
     if final.keeps_earlier and final.earlier is not None:
         earlier = final.earlier
         return evaluator.shipped(earlier.placement, math.log(earlier.summary.speedup))
-    is_shipped = final.shipped is not None and final.timed is not None
-    gain = math.log(final.timed.comparison.ratio) if is_shipped and final.timed else 0.0
+    timed = final.timed if final.shipped is not None else None
+    gain = math.log(timed.comparison.ratio) if timed is not None else 0.0
     return evaluator.shipped(final.placement, gain)
-
-
-@configured(TuneConfig)
-@on_file
-def tune(model: Path, config: TuneConfig) -> TuneResult:
-    """Find the fastest correct placement of Q/DQ for a model on an engine, and write it.
-
-    The same call on the same folder resumes an earlier one that was stopped, however it was.
-    Ctrl-C ends the search; the best model so far is finished and written.
-
-    Args:
-        model: A path, a proto or an `onnx_ir.Model`. One with Q/DQ is taken apart first; its own
-            placement is then where the search begins, and the file is what has to be beaten.
-        config: What is asked for; any of its fields can be given as a keyword instead.
-
-    Raises:
-        QdqtuneError: For any error that the user can act on.
-    """
-    reporter = ProgressReporter(config.callbacks, config.budget_s)
-    request = _request(model, config)
-    require_reference()
-    if model_bytes(request.model) > _LARGE_BYTES:  # else a mistake is told without ado
-        reporter.tell("model", f"reading {request.model.name}")
-    source = _source(request)
-    _check_comparable(request, source)
-    provider, options = _samples(request, source)
-    request = replace(request, options=options)
-    others = [Path(each) for each in (config.qdq_baseline, config.graph_json) if each is not None]
-    with RunFolder(
-        config.output_dir,
-        request.model,
-        others,
-        force=config.force,
-        restart=config.restart,
-        resume=config.resume != "never",
-        folders=(SUBGRAPHS,) if config.workflow == SUBGRAPH else (),
-    ) as folder:
-        return run_tune(request, source, provider, folder, reporter)
 
 
 @configured(TuneConfig)
@@ -241,9 +221,7 @@ def _request(model: Path, config: TuneConfig) -> TuneRequest:
                 f"Add --workflow {SUBGRAPH} (workflow={SUBGRAPH!r}), or leave --{name} out.",
             )
     if config.graph_json is not None:
-        read_layer_info(
-            Path(config.graph_json)
-        )  # what is wrong with it is told before anything is done
+        read_layer_info(Path(config.graph_json))  # before anything is done
     check_strategy(config.strategy, config.workflow)
     preset = PRESETS[config.preset].within(config.budget_s)
     runs = config.timing_runs
