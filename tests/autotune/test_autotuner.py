@@ -35,7 +35,16 @@ from qdqtune.records._placement import Edge
 from qdqtune.records._ranges import CalibrationSource, Ranges
 from qdqtune.search.patterns._insertion_points import merge_resolved_insertion_points, to_placement
 from tests.autotune.graphs import composite, leaf, weight
-from tests.autotune.tuning import candidates, checked, node_types, run, small, started, tune
+from tests.autotune.tuning import (
+    Latency,
+    candidates,
+    checked,
+    node_types,
+    run,
+    small,
+    started,
+    tune,
+)
 from tests.conftest import model_from_text
 
 CHAIN = """g (float[1,4,8,8] x) => (float[1,4,8,8] y) {
@@ -161,17 +170,53 @@ def test_failures_are_kept_and_never_win() -> None:
     assert schemes.best_scheme.latency_ms == 10.0
 
 
-def test_the_empty_scheme_has_the_latency_of_the_best_model_so_far() -> None:
+def test_the_best_scheme_has_the_latency_of_the_best_model_so_far() -> None:
     tuner = started(QDQAutotuner(small("resnet18"), dialect="tensorrt"))
-    best = [10.0]
-    for _ in candidates(tuner, count, 4):
+    lowest = 10.0
+    for edges in candidates(tuner, count, 14):
         schemes = tuner.current_profile_pattern_schemes
         assert schemes is not None
-        (empty,) = [each for each in schemes.schemes if each.is_empty]
-        if empty.latency_ms != best[-1]:
-            best.append(empty.latency_ms)
-    assert len(best) == len(tuner.profiled_patterns)
-    assert best == sorted(best, reverse=True)
+        assert schemes.best_scheme is not None
+        assert schemes.best_scheme.latency_ms == lowest
+        assert count(tuner.placement(best=True).edges) == lowest
+        lowest = min(lowest, count(edges))
+    assert count(tuner.placement().edges) == lowest < 5.0
+
+
+def only_whole(every: frozenset[Edge]) -> Latency:
+    """A machine where patterns cost conversions, and pay only if all convolutions are integer."""
+    convs = {edge for edge in every if "conv" in edge.node}
+
+    def latency(edges: frozenset[Edge]) -> float:
+        return 6.0 if edges >= convs else 10.0 + 0.1 * len(edges)
+
+    return latency
+
+
+def test_whole_models_are_tried_first_and_their_parts_are_tuned_on() -> None:
+    tuner = started(QDQAutotuner(small("resnet18")))
+    every = frozenset[Edge]().union(
+        *(each.edges(InsertionScheme.of(each.points)) for each in tuner._book.by_signature.values())
+    )
+    latency = only_whole(every)
+    found = candidates(tuner, latency)
+    assert any(latency(edges) == 6.0 for edges, _ in zip(found, range(3), strict=False))
+    tune(tuner, latency)
+    assert latency(tuner.placement().edges) == 6.0
+
+
+def test_what_a_whole_model_brought_to_other_patterns_is_resumed(tmp_path: Path) -> None:
+    first = started(QDQAutotuner(small("resnet18")))
+    for _, _ in zip(candidates(first, count), range(3), strict=False):
+        pass
+    best = first.placement(best=True).edges
+    first.save_state(tmp_path / "state.yaml")
+    again = QDQAutotuner(small("resnet18"))
+    again.initialize()
+    again.load_state(tmp_path / "state.yaml")
+    assert again.placement().edges == best
+    again.set_profile_region(again.regions[-1])
+    assert again.current_profile_pattern_schemes is not None  # its own turn is still to come
 
 
 def test_a_baseline_after_the_region_was_set() -> None:

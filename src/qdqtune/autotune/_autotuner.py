@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from qdqtune.autotune._pattern_profiling import add_to_cache, remember
 from qdqtune.autotune._tuned_model import AnyModel, CandidateWriter, Transform
-from qdqtune.autotune._tuned_pattern import TunedPattern
 from qdqtune.autotune._tuning_session import TuningSession
 from qdqtune.graph._index import GraphIndex
 from qdqtune.qdq._dialect import Dialect
@@ -72,119 +71,6 @@ def ort_settings(index: GraphIndex, edges: Collection[Edge], quant_type: str) ->
 
 
 _log = logging.getLogger(__name__)
-
-
-class Resumable(Protocol):
-    """What a state file is made from."""
-
-    config: Config
-    profiled_patterns: list[PatternSchemes]
-    baseline_latency_ms: float | None
-    pattern_cache: PatternCache | None
-
-    @property
-    def current_profile_pattern_schemes(self) -> PatternSchemes | None:
-        """What is being profiled."""
-
-    @property
-    def fingerprint(self) -> str:
-        """What tells the model from others."""
-
-    @property
-    def dialect(self) -> Dialect:
-        """How Q/DQ is written."""
-
-
-def save_from(
-    tuner: Resumable, path: str | os.PathLike[str], unfinished: str | None = None
-) -> None:
-    """Write a state file, and the pattern cache beside it.
-
-    Args:
-        tuner: The autotuner.
-        path: Where to write.
-        unfinished: Signature of a pattern that is to go on, if none is being profiled.
-    """
-    current = tuner.current_profile_pattern_schemes
-    write_state(
-        path,
-        baseline_latency_ms=tuner.baseline_latency_ms,
-        config=tuner.config,
-        patterns=[*tuner.profiled_patterns, *([current] if current is not None else [])],
-        current_signature=current.pattern_signature if current is not None else unfinished,
-        header=_header(tuner),
-    )
-    if tuner.pattern_cache is not None:
-        tuner.pattern_cache.save(pattern_cache_path(path))
-
-
-def load_into(
-    tuner: Resumable, patterns: Mapping[str, TunedPattern], path: str | os.PathLike[str]
-) -> str | None:
-    """Give an autotuner what a state file says.
-
-    Args:
-        tuner: The autotuner.
-        patterns: The patterns of its model, by signature.
-        path: The state file.
-
-    Returns:
-        Signature of the pattern that was being profiled, if one was: it is not done.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        AutotunerError: If it is damaged, or of another model, quant type or dialect.
-    """
-    state = read_state(path)
-    _check_same(tuner, state, path)
-    by_structure = {tuned.plain.signature: tuned for tuned in patterns.values()}
-    found, unknown = [], 0
-    for each in state.patterns:
-        tuned = patterns.get(each.pattern_signature) or by_structure.get(each.pattern_signature)
-        if tuned is None:
-            unknown += 1
-        else:
-            found.append(PatternSchemes(each.pattern, tuned.fitting(each.schemes)))
-    if unknown:
-        _log.warning("%s: %d patterns are not among the model's regions", path, unknown)
-    tuner.profiled_patterns = found
-    if state.baseline_latency_ms is not None:
-        tuner.baseline_latency_ms = state.baseline_latency_ms
-    _load_cache(tuner, path)
-    return state.current_signature
-
-
-def _load_cache(tuner: Resumable, path: str | os.PathLike[str]) -> None:
-    """The cache only says what to try first: a damaged one is no reason to stop."""
-    assert tuner.pattern_cache is not None
-    try:
-        tuner.pattern_cache.merge(PatternCache.load(pattern_cache_path(path)), False)
-    except FileNotFoundError:
-        pass
-    except NewerVersionError:
-        raise  # it would be written over
-    except AutotunerError as error:
-        _log.warning("the pattern cache is left out: %s", error.what)
-
-
-def _header(tuner: Resumable) -> dict[str, Any]:
-    return {
-        "quant_type": tuner.config.default_quant_type,
-        "dialect": tuner.dialect.name,
-        "model": tuner.fingerprint,
-    }
-
-
-def _check_same(tuner: Resumable, state: SavedState, path: str | os.PathLike[str]) -> None:
-    if not state.header:
-        _log.warning("%s does not say which model it belongs to: it is taken for this one", path)
-    saved = {"quant_type": state.config.default_quant_type, **state.header}
-    for field, own in _header(tuner).items():
-        if saved.get(field, own) != own:
-            raise AutotunerError(
-                f"{path} is of another {field}: {saved[field]!r}, not {own!r}.",
-                "Use the state file of this model and these settings, or start a new one.",
-            )
 
 
 class QDQAutotunerBase(TuningSession):
@@ -254,7 +140,7 @@ class QDQAutotunerBase(TuningSession):
         """
         self._require_initialized()
         found: set[ResolvedInsertionPoint] = set()
-        for tuned, scheme in self._choices(best):
+        for tuned, scheme in self._choices(best).items():
             found |= tuned.quantized(scheme)
         if verbose:
             for point in sorted(found, key=str):
@@ -341,9 +227,23 @@ class QDQAutotunerBase(TuningSession):
             OutputError: If it can't be written.
         """
         self._require_initialized()
-        if self._profiling is not None:
-            remember(self._cache, self._profiling)
-        save_from(self, output_path, self._unfinished)
+        current = self._profiling
+        if current is not None:
+            remember(self._cache, current)
+        write_state(
+            output_path,
+            baseline_latency_ms=self.baseline_latency_ms,
+            config=self.config,
+            patterns=[
+                *self.profiled_patterns,
+                *([current.schemes, *current.parts] if current is not None else []),
+            ],
+            current_signature=self._unfinished
+            if current is None
+            else current.schemes.pattern_signature,
+            header=self._header(),
+        )
+        self._cache.save(pattern_cache_path(output_path))
 
     def load_state(self, input_path: str | os.PathLike[str]) -> None:
         """Go on where a state file ends; the settings stay those that were asked for.
@@ -356,9 +256,59 @@ class QDQAutotunerBase(TuningSession):
             AutotunerError: If it is damaged, or of another model, quant type or dialect.
         """
         self._require_initialized()
-        self._unfinished = load_into(self, self._book.by_signature, input_path)
+        state = read_state(input_path)
+        self._check_same(state, input_path)
+        patterns = self._book.by_signature
+        by_structure = {tuned.plain.signature: tuned for tuned in patterns.values()}
+        found, unknown = [], 0
+        for each in state.patterns:
+            tuned = patterns.get(each.pattern_signature) or by_structure.get(each.pattern_signature)
+            if tuned is None:
+                unknown += 1
+            else:
+                found.append(PatternSchemes(each.pattern, tuned.fitting(each.schemes)))
+        if unknown:
+            _log.warning("%s: %d patterns are not among the model's regions", input_path, unknown)
+        self.profiled_patterns = found
+        if state.baseline_latency_ms is not None:
+            self.baseline_latency_ms = state.baseline_latency_ms
+        self._load_cache(input_path)
+        self._unfinished = state.current_signature
         self._profiling = None
         self.current_profile_region = None
+        self._measured, self._whole = {}, iter(())
+
+    def _load_cache(self, path: str | os.PathLike[str]) -> None:
+        """The cache only says what to try first: a damaged one is no reason to stop."""
+        try:
+            self._cache.merge(PatternCache.load(pattern_cache_path(path)), False)
+        except FileNotFoundError:
+            pass
+        except NewerVersionError:
+            raise  # it would be written over
+        except AutotunerError as error:
+            _log.warning("the pattern cache is left out: %s", error.what)
+
+    def _header(self) -> dict[str, Any]:
+        """What a state file belongs to."""
+        return {
+            "quant_type": self.config.default_quant_type,
+            "dialect": self.dialect.name,
+            "model": self.fingerprint,
+        }
+
+    def _check_same(self, state: SavedState, path: str | os.PathLike[str]) -> None:
+        if not state.header:
+            _log.warning(
+                "%s does not say which model it belongs to: it is taken for this one", path
+            )
+        saved = {"quant_type": state.config.default_quant_type, **state.header}
+        for field, own in self._header().items():
+            if saved.get(field, own) != own:
+                raise AutotunerError(
+                    f"{path} is of another {field}: {saved[field]!r}, not {own!r}.",
+                    "Use the state file of this model and these settings, or start a new one.",
+                )
 
     def _candidates(self) -> CandidateWriter:
         if self._writer is None:

@@ -6,10 +6,12 @@ import copy
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import chain
 
 from qdqtune.autotune._tuned_pattern import EdgeClosure, TunedPattern, patterns_of
+from qdqtune.autotune._whole_model_search import Schemes, edges_of
 from qdqtune.graph._index import GraphIndex
 from qdqtune.records._placement import Edge
 from qdqtune.search._config import Config
@@ -93,7 +95,7 @@ def _times_tested(
 
 
 class Profiling:
-    """Schemes of one pattern, tried one after the other against a background.
+    """Schemes of one pattern, tried one after the other in the best model so far.
 
     Two schemes that make the same model are one candidate: the second is never handed out. What
     chance decides depends on the seed, the pattern and the number of schemes, so that a resumed
@@ -103,7 +105,8 @@ class Profiling:
         tuned: The pattern.
         schemes: What was tried or is to be tried first; those that make the same model as an
             earlier one, and were not measured, are left out.
-        background: Edges that are quantized because of other patterns.
+        others: The schemes of other patterns that it is tried with.
+        measured: Latencies of all models that were measured, by quantized edges.
         config: How schemes are varied.
         seed: What chance starts from.
 
@@ -117,20 +120,24 @@ class Profiling:
         self,
         tuned: TunedPattern,
         schemes: Iterable[InsertionScheme],
-        background: frozenset[Edge],
+        others: Schemes,
+        measured: dict[frozenset[Edge], float],
         config: Config,
         seed: int,
     ) -> None:
         self.tuned = tuned
         self.index = -1
-        self._background = background
+        self._others = others
+        self._measured = measured
         self._config = config
         self._seed = seed
-        self._tried = {frozenset[Edge]()}
+        self._tried: set[frozenset[Edge]] = set()
+        # Schemes of other patterns, where they are not `others`, by the identity of a scheme.
+        self._whole: dict[int, Schemes] = {}
         self.schemes = PatternSchemes(tuned.pattern)
         for scheme in schemes:
-            is_new = self._is_new(scheme)
-            if is_new or scheme.is_profiled:
+            is_new = self._is_new(scheme, others)
+            if is_new or scheme.is_profiled or scheme.is_empty:
                 self.schemes.schemes.append(scheme)
         self._sort()
 
@@ -152,24 +159,71 @@ class Profiling:
             )
         self.index = index
 
-    def enter_empty(self, latency_ms: float) -> None:
-        """Enter the scheme without points: it is the best model so far, which is known."""
-        if not any(scheme.is_empty for scheme in self.schemes.schemes):
-            empty = InsertionScheme(latency_ms=latency_ms, profile_timestamp=_now())
-            self.schemes.schemes.append(empty)
-            self._sort()
+    def others(self, scheme: InsertionScheme | None) -> Schemes | None:
+        """The schemes of other patterns that a scheme was tried with; None for the best known."""
+        return None if scheme is None else self._whole.get(id(scheme))
 
-    def generate(self) -> int:
-        """The place of the next scheme to measure; -1 if there is no other one."""
+    def enter_empty(self, latency_ms: float) -> None:
+        """Enter the scheme without points: it is the best model so far, which is known.
+
+        One that is there and was not measured stands for a part of the best model: what is left
+        without it has to be measured, unless it was.
+        """
+        empty = next((each for each in self.schemes.schemes if each.is_empty), None)
+        if empty is None:
+            empty = InsertionScheme()
+            self.schemes.schemes.append(empty)
+        elif not empty.is_profiled:
+            latency_ms = self._measured.get(edges_of(self._others), math.inf)
+        if not empty.is_profiled and math.isfinite(latency_ms):
+            empty.latency_ms, empty.profile_timestamp = latency_ms, _now()
+        self._tried.add(edges_of(self._others))
+        self._sort()
+
+    def generate(self, whole: Iterator[Schemes]) -> int:
+        """The place of the next scheme to measure; -1 if there is no other one.
+
+        Args:
+            whole: Whole models that are to be tried before variations of the scheme.
+        """
         schemes = self.schemes.schemes
         waiting = (place for place, each in enumerate(schemes) if not each.is_profiled)
         self.index = next(waiting, -1)
-        if self.index < 0:
-            new = next(filter(self._is_new, self._proposals()), None)
-            if new is not None:
-                schemes.append(new)
-                self.index = len(schemes) - 1
+        if self.index < 0 and (new := self._next(whole)) is not None:
+            schemes.append(new)
+            self.index = len(schemes) - 1
         return self.index
+
+    def _next(self, whole: Iterator[Schemes]) -> InsertionScheme | None:
+        for others in whole:
+            new = InsertionScheme.of(others[self.tuned].points() if self.tuned in others else ())
+            if self._is_new(new, others):
+                self._whole[id(new)] = others
+                return new
+        best = self.others(self.schemes.best_scheme)
+        for new in self._proposals():
+            if self._is_new(new, best or self._others):
+                if best:
+                    self._whole[id(new)] = best
+                return new
+        return None
+
+    @property
+    def parts(self) -> list[PatternSchemes]:
+        """The schemes of other patterns in the best model, if that was found as a whole.
+
+        Each pattern also has an empty scheme that is to be measured: it is not done.
+        """
+        best = self.schemes.best_scheme
+        others = self.others(best)
+        if best is None or not others:
+            return []
+        measured = {"latency_ms": best.latency_ms, "profile_timestamp": best.profile_timestamp}
+        return [
+            PatternSchemes(tuned.pattern, [replace(each, **measured), InsertionScheme()])
+            for tuned, each in others.items()
+            if tuned is not self.tuned
+        ]
 
     def submit(self, latency_ms: float, *, success: bool) -> None:
         """Take the latency of the scheme that was handed out last.
@@ -185,6 +239,8 @@ class Profiling:
         scheme.error = not success
         scheme.latency_ms = latency_ms if success else math.inf
         scheme.profile_timestamp = _now()
+        edges = self._edges(scheme, self.others(scheme) or self._others)
+        self._measured[edges] = scheme.latency_ms
         self._sort()
 
     def _sort(self) -> None:
@@ -196,25 +252,30 @@ class Profiling:
 
     def _proposals(self) -> Iterator[InsertionScheme]:
         schemes, points = self.schemes.schemes, self.tuned.points
-        measured = [each for each in schemes if each.is_profiled and not each.error]
+        best = self.others(self.schemes.best_scheme)
+        measured = [
+            each
+            for each in schemes
+            if each.is_profiled and not each.error and self.others(each) is best
+        ]
         chance = random.Random(f"{self._seed}/{len(schemes)}/{self.schemes.pattern_signature}")
         everything = [InsertionScheme.of(points)]
         return chain(everything, variations(measured, points, self._config, chance))
 
-    def _is_new(self, scheme: InsertionScheme) -> bool:
+    def _edges(self, scheme: InsertionScheme, others: Schemes) -> frozenset[Edge]:
+        rest = {tuned: each for tuned, each in others.items() if tuned is not self.tuned}
+        return self.tuned.edges(scheme) | edges_of(rest)
+
+    def _is_new(self, scheme: InsertionScheme, others: Schemes) -> bool:
         """Whether a scheme makes a model that was not tried yet; afterwards it counts as tried."""
-        own = self.tuned.edges(scheme) - self._background
-        if own in self._tried:
-            return False
-        self._tried.add(own)
-        return True
+        edges = self._edges(scheme, others)
+        is_new = edges not in self._tried and edges not in self._measured
+        self._tried.add(edges)
+        return is_new
 
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat()
-
-
-Choice = tuple[TunedPattern, InsertionScheme]
 
 
 class PatternResults:
@@ -248,7 +309,7 @@ class PatternResults:
         imported: PatternCache | None,
         *,
         best: bool,
-    ) -> Iterator[Choice]:
+    ) -> Schemes:
         """The scheme of each pattern that has one.
 
         Args:
@@ -257,18 +318,19 @@ class PatternResults:
             imported: Where schemes lie that count for patterns of which nothing was tried.
             best: Whether its fastest scheme counts, not the one that was handed out last.
         """
+        found: dict[TunedPattern, InsertionScheme | None] = {}
         done = by_signature(profiled)
         for tuned in self.by_signature.values():
             known = done.get(tuned.pattern.signature) or done.get(tuned.plain.signature)
-            if profiling is not None and profiling.tuned.pattern == tuned.pattern:
-                current = None if best else profiling.current
-                scheme = current or profiling.schemes.best_scheme
-            elif known is not None:
-                scheme = known.best_scheme
-            else:
-                scheme = imported_scheme(tuned, imported) if imported is not None else None
-            if scheme is not None:
-                yield tuned, scheme
+            if known is not None:
+                found[tuned] = known.best_scheme
+            elif imported is not None:
+                found[tuned] = imported_scheme(tuned, imported)
+        if profiling is not None:
+            current = None if best else profiling.current
+            scheme = current or profiling.schemes.best_scheme
+            found = {**(profiling.others(scheme) or found), profiling.tuned: scheme}
+        return {tuned: scheme for tuned, scheme in found.items() if scheme is not None}
 
 
 def imported_scheme(tuned: TunedPattern, cache: PatternCache) -> InsertionScheme | None:
@@ -285,11 +347,6 @@ def imported_scheme(tuned: TunedPattern, cache: PatternCache) -> InsertionScheme
 def by_signature(profiled: Iterable[PatternSchemes]) -> dict[str, PatternSchemes]:
     """Patterns by signature; the first counts where there are several."""
     return {each.pattern_signature: each for each in reversed(list(profiled))}
-
-
-def edges_of(choices: Iterable[Choice]) -> frozenset[Edge]:
-    """Every edge that sees a quantized value."""
-    return frozenset[Edge]().union(*(tuned.edges(scheme) for tuned, scheme in choices))
 
 
 def seeds_of(
@@ -316,7 +373,7 @@ def seeds_of(
             cached += known.schemes
     cached.sort(key=lambda each: each.is_profiled)
     seeds += cached[: max(1, config.minimum_schemes_to_mutate)]
-    fresh = [copy.deepcopy(each) for each in tuned.fitting(seeds)]
+    fresh = [copy.deepcopy(each) for each in tuned.fitting(seeds) if not each.is_empty]
     for each in fresh:
         each.latency_ms, each.error, each.profile_timestamp = math.inf, False, None
     return fresh
@@ -341,3 +398,9 @@ def is_done(schemes: PatternSchemes, tuned: TunedPattern) -> bool:
     """Whether all that was to be tried was."""
     tried = any(not each.is_empty for each in schemes.schemes) or not tuned.points
     return tried and all(each.is_profiled for each in schemes.schemes)
+
+
+def is_part(schemes: PatternSchemes) -> bool:
+    """Whether these are what `Profiling.parts` says of a pattern: its own turn is still to come."""
+    measured, *others = schemes.schemes or [InsertionScheme()]
+    return measured.is_profiled and others == [InsertionScheme()]

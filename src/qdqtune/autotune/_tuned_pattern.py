@@ -13,9 +13,8 @@ from functools import cached_property
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
 from qdqtune.qdq._dialect import Dialect
-from qdqtune.qdq._op_units import unit
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
-from qdqtune.records._placement import Edge, Placement
+from qdqtune.records._placement import Edge
 from qdqtune.search._errors import InvalidSchemeError
 from qdqtune.search.patterns._insertion_points import (
     ChildRegionInputInsertionPoint,
@@ -42,28 +41,37 @@ class EdgeClosure:
         index: The graph.
         dialect: The dialect.
         quant_type: One of the dialect's quant types.
+
+    Attributes:
+        planner: What each op needs to be quantized.
+        quant_type: The quant type.
     """
 
     def __init__(self, index: GraphIndex, dialect: Dialect, quant_type: str) -> None:
+        self.quant_type = quant_type
+        self.planner = QuantizationPlanner(index, dialect, quant_type)
         self._index = index
-        self._dialect = dialect
-        planner = QuantizationPlanner(index, dialect, quant_type)
-        self._kernels = planner.units
-        self._left_float = planner.left_float
-        self._units: dict[str, frozenset[Edge]] = {}
+        self._kernels = {
+            name: index.effective(places) for name, places in self.planner.units.items()
+        }
 
     @property
     def why_nothing(self) -> str:
         """What keeps most ops from being quantized; empty if one can be."""
         if self._kernels:
             return ""
+        dialect, left_float = self.planner.dialect, self.planner.left_float
         known = {
             name: reason
-            for name, reason in self._left_float.items()
-            if self._index.node[name].op_type in self._dialect.rules
+            for name, reason in left_float.items()
+            if self._index.node[name].op_type in dialect.rules
         }
-        reasons = Counter((known or self._left_float).values()).most_common(1)
-        return reasons[0][0] if reasons else f"{self._dialect.name} has no integer kernel for it"
+        reasons = Counter((known or left_float).values()).most_common(1)
+        return reasons[0][0] if reasons else f"{dialect.name} has no integer kernel for it"
+
+    def kernels(self, names: Iterable[str]) -> frozenset[Edge]:
+        """The edges that make ops integer kernels; ops that can't be come to none."""
+        return frozenset[Edge]().union(*(self._kernels.get(name, ()) for name in names))
 
     def edges(self, resolved: Iterable[ResolvedInsertionPoint]) -> frozenset[Edge]:
         """Every edge that sees a quantized value because of these places.
@@ -76,19 +84,13 @@ class EdgeClosure:
         for edge in asked.edges:
             if edge.node in self._kernels:
                 found.add(edge)
-                found |= self._unit(edge.node)
+                found |= self._kernels[edge.node]
         for tensor in filter(self._is_useful, asked.outputs):
             for edge in self._index.readers(tensor):
                 found.add(edge)
                 if self._is_weighted_kernel(edge.node):
-                    found |= self._unit(edge.node)
+                    found |= self._kernels[edge.node]
         return frozenset(found)
-
-    def _unit(self, name: str) -> frozenset[Edge]:
-        if name not in self._units:
-            places: Placement = unit(self._index, self._dialect, self._index.node[name], whole=True)
-            self._units[name] = self._index.effective(places)
-        return self._units[name]
 
     def _is_weighted_kernel(self, name: str) -> bool:
         """Whether an op is quantized whole or not at all: it gains nothing from one operand."""
@@ -97,7 +99,7 @@ class EdgeClosure:
     def _is_useful(self, tensor: str) -> bool:
         """Whether an integer kernel makes or reads a tensor, perhaps through an activation."""
         producer = self._index.value[tensor].producer()
-        if producer is not None and producer.op_type in self._dialect.fused_activations:
+        if producer is not None and producer.op_type in self.planner.dialect.fused_activations:
             first = producer.inputs[0]
             producer = first.producer() if first is not None else None
         made = producer is not None and producer.name in self._kernels
@@ -138,6 +140,12 @@ class TunedPattern:
     def add(self, form: CanonicalRegion) -> None:
         """Take in another region of the pattern."""
         self._forms.append(form)
+
+    @property
+    def nodes(self) -> set[str]:
+        """Names of the nodes in all its regions."""
+        nodes = self._index.nodes
+        return {nodes[position].name or "" for form in self._forms for position in form.nodes}
 
     @cached_property
     def points(self) -> tuple[InsertionPoint, ...]:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from qdqtune.autotune._pattern_profiling import (
-    Choice,
     PatternResults,
     Profiling,
     by_signature,
-    edges_of,
     is_done,
+    is_part,
     remember,
     seeds_of,
 )
 from qdqtune.autotune._tuned_model import AnyModel, TunedModel
 from qdqtune.autotune._tuned_pattern import EdgeClosure, TunedPattern
+from qdqtune.autotune._whole_model_search import Schemes, edges_of, whole_model_schemes
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.graph._index import GraphIndex
@@ -113,6 +113,8 @@ class TuningSession:
         self._known_book: PatternResults | None = None
         self._imports: list[frozenset[str]] = []
         self._unfinished: str | None = None
+        self._measured: dict[frozenset[Edge], float] = {}
+        self._whole: Iterator[Schemes] | None = None
 
     @property
     def graph(self) -> GraphIndex:
@@ -175,6 +177,8 @@ class TuningSession:
         self._profiling = self._known_book = None
         self._imports = []
         self._unfinished = None
+        self._measured = {}
+        self._whole = None
         self.initialized = True
         self._warn_if_nothing()
         self._say("%d regions of %d patterns", len(self.regions), len(self._book.by_signature))
@@ -196,7 +200,7 @@ class TuningSession:
                 f"{region!r} is not one of this autotuner's regions.", "Take it from `regions`."
             )
         if commit and self._profiling is not None:
-            self.profiled_patterns.append(self._profiling.schemes)
+            self.profiled_patterns += [self._profiling.schemes, *self._profiling.parts]
             remember(self._cache, self._profiling)
         self._profiling = None
         self.current_profile_region = region
@@ -206,8 +210,9 @@ class TuningSession:
     def generate(self) -> int:
         """Get the next scheme to measure; `export_onnx` writes the model with it.
 
-        Schemes from the cache and imported ones come first, then that with all points, then
-        variations of the fastest.
+        Schemes from the cache and imported ones come first. For the first pattern, whole models
+        follow, as `tune` would try them: the best of them is what all other schemes are tried in.
+        Then comes the scheme with all points, then variations of the fastest.
 
         Returns:
             Its place in `current_profile_pattern_schemes`; -1 if there is no other one.
@@ -216,7 +221,7 @@ class TuningSession:
             InvalidSchemeError: If there is no region to tune.
         """
         self._require_region()
-        return self._profiling.generate() if self._profiling is not None else -1
+        return self._profiling.generate(self._whole_models()) if self._profiling else -1
 
     def submit(self, latency_ms: float, success: bool = True) -> None:
         """Tell what was measured: first ever the float model, then each generated scheme.
@@ -245,7 +250,7 @@ class TuningSession:
                 f"The float model failed, or its latency of {latency_ms} ms is none.",
                 "Measure the model that export_onnx(insert_qdq=False) writes, and submit that.",
             )
-        self.baseline_latency_ms = latency_ms
+        self.baseline_latency_ms = self._measured[frozenset()] = latency_ms
         self._say("the float model takes %.4f ms", latency_ms)
         if self._profiling is not None:
             self._profiling.enter_empty(latency_ms)
@@ -286,18 +291,31 @@ class TuningSession:
             return
         seeds = seeds_of(tuned, self._imports, self._cache, self.config)
         if own is not None:
+            if is_part(own) and self.baseline_latency_ms is not None:
+                own.schemes[0].latency_ms = self._best_latency_ms(self.baseline_latency_ms)
             self.profiled_patterns.remove(own)
             seeds = [*own.schemes, *seeds]
         elif structure is not None:  # it may stand for other shapes, too, and stays
             seeds = [*copy.deepcopy(tuned.fitting(structure.schemes)), *seeds]
         if is_unfinished:
             self._unfinished = None
-        background = edges_of(self._choices(best=True, with_imports=False))
-        self._profiling = Profiling(tuned, seeds, background, self.config, self._seed)
+        others = self._choices(best=True, with_imports=False)
+        self._profiling = Profiling(tuned, seeds, others, self._measured, self.config, self._seed)
         if self.baseline_latency_ms is not None:
             self._profiling.enter_empty(self._best_latency_ms(self.baseline_latency_ms))
 
-    def _choices(self, best: bool, with_imports: bool = True) -> Iterable[Choice]:
+    def _whole_models(self) -> Iterator[Schemes]:
+        """Whole models to try; none once a pattern is done, or without the float latency."""
+        if self.profiled_patterns or not self._measured:
+            return iter(())
+        if self._whole is None and self.config.maximum_mutations:
+            patterns = self._book.by_signature.values()
+            self._whole = whole_model_schemes(
+                patterns, self._book.closure, self._cache, self._seed, self._measured
+            )
+        return self._whole or iter(())
+
+    def _choices(self, best: bool, with_imports: bool = True) -> Schemes:
         """The scheme of each pattern that has one.
 
         Candidates are compared with what was measured: imported schemes are not part of them.
