@@ -218,9 +218,12 @@ class Profiling:
         others = self.others(best)
         if best is None or not others:
             return []
-        measured = {"latency_ms": best.latency_ms, "profile_timestamp": best.profile_timestamp}
+        ms, when = best.latency_ms, best.profile_timestamp
         return [
-            PatternSchemes(tuned.pattern, [replace(each, **measured), InsertionScheme()])
+            PatternSchemes(
+                tuned.pattern,
+                [replace(each, latency_ms=ms, profile_timestamp=when), InsertionScheme()],
+            )
             for tuned, each in others.items()
             if tuned is not self.tuned
         ]
