@@ -10,7 +10,7 @@ import pytest
 from qdqtune.cli.main import main
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._isa import Cpu
-from qdqtune.records._health import BrokenEngine, EngineHealth, Gpu, GpuHealth, Health, IsaLimit
+from qdqtune.records._health import BrokenPlugin, EngineHealth, Gpu, GpuHealth, Health, IsaLimit
 from qdqtune.report._health import health_text
 from qdqtune.workflows import _doctor as health
 from qdqtune.workflows._accuracy_evaluator import has_own_kernels
@@ -135,7 +135,7 @@ def test_a_limit_is_told_in_one_line(
 
 def test_what_other_packages_say_can_not_write_to_the_terminal() -> None:
     sound = healthy()
-    broken = BrokenEngine("x", "p 1", "\x1b[31mboom")
+    broken = BrokenPlugin("x", "p 1", "\x1b[31mboom")
     text = health_text(Health("3.11", "a CPU", "avx2", True, sound.engines, (broken,)))
     assert "warning: the engine x of p 1 can't be used" in text
     assert "\x1b" not in text

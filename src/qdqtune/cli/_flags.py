@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import Field
 from typing import Any, TypeVar
@@ -45,7 +46,8 @@ def _dialect_names() -> Iterable[str]:
     from qdqtune.engines import _registry as registry  # importing the dialects takes long
 
     entries = registry.engines().values()
-    return sorted({choice.name for entry in entries for choice in entry.dialects})
+    announced = importlib.metadata.entry_points(group="qdqtune.dialects").names
+    return sorted(announced | {choice.name for entry in entries for choice in entry.dialects})
 
 
 NAMES: Names = {"engine": _engine_names, "dialect": _dialect_names}

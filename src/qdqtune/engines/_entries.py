@@ -5,11 +5,10 @@ The built-in ones, and those of other packages.
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from qdqtune.records._health import BrokenEngine
+from qdqtune.records._plugins import Plugins, find_plugins
 
 
 @dataclass(frozen=True)
@@ -241,53 +240,18 @@ BUILTIN_ENGINES = (
 GROUP = "qdqtune.engines"
 
 
-@dataclass(frozen=True)
-class Plugins:
-    """Engines from other packages.
-
-    Attributes:
-        entries: Engines by name.
-        broken: Those that can't be used.
-    """
-
-    entries: Mapping[str, EngineEntry] = field(default_factory=dict)
-    broken: tuple[BrokenEngine, ...] = ()
-
-
-def find_plugins(taken: Collection[str]) -> Plugins:
-    """Load every entry point of the group; errors are reported in the result, never raised.
+def find_engines(taken: Collection[str]) -> Plugins[EngineEntry]:
+    """Load the engines of other packages; errors are reported in the result, never raised.
 
     Args:
         taken: Names that plugins can't use.
     """
-    entries: dict[str, EngineEntry] = {}
-    broken = []
-    for point in importlib.metadata.entry_points(group=GROUP):
-        entry, reason = _load(point)
-        if point.name in taken:
-            reason = "the name belongs to qdqtune"
-        elif point.name in entries:
-            reason = "another package has an engine of that name"
-        if entry is None or reason:
-            broken.append(BrokenEngine(point.name, _package(point), reason))
-        else:
-            entries[point.name] = entry
-    return Plugins(entries, tuple(broken))
-
-
-def _load(point: importlib.metadata.EntryPoint) -> tuple[EngineEntry | None, str]:
-    try:
-        found = point.load()
-    except (Exception, SystemExit) as error:  # anything that a plugin's module does on import
-        return None, " ".join(f"{type(error).__name__}: {error}".split())
-    if not isinstance(found, EngineEntry):
-        return None, f"{point.value} is no EngineEntry, but {type(found).__name__}"
-    return found, _fault(found, point.name)
+    return find_plugins(GROUP, EngineEntry, taken, _fault)
 
 
 def _fault(entry: EngineEntry, name: str) -> str:
     """Return what is wrong with an entry; empty if nothing is."""
-    from qdqtune.qdq.dialects import DIALECTS  # slow to import, and plugins are rare
+    from qdqtune.qdq.dialects import dialects  # slow to import, and plugins are rare
 
     if entry.name != name:
         return f"it is announced as '{name}', but its entry is called '{entry.name}'"
@@ -297,11 +261,8 @@ def _fault(entry: EngineEntry, name: str) -> str:
         path: str = getattr(entry, what)
         if path and len([part for part in path.split(":") if part]) != 2:
             return f"its {what} is '{path}', which is not like 'module:name'"
-    unknown = [choice.name for choice in entry.dialects if choice.name not in DIALECTS]
+    known = dialects()
+    unknown = [choice.name for choice in entry.dialects if choice.name not in known]
     if unknown:
-        return f"there is no dialect '{unknown[0]}'; there are {', '.join(DIALECTS)}"
+        return f"there is no dialect '{unknown[0]}'; there are {', '.join(known)}"
     return ""
-
-
-def _package(point: importlib.metadata.EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""

@@ -18,12 +18,12 @@ from qdqtune.engines._entries import (
     BUILTIN_ENGINES,
     DialectChoice,
     EngineEntry,
-    Plugins,
-    find_plugins,
+    find_engines,
 )
 from qdqtune.engines._gpu import find_gpus
 from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._measurement import EngineInfo
+from qdqtune.records._plugins import Plugins
 
 _logger = logging.getLogger(__name__)
 
@@ -82,9 +82,9 @@ _AUTO_ORDER = (GUIDES_MODULE, REFERENCE, "openvino")
 
 
 @functools.cache
-def plugins() -> Plugins:
+def plugins() -> Plugins[EngineEntry]:
     """Return the engines of other packages, cached."""
-    return find_plugins([AUTO, *ENGINES])
+    return find_engines([AUTO, *ENGINES])
 
 
 def versioned(name: str) -> tuple[str, str]:

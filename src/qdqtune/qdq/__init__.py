@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from qdqtune._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from qdqtune.qdq._dialect import Dialect
+    from qdqtune.qdq._dialect import Dialect, OpRule, Output, QuantFormat
+    from qdqtune.qdq._encoding import TensorFormat
     from qdqtune.qdq._insert import Inserter
     from qdqtune.qdq._op_units import unit
     from qdqtune.qdq._quantization_planner import QuantizationPlanner
@@ -20,7 +21,11 @@ __all__ = [
     "DIALECTS",
     "Dialect",
     "Inserter",
+    "OpRule",
+    "Output",
+    "QuantFormat",
     "QuantizationPlanner",
+    "TensorFormat",
     "dialect_named",
     "unit",
 ]
@@ -29,7 +34,11 @@ _HOMES = {
     "DIALECTS": "qdqtune.qdq.dialects",
     "Dialect": "qdqtune.qdq._dialect",
     "Inserter": "qdqtune.qdq._insert",
+    "OpRule": "qdqtune.qdq._dialect",
+    "Output": "qdqtune.qdq._dialect",
+    "QuantFormat": "qdqtune.qdq._dialect",
     "QuantizationPlanner": "qdqtune.qdq._quantization_planner",
+    "TensorFormat": "qdqtune.qdq._encoding",
     "dialect_named": "qdqtune.qdq.dialects",
     "unit": "qdqtune.qdq._op_units",
 }

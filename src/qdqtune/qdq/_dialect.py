@@ -131,9 +131,9 @@ class Dialect:
             UsageError: If this dialect has no such type.
         """
         if quant_type not in self.formats:
-            from qdqtune.qdq.dialects import DIALECTS  # they are made of this class
+            from qdqtune.qdq.dialects import dialects  # they are made of this class
 
-            others = [name for name, each in DIALECTS.items() if quant_type in each.formats]
+            others = [name for name, each in dialects().items() if quant_type in each.formats]
             elsewhere = f" {quant_type} is in: {', '.join(others)}." if others else ""
             raise UsageError(
                 f"The {self.name} dialect has no quant type {quant_type!r}.",

@@ -168,9 +168,9 @@ def translate(
 
 def _transferred(index: GraphIndex, edges: frozenset[Edge]) -> frozenset[Edge]:
     """Edges, and those that see values which ops of any dialect only moved there."""
-    from qdqtune.qdq.dialects import DIALECTS  # they are made of what is here
+    from qdqtune.qdq.dialects import dialects  # they are made of what is here
 
-    kinships = [SharedEncodings(index, dialect) for dialect in DIALECTS.values()]
+    kinships = [SharedEncodings(index, dialect) for dialect in dialects().values()]
     before: frozenset[Edge] = frozenset()
     while edges != before:
         before = edges

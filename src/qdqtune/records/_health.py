@@ -60,8 +60,8 @@ class EngineHealth:
 
 
 @dataclass(frozen=True)
-class BrokenEngine:
-    """An engine announced by another package that can't be used.
+class BrokenPlugin:
+    """What another package announces by an entry point, but can't be used.
 
     Attributes:
         name: Its name.
@@ -124,7 +124,7 @@ class Health(Result):
     isa: str
     saturates_u8s8: bool
     engines: tuple[EngineHealth, ...]
-    broken: tuple[BrokenEngine, ...] = ()
+    broken: tuple[BrokenPlugin, ...] = ()
     gpu: GpuHealth = GpuHealth()
     max_memory: int | None = None
 

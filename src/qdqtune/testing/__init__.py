@@ -1,4 +1,4 @@
-"""The kit that proves an engine: one test class to inherit, one fixture to fill in.
+"""The kit that proves an engine or a dialect: a test class to inherit, a fixture to fill in.
 
 It stands beside the layers, like the zoo: nothing of qdqtune imports it. See docs/engines.md.
 """
@@ -12,11 +12,13 @@ from qdqtune._lazy import lazy_names
 if TYPE_CHECKING:
     from qdqtune.testing._bench import Bench, EngineUnderTest
     from qdqtune.testing._conformance import EngineConformance
+    from qdqtune.testing._dialects import DialectConformance
 
-__all__ = ["Bench", "EngineConformance", "EngineUnderTest"]
+__all__ = ["Bench", "DialectConformance", "EngineConformance", "EngineUnderTest"]
 
 _HOMES = {
     "Bench": "qdqtune.testing._bench",
+    "DialectConformance": "qdqtune.testing._dialects",
     "EngineConformance": "qdqtune.testing._conformance",
     "EngineUnderTest": "qdqtune.testing._bench",
 }

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import onnx_ir as ir
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import DEQUANTIZE, WEIGHTED_OPS, is_op, is_standard
-from qdqtune.qdq.dialects import DIALECTS
+from qdqtune.qdq.dialects import dialects
 
 #: Smaller tensors cost more to quantize than they can save.
 LEAST_ELEMENTS = 8
 
-_FUSED_ACTIVATIONS = frozenset().union(*(each.fused_activations for each in DIALECTS.values()))
+
+@functools.cache
+def _fused_activations() -> frozenset[str]:
+    return frozenset[str]().union(*(each.fused_activations for each in dialects().values()))
 
 
+@functools.cache
 def _kernel_inputs() -> dict[str, frozenset[int] | None]:
     """By op type: the inputs that some engine's integer kernel reads quantized; None for all."""
     found: dict[str, frozenset[int] | None] = {}
-    for dialect in DIALECTS.values():
+    for dialect in dialects().values():
         for op_type, rule in dialect.rules.items():
             known = found.get(op_type, frozenset())
             both = None if known is None or rule.inputs is None else known.union(rule.inputs)
             found[op_type] = both
     return found
 
-
-_KERNEL_INPUTS = _kernel_inputs()
 
 # Ops that read a table of weights, which may be worth storing quantized.
 _TABLE_OPS = ("Gather",)
@@ -53,12 +56,12 @@ def why_not(index: GraphIndex, node_position: int, input_position: int) -> str:
     value = node.inputs[input_position] if 0 <= input_position < len(node.inputs) else None
     if value is None or not value.name:
         return f"{node.op_type} has no input {input_position} here"
-    if not is_standard(node) or node.op_type not in _KERNEL_INPUTS:
+    if not is_standard(node) or node.op_type not in _kernel_inputs():
         return f"no engine has an integer kernel for {node.op_type}"
     weighted = node.op_type in WEIGHTED_OPS
     if weighted and input_position == 2:
         return "a bias becomes an integer together with the op"
-    positions = _KERNEL_INPUTS[node.op_type]
+    positions = _kernel_inputs()[node.op_type]
     if positions is not None and input_position not in positions:
         return f"{node.op_type} reads its input {input_position} as it is"
     if weighted and input_position != activation_input(index, node):
@@ -82,8 +85,8 @@ def why_not_output(index: GraphIndex, node_position: int, output_position: int) 
     readers = [edge for edge in index.readers(value.name) if edge.node]
     if not readers:
         return "no node reads it"
-    has_kernel = is_standard(node) and node.op_type in _KERNEL_INPUTS
-    if has_kernel and all(is_op(index.node[e.node], *_FUSED_ACTIVATIONS) for e in readers):
+    has_kernel = is_standard(node) and node.op_type in _kernel_inputs()
+    if has_kernel and all(is_op(index.node[e.node], *_fused_activations()) for e in readers):
         return "it would part the op from the activation that fuses into it"
     if not has_kernel and all(_reason(index, e.node, e.position) for e in readers):
         return "neither its maker nor a reader has an integer kernel"

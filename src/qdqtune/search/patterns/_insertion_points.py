@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import QDQ_OPS, WEIGHTED_OPS, is_op
-from qdqtune.qdq.dialects import DIALECTS
+from qdqtune.qdq.dialects import dialects
 from qdqtune.records._placement import Edge, Placement
 from qdqtune.search._errors import InvalidSchemeError
 from qdqtune.search.patterns._eligibility import activation_input, why_not, why_not_output
@@ -312,7 +312,7 @@ def _child(form: CanonicalRegion, place: int, point: InsertionPoint) -> ChildFor
 
 def get_autotuner_quantizable_ops() -> set[str]:
     """Op types for which some engine has an integer kernel."""
-    return {op_type for dialect in DIALECTS.values() for op_type in dialect.rules}
+    return {op_type for dialect in dialects().values() for op_type in dialect.rules}
 
 
 def get_autotuner_skip_ops() -> set[str]:
