@@ -34,9 +34,9 @@ from qdqtune.qdq._preprocess import refuse_integer_ops
 from qdqtune.records._errors import ModelError, QdqtuneError
 from qdqtune.records._printable import message
 from qdqtune.report._formatting import text_table
-from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._insert import insert
 from qdqtune.workflows._source_model import Source, open_source
-from qdqtune.workflows._strip import strip_qdq
+from qdqtune.workflows._strip import strip
 
 VARIANTS = (
     "onnxruntime", "onnxruntime:uint8", "onnxruntime-novnni", "tensorrt", "tensorrt:fp8",
@@ -142,10 +142,10 @@ class Trial:
     def _quantize(self, variant: str, outcome: Outcome) -> None:
         dialect, _, quant_type = variant.partition(":")
         quantized = self._folder / "quantized.onnx"
-        report = insert_qdq(
-            self._path, Choice(ops=self._ops), quantized, dialect=dialect,
-            quant_type=quant_type or "int8", inputs=self._fed.request, data=self._fed.calibration,
-            force=True,
+        report = insert(
+            self._path, quantized, ops=self._ops, dialect=dialect,
+            quant_type=quant_type or "int8", inputs=self._fed.request,
+            calibration_data=self._fed.calibration, force=True,
         )  # fmt: skip
         outcome.quantized = list(report.quantized)
         outcome.method, outcome.tried_db = report.method.value, dict(report.tried_db)
@@ -161,9 +161,7 @@ class Trial:
 
     def _stripped(self, quantized: Path, weights_from: Path | None) -> float:
         stripped = self._folder / "stripped.onnx"
-        strip_qdq(
-            quantized, stripped, weights_from=weights_from, inputs=self._fed.request, force=True
-        )
+        strip(quantized, stripped, weights_from=weights_from, inputs=self._fed.request, force=True)
         return self._against_float(stripped, native=True)
 
     def _against_float(self, path: Path, *, native: bool) -> float:

@@ -45,7 +45,7 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._selection import select_ops
 from qdqtune.records._ranges import RangeMethod
-from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._insert import insert
 
 KIND = "calibration"
 COLUMNS = {
@@ -105,9 +105,9 @@ def _seconds(space: Path, feeds: list[Feeds], ops: list[str], rounds: int) -> di
 
 
 def _insert(space: Path, feeds: list[Feeds], ops: list[str], method: str) -> None:
-    insert_qdq(
-        space / "zoo.onnx", Choice(ops=ops), space / "ours.onnx", engine="onnxruntime",
-        data=lambda: iter(feeds), method=RangeMethod(method), force=True,
+    insert(
+        space / "zoo.onnx", space / "ours.onnx", ops=ops, engine="onnxruntime",
+        calibration_data=lambda: iter(feeds), calibration_method=RangeMethod(method), force=True,
     )  # fmt: skip
 
 

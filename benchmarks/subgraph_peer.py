@@ -14,7 +14,7 @@ from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.engines._worker import Worker
-from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._insert import insert
 from qdqtune.workflows._source_model import open_source
 
 SCHEMES_PER_PATTERN = 30
@@ -48,6 +48,6 @@ def write_all_quantized(
     """Write a model with every op quantized that the engine has a kernel for."""
     dialect = native_dialect(engine, options=options)
     present = {node.op_type for node in open_source(path).model.graph}
-    choice = Choice(ops=sorted(present & dialect.rules.keys()))
-    insert_qdq(path, choice, target, engine=engine, dialect=dialect.name, force=True)
+    ops = sorted(present & dialect.rules.keys())
+    insert(path, target, ops=ops, engine=engine, dialect=dialect.name, force=True)
     return target

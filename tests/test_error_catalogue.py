@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from qdqtune import zoo
 from qdqtune.cli.main import main
 from qdqtune.graph._protobuf import field_part
-from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._insert import insert
 from qdqtune.workflows.tuning._folder import BASELINE, CANDIDATES, FINAL, JOURNAL, LOGS
 from qdqtune.workflows.tuning._journal import Journal
 from tests.conftest import model_from_text
@@ -400,7 +400,7 @@ def test_runs(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     before = (unfinished_run(run) / JOURNAL).read_bytes()
     fresh, foreign = tmp_path / "fresh", tmp_path / "foreign.onnx"
     onnx.save(sound(), tmp_path / "sound.onnx")
-    insert_qdq(tmp_path / "sound.onnx", Choice(ops=["MatMul"]), foreign, engine="onnxruntime")
+    insert(tmp_path / "sound.onnx", foreign, ops=["MatMul"], engine="onnxruntime")
     line = RUNS[words].format(model=model, code=code, run=run, fresh=fresh, foreign=foreign)
     assert main(line.split()) == 2
     captured = capsys.readouterr()

@@ -20,7 +20,7 @@ from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._ranges import CalibrationSource
 from qdqtune.report._error_report import error_text
-from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._insert import insert
 from tests.conftest import model_from_text
 
 MANY = """
@@ -50,7 +50,7 @@ def files(rows: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     folder = tmp_path_factory.mktemp("compare")
     original, quantized = folder / "float.onnx", folder / "int8.onnx"
     onnx.save(many(), original)
-    insert_qdq(original, Choice(ops=["MatMul"]), quantized, dialect="openvino", data=rows)
+    insert(original, quantized, ops=["MatMul"], dialect="openvino", calibration_data=rows)
     return original, quantized
 
 

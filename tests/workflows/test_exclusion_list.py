@@ -16,8 +16,8 @@ from qdqtune.cli.main import main
 from qdqtune.records._errors import ModelError
 from qdqtune.records._results import EXCLUSION_TOOLS
 from qdqtune.report._export import exclusion_list
-from qdqtune.workflows._exclusion_list import exclusion_lists, float_nodes
-from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._exclusion_list import float_nodes
+from qdqtune.workflows._insert import insert
 from qdqtune.workflows.tuning._folder import BASELINE, FINAL
 from tests.conftest import model_from_text
 
@@ -32,7 +32,7 @@ class OneSample(CalibrationDataReader):
 
 
 def quantize(model: Path, output: Path, nodes: list[str]) -> None:
-    insert_qdq(model, Choice(nodes=tuple(nodes)), output, dialect="onnxruntime")
+    insert(model, output, nodes=tuple(nodes), dialect="onnxruntime")
 
 
 @pytest.fixture
@@ -75,12 +75,11 @@ def test_another_tool_leaves_the_same_nodes_float(
 ) -> None:
     ours, theirs = tmp_path / "ours.onnx", tmp_path / "theirs.onnx"
     quantize(float_path, ours, nodes)
-    lists = exclusion_lists(ours, against=float_path)
-    assert lists["onnxruntime"] == stay
+    names = exclusion_list("onnxruntime", float_nodes(ours, against=float_path))
+    assert names == stay
     quantize_static(
-        float_path, theirs, OneSample(), quant_format=QuantFormat.QDQ,
-        nodes_to_exclude=lists["onnxruntime"],
-    )  # fmt: skip
+        float_path, theirs, OneSample(), quant_format=QuantFormat.QDQ, nodes_to_exclude=names
+    )
     assert float_nodes(theirs) == stay
 
 

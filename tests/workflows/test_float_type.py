@@ -23,7 +23,7 @@ from qdqtune.report._tuning import tune_text
 from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows import _convert as float_type
 from qdqtune.workflows._convert import FloatForm, convert_to, told_options, wanted_type
-from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._insert import insert
 from qdqtune.workflows._quantize import quantize
 from qdqtune.workflows._source_model import open_source
 from qdqtune.workflows.tuning._journal import Journal
@@ -103,7 +103,7 @@ def test_what_is_half_or_quantized_stays_as_it_is(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     quantized, half = tmp_path / "quantized.onnx", tmp_path / "half.onnx"
-    insert_qdq(model, Choice(ops=("Conv",)), quantized, dialect="onnxruntime")
+    insert(model, quantized, ops=("Conv",), dialect="onnxruntime")
     onnx.save(model_from_text("g (float16[4] x) => (float16[4] y) { y = Relu(x) }"), half)
     for file in (quantized, half):
         assert wanted_type("auto", info(typing="strong"), open_source(file)) is None

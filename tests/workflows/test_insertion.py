@@ -23,7 +23,7 @@ from qdqtune.records._inputs import InputRequest
 from qdqtune.records._precision import Precision
 from qdqtune.records._ranges import CalibrationSource, RangeMethod
 from qdqtune.workflows._convert import convert_model
-from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._insert import insert
 from tests.conftest import model_from_text
 
 WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
@@ -51,7 +51,7 @@ def optimized_ops(worker: Worker, path: Path, folder: Path) -> list[str]:
 def test_resnet18_with_and_without_the_engines_optimizations(tmp_path: Path) -> None:
     source, quantized = tmp_path / "float.onnx", tmp_path / "int8.onnx"
     onnx.save(zoo.build("resnet18"), source)
-    report = insert_qdq(source, Choice(ops=["Conv", "Gemm"]), quantized)
+    report = insert(source, quantized, ops=["Conv", "Gemm"])
     assert report.sqnr_db["logits"] >= 20.0
 
     index = GraphIndex(ir.load(source))
@@ -66,7 +66,7 @@ def test_resnet18_with_and_without_the_engines_optimizations(tmp_path: Path) -> 
 def test_every_conv_of_resnet18_becomes_an_integer_kernel(tmp_path: Path) -> None:
     source, quantized = tmp_path / "float.onnx", tmp_path / "int8.onnx"
     onnx.save(zoo.build("resnet18", **SMALL["resnet18"]), source)
-    insert_qdq(source, Choice(ops=["Conv", "Gemm"]), quantized)
+    insert(source, quantized, ops=["Conv", "Gemm"])
     with Worker() as worker:
         ops = optimized_ops(worker, quantized, tmp_path)
     assert ops.count("QLinearConv") == 20
@@ -92,7 +92,7 @@ def test_every_architecture_in_every_dialect(
     model = zoo.build(name, **SMALL[name])
     onnx.save(model, source)
     ops = sorted(WEIGHTED & {node.op_type for node in model.graph.node})
-    report = insert_qdq(source, Choice(ops=ops), quantized, dialect=dialect, quant_type=quant_type)
+    report = insert(source, quantized, ops=ops, dialect=dialect, quant_type=quant_type)
     onnx.checker.check_model(str(quantized), full_check=True)
     assert report.quantized
     assert min(report.sqnr_db.values()) >= 5.0
@@ -114,7 +114,7 @@ def test_half_precision_models_get_half_precision_scales(tmp_path: Path) -> None
     )
     source, quantized = tmp_path / "float.onnx", tmp_path / "int8.onnx"
     onnx.save(model, source)
-    insert_qdq(source, Choice(ops=["MatMul"]), quantized, dialect="tensorrt")
+    insert(source, quantized, ops=["MatMul"], dialect="tensorrt")
     onnx.checker.check_model(str(quantized), full_check=True)
     written = {tensor.name: tensor for tensor in onnx.load(quantized).graph.initializer}
     assert written["x_scale"].data_type == onnx.TensorProto.FLOAT16
@@ -131,9 +131,9 @@ def test_what_is_not_quantized_can_be_half_floats(
     if first:
         convert_model(source, precision, tmp_path / "half.onnx")
         source = tmp_path / "half.onnx"
-    report = insert_qdq(
-        source, Choice(ops=["Conv"]), quantized, dialect="tensorrt",
-        precision=None if first else precision,
+    report = insert(
+        source, quantized, ops=["Conv"], dialect="tensorrt",
+        high_precision_dtype=None if first else precision,
     )  # fmt: skip
     onnx.checker.check_model(str(quantized), full_check=True)
     assert len(report.quantized) == 20
@@ -148,11 +148,11 @@ def test_an_engine_without_half_kernels_is_told_what_to_do(tmp_path: Path) -> No
     onnx.save(zoo.build("resnet18", **SMALL["resnet18"]), source)
     convert_model(source, Precision.FP16, half)
     with pytest.raises(UsageError, match="float16") as caught:
-        insert_qdq(half, Choice(ops=["Conv"]), tmp_path / "q.onnx", dialect="onnxruntime")
+        insert(half, tmp_path / "q.onnx", ops=["Conv"], dialect="onnxruntime")
     assert "--high_precision_dtype fp32" in caught.value.hint
-    report = insert_qdq(
-        half, Choice(ops=["Conv"]), tmp_path / "q.onnx", dialect="onnxruntime",
-        precision=Precision.FP32,
+    report = insert(
+        half, tmp_path / "q.onnx", ops=["Conv"], dialect="onnxruntime",
+        high_precision_dtype=Precision.FP32,
     )  # fmt: skip
     assert len(report.quantized) == 20
 
@@ -162,9 +162,9 @@ def test_calibration_data_is_what_counts(tmp_path: Path) -> None:
     onnx.save(zoo.build("resnet18", **SMALL["resnet18"]), source)
     images = np.random.default_rng(0).normal(size=(6, 3, 64, 64)).astype(np.float32)
     reports = [
-        insert_qdq(
-            source, Choice(ops=["Conv"]), tmp_path / f"{factor}.onnx", data=images * factor,
-            method=RangeMethod.MAX,
+        insert(
+            source, tmp_path / f"{factor}.onnx", ops=["Conv"], calibration_data=images * factor,
+            calibration_method=RangeMethod.MAX,
         )
         for factor in (1, 100)
     ]  # fmt: skip
@@ -183,11 +183,13 @@ def test_of_all_ways_to_calibrate_the_best_is_taken(tmp_path: Path) -> None:
     source = tmp_path / "float.onnx"
     onnx.save(zoo.build("resnet18", **SMALL["resnet18"]), source)
     images = np.random.default_rng(0).normal(size=(6, 3, 64, 64)).astype(np.float32)
-    report = insert_qdq(source, Choice(ops=["Conv"]), tmp_path / "best.onnx", data=images)
+    report = insert(source, tmp_path / "best.onnx", ops=["Conv"], calibration_data=images)
     assert set(report.tried_db) == {method.value for method in RangeMethod}
     assert report.tried_db[report.method.value] == max(report.tried_db.values())
     for method in RangeMethod:
         target = tmp_path / f"{method.value}.onnx"
-        alone = insert_qdq(source, Choice(ops=["Conv"]), target, data=images, method=method)
+        alone = insert(
+            source, target, ops=["Conv"], calibration_data=images, calibration_method=method
+        )
         assert alone.method is method
         assert alone.tried_db == {method.value: pytest.approx(report.tried_db[method.value])}

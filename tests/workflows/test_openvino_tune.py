@@ -30,7 +30,7 @@ from qdqtune.report._tuning import tune_text
 from qdqtune.workflows import _accuracy_evaluator as accuracy_evaluator
 from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator, Kernels
 from qdqtune.workflows._convert import convert_model
-from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._insert import insert
 from qdqtune.workflows._quantize import quantize
 from qdqtune.workflows._sample_provider import sample_provider
 from qdqtune.workflows._source_model import open_source
@@ -159,7 +159,7 @@ def test_inserted_by_hand_it_is_evaluated_so_as_well(
     evaluations.clear()
     if asked == {"engine": "openvino"}:
         expected = ("openvino", in_float32(SessionOptions()))
-    report = insert_qdq(model, Choice(ops=("MatMul",)), tmp_path / "q.onnx", **asked)  # type: ignore[arg-type]
+    report = insert(model, tmp_path / "q.onnx", ops=("MatMul",), **asked)  # type: ignore[arg-type]
     assert evaluations == [expected]
     assert report.sqnr_db["y"] > 20
 
@@ -193,7 +193,7 @@ def test_half_floats_are_quantized_where_the_engine_has_kernels(
 ) -> None:
     half = tmp_path / "half.onnx"
     convert_model(model, Precision.FP16, half)
-    report = insert_qdq(half, Choice(ops=["MatMul"]), tmp_path / "int8.onnx", engine="openvino")
+    report = insert(half, tmp_path / "int8.onnx", ops=["MatMul"], engine="openvino")
     assert len(report.quantized) == 2
     assert min(report.sqnr_db.values()) > 25.0
 

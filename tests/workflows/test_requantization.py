@@ -20,10 +20,8 @@ from qdqtune.graph._files import load_model
 from qdqtune.qdq._read_back import read
 from qdqtune.records._errors import ModelError
 from qdqtune.records._ranges import CalibrationSource
-from qdqtune.workflows._insert import Choice, insert_qdq
-from qdqtune.workflows._strip import strip_qdq
-
-NOTHING = Choice()
+from qdqtune.workflows._insert import insert
+from qdqtune.workflows._strip import strip
 
 
 class Samples(CalibrationDataReader):
@@ -57,8 +55,8 @@ def scales(path: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("dialect", ["onnxruntime", "tensorrt", "tensorrt-8"])
 def test_our_own_file_comes_out_the_same(dialect: str, folder: Path, tmp_path: Path) -> None:
     first, again = tmp_path / "first.onnx", tmp_path / "again.onnx"
-    made = insert_qdq(folder / "float.onnx", Choice(ops=["Conv"]), first, dialect=dialect)
-    report = insert_qdq(first, NOTHING, again, dialect=dialect)
+    made = insert(folder / "float.onnx", first, ops=["Conv"], dialect=dialect)
+    report = insert(first, again, dialect=dialect)
     assert report.placement.edges >= made.placement.edges
     assert min(report.sqnr_given_db.values()) > 60.0
     assert report.calibration is CalibrationSource.RANDOM  # as the file says
@@ -71,7 +69,7 @@ def test_our_own_file_comes_out_the_same(dialect: str, folder: Path, tmp_path: P
 @pytest.mark.parametrize("dialect", ["onnxruntime", "onnxruntime-novnni", "tensorrt", "tensorrt-8"])
 def test_a_foreign_file_in_every_dialect(dialect: str, folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "again.onnx"
-    report = insert_qdq(folder / "QDQ.onnx", NOTHING, target, dialect=dialect)
+    report = insert(folder / "QDQ.onnx", target, dialect=dialect)
     onnx.checker.check_model(str(target), full_check=True)
     convs = sum(node.op_type == "Conv" for node in onnx.load(folder / "float.onnx").graph.node)
     written = {node.name: node.op_type for node in onnx.load(target).graph.node}
@@ -85,7 +83,7 @@ def test_foreign_scales_are_kept_exactly_where_the_dialect_is_the_same(
     folder: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "again.onnx"
-    insert_qdq(folder / "QDQ.onnx", NOTHING, target, dialect="onnxruntime")
+    insert(folder / "QDQ.onnx", target, dialect="onnxruntime")
     before, after = scales(folder / "QDQ.onnx"), scales(target)
     shared = [name for name in after if name in before and before[name].dtype == np.float32]
     same = [np.array_equal(before[name], after[name]) for name in shared]
@@ -99,7 +97,7 @@ def test_a_choice_takes_what_it_names_with_the_scales_of_the_file(
     target = tmp_path / "some.onnx"
     first = next(node.name for node in onnx.load(folder / "QDQ.onnx").graph.node
                  if node.op_type == "Conv")  # fmt: skip
-    report = insert_qdq(folder / "QDQ.onnx", Choice(nodes=[first]), target, dialect="tensorrt")
+    report = insert(folder / "QDQ.onnx", target, nodes=[first], dialect="tensorrt")
     assert report.quantized == (first,)
     assert (report.scales_kept, report.ranges_kept) == (0, 1)  # uint8 with a zero point
     assert report.calibration is CalibrationSource.GIVEN
@@ -113,8 +111,8 @@ def test_other_ways_to_quantize_get_a_clear_message(
 ) -> None:
     target = tmp_path / "no.onnx"
     for attempt in (
-        lambda: insert_qdq(folder / file, Choice(ops=["Conv"]), target),
-        lambda: strip_qdq(folder / file, target),
+        lambda: insert(folder / file, target, ops=["Conv"]),
+        lambda: strip(folder / file, target),
     ):
         with pytest.raises(ModelError) as caught:
             attempt()
@@ -126,15 +124,15 @@ def test_other_ways_to_quantize_get_a_clear_message(
 @pytest.mark.parametrize("dialect", ["onnxruntime", "tensorrt", "tensorrt-8"])
 def test_stripping_gives_the_model_back(dialect: str, folder: Path, tmp_path: Path) -> None:
     source, quantized = folder / "float.onnx", tmp_path / "q.onnx"
-    insert_qdq(source, Choice(ops=["Conv", "Gemm"]), quantized, dialect=dialect)
+    insert(source, quantized, ops=["Conv", "Gemm"], dialect=dialect)
     plain, exact = tmp_path / "plain.onnx", tmp_path / "exact.onnx"
-    rounded = strip_qdq(quantized, plain).rounded
+    rounded = strip(quantized, plain).rounded
     assert bool(rounded) == (dialect != "tensorrt-8")
-    report = strip_qdq(
+    report = strip(
         quantized, exact, weights_from=source, save_placement=tmp_path / "placement.json"
     )
     assert report.rounded == 0
-    again = insert_qdq(
-        exact, Choice(placement=tmp_path / "placement.json"), tmp_path / "q2.onnx", dialect=dialect
+    again = insert(
+        exact, tmp_path / "q2.onnx", placement=tmp_path / "placement.json", dialect=dialect
     )
     assert again.placement == report.placement

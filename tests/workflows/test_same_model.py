@@ -17,7 +17,7 @@ from qdqtune.qdq_utils import get_quantized_tensors
 from qdqtune.records._errors import UsageError
 from qdqtune.records._tuning import TuneEvent, TuneResult
 from qdqtune.testing.simulated import QUIET
-from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._insert import insert
 from qdqtune.workflows._source_model import activations_in, check_same_model, open_source
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
@@ -93,7 +93,7 @@ def test_a_file_of_another_model_is_refused(
     (tmp_path / "other").mkdir()
     other = saved(tmp_path / "other", "resnet18", **{**RESNET, **settings})
     file = tmp_path / "other.int8.onnx"
-    insert_qdq(other, Choice(ops=["Conv"]), file, engine="onnxruntime")
+    insert(other, file, ops=["Conv"], engine="onnxruntime")
     with pytest.raises(UsageError, match="a quantized form of another model") as caught:
         simulated(model, tmp_path / "run", qdq_baseline=file)
     assert difference in caught.value.what.replace(str(file), "FILE")
@@ -114,7 +114,7 @@ def small(path: Path, op: str) -> Path:
 def test_how_much_of_a_baseline_is_in_the_model(tmp_path: Path) -> None:
     model = small(tmp_path / "m.onnx", "Relu")
     file = tmp_path / "int8.onnx"
-    insert_qdq(model, Choice(ops=["Conv"]), file, engine="onnxruntime")
+    insert(model, file, ops=["Conv"], engine="onnxruntime")
     events: list[TuneEvent] = []
     simulated(model, tmp_path / "run", qdq_baseline=file, callbacks=[events.append])
     (said,) = [event.message for event in events if event.stage == "Q/DQ baseline"]

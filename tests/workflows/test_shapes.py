@@ -16,7 +16,7 @@ from qdqtune.graph import _files as files
 from qdqtune.records._errors import ModelError, OutputError, UsageError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._results import Proof, ShapesReport
-from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._insert import insert
 from qdqtune.workflows._shapes import fix_shapes, show_shapes
 from tests.conftest import model_from_text
 
@@ -269,7 +269,7 @@ def test_mistakes(tmp_path: Path) -> None:
 def test_quantized_models_and_metadata_survive(tmp_path: Path) -> None:
     source, quantized = tmp_path / "float.onnx", tmp_path / "q.onnx"
     onnx.save(zoo.build("resnet18", width=8, image=32, blocks=(1, 1, 1, 1)), source)
-    insert_qdq(source, Choice(ops=["Conv"]), quantized)
+    insert(source, quantized, ops=["Conv"])
     out = tmp_path / "out.onnx"
     assert fix_shapes(quantized, out, NOTHING, batch_size=2).proof is Proof.COMPARED
     before, after = onnx.load(quantized), onnx.load(out)

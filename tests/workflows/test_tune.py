@@ -27,7 +27,7 @@ from qdqtune.records._placement import Placement
 from qdqtune.records._tuning import Summary, TuneEvent, TuneResult
 from qdqtune.search.strategies._strategy import Score, Trial
 from qdqtune.testing.simulated import QUIET
-from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._insert import insert
 from qdqtune.workflows.tuning import _final_check as final_check
 from qdqtune.workflows.tuning._tune import plan_tune, tune
 from tests.conftest import model_from_text
@@ -277,7 +277,7 @@ def test_an_already_quantized_model_is_where_the_search_begins(
     resnet: Path, tmp_path: Path
 ) -> None:
     quantized = tmp_path / "int8.onnx"
-    insert_qdq(resnet, Choice(ops=["Conv"]), quantized, engine="onnxruntime")
+    insert(resnet, quantized, ops=["Conv"], engine="onnxruntime")
     plan = plan_tune(quantized, engine="onnxruntime")
     assert "as given" in plan.seeds
     result = simulated(quantized, output_dir=tmp_path / "run")
@@ -317,7 +317,7 @@ def test_the_models_own_folder_is_safe(resnet: Path) -> None:
 
 def test_b2_a_quantized_baseline_is_really_begun_with(resnet: Path, tmp_path: Path) -> None:
     quantized = tmp_path / "int8.onnx"
-    insert_qdq(resnet, Choice(ops=["Conv"]), quantized, engine="onnxruntime")
+    insert(resnet, quantized, ops=["Conv"], engine="onnxruntime")
     result = simulated(resnet, output_dir=tmp_path / "run", qdq_baseline=quantized)
     assert "Q/DQ baseline" in result.summary.seeds
 
@@ -454,7 +454,7 @@ def test_a_quantized_model_that_is_slower_than_float_becomes_float(
     resnet: Path, tmp_path: Path
 ) -> None:
     quantized = tmp_path / "int8.onnx"
-    insert_qdq(resnet, Choice(ops=["Conv"]), quantized, engine="onnxruntime")
+    insert(resnet, quantized, ops=["Conv"], engine="onnxruntime")
     options = {**QUIET, "profile": "float-only"}
     result = simulated(quantized, engine_options=options, output_dir=tmp_path / "run")
     assert not result.summary.kept_float

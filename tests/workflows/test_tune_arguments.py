@@ -12,8 +12,7 @@ import onnx
 import pytest
 
 from qdqtune.records._errors import QdqtuneError, UsageError
-from qdqtune.records._inputs import InputRequest
-from qdqtune.workflows._shape_ranges import request_of
+from qdqtune.records._inputs import InputRequest, request_of
 from qdqtune.workflows.tuning._tune import plan_tune, tune
 from tests.conftest import model_from_text
 

@@ -34,7 +34,7 @@ from qdqtune.records._verification import Outcome, VerifyReport
 from qdqtune.report._bench import verify_text
 from qdqtune.workflows._bench import bench
 from qdqtune.workflows._claims import measure_error
-from qdqtune.workflows._insert import Choice, insert_qdq
+from qdqtune.workflows._insert import insert
 from qdqtune.workflows._verify import verify
 from qdqtune.workflows.tuning._folder import BASELINE, FINAL, JOURNAL, PLACEMENT, SUMMARY
 from qdqtune.workflows.tuning._journal import Journal
@@ -48,8 +48,8 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     """A folder with a baseline, a quantized model and its placement; a summary that is true."""
     folder = tmp_path_factory.mktemp("verified")
     onnx.save(zoo.build("resnet18", width=8, image=32), folder / BASELINE)
-    insert_qdq(
-        folder / BASELINE, Choice(ops=["Conv"]), folder / FINAL,
+    insert(
+        folder / BASELINE, folder / FINAL, ops=["Conv"],
         engine="simulated", save_placement=folder / PLACEMENT,
     )  # fmt: skip
     record = bench([folder / BASELINE, folder / FINAL], engine="simulated")

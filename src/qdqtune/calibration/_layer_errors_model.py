@@ -70,6 +70,7 @@ class _Distances(PackedOutput):
         ]
 
 
+_SMALL_BYTES = 1024
 # Before this version of the format, weights had to be listed among the inputs.
 _FREE_WEIGHTS_IR_VERSION = 4
 
@@ -267,10 +268,14 @@ def _opsets(model: ir.Model) -> Iterator[tuple[str, int]]:
 
 def _reference(store: WeightStore, name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
     """A weight under another name; what lies in a file of the folder stays there."""
-    if isinstance(tensor, ir.ExternalTensor) and Path(tensor.base_dir) == store.folder.absolute():
-        found: onnx.TensorProto = ir.serde.serialize_tensor(tensor)
-    else:
-        found = onnx.TensorProto()
+    if isinstance(tensor, ir.ExternalTensor):
+        is_copied = Path(tensor.base_dir) != store.folder.absolute()
+    else:  # there may be very many small ones, and a file of them is slow to write
+        is_copied = tensor.nbytes > _SMALL_BYTES
+    found = onnx.TensorProto()
+    if is_copied:
         found.CopyFrom(store.reference(name, name, tensor))
+    else:
+        ir.serde.serialize_tensor_into(found, tensor)
     found.name = name
     return found

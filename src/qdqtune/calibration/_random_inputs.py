@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -18,7 +19,7 @@ import onnx_ir as ir
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import input_dims, input_named, model_inputs, resolve_shapes
-from qdqtune.graph._measured_shapes import check_ends
+from qdqtune.graph._measured_shapes import check_ends, measured_shapes
 from qdqtune.graph._op_classes import FLOAT_TYPES, is_op
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._inputs import InputRequest
@@ -67,6 +68,21 @@ def random_inputs(
     rng = np.random.default_rng(request.seed)
     for _ in range(samples):
         yield {maker.name: maker.make(rng) for maker in makers}
+
+
+def measured_inputs(model: ir.Model, request: InputRequest) -> Feeds:
+    """One set of random inputs, at the shapes that a model is measured at.
+
+    Args:
+        model: The model, with inferred shapes.
+        request: Shapes, ranges and the seed.
+
+    Raises:
+        UsageError: If the request does not fit the model, or leaves sizes open.
+        ModelError: If there are no random inputs for it, or it is too large for memory.
+    """
+    at = replace(request, shapes=measured_shapes(model, request), dims={})
+    return next(random_inputs(GraphIndex(model), 1, at))
 
 
 class _Maker:

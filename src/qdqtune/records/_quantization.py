@@ -138,7 +138,7 @@ class Decision:
     sqnr_db: float | None = None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class QuantizeReport(Result):
     """Report of quantizing a model.
 
@@ -182,22 +182,22 @@ class QuantizeReport(Result):
         "not_timed kept_float reason added nodes=decisions seconds"
     )
 
-    output: Path | None
+    output: Path | None = None
     engine: str
     dialect: str
     quant_type: str
     decisions: tuple[Decision, ...]
     placement: Placement
-    added: Mapping[str, str]
+    added: Mapping[str, str] = field(default_factory=dict)
     calibration: str
     calibrated_on: str
-    method: str
-    tried_db: Mapping[str, float]
-    sqnr_db: Mapping[str, float]
-    scores_db: Mapping[str, float]
-    judged_with: str
-    bytes_before: int
-    bytes_after: int
+    method: str = ""
+    tried_db: Mapping[str, float] = field(default_factory=dict)
+    sqnr_db: Mapping[str, float] = field(default_factory=dict)
+    scores_db: Mapping[str, float] = field(default_factory=dict)
+    judged_with: str = ""
+    bytes_before: int = 0
+    bytes_after: int = 0
     baseline_ms: float | None = None
     final_ms: float | None = None
     comparison: Comparison | None = None

@@ -18,11 +18,15 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune.config import NameFilters
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import load_model, model_from_proto, save_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.options import NAME, PATH, SWITCH, WILDCARDS, Kind, whole
+from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._selection import unknown
+from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records._errors import ModelError, QdqtuneError, UsageError
 from qdqtune.rules._placement_draft import Constraints
 
@@ -182,6 +186,29 @@ def _check_type(model: object, argument: str) -> None:
     )
     if not is_path and not isinstance(model, onnx.ModelProto | ir.Model):
         raise wrong_type(argument, model, _EXPECTED)
+
+
+def choose_dialect(
+    engine: str, dialect: str | None, options: Mapping[str, str] | None = None
+) -> tuple[str, Dialect]:
+    """Return the engine that a model is for, and the dialect to write for it.
+
+    Args:
+        engine: An engine's name, which may end in a version, or ``auto``.
+        dialect: A dialect by name, instead of the engine's own on this machine; ``auto`` then
+            stays as it is.
+        options: The engine's options, as far as they determine the dialect.
+
+    Raises:
+        UsageError: If there is no such engine or dialect.
+        EngineError: If there is no engine here, or it has no known dialect.
+    """
+    name, version = registry.versioned(engine)
+    if dialect is not None:
+        return name, dialect_named(dialect)
+    if name == registry.AUTO:
+        name = registry.resolve(name)
+    return name, native_dialect(name, version, options=options)
 
 
 _NODE = "node"

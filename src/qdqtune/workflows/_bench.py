@@ -157,7 +157,7 @@ def bench(models: Sequence[AnyModel], config: BenchConfig) -> BenchRecord:
         options = SessionOptions(threads=config.threads, engine_options=all_options)
         worker = stack.enter_context(Worker(name, options, opening=config.opening))
         info = engine_info(worker, name)
-        outputs = _Outputs()
+        outputs = _OutputErrors()
         compares = registry.entry(name).measures and _tells_outputs(worker, name, paths[0], feeds)
         measured, compared = compare_files(
             worker, paths, feeds, runs=config.runs, min_time_s=config.min_time_s,
@@ -166,7 +166,7 @@ def bench(models: Sequence[AnyModel], config: BenchConfig) -> BenchRecord:
         )  # fmt: skip
         _explain(name, paths, measured)
     entries = tuple(
-        BenchmarkEntry(shown, measured[number], comparison, outputs.sqnr_db.get(number, {}))
+        BenchmarkEntry(shown, measured[number], comparison, outputs.get(number, {}))
         for number, (shown, comparison) in enumerate(zip(names, [None, *compared], strict=True))
     )
     fed = {name: f"{array.dtype}{list(array.shape)}" for name, array in feeds.items()}
@@ -214,12 +214,8 @@ def _tells_outputs(worker: Worker, engine: str, path: str, feeds: Feeds) -> bool
     return True
 
 
-class _Outputs:
-    """How far each model's outputs are from the first one's, on one set of inputs."""
-
-    def __init__(self) -> None:
-        self.sqnr_db: dict[int, dict[str, float]] = {}
-        self._first: Outputs = {}
+class _OutputErrors(dict[int, dict[str, float]]):
+    """How far each model's outputs are from the first one's, in dB, by its number."""
 
     def take(self, number: int, outputs: Outputs) -> None:
         if number == 0:
@@ -227,7 +223,7 @@ class _Outputs:
             return
         ratio = SignalToNoise()
         ratio.add(self._first, outputs)
-        self.sqnr_db[number] = ratio.decibels()
+        self[number] = ratio.decibels()
 
 
 def _feeds(

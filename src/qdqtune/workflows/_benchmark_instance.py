@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qdqtune.engines import _registry as registry
-from qdqtune.engines._options import EngineFlags
 from qdqtune.records._inputs import InputRequest, ShapesOrRequest
 from qdqtune.workflows._benchmarks import (
     DEFAULT_TIMING_RUNS,
@@ -22,6 +21,7 @@ from qdqtune.workflows._benchmarks import (
     EngineBenchmark,
     Model,
     TrtExecBenchmark,
+    flags_of,
 )
 
 _logger = logging.getLogger(__name__)
@@ -81,11 +81,22 @@ def init_benchmark_instance(
     Returns:
         The benchmark; None if it can't be created, with the reason in the log.
     """
+    benchmark: EngineBenchmark
     try:
-        benchmark = _make(
-            use_trtexec, plugin_libraries, timing_cache_file, warmup_runs, timing_runs,
-            trtexec_args, engine, threads, inputs,
-        )  # fmt: skip
+        if use_trtexec:
+            benchmark = TrtExecBenchmark(
+                timing_cache_file, warmup_runs, timing_runs, plugin_libraries,
+                trtexec_args=trtexec_args, inputs=inputs,
+            )  # fmt: skip
+        else:
+            if trtexec_args:
+                _logger.warning("trtexec_args are not used without use_trtexec")
+            name = registry.resolve(engine)
+            flags = flags_of(timing_cache_file, plugin_libraries)
+            benchmark = EngineBenchmark(
+                name, threads=threads, engine_options=flags.options_of(name, {}),
+                warmup_runs=warmup_runs, timing_runs=timing_runs, inputs=inputs,
+            )  # fmt: skip
     except Exception as error:  # whatever the error, callers check the return value
         _logger.error("there is no benchmark: %s", error)
         _CURRENT.replace(None, str(error))
@@ -129,38 +140,3 @@ def current_benchmark() -> EngineBenchmark | None:
     if _CURRENT.benchmark is None:
         _logger.error("there is no benchmark: %s", _CURRENT.failure)
     return _CURRENT.benchmark
-
-
-def _make(
-    use_trtexec: bool,
-    plugin_libraries: Sequence[str] | None,
-    timing_cache_file: str | os.PathLike[str] | None,
-    warmup_runs: int,
-    timing_runs: int,
-    trtexec_args: Sequence[str] | None,
-    engine: str,
-    threads: int | None,
-    inputs: ShapesOrRequest,
-) -> EngineBenchmark:
-    if use_trtexec:
-        return TrtExecBenchmark(
-            timing_cache_file,
-            warmup_runs,
-            timing_runs,
-            plugin_libraries,
-            trtexec_args=trtexec_args,
-            inputs=inputs,
-        )
-    name = registry.resolve(engine)
-    cache = "" if timing_cache_file is None else os.fspath(timing_cache_file)
-    words = EngineFlags(cache, tuple(map(os.fspath, plugin_libraries or ())))
-    if trtexec_args:
-        _logger.warning("trtexec_args are not used without use_trtexec")
-    return EngineBenchmark(
-        name,
-        threads=threads,
-        engine_options=words.options_of(name, {}),
-        warmup_runs=warmup_runs,
-        timing_runs=timing_runs,
-        inputs=inputs,
-    )

@@ -32,31 +32,6 @@ from qdqtune.records._measurement import LayerTime, Measurement
 from qdqtune.workflows._arguments import check_arguments
 from qdqtune.workflows.tuning._preflight import layers_told
 
-
-def write_profile(layers: Sequence[LayerTime], runs: int, target: Path) -> None:
-    """Write a profile: the number of runs, then one entry per layer in order of execution.
-
-    Args:
-        layers: The layers, with milliseconds per run.
-        runs: The number of runs behind the times.
-        target: The file; its folder is created.
-    """
-    total = sum(layer.ms for layer in layers) or 1.0
-    entries = [
-        {
-            "name": layer.name,
-            "timeMs": layer.ms * runs,
-            "averageMs": layer.ms,
-            "medianMs": layer.ms,
-            "percentage": 100 * layer.ms / total,
-        }
-        for layer in layers
-    ]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps([{"count": runs}, *entries], indent=1) + "\n"
-    write_text(target, text, force=True)
-
-
 _logger = logging.getLogger(__name__)
 
 _NOTHING_SAID = InputRequest()
@@ -211,7 +186,7 @@ class EngineBenchmark(Benchmark):
         feeds = self._worker.store(self._feeds(path))
         layers = layers_told(self._worker, path, feeds, self.timing_runs)
         if layers:
-            write_profile(layers, self.timing_runs, target)
+            _write_profile(layers, self.timing_runs, target)
         else:
             _logger.warning("%s tells no times of layers: there is no profile", self.engine)
 
@@ -269,11 +244,11 @@ class TensorRTPyBenchmark(EngineBenchmark):
         plugin_libraries: Sequence[str] | None = None,
         inputs: ShapesOrRequest = _NOTHING_SAID,
     ) -> None:
-        words = _words(timing_cache_file, plugin_libraries)
+        flags = flags_of(timing_cache_file, plugin_libraries)
         try:
             super().__init__(
                 registry.GUIDES_MODULE,
-                engine_options=words.options_of(registry.GUIDES_MODULE, {}),
+                engine_options=flags.options_of(registry.GUIDES_MODULE, {}),
                 warmup_runs=warmup_runs,
                 timing_runs=timing_runs,
                 inputs=inputs,
@@ -311,14 +286,14 @@ class TrtExecBenchmark(EngineBenchmark):
         inputs: ShapesOrRequest = _NOTHING_SAID,
     ) -> None:
         told = ShapeArguments.found_in(trtexec_args or ())
-        words = replace(
-            _words(timing_cache_file, plugin_libraries),
+        flags = replace(
+            flags_of(timing_cache_file, plugin_libraries),
             arguments=tuple(told.others),
             program="" if trtexec_path == registry.GUIDES_PROGRAM else os.fspath(trtexec_path),
         )
         super().__init__(
             registry.GUIDES_PROGRAM,
-            engine_options=words.options_of(registry.GUIDES_PROGRAM, told.as_options()),
+            engine_options=flags.options_of(registry.GUIDES_PROGRAM, told.as_options()),
             warmup_runs=warmup_runs,
             timing_runs=timing_runs,
             inputs=InputRequest.from_text(told.usual) if told.usual else inputs,
@@ -329,9 +304,10 @@ class TrtExecBenchmark(EngineBenchmark):
         self.trtexec_args = list(trtexec_args or ())
 
 
-def _words(
+def flags_of(
     timing_cache_file: str | os.PathLike[str] | None, plugin_libraries: Sequence[str] | None
 ) -> EngineFlags:
+    """Return the flags for a timing cache and for libraries with custom ops."""
     cache = "" if timing_cache_file is None else os.fspath(timing_cache_file)
     return EngineFlags(cache, tuple(map(os.fspath, plugin_libraries or ())))
 
@@ -356,3 +332,27 @@ def _as_file(model: Model) -> Iterator[Path]:
                 "Write it to a file beside its weights, and give the file's path.",
             )
         yield path
+
+
+def _write_profile(layers: Sequence[LayerTime], runs: int, target: Path) -> None:
+    """Write a profile: the number of runs, then one entry per layer in order of execution.
+
+    Args:
+        layers: The layers, with milliseconds per run.
+        runs: The number of runs behind the times.
+        target: The file; its folder is created.
+    """
+    total = sum(layer.ms for layer in layers) or 1.0
+    entries = [
+        {
+            "name": layer.name,
+            "timeMs": layer.ms * runs,
+            "averageMs": layer.ms,
+            "medianMs": layer.ms,
+            "percentage": 100 * layer.ms / total,
+        }
+        for layer in layers
+    ]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps([{"count": runs}, *entries], indent=1) + "\n"
+    write_text(target, text, force=True)

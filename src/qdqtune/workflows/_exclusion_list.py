@@ -19,8 +19,6 @@ from qdqtune.qdq._preprocess import refuse_integer_ops
 from qdqtune.qdq._read_back import strip
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._placement import Placement
-from qdqtune.records._results import EXCLUSION_TOOLS
-from qdqtune.report._export import ListForm, exclusion_list
 from qdqtune.workflows._arguments import AnyModel, as_file
 from qdqtune.workflows.tuning._folder import BASELINE, FINAL
 
@@ -46,23 +44,6 @@ _TWO_OPERANDS = (
     "Add", "BatchNormalization", "Div", "GroupNormalization", "InstanceNormalization",
     "LayerNormalization", "Mul", "Pow", "PRelu", "Sub",
 )  # fmt: skip
-
-
-def exclusion_lists(source: AnyModel, *, against: AnyModel | None = None) -> dict[str, ListForm]:
-    """Return the lists that make other tools keep float what a quantized model keeps float.
-
-    Args:
-        source: See `float_nodes`.
-        against: See `float_nodes`.
-
-    Returns:
-        The list for each of `EXCLUSION_TOOLS`.
-
-    Raises:
-        QdqtuneError: For any error that the user can act on.
-    """
-    names = float_nodes(source, against=against)
-    return {tool: exclusion_list(tool, names) for tool in EXCLUSION_TOOLS}
 
 
 def float_nodes(source: AnyModel, *, against: AnyModel | None = None) -> list[str]:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qdqtune.config import InspectConfig
-from qdqtune.engines import _registry as registry
-from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.graph._files import load_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import resolve_shapes
@@ -16,7 +14,6 @@ from qdqtune.graph._shapes import at_shapes, infer_shapes
 from qdqtune.options import configured
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq._selection import unknown
-from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inspection import (
     Inspection,
@@ -36,7 +33,7 @@ from qdqtune.search.patterns._region_pattern import RegionPattern
 from qdqtune.search.regions._canonical import CanonicalRegion, canonical_region
 from qdqtune.search.regions._region import Region, walk
 from qdqtune.search.regions._region_search import CombinedRegionSearch
-from qdqtune.workflows._arguments import AnyModel, as_file, name_of
+from qdqtune.workflows._arguments import AnyModel, as_file, choose_dialect, name_of
 from qdqtune.workflows._source_model import open_source
 
 
@@ -121,10 +118,8 @@ def inspect(model: AnyModel, config: InspectConfig) -> Inspection:
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    engine, dialect, quant_type = config.engine, config.dialect, config.quant_type
-    if engine == registry.AUTO and not dialect:
-        engine = registry.resolve(engine)
-    dialect_choice = dialect_named(dialect) if dialect else native_dialect(engine)
+    quant_type = config.quant_type
+    _, dialect_choice = choose_dialect(config.engine, config.dialect)
     opset = dialect_choice.format_of(quant_type).least_opset
     with as_file(model) as path:
         source = open_source(path, opset, float_types=dialect_choice.float_types)

@@ -1,7 +1,4 @@
-"""The layers that an engine runs for a model, the subgraphs it fuses.
-
-The file that describes them.
-"""
+"""The layers that an engine runs for a model, the subgraphs it fuses, and the file about them."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from qdqtune.calibration._random_inputs import Feeds, random_inputs
+from qdqtune.calibration._random_inputs import measured_inputs
 from qdqtune.config import GroupsConfig, LayersConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
@@ -24,14 +21,13 @@ from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import load_model, save_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import resolve_shapes
-from qdqtune.graph._measured_shapes import measured_shapes
 from qdqtune.graph._precision import convert_precision
 from qdqtune.graph._shapes import at_shapes, infer_shapes
 from qdqtune.options import configured, shared
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._errors import EngineError
-from qdqtune.records._inputs import InputRequest, request_of
+from qdqtune.records._inputs import request_of
 from qdqtune.records._layers import GroupRecord, GroupsRecord, LayersRecord, MappedLayer
 from qdqtune.records._precision import FLOAT_TYPES, Precision
 from qdqtune.search.subgraphs._distinct_subgraphs import content_of
@@ -51,6 +47,7 @@ from qdqtune.workflows.tuning._layer_groups import (
 )
 
 _SEE_BENCH = "`qdqtune bench` says whether it runs the model at all."
+_SHORT_KEY = 10
 
 
 @configured(LayersConfig)
@@ -66,25 +63,26 @@ def layers_of(model: AnyModel, config: LayersConfig) -> LayersRecord:
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    engine_options, request = config.engine_options or {}, config.input_request
+    request = config.input_request
     least = request_of(config.min_shapes, "min_shapes")
     most = request_of(config.max_shapes, "max_shapes")
-    name = registry.resolve(config.engine, engine_options, only_layers=True)
-    is_timed = registry.available(name, engine_options).usable
+    given, runs = config.engine_options or {}, config.runs
+    name = registry.resolve(config.engine, given, only_layers=True)
+    is_timed = registry.available(name, given).usable
     check_takes_ranges(name, least, most)
     with as_file(model) as path:
         source = load_model(path)
         infer_shapes(source)
         index = GraphIndex(source)
-        shapes = measured_shapes(source, timed_request(source, request, least, most))
-        options = options_with_ranges(engine_options, name, source, shapes, least, most)
-        feeds = next(random_inputs(index, 1, replace(request, shapes=shapes, dims={})))
+        feeds = measured_inputs(source, timed_request(source, request, least, most))
+        shapes = {each: array.shape for each, array in feeds.items()}
+        options = options_with_ranges(given, name, source, shapes, least, most)
         with Worker(name, SessionOptions(config.threads, options)) as worker:
             info = engine_info(worker, name)
             try:
                 opened = worker.open(path)
                 worker.feed(opened, feeds)
-                layers = worker.layers(opened, config.runs)
+                layers = worker.layers(opened, runs)
             except WorkerFailure as failure:
                 raise EngineError(
                     f"{name} does not tell the layers of {path}: {str(failure).strip()}",
@@ -93,12 +91,7 @@ def layers_of(model: AnyModel, config: LayersConfig) -> LayersRecord:
         mapped = tuple(nodes_of_layers(index, layers))
     executed = {node for layer in mapped if layer.executes for node in layer.nodes}
     unexecuted = tuple(node.name or "" for node in index.nodes if node.name not in executed)
-    return LayersRecord(
-        name_of(model), info, config.runs, len(index.nodes), mapped, unexecuted, is_timed
-    )
-
-
-_SHORT_KEY = 10
+    return LayersRecord(name_of(model), info, runs, len(index.nodes), mapped, unexecuted, is_timed)
 
 
 @configured(GroupsConfig)
@@ -108,54 +101,52 @@ def groups_of(model: AnyModel, config: GroupsConfig) -> GroupsRecord:
     Args:
         model: A path, a proto or an `onnx_ir.Model`; Q/DQ are removed first. It is cleaned up as
             for tuning; with `graph_json` it is taken unchanged.
-        config: The settings; any of its fields can be given as a keyword instead. With
-            `graph_json`, the engine only decides what can be quantized, and ``auto`` is the one
-            that writes such files.
+        config: The settings; any of its fields can be given as a keyword instead. The engine runs
+            the model, and its kernels decide what can be quantized; with `graph_json` only the
+            latter, and ``auto`` is the engine that writes such files.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    request, quant_type = config.input_request, config.quant_type
-    if config.graph_json is not None:
-        layer_file = os.fspath(config.graph_json)
-        with as_file(model) as path:
-            found = _groups_of_file(str(path), config.engine, request, quant_type, layer_file)
-        return replace(found, model=name_of(model))
-    least = request_of(config.min_shapes, "min_shapes")
-    most = request_of(config.max_shapes, "max_shapes")
+    with as_file(model) as path:
+        found = _groups_of_file(path, config) if config.graph_json else _groups_run(path, config)
+    return replace(found, model=name_of(model))
+
+
+def _groups_run(path: Path, config: GroupsConfig) -> GroupsRecord:
+    """Build the groups from a run of the model."""
     name = registry.resolve(config.engine, config.engine_options, only_layers=True)
     dialect = native_dialect(name, options=config.engine_options)
-    with as_file(model) as path, TemporaryFolder() as folder:
-        source = open_source(path, dialect.format_of(quant_type).least_opset)
-        written = str(save_model(source.model, folder / "model.onnx"))
+    with TemporaryFolder() as folder:
+        source = open_source(path, dialect.format_of(config.quant_type).least_opset)
+        written = save_model(source.model, folder / "model.onnx")
         try:
             ran = layers_of(written, shared(LayersConfig, config, engine=name))
         except EngineError as error:
-            raise EngineError(error.what.replace(written, name_of(model)), error.hint) from None
-        timed = timed_request(source.model, request, least, most)
+            raise EngineError(error.what.replace(str(written), str(path)), error.hint) from None
+        ends = (request_of(config.min_shapes), request_of(config.max_shapes))
+        timed = timed_request(source.model, config.input_request, *ends)
         with at_shapes(source.model, resolve_shapes(source.model, timed)):
             index = GraphIndex(source.model)
-            groups = _records(index, dialect, quant_type, ran.layers, has_times=ran.is_timed)
+            groups = _records(index, dialect, config.quant_type, ran.layers, has_times=ran.is_timed)
     unmentioned = _unmentioned(index, ran.layers)
-    shown = name_of(model)
-    return GroupsRecord(shown, ran.engine, name, dialect.name, ran.nodes, unmentioned, groups)
+    return GroupsRecord(str(path), ran.engine, name, dialect.name, ran.nodes, unmentioned, groups)
 
 
-def _groups_of_file(
-    path: str, engine: str, inputs: InputRequest, quant_type: str, graph_json: str
-) -> GroupsRecord:
+def _groups_of_file(path: Path, config: GroupsConfig) -> GroupsRecord:
     """Build the groups from a file with the model's node names: nothing may be folded."""
-    dialect_choice = native_dialect(WRITTEN_BY if engine == registry.AUTO else engine)
-    dialect_choice.format_of(quant_type)
+    graph_json = os.fspath(config.graph_json or "")
+    dialect = native_dialect(WRITTEN_BY if config.engine == registry.AUTO else config.engine)
+    dialect.format_of(config.quant_type)
     info = read_layer_info(graph_json)
     model = load_model(path)
-    with at_shapes(model, resolve_shapes(model, inputs)):
+    with at_shapes(model, resolve_shapes(model, config.input_request)):
         index = GraphIndex(model)
         layers = map_layers(index, info)
         check_mentions(index, layers, graph_json)
-        groups = _records(index, dialect_choice, quant_type, layers, has_times=False)
+        groups = _records(index, dialect, config.quant_type, layers, has_times=False)
     nodes, unmentioned = len(index.nodes), _unmentioned(index, layers)
-    return GroupsRecord(path, None, graph_json, dialect_choice.name, nodes, unmentioned, groups)
+    return GroupsRecord(str(path), None, graph_json, dialect.name, nodes, unmentioned, groups)
 
 
 def _records(
@@ -233,7 +224,9 @@ def generate_graph_json(
         options = SessionOptions(benchmark.threads, benchmark.engine_options)
         with Worker(benchmark.engine, options, log_path=printed) as worker:
             half = _in_half(path, worker, benchmark.engine, scratch)
-            feeds = worker.store(_feeds(half, benchmark.inputs))
+            model = load_model(half)
+            infer_shapes(model)
+            feeds = worker.store(measured_inputs(model, benchmark.inputs))
             is_written = write_layer_file(worker, half, feeds, target)
         copy_log(printed.parent / benchmark.engine / f"{half.stem}.log", log)
     if not is_written:
@@ -274,10 +267,3 @@ def _in_half(path: Path, worker: Worker, engine: str, scratch: Path) -> Path:
         return path
     convert_precision(source.model, Precision.FP16)
     return save_model(source.model, scratch / f"{path.stem}.onnx")
-
-
-def _feeds(path: Path, inputs: InputRequest) -> Feeds:
-    model = load_model(path)
-    infer_shapes(model)
-    request = replace(inputs, shapes=measured_shapes(model, inputs), dims={})
-    return next(random_inputs(GraphIndex(model), 1, request))

@@ -1,4 +1,4 @@
-"""The steps of one-shot quantization: place, calibrate, insert, guard, time."""
+"""The stages of one-shot quantization: open, place, calibrate, guard, insert, time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import onnx_ir as ir
@@ -39,7 +40,12 @@ from qdqtune.workflows._accuracy_evaluator import (
 )
 from qdqtune.workflows._accuracy_fallback import AccuracyFallback, FallbackResult, Part, Scaled
 from qdqtune.workflows._arguments import constraints_of
-from qdqtune.workflows._sample_provider import SampleProvider, ranges_in_every_way, sample_provider
+from qdqtune.workflows._sample_provider import (
+    Progress,
+    SampleProvider,
+    ranges_in_every_way,
+    sample_provider,
+)
 from qdqtune.workflows._source_model import Source, open_source
 from qdqtune.workflows.tuning._context import SHOWN_EVERY_S, ProgressReporter
 from qdqtune.workflows.tuning._final_check import Timed, check_written, time_final, why_not_shipped
@@ -83,7 +89,114 @@ class QuantizeOutcome:
     fingerprint: str
 
 
-@dataclass
+def quantize_by_rules(request: QuantizeRequest, path: Path, room: Path) -> QuantizeOutcome:
+    """Quantize one model file: open, place, calibrate, guard, insert, time.
+
+    Args:
+        request: What was asked for.
+        path: The model.
+        room: A folder for candidates, which has to go afterwards.
+
+    Raises:
+        QdqtuneError: For any error that the user can act on.
+    """
+    config, dialect = request.config, request.dialect
+    steps = _Steps(config)
+    with steps.step("open"):
+        source = open_source(
+            path, dialect.format_of(config.quant_type).least_opset, config.float_type,
+            optimize=config.optimize, float_types=dialect.float_types,
+        )  # fmt: skip
+        provider = sample_provider(
+            source, config.input_request, config.calibration_data, config.calibration_samples
+        )
+    speaker = engine_of_dialect(dialect, request.engine, request.options.engine_options)
+    own = request.options if speaker == request.engine else None
+    with reference_worker() as worker, open_kernels(speaker, worker, own) as kernels:
+        base = PreparedModel(source.model, room)
+        target = _Target(request, source, base, worker, provider, kernels)
+        with steps.step("place"):
+            rules = _place(target)
+            draft = rules.draft({})
+        ways: dict[RangeMethod, Ranges] = {}
+        if draft.placement():
+            with steps.step("calibrate"):
+                ways = _calibrate(target, draft, steps.show_calibrated)
+            rules = replace(rules, left_out=_without_range(draft, ways, source.encodings))
+            draft = rules.draft({})
+        if not draft.placement():
+            report = _report(target, draft, "nothing of it can be quantized")
+            return _outcome(None, report, base, steps)
+        guarded, report = _guard(target, rules, draft, ways, steps)
+        if not guarded.placement:
+            return _outcome(None, report, base, steps)
+        with steps.step("insert"):
+            inserter = guarded.scaled.inserter
+            candidate = inserter.write(guarded.placement, "quantized")
+            check_written(candidate, inserter, guarded.placement, path)
+    report = _time(request, report, path, candidate, provider, steps)
+    kept = None if report.kept_float else inserter.model(guarded.placement)
+    return _outcome(kept, report, base, steps)
+
+
+class _Steps:
+    """How long the steps took, and what is shown of those that take long."""
+
+    def __init__(self, config: QuantizeConfig) -> None:
+        self.seconds: dict[str, float] = {}
+        self._reporter = ProgressReporter(config.callbacks, None)
+        self._progress = config.progress
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Take the time."""
+        began = time.monotonic()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+
+    @cached_property
+    def show_accuracy(self) -> Callable[[str, int, int | None], None]:
+        """Shows how far the comparison of outputs is."""
+        return self._reporter.progress("accuracy")
+
+    @cached_property
+    def _show_calibration(self) -> Callable[[str, int, int | None], None]:
+        return self._reporter.progress("calibration")
+
+    def show_calibrated(self, done: int, total: int | None) -> None:
+        """Show how many samples are calibrated."""
+        self._show_calibration("samples", done, total)
+        if self._progress is not None:
+            self._progress(done, total)
+
+    def show_final(self) -> None:
+        """Say that the result is timed, if it took long to get there."""
+        if self._reporter.elapsed_s > SHOWN_EVERY_S:
+            self._reporter.tell("final", "timing the result against the model as given")
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The model, and what evaluates it.
+
+    Attributes:
+        request: What was asked for.
+        source: The model as it was opened.
+        base: What is inserted into.
+        worker: Of the reference engine.
+        provider: The samples.
+        kernels: Those that count; None runs every op as it is written.
+    """
+
+    request: QuantizeRequest
+    source: Source
+    base: PreparedModel
+    worker: Worker
+    provider: SampleProvider
+    kernels: Kernels | None
+
+
+@dataclass(frozen=True)
 class _Rules:
     """The rules, and what they are asked about.
 
@@ -117,254 +230,37 @@ class _Rules:
         return [part for part in parts if part]
 
 
-class OneShotQuantization:
-    """Quantizes one model file.
+def _place(target: _Target) -> _Rules:
+    """What the rules are asked about: the model at the shapes that it will run at."""
+    request, base, provider = target.request, target.base, target.provider
+    quant_type = request.config.quant_type
+    with at_shapes(base.index.model, provider.shapes):
+        index = GraphIndex(base.index.model)
+        if unknown_tensors(index):
+            observe_shapes(base, target.worker, next(iter(provider.evaluation_samples())))
+        planner = QuantizationPlanner(index, request.dialect, quant_type)
+        groups = group_ops(index, planner).groups
+        shares = estimated_shares(index)
+    constraints = constraints_of(request.config, index)
+    return _Rules(planner, quant_type, constraints, groups, provider.shapes, shares)
 
-    Args:
-        request: What was asked for.
-        path: The model.
-        room: A folder for candidates, which has to go afterwards.
-    """
 
-    def __init__(self, request: QuantizeRequest, path: Path, room: Path) -> None:
-        self._request = request
-        self._path = path
-        self._room = room
-        self._seconds: dict[str, float] = {}
-        self._reporter = ProgressReporter(request.config.callbacks, None)
-        self._long: dict[str, Callable[[str, int, int | None], None]] = {}
-        self._converted_from = ""
-
-    def run(self) -> QuantizeOutcome:
-        """All steps.
-
-        Raises:
-            QdqtuneError: For any error that the user can act on.
-        """
-        request = self._request
-        config = request.config
-        layout = request.dialect.format_of(config.quant_type)
-        with self._step("open"):
-            source = open_source(
-                self._path, layout.least_opset, config.float_type, optimize=config.optimize,
-                float_types=request.dialect.float_types,
-            )  # fmt: skip
-            self._converted_from = source.converted_from
-            provider = sample_provider(
-                source,
-                request.config.input_request,
-                request.config.calibration_data,
-                request.config.calibration_samples,
-            )
-        options = request.options.engine_options
-        speaker = engine_of_dialect(request.dialect, request.engine, options)
-        own = request.options if speaker == request.engine else None
-        with reference_worker() as worker, open_kernels(speaker, worker, own) as kernels:
-            base = PreparedModel(source.model, self._room)
-            guarded, report = self._quantized(source, base, worker, provider, kernels)
-            if guarded is None or not guarded.placement:
-                reason = "nothing of it can be quantized"
-                if guarded is not None:
-                    reason = _why_not_accurate(guarded, request.config.min_sqnr_db or 0.0)
-                report = replace(report, kept_float=True, reason=reason)
-                return QuantizeOutcome(None, report, base.fingerprint)
-            with self._step("insert"):
-                inserter = guarded.scaled.inserter
-                candidate = inserter.write(guarded.placement, "quantized")
-                check_written(candidate, inserter, guarded.placement, self._path)
-        report = self._timed(report, candidate, provider)
-        kept = None if report.kept_float else inserter.model(guarded.placement)
-        return QuantizeOutcome(kept, report, base.fingerprint)
-
-    def _quantized(
-        self,
-        source: Source,
-        base: PreparedModel,
-        worker: Worker,
-        provider: SampleProvider,
-        kernels: Kernels | None,
-    ) -> tuple[FallbackResult | None, QuantizeReport]:
-        """Place, calibrate and guard; nothing is guarded if there is nothing to quantize."""
-        request = self._request
-        with self._step("place"):
-            rules = self._rules(base, worker, provider)
-            draft = rules.draft({})
-        given = source.reading.encodings if source.reading is not None else {}
-        ways: dict[RangeMethod, Ranges] = {}
-        if draft.placement():
-            ways = self._calibrated(source, base, worker, draft, provider)
-            rules.left_out = _without_range(draft, next(iter(ways.values())), given)
-            draft = rules.draft({})
-        if not draft.placement():
-            return None, self._report(draft, provider)
-
-        first = Inserter(
-            base, request.dialect, request.config.quant_type, next(iter(ways.values())), given
+def _calibrate(target: _Target, draft: Draft, progress: Progress) -> dict[RangeMethod, Ranges]:
+    """The ranges of the draft in every way that was asked for."""
+    config = target.request.config
+    return dict(
+        ranges_in_every_way(
+            target.source, target.base, target.worker, draft.candidate_edges, target.provider,
+            target.request.dialect.format_of(config.quant_type), config.range_method, progress,
         )
-        accuracy = AccuracyEvaluator(
-            source,
-            base,
-            worker,
-            provider.evaluation_samples,
-            kernels=kernels,
-            approximate_samples=_APPROXIMATE_SAMPLES,
-        )
-        with contextlib.closing(accuracy):
-            scaled = self._scaled(ways, draft.placement(), accuracy, first)
-            with self._step("guard"):
-                guard = AccuracyFallback(
-                    draft, rules.draft, rules.parts(draft), accuracy, worker,
-                    provider.evaluation_samples, request.config.min_sqnr_db,
-                    self._shown("accuracy"),
-                )  # fmt: skip
-                guarded = guard.guard(scaled)
-        report = self._report(guarded.draft, provider, guarded.placement)
-        tried = {way.value: each.quality.worst_db for way, each in scaled.items()}
-        return guarded, _with_quality(report, guarded, tried, accuracy.kernels)
-
-    def _rules(self, base: PreparedModel, worker: Worker, provider: SampleProvider) -> _Rules:
-        """What the rules are asked about: the model at the shapes that it will run at."""
-        request = self._request
-        with at_shapes(base.index.model, provider.shapes):
-            index = GraphIndex(base.index.model)
-            if unknown_tensors(index):
-                observe_shapes(base, worker, next(iter(provider.evaluation_samples())))
-            planner = QuantizationPlanner(index, request.dialect, request.config.quant_type)
-            groups = group_ops(index, planner).groups
-            shares = estimated_shares(index)
-        constraints = constraints_of(request.config, index)
-        return _Rules(
-            planner, request.config.quant_type, constraints, groups, provider.shapes, shares
-        )
-
-    def _calibrated(
-        self,
-        source: Source,
-        base: PreparedModel,
-        worker: Worker,
-        draft: Draft,
-        provider: SampleProvider,
-    ) -> dict[RangeMethod, Ranges]:
-        """The ranges of the draft in every way that was asked for."""
-        request = self._request
-        layout = request.dialect.format_of(request.config.quant_type)
-        with self._step("calibrate"):
-            return dict(
-                ranges_in_every_way(
-                    source, base, worker, draft.candidate_edges, provider, layout,
-                    request.config.range_method, self._calibrated_so_far,
-                )
-            )  # fmt: skip
-
-    def _calibrated_so_far(self, done: int, total: int | None) -> None:
-        self._shown("calibration")("samples", done, total)
-        if self._request.config.progress is not None:
-            self._request.config.progress(done, total)
-
-    def _shown(self, stage: str) -> Callable[[str, int, int | None], None]:
-        """Something that shows how far a step is, if it takes long."""
-        if stage not in self._long:
-            self._long[stage] = self._reporter.progress(stage)
-        return self._long[stage]
-
-    def _scaled(
-        self,
-        ways: Mapping[RangeMethod, Ranges],
-        placement: Placement,
-        accuracy: AccuracyEvaluator,
-        inserter: Inserter,
-    ) -> dict[RangeMethod, Scaled]:
-        """The draft with all of these ranges, and how near each is to the float model."""
-        found = {}
-        for way, ranges in ways.items():
-            with self._step("insert"):
-                inserter = inserter.with_ranges(ranges)
-                candidate = inserter.write(placement, f"candidate_{way.value}")
-            with self._step("judge"):
-                found[way] = Scaled(way.value, inserter, accuracy.quality(candidate))
-            self._shown("accuracy")("comparing outputs with float, ranges", len(found), len(ways))
-        return found
-
-    def _timed(
-        self, report: QuantizeReport, candidate: Path, provider: SampleProvider
-    ) -> QuantizeReport:
-        """Time the candidate against the model as given; what is not faster does not ship."""
-        request = self._request
-        if request.config.performance_threshold is None:
-            return replace(report, not_timed="it was not asked for")
-        if (
-            not registry.entry(request.engine).worker_class
-            or not registry.available(request.engine, request.options.engine_options).usable
-        ):
-            title = registry.title(request.engine)
-            return replace(report, not_timed=f"{title} does not run models here")
-        with self._step("time"):
-            feeds = next(iter(provider.evaluation_samples()))
-            if self._reporter.elapsed_s > SHOWN_EVERY_S:
-                self._reporter.tell("final", "timing the result against the model as given")
-            (timed,) = time_final(
-                lambda opening: Worker(request.engine, request.options, opening=opening),
-                self._path, [candidate], feeds, Allowance(TIMING_S),
-            )  # fmt: skip
-        if not isinstance(timed, Timed):
-            return replace(report, kept_float=True, reason=timed)
-        reason = why_not_shipped(timed.comparison, request.config.performance_threshold)
-        return replace(
-            report,
-            baseline_ms=timed.baseline_ms,
-            final_ms=timed.final_ms,
-            comparison=timed.comparison,
-            not_timed="",
-            kept_float=bool(reason),
-            reason=reason,
-        )
-
-    def _report(
-        self, draft: Draft, provider: SampleProvider, placement: Placement | None = None
-    ) -> QuantizeReport:
-        """What was decided, before anything is known of the result."""
-        request = self._request
-        return QuantizeReport(
-            output=None,
-            engine=request.engine,
-            dialect=request.dialect.name,
-            quant_type=request.config.quant_type,
-            decisions=draft.decisions(placement or Placement()),
-            placement=placement or Placement(),
-            added={},
-            calibration=provider.source.value,
-            calibrated_on=provider.describe(),
-            method="",
-            tried_db={},
-            sqnr_db={},
-            scores_db={},
-            judged_with="",
-            bytes_before=0,
-            bytes_after=0,
-            not_timed="nothing of it is quantized",
-            seconds=self._seconds,
-            converted_from=self._converted_from,
-            min_sqnr_db=request.config.min_sqnr_db,
-        )
-
-    @contextlib.contextmanager
-    def _step(self, name: str) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
-
-
-def _why_not_accurate(guarded: FallbackResult, least_db: float) -> str:
-    if guarded.quality.why_unknown:
-        return guarded.quality.shortfall(least_db)
-    return f"it would be farther from float than {least_db:g} dB"
+    )  # fmt: skip
 
 
 def _without_range(
-    draft: Draft, ranges: Ranges, given: Mapping[str, ReadEncoding]
+    draft: Draft, ways: Mapping[RangeMethod, Ranges], given: Mapping[str, ReadEncoding]
 ) -> dict[str, RuleDecision]:
     """Ops that touch tensors which took infinite or undefined values."""
-    index = draft.index
+    index, ranges = draft.index, next(iter(ways.values()))
 
     def is_known(tensor: str) -> bool:
         known = tensor in ranges.by_tensor or tensor in given or index.is_constant(tensor)
@@ -379,6 +275,116 @@ def _without_range(
             reason = f"{unknown[0]!r} takes infinite or undefined values, or none at all"
             found[name] = RuleDecision("no range", reason)
     return found
+
+
+def _guard(
+    target: _Target,
+    rules: _Rules,
+    draft: Draft,
+    ways: Mapping[RangeMethod, Ranges],
+    steps: _Steps,
+) -> tuple[FallbackResult, QuantizeReport]:
+    """Try the draft with all ranges, and let ops stay float until the outputs are near enough."""
+    config, samples = target.request.config, target.provider.evaluation_samples
+    inserter = Inserter(
+        target.base, target.request.dialect, config.quant_type, next(iter(ways.values())),
+        target.source.encodings,
+    )  # fmt: skip
+    accuracy = AccuracyEvaluator(
+        target.source, target.base, target.worker, samples, kernels=target.kernels,
+        approximate_samples=_APPROXIMATE_SAMPLES,
+    )  # fmt: skip
+    scaled: dict[RangeMethod, Scaled] = {}
+    with contextlib.closing(accuracy):
+        for way, ranges in ways.items():
+            with steps.step("insert"):
+                inserter = inserter.with_ranges(ranges)
+                candidate = inserter.write(draft.placement(), f"candidate_{way.value}")
+            with steps.step("judge"):
+                scaled[way] = Scaled(way.value, inserter, accuracy.quality(candidate))
+            steps.show_accuracy("comparing outputs with float, ranges", len(scaled), len(ways))
+        with steps.step("guard"):
+            guarded = AccuracyFallback(
+                draft, rules.draft, rules.parts(draft), accuracy, target.worker, samples,
+                config.min_sqnr_db, steps.show_accuracy,
+            ).guard(scaled)  # fmt: skip
+    reason = ""
+    if not guarded.placement:
+        reason = _why_not_accurate(guarded, config.min_sqnr_db or 0.0)
+    report = _report(target, guarded.draft, reason, guarded.placement)
+    tried = {way.value: each.quality.worst_db for way, each in scaled.items()}
+    return guarded, _with_quality(report, guarded, tried, accuracy.kernels)
+
+
+def _time(
+    request: QuantizeRequest,
+    report: QuantizeReport,
+    path: Path,
+    candidate: Path,
+    provider: SampleProvider,
+    steps: _Steps,
+) -> QuantizeReport:
+    """Time the candidate against the model as given; what is not faster does not ship."""
+    threshold = request.config.performance_threshold
+    if threshold is None:
+        return replace(report, not_timed="it was not asked for")
+    entry = registry.entry(request.engine)
+    usable = registry.available(request.engine, request.options.engine_options).usable
+    if not entry.worker_class or not usable:
+        title = registry.title(request.engine)
+        return replace(report, not_timed=f"{title} does not run models here")
+    with steps.step("time"):
+        feeds = next(iter(provider.evaluation_samples()))
+        steps.show_final()
+        (timed,) = time_final(
+            lambda opening: Worker(request.engine, request.options, opening=opening),
+            path, [candidate], feeds, Allowance(TIMING_S),
+        )  # fmt: skip
+    if not isinstance(timed, Timed):
+        return replace(report, kept_float=True, reason=timed)
+    reason = why_not_shipped(timed.comparison, threshold)
+    return replace(
+        report,
+        baseline_ms=timed.baseline_ms,
+        final_ms=timed.final_ms,
+        comparison=timed.comparison,
+        not_timed="",
+        kept_float=bool(reason),
+        reason=reason,
+    )
+
+
+def _outcome(
+    quantized: ir.Model | None, report: QuantizeReport, base: PreparedModel, steps: _Steps
+) -> QuantizeOutcome:
+    return QuantizeOutcome(quantized, replace(report, seconds=steps.seconds), base.fingerprint)
+
+
+def _report(
+    target: _Target, draft: Draft, reason: str, placement: Placement | None = None
+) -> QuantizeReport:
+    """What was decided, before the result is timed; with a reason the model stays float."""
+    request, provider = target.request, target.provider
+    return QuantizeReport(
+        engine=request.engine,
+        dialect=request.dialect.name,
+        quant_type=request.config.quant_type,
+        decisions=draft.decisions(placement or Placement()),
+        placement=placement or Placement(),
+        calibration=provider.source.value,
+        calibrated_on=provider.describe(),
+        not_timed="nothing of it is quantized",
+        kept_float=bool(reason),
+        reason=reason,
+        converted_from=target.source.converted_from,
+        min_sqnr_db=request.config.min_sqnr_db,
+    )
+
+
+def _why_not_accurate(guarded: FallbackResult, least_db: float) -> str:
+    if guarded.quality.why_unknown:
+        return guarded.quality.shortfall(least_db)
+    return f"it would be farther from float than {least_db:g} dB"
 
 
 def _with_quality(

@@ -173,7 +173,7 @@ def ranges_in_every_way(
     progress: Progress | None,
 ) -> Iterator[tuple[RangeMethod, Ranges]]:
     """Ranges of what is quantized and came without scales, in every way that was asked for."""
-    given = source.reading.encodings if source.reading is not None else {}
+    given = source.encodings
     edges = [
         edge
         for edge in base.index.effective(placement)

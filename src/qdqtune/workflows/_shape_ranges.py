@@ -18,19 +18,15 @@ from qdqtune.graph._measured_shapes import with_sizes_from
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import at_shapes, infer_shapes
 from qdqtune.records._errors import UsageError
-from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of, shape_text
+from qdqtune.records._inputs import InputRequest, ShapesOrRequest, shape_text
 
 __all__ = [
     "MAX",
     "MIN",
     "OPT",
     "Shapes",
-    "ShapesOrRequest",
-    "check_range",
-    "check_ranges",
     "check_takes_ranges",
     "options_with_ranges",
-    "request_of",
     "shape_arguments",
     "static_shapes",
     "timed_request",
@@ -56,30 +52,7 @@ def timed_request(
     return with_sizes_from(model, inputs, (most, least))
 
 
-def check_ranges(
-    model: ir.Model, usual: Shapes, least: InputRequest | None, most: InputRequest | None
-) -> None:
-    """Make sure that what is asked for about shapes fits a model, and itself.
-
-    Args:
-        model: The model.
-        usual: The shapes that it is run at.
-        least: The smallest ones; None if nothing was said.
-        most: The largest ones.
-
-    Raises:
-        UsageError: If it doesn't.
-    """
-    if least is None and most is None:
-        return
-    check_range(
-        usual if least is None else resolve_shapes(model, least),
-        usual,
-        usual if most is None else resolve_shapes(model, most),
-    )
-
-
-def check_range(least: Shapes, usual: Shapes, most: Shapes) -> None:
+def _check_order(least: Shapes, usual: Shapes, most: Shapes) -> None:
     """Make sure that shapes are what they are called.
 
     Raises:
@@ -126,17 +99,19 @@ def options_with_ranges(
     Raises:
         UsageError: If the shapes don't fit the model, or themselves.
     """
-    check_ranges(model, usual, least, most)
-    if (least is None and most is None) or not registry.entry(engine).takes_shape_ranges:
+    if least is None and most is None:
         return dict(options)
-    is_open = {
-        name: any(not isinstance(dim, int) for dim in dims or (None,))
-        for name, dims in input_dims(model).items()
-    }
     shapes = {
         MIN: usual if least is None else resolve_shapes(model, least),
         OPT: usual,
         MAX: usual if most is None else resolve_shapes(model, most),
+    }
+    _check_order(shapes[MIN], usual, shapes[MAX])
+    if not registry.entry(engine).takes_shape_ranges:
+        return dict(options)
+    is_open = {
+        name: any(not isinstance(dim, int) for dim in dims or (None,))
+        for name, dims in input_dims(model).items()
     }
     of_open = {
         label: {name: shape for name, shape in found.items() if is_open.get(name)}

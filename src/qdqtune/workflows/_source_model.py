@@ -18,7 +18,7 @@ from qdqtune.graph._op_classes import DEQUANTIZE, WEIGHTED_OPS, is_op
 from qdqtune.graph._optimizing import optimize_graph
 from qdqtune.graph._precision import convert_precision
 from qdqtune.graph._precision_types import HALF_TYPES
-from qdqtune.qdq._existing_scales import ReadResult
+from qdqtune.qdq._existing_scales import ReadEncoding, ReadResult
 from qdqtune.qdq._preprocess import Preparation, has_qdq, make_float
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Placement
@@ -49,6 +49,11 @@ class Source:
     labels: Mapping[str, str] = field(default_factory=dict)
     has_bfloat16: bool = False
     converted_from: str = ""
+
+    @property
+    def encodings(self) -> Mapping[str, ReadEncoding]:
+        """The encodings that the file came with, by tensor."""
+        return self.reading.encodings if self.reading is not None else {}
 
     @property
     def scales_from(self) -> CalibrationSource:
