@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from qdqtune.graph._index import FreeNames, value_names
 from qdqtune.graph._input_shapes import Dims, Inputs, input_dims
 from qdqtune.graph._op_classes import is_op
 from qdqtune.graph._shapes import all_shapes, set_input_dims
+from qdqtune.graph._weights import constant_of
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest, shape_text
 
@@ -111,9 +113,9 @@ def propagate_batch(model: ir.Model, change: BatchChange) -> tuple[str, ...]:
         name: (_MARKER_BATCH, *(declared[name] or ())[1:]) for name in change.names
     }
     before = all_shapes(model)
-    taken = _all_names(model)
+    names = FreeNames(value_names(model))
     reshapes = [
-        _Reshape(model, node, taken) for node in model.graph if _starts_with(node, change.old)
+        _Reshape(model, node, names) for node in model.graph if _starts_with(node, change.old)
     ]
     # They may form a chain, so proving them one by one would take an inference for each. All get
     # the new batch at once, and those that turn out not to have it are reverted.
@@ -141,34 +143,25 @@ def _starts_with(node: ir.Node, batch: int) -> bool:
     """Whether the node reshapes a computed tensor to a constant shape that starts with `batch`."""
     if not is_op(node, "Reshape") or len(node.inputs) < 2:
         return False
-    data, target = node.inputs[:2]
-    if data is None or data.const_value is not None or target is None:
+    data, tensor = node.inputs[0], constant_of(node.inputs[1])
+    if data is None or data.const_value is not None:
         return False
-    tensor = ir.convenience.get_const_tensor(target)
     return tensor is not None and tensor.size > 0 and int(tensor.numpy()[0]) == batch
 
 
 class _Reshape:
     """A Reshape that can get its own target; other readers of the constant keep the old one."""
 
-    def __init__(self, model: ir.Model, node: ir.Node, taken: set[str]) -> None:
-        target = node.inputs[1]
+    def __init__(self, model: ir.Model, node: ir.Node, names: FreeNames) -> None:
+        target, tensor = node.inputs[1], constant_of(node.inputs[1])
         assert target is not None
-        tensor = ir.convenience.get_const_tensor(target)
         assert tensor is not None
         self.node = node
         self._graph = model.graph
         self._original = target
         self._tensor = tensor
-        name = f"{target.name}_batch"
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        self._own = ir.Value(
-            name=name,
-            shape=ir.Shape(tensor.numpy().shape),
-            type=ir.TensorType(tensor.dtype),
-        )
+        name = names.new(f"{target.name}_batch")
+        self._own = ir.val(name, const_value=tensor)
 
     @property
     def is_put(self) -> bool:
@@ -205,8 +198,3 @@ class _Reshape:
             self._graph.remove(producer, safe=True)
         elif old.is_initializer():
             self._graph.initializers.pop(old.name or "")
-
-
-def _all_names(model: ir.Model) -> set[str]:
-    names = {out.name or "" for node in model.graph for out in node.outputs}
-    return names.union(model.graph.initializers, (value.name or "" for value in model.graph.inputs))

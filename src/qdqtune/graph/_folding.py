@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -16,6 +15,7 @@ from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_gemm_rule,
 )
 
+from qdqtune.graph._editing import add_constant, take_over
 from qdqtune.graph._fold_limits import FoldLimits, runaway_nodes
 from qdqtune.graph._index import FreeNames, name_apart_from_bodies, name_nodes, value_names
 from qdqtune.graph._onnx_checks import first_line
@@ -33,56 +33,55 @@ from qdqtune.graph._shapes import infer_shapes
 from qdqtune.graph._weights import retyped, values_of
 from qdqtune.records._errors import ModelError
 
-
-def write_kernel_shapes(model: ir.Model) -> bool:
-    """Give every Conv its `kernel_shape`, in place.
-
-    The attribute is optional, but TensorRT 8.6 can't infer it from a weight that comes out of a
-    DequantizeLinear, and refuses the model.
-
-    Returns:
-        Whether anything changed.
-    """
-    modified = False
-    for node in model.graph:
-        if not is_op(node, "Conv", "ConvTranspose") or "kernel_shape" in node.attributes:
-            continue
-        weight = node.inputs[1]
-        tensor = weight.const_value if weight is not None else None
-        if tensor is not None:
-            window = tensor.shape.numpy()[2:]
-            node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", window)
-            modified = True
-    return modified
-
-
 _CONVS = ("Conv", "ConvTranspose")
 
 
-def fold_conv_biases(model: ir.Model, *, keep_qdq: bool = False) -> bool:
-    """Fold constants added to the results of Convs into their biases, in place.
+class WriteKernelShapesPass(ir.passes.InPlacePass):
+    """Gives every Conv its `kernel_shape`.
+
+    The attribute is optional, but TensorRT 8.6 can't infer it from a weight that comes out of a
+    DequantizeLinear, and refuses the model.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Process the main graph."""
+        modified = False
+        for node in model.graph:
+            weight = node.inputs[1] if is_op(node, *_CONVS) else None
+            if weight is None or weight.const_value is None or "kernel_shape" in node.attributes:
+                continue
+            window = weight.const_value.shape.numpy()[2:]
+            node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", window)
+            modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+class FoldConvBiasesPass(ir.passes.InPlacePass):
+    """Folds constants added to the results of Convs into their biases.
 
     A Conv whose weight is not a plain constant is left alone: it may be quantized, and its result
     must not change in the last bit.
 
     Args:
-        model: The model.
         keep_qdq: Whether to also leave alone Convs that read dequantized values or whose sums are
             quantized.
-
-    Returns:
-        Whether anything changed.
     """
-    names = FreeNames(value_names(model))
-    modified = False
-    for node in model.graph:
-        if not is_op(node, "Add") or (found := _conv_and_bias(node)) is None:
-            continue
-        conv, bias = found
-        if not (keep_qdq and _touches_qdq(conv, node)):
-            _absorb(node, conv, bias, names.new(f"{conv.name}_bias"))
-            modified = True
-    return modified
+
+    def __init__(self, *, keep_qdq: bool = False) -> None:
+        self._keep_qdq = keep_qdq
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Process the main graph."""
+        names = FreeNames(value_names(model))
+        modified = False
+        for node in model.graph:
+            if not is_op(node, "Add") or (found := _conv_and_bias(node)) is None:
+                continue
+            conv, bias = found
+            if not (self._keep_qdq and _touches_qdq(conv, node)):
+                _absorb(node, conv, bias, names.new(f"{conv.name}_bias"))
+                modified = True
+        return ir.passes.PassResult(model, modified)
 
 
 def _touches_qdq(conv: ir.Node, add: ir.Node) -> bool:
@@ -106,15 +105,14 @@ def _conv_and_bias(add: ir.Node) -> tuple[ir.Node, ir.Value] | None:
 
 
 def _fits(conv: ir.Node, bias: ir.Value) -> bool:
-    weight = conv.inputs[1]
-    given = conv.inputs[2] if len(conv.inputs) > 2 else None
-    constants = [weight, bias] if given is None else [weight, bias, given]
-    if any(each is None or not each.is_initializer() for each in constants):
+    constants = [
+        value.const_value if value.is_initializer() else None
+        for value in (*conv.inputs[1:], bias)
+        if value is not None
+    ]
+    if any(tensor is None or tensor.dtype != ir.DataType.FLOAT for tensor in constants):
         return False
-    values = [each.const_value for each in constants if each is not None]
-    if any(value is None or value.dtype != ir.DataType.FLOAT for value in values):
-        return False
-    filters, added = values[0], values[1]
+    filters, *_, added = constants
     assert filters is not None
     assert added is not None
     rank, channels = len(filters.shape), _channels(conv, filters)
@@ -138,24 +136,10 @@ def _absorb(add: ir.Node, conv: ir.Node, bias: ir.Value, name: str) -> None:
     if given is not None:
         assert given.const_value is not None
         values = values + values_of(given.const_value)
-    result = add.outputs[0]
-    added = ir.Value(
-        name=name,
-        shape=ir.Shape(values.shape),
-        type=ir.TensorType(ir.DataType.FLOAT),
-        const_value=ir.Tensor(values, name=name),
-    )
-    graph.register_initializer(added)
     conv.resize_inputs(3)
-    conv.replace_input_with(2, added)
-    kept = conv.outputs[0]
-    result.replace_all_uses_with(kept, replace_graph_outputs=True)
-    kept.name, result.name = result.name, None
-    kept.shape, kept.type = result.shape or kept.shape, result.type or kept.type
-    graph.remove(add, safe=True)
+    conv.replace_input_with(2, add_constant(graph, name, ir.Tensor(values, name=name)))
+    take_over(add, conv.outputs[0])
 
-
-_logger = logging.getLogger(__name__)
 
 _BATCHNORM_RULES = (
     fuse_batchnorm_into_conv_rule,
@@ -191,9 +175,9 @@ def fold(model: ir.Model, *, keep_qdq: bool = False) -> bool:
         folded = _fold_constants(model, keep_qdq=keep_qdq)
         with pinned(model, when=keep_qdq):
             with bodies_aside(model):
-                fused = _fold_batchnorms(model)
-                added = fold_conv_biases(model, keep_qdq=keep_qdq)
-                written = write_kernel_shapes(model)
+                fused = _FoldBatchNormsPass()(model).modified
+                added = FoldConvBiasesPass(keep_qdq=keep_qdq)(model).modified
+                written = WriteKernelShapesPass()(model).modified
             modified = ready or folded or fused or added or written
             if modified:
                 drop_unused_nodes(model)
@@ -220,7 +204,7 @@ def make_ready(model: ir.Model) -> bool:
     """
     with _complaints(), body_shapes_kept(model):
         ready = _make_ready(model)
-        return write_kernel_shapes(model) or ready
+        return WriteKernelShapesPass()(model).modified or ready
 
 
 @contextmanager
@@ -311,31 +295,31 @@ def _keep_precision(node: ir.Node) -> None:
             value.dtype = data.dtype
 
 
-def _fold_batchnorms(model: ir.Model) -> bool:
-    # A rewritten node takes over the output of the absorbed BatchNorm, which leads to its name.
-    absorbed = {}
-    for node in model.graph:
-        if is_op(node, "BatchNormalization"):
+class _FoldBatchNormsPass(ir.passes.InPlacePass):
+    """Folds BatchNorms into the weighted op before them, which keeps its name."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        # A rewritten node takes over the output of the absorbed BatchNorm, which leads to its name.
+        absorbed = {}
+        norms = [node for node in model.graph if is_op(node, "BatchNormalization")]
+        for node in norms:
             producer = node.inputs[0].producer() if node.inputs[0] is not None else None
             if producer is not None:
                 absorbed[node.outputs[0].name] = producer.name
-    if not absorbed:
-        return False
-    before = len(model.graph)
-    # onnxscript 0.7 also folds those that use batch statistics.
-    with _aside(
-        node for node in model.graph if is_op(node, "BatchNormalization") and _is_training(node)
-    ):
-        rewriter.RewritePass(list(_BATCHNORM_RULES))(model)
-    passes.RemoveUnusedNodesPass()(model)
-    kept = {node.name for node in model.graph}
-    for node in model.graph:
-        name = absorbed.get(node.outputs[0].name)
-        if name is not None and name not in kept:
-            node.name = name
-            _keep_precision(node)
-    _logger.debug("folded %d BatchNormalization nodes", before - len(model.graph))
-    return len(model.graph) != before
+        if not absorbed:
+            return ir.passes.PassResult(model, modified=False)
+        before = len(model.graph)
+        # onnxscript 0.7 also folds those that use batch statistics.
+        with _aside(node for node in norms if _is_training(node)):
+            rewriter.RewritePass(list(_BATCHNORM_RULES))(model)
+        passes.RemoveUnusedNodesPass()(model)
+        kept = {node.name for node in model.graph}
+        for node in model.graph:
+            name = absorbed.get(node.outputs[0].name)
+            if name is not None and name not in kept:
+                node.name = name
+                _keep_precision(node)
+        return ir.passes.PassResult(model, modified=len(model.graph) != before)
 
 
 @contextmanager
@@ -352,6 +336,6 @@ def _aside(nodes: Iterable[ir.Node]) -> Iterator[None]:
 
 
 def _is_training(node: ir.Node) -> bool:
-    mode = node.attributes.get("training_mode")
     # Before opset 14 the number of outputs decides.
-    return bool(mode is not None and mode.as_int()) or any(out.name for out in node.outputs[1:])
+    is_set = bool(node.attributes.get_int("training_mode", 0))
+    return is_set or any(out.name for out in node.outputs[1:])

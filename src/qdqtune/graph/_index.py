@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from qdqtune.graph._op_classes import FLOAT_TYPES
+from qdqtune.graph._op_classes import FLOAT_TYPES, dtype_of, input_at
 from qdqtune.graph._weights import chunks_of
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._placement import Edge, Placement
@@ -35,9 +35,22 @@ class FreeNames:
         return name
 
 
+def values_in(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield the values of a graph, without those of bodies in it."""
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    yield from results_in(graph)
+
+
+def results_in(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield what the nodes of a graph compute, without bodies."""
+    for node in graph:
+        yield from node.outputs
+
+
 def value_names(model: ir.Model) -> set[str | None]:
     """Return the names of all values in the main graph and its bodies."""
-    return {value.name for graph in model.graphs() for value in _values(graph)}
+    return {value.name for graph in model.graphs() for value in values_in(graph)}
 
 
 def name_nodes(model: ir.Model) -> bool:
@@ -67,24 +80,15 @@ def name_apart_from_bodies(model: ir.Model) -> None:
     A pass that sees only the main graph may have generated such a name.
     """
     graphs = (graph for graph in model.graphs() if graph is not model.graph)
-    inner = {value.name for graph in graphs for value in _values(graph)}
+    inner = {value.name for graph in graphs for value in values_in(graph)}
     if not inner:
         return
     graph = model.graph
-    own = [*graph.initializers.values(), *_results(graph)]
+    own = [*graph.initializers.values(), *results_in(graph)]
     names = FreeNames(inner.union(value.name for value in (*graph.inputs, *own)))
     for value in own:
         if value.name in inner and value.name and not value.is_graph_output():
             value.name = names.new(value.name)
-
-
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    yield from (*graph.inputs, *graph.initializers.values(), *_results(graph))
-
-
-def _results(graph: ir.Graph) -> Iterator[ir.Value]:
-    for node in graph:
-        yield from node.outputs
 
 
 def _first_output(node: ir.Node) -> str:
@@ -166,9 +170,7 @@ class GraphIndex:
         if not edge.node:
             return edge.position in self.outputs.get(edge.tensor, ())
         node = self.node.get(edge.node)
-        if node is None or not 0 <= edge.position < len(node.inputs):
-            return False
-        value = node.inputs[edge.position]
+        value = input_at(node, edge.position) if node is not None and edge.position >= 0 else None
         return value is not None and value.name == edge.tensor
 
     def read_by_body(self, tensor: str) -> bool:
@@ -197,10 +199,7 @@ class GraphIndex:
 
     def dtype(self, tensor: str) -> ir.DataType | None:
         """Element type, if known."""
-        value = self.value[tensor]
-        if value.dtype is None and value.const_value is not None:
-            return value.const_value.dtype
-        return value.dtype
+        return dtype_of(self.value[tensor])
 
     def shape(self, tensor: str) -> tuple[int | None, ...] | None:
         """Shape with None for dims that are not fixed; None if the rank is unknown."""
@@ -214,7 +213,7 @@ class GraphIndex:
 
     def shape_read(self, node: ir.Node, position: int) -> tuple[int | None, ...] | None:
         """Return the shape of a node's input; None if there is no such input."""
-        value = node.inputs[position] if position < len(node.inputs) else None
+        value = input_at(node, position)
         return self.shape(value.name) if value is not None and value.name else None
 
     def fixed_shape_read(self, node: ir.Node, position: int) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""Classes of ops that matter for quantization."""
+"""Classes of ops that matter for quantization, and questions about a single node or value."""
 
 from __future__ import annotations
 
@@ -43,6 +43,17 @@ def weight_axis(node: ir.Node) -> int:
     if node.op_type == "ConvTranspose":
         return 1
     if node.op_type == "Gemm":
-        attribute = node.attributes.get("transB")
-        return 0 if attribute is not None and attribute.as_int() else 1
+        return 0 if node.attributes.get_int("transB", 0) else 1
     return -1
+
+
+def input_at(node: ir.Node, position: int) -> ir.Value | None:
+    """Return an input of a node; None if it is optional and left out."""
+    return node.inputs[position] if position < len(node.inputs) else None
+
+
+def dtype_of(value: ir.Value) -> ir.DataType | None:
+    """Return the element type, if known; also of an initializer that doesn't declare it."""
+    if value.dtype is None and value.const_value is not None:
+        return value.const_value.dtype
+    return value.dtype

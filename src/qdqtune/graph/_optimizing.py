@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
+from qdqtune.graph._editing import bypass
 from qdqtune.graph._external_data import FileTensor
 from qdqtune.graph._fingerprint import tensor_digest
 from qdqtune.graph._folding import fold
@@ -36,9 +37,7 @@ _PLAIN_DROPOUT, _TRAINED_DROPOUT = 7, 12
 
 
 def remove_no_ops(graph: ir.Graph | ir.Function, opset: int) -> int:
-    """Remove nodes that do nothing from a graph, body or function, in place.
-
-    Outputs keep their names: the value that is passed through takes over the name.
+    """Remove nodes that do nothing from a graph, body or function, in place; outputs keep names.
 
     Args:
         graph: The graph; bodies inside it are left alone.
@@ -47,11 +46,7 @@ def remove_no_ops(graph: ir.Graph | ir.Function, opset: int) -> int:
     Returns:
         Number of nodes removed.
     """
-    count = 0
-    for node in graph:
-        if _does_nothing(node, opset) and _bypass(node, graph):
-            count += 1
-    return count
+    return sum(_does_nothing(node, opset) and bypass(node) for node in graph)
 
 
 def _does_nothing(node: ir.Node, opset: int) -> bool:
@@ -60,13 +55,13 @@ def _does_nothing(node: ir.Node, opset: int) -> bool:
     source, result = node.inputs[0], node.outputs[0]
     if is_op(node, "Identity"):
         return True
+    if any(attribute.is_ref() for attribute in node.attributes.values()):
+        return False
     if is_op(node, "Cast"):
-        return source.dtype is not None and source.dtype == _target(node)
+        return source.dtype is not None and source.dtype == node.attributes.get_int("to")
     if is_op(node, "Transpose"):
-        order = node.attributes.get("perm")
-        if order is None or order.is_ref():
-            return False
-        return tuple(order.as_ints()) == tuple(range(len(order.as_ints())))
+        order = node.attributes.get_ints("perm")
+        return order is not None and list(order) == list(range(len(order)))
     if is_op(node, *_SHAPE_OPS):
         return _is_static(source) and _is_static(result) and source.shape == result.shape
     if is_op(node, "Dropout"):
@@ -76,34 +71,8 @@ def _does_nothing(node: ir.Node, opset: int) -> bool:
     return False
 
 
-def _target(node: ir.Node) -> int | None:
-    attribute = node.attributes.get("to")
-    return None if attribute is None or attribute.is_ref() else attribute.as_int()
-
-
 def _is_static(value: ir.Value) -> bool:
     return value.shape is not None and all(isinstance(dim, int) and dim >= 0 for dim in value.shape)
-
-
-def _bypass(node: ir.Node, graph: ir.Graph | ir.Function) -> bool:
-    """Connect readers to the node's input and remove the node, if possible."""
-    source, (result, *others) = node.inputs[0], node.outputs
-    assert source is not None
-    if any(other.uses() or other.is_graph_output() for other in others):
-        return False
-    if result.is_graph_output():
-        producer = source.producer()
-        # An output must come from a node of its own graph, and only once.
-        if producer is None or producer.graph is not node.graph or source.is_graph_output():
-            return False
-        name, source.type, source.shape = result.name, result.type, result.shape
-        result.replace_all_uses_with(source, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
-        source.name = name
-        return True
-    result.replace_all_uses_with(source)
-    graph.remove(node, safe=True)
-    return True
 
 
 _RANDOM_OPS = frozenset(
@@ -163,52 +132,36 @@ def merge_weights(graph: ir.Graph) -> int:
     Returns:
         Number of weights removed.
     """
-    alike: dict[Hashable, list[ir.Value]] = defaultdict(list)
-    for value in graph.initializers.values():
-        tensor = value.const_value
-        if tensor is not None and _may_share(value):
-            alike[tensor.dtype, tuple(tensor.shape)].append(value)
-    groups = (
-        same
-        for found in alike.values()
-        for begun in _parted(found, _beginning)
-        for same in _parted(begun, tensor_digest)
-    )
-    count = 0
+    groups = [[value for value in graph.initializers.values() if _may_share(value)]]
+    # Weights are read as late as possible: most differ in shape, or in their first values.
+    for look in (_outline_of, _beginning, tensor_digest):
+        groups = [same for group in groups for same in _parted(group, look)]
     for kept, *others in groups:
         for value in others:
             value.replace_all_uses_with(kept)
             graph.initializers.pop(value.name or "")
-            count += 1
-    return count
+    return sum(len(group) - 1 for group in groups)
 
 
 def _key(node: ir.Node) -> Hashable:
     """Return a key for what a node computes; None if there is none."""
     if not is_standard(node) or node.op_type in QDQ_OPS | _RANDOM_OPS or has_body(node):
         return None
-    attributes = []
-    for name, attribute in sorted(node.attributes.items()):
-        content = _content(attribute)
-        if content is None:
-            return None
-        attributes.append((name, attribute.type, content))
-    return (
-        node.op_identifier(),
-        tuple(node.inputs),
-        tuple(attributes),
-        tuple(bool(output.name) for output in node.outputs),
-    )
+    contents = {name: _content(each) for name, each in sorted(node.attributes.items())}
+    if None in contents.values():
+        return None
+    outputs = tuple(bool(output.name) for output in node.outputs)
+    return node.op_identifier(), tuple(node.inputs), tuple(contents.items()), outputs
 
 
-def _content(attribute: ir.Attr) -> str | None:
+def _content(attribute: ir.Attr) -> Hashable:
     if attribute.is_ref():
-        return f"@{attribute.ref_attr_name}"
+        return attribute.type, f"@{attribute.ref_attr_name}"
     if attribute.type in _PLAIN:
         # Its text distinguishes 0.0 from -0.0.
-        return repr(attribute.value)
+        return attribute.type, repr(attribute.value)
     if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().nbytes <= _MOST_BYTES:
-        return tensor_digest(attribute.as_tensor())
+        return attribute.type, tensor_digest(attribute.as_tensor())
     return None
 
 
@@ -219,30 +172,32 @@ def _may_be_replaced(value: ir.Value) -> bool:
 
 
 def _may_share(value: ir.Value) -> bool:
-    if value.is_graph_input() or not _may_be_replaced(value):
+    if value.const_value is None or value.is_graph_input() or not _may_be_replaced(value):
         return False
     return not any(position == 2 and is_op(user, *WEIGHTED_OPS) for user, position in value.uses())
 
 
-def _beginning(tensor: ir.TensorProtocol) -> str:
+def _outline_of(tensor: ir.TensorProtocol) -> Hashable:
+    return tensor.dtype, tuple(tensor.shape)
+
+
+def _beginning(tensor: ir.TensorProtocol) -> Hashable:
     if tensor.dtype == ir.DataType.STRING or tensor.dtype.bitwidth < 8:
-        return ""
+        return None
     if isinstance(tensor, ir.ExternalTensor):
-        return FileTensor.of(tensor).first_bytes(_FIRST_ELEMENTS * tensor.dtype.bitwidth // 8).hex()
-    return np.ascontiguousarray(tensor.numpy().reshape(-1)[:_FIRST_ELEMENTS]).tobytes().hex()
+        return FileTensor.of(tensor).first_bytes(_FIRST_ELEMENTS * tensor.dtype.bitwidth // 8)
+    return np.ascontiguousarray(tensor.numpy().reshape(-1)[:_FIRST_ELEMENTS]).tobytes()
 
 
 def _parted(
-    values: Sequence[ir.Value], look: Callable[[ir.TensorProtocol], str]
+    values: Sequence[ir.Value], look: Callable[[ir.TensorProtocol], Hashable]
 ) -> Iterator[list[ir.Value]]:
-    """Yield groups of more than one item with equal keys."""
-    if len(values) < 2:
-        return
-    found: dict[str, list[ir.Value]] = defaultdict(list)
+    """Yield groups of more than one weight that look the same."""
+    found: dict[Hashable, list[ir.Value]] = defaultdict(list)
     for value in values:
         assert value.const_value is not None
         found[look(value.const_value)].append(value)
-    yield from (same for same in found.values() if len(same) > 1)
+    return (same for same in found.values() if len(same) > 1)
 
 
 # The first file format in which an input may have a default; before, all weights were inputs.
@@ -267,7 +222,8 @@ def optimize_graph(model: ir.Model) -> OptimizeCounts:
         while outline != (outline := _outline(model)):
             fold(model, keep_qdq=True)
             done += _clean(model)
-            _drop_nodes(model)
+            with pinned(model):
+                drop_unused_nodes(model)
     if qdq_count(model) != quantized:
         raise ModelError(
             "Optimizing the model would change its Q/DQ.",
@@ -279,20 +235,15 @@ def optimize_graph(model: ir.Model) -> OptimizeCounts:
 def _clean(model: ir.Model) -> Counter[str]:
     """Remove what folding leaves behind: no-ops, duplicates, functions that nothing calls."""
     done: Counter[str] = Counter()
-    for graph in model.graphs():
-        done["no_ops"] += remove_no_ops(graph, model.opset_imports.get("", 0))
-        done["duplicate_weights"] += merge_weights(graph)
+    graphs: list[ir.Graph | ir.Function] = [*model.graphs(), *model.functions.values()]
+    for graph in graphs:
+        opsets = model.opset_imports if isinstance(graph, ir.Graph) else graph.opset_imports
+        done["no_ops"] += remove_no_ops(graph, opsets.get("", 0))
+        if isinstance(graph, ir.Graph):
+            done["duplicate_weights"] += merge_weights(graph)
         done["duplicate_nodes"] += merge_nodes(graph)
-    for function in model.functions.values():
-        done["no_ops"] += remove_no_ops(function, function.opset_imports.get("", 0))
-        done["duplicate_nodes"] += merge_nodes(function)
     done["unused_functions"] += _drop_functions(model)
     return done
-
-
-def _drop_nodes(model: ir.Model) -> None:
-    with pinned(model):
-        drop_unused_nodes(model)
 
 
 def _drop_functions(model: ir.Model) -> int:

@@ -11,12 +11,13 @@ from dataclasses import replace
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from qdqtune.graph._index import name_nodes
-from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, is_op
+from qdqtune.graph._editing import insert_cast
+from qdqtune.graph._index import name_nodes, values_in
+from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, dtype_of, is_op
 from qdqtune.graph._opset import raise_opset
 from qdqtune.graph._precision_conversion import Plan, Retyping, set_output_type
 from qdqtune.graph._precision_rules import SENSITIVE_OPS
-from qdqtune.graph._precision_types import DTYPE, HALF_TYPES, Change, Slots, dtype_of, slots
+from qdqtune.graph._precision_types import DTYPE, HALF_TYPES, Change, Slots, slots
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.graph._weights import retyped
 from qdqtune.records._precision import Precision, PrecisionReport
@@ -79,27 +80,21 @@ def convert_precision(
         sensitive = SENSITIVE_OPS if change.target in HALF_TYPES else ()
         ops = sensitive if keep_ops is None else keep_ops
         plan = Plan(model, change, keep_io=keep_io, keep_nodes=keep_nodes, keep_ops=ops)
-        report = _add(report, plan, Retyping(model, plan))
+        retyping = Retyping(model, plan)
+        retyping.apply()
+        report = replace(
+            report,
+            converted=tuple(dict.fromkeys((*report.converted, *plan.converted))),
+            kept={**report.kept, **plan.kept},
+            saturated=(*report.saturated, *retyping.saturated),
+            modified=report.modified or retyping.modified,
+        )
     return replace(report, casts=_count_casts(model) - casts)
-
-
-def _add(report: PrecisionReport, plan: Plan, retyping: Retyping) -> PrecisionReport:
-    retyping.apply()
-    return replace(
-        report,
-        converted=tuple(dict.fromkeys((*report.converted, *plan.converted))),
-        kept={**report.kept, **plan.kept},
-        saturated=(*report.saturated, *retyping.saturated),
-        modified=report.modified or retyping.modified,
-    )
 
 
 def _is_in(change: Change, model: ir.Model) -> bool:
     """Whether a model contains a type that is to be replaced."""
-    graph = model.graph
-    values = [*graph.inputs, *graph.initializers.values()]
-    values += [output for node in graph for output in node.outputs]
-    return any(change.concerns(value) for value in values)
+    return any(map(change.concerns, values_in(model.graph)))
 
 
 def _opset(model: ir.Model) -> int:
@@ -219,14 +214,5 @@ def _widen_output(graph: ir.Graph, position: int, wide: dict[ir.Value, ir.Value]
 
 
 def _cast(value: ir.Value, dtype: ir.DataType, graph: ir.Graph) -> ir.Value:
-    shape = None if value.shape is None else value.shape.copy()
     name = f"{value.name}_as_{dtype.name.lower()}"
-    result = ir.Value(name=name, type=ir.TensorType(dtype), shape=shape)
-    attributes = [ir.AttrInt64("to", dtype.value)]
-    node = ir.Node("", "Cast", [value], attributes, outputs=[result], name=f"Cast_{name}")
-    producer = value.producer()
-    if producer is not None:
-        graph.insert_after(producer, node)
-    else:
-        graph.insert_before(graph[0], node)
-    return result
+    return insert_cast(graph, value, dtype, name, f"Cast_{name}")

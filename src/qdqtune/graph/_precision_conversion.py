@@ -5,21 +5,15 @@ Then changes types and inserts as few Casts as possible.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import onnx_ir as ir
 
-from qdqtune.graph._op_classes import COPY_OPS, DEQUANTIZE, QUANTIZE, is_op
+from qdqtune.graph._editing import add_constant, bypass, insert_cast
+from qdqtune.graph._index import FreeNames, value_names, values_in
+from qdqtune.graph._op_classes import COPY_OPS, DEQUANTIZE, QUANTIZE, dtype_of, is_op
 from qdqtune.graph._precision_rules import Keeper
-from qdqtune.graph._precision_types import (
-    Change,
-    Slots,
-    choose_type,
-    chooses_type,
-    dtype_of,
-    takes_any_type,
-)
+from qdqtune.graph._precision_types import Change, Slots, choose_type, chooses_type, takes_any_type
 from qdqtune.graph._weights import constant_of, retyped
 
 # Ops that join or pad values, besides those with one input.
@@ -40,7 +34,8 @@ class Plan:
         kept: Name to reason for kept nodes.
         converted: Names of nodes that change.
         saturating: Constants that hold masks or bounds beyond the range.
-        given: The new type of every affected value, except constants.
+        given: The new type of every affected value; of a constant, readers of another type get a
+            copy.
 
     Raises:
         UsageError: If a node does not exist.
@@ -62,11 +57,14 @@ class Plan:
         self._slots = keeper.slots
         self.kept = keeper.kept()
         self.saturating = keeper.saturating
-        self._stays = set(self.kept)
         # When converting to float32 all other types are replaced, so keeping a node gains nothing.
-        if change.target != ir.DataType.FLOAT:
-            self._stays |= self._in_between()
-        self.given: dict[ir.Value, ir.DataType] = dict(self._given())
+        between = self._in_between() if change.target != ir.DataType.FLOAT else set()
+        self._stays = between.union(self.kept)
+        self.given = {
+            value: self._new_type(value)
+            for value in values_in(self._graph)
+            if change.concerns(value)
+        }
         self.converted = tuple(
             name
             for node in self._graph
@@ -77,17 +75,13 @@ class Plan:
 
     def wanted(self, node: ir.Node, position: int) -> ir.DataType | None:
         """Return the type that a node needs on an affected input; None if any will do."""
+        if node.graph is self._graph and node.name not in self.kept:
+            if takes_any_type(node, position):
+                return None
+            if node.name not in self._stays and position in self._slots_of(node).input_set:
+                return self.change.target
         value = node.inputs[position]
         assert value is not None
-        stays = node.graph is not self._graph or node.name in self.kept
-        if not stays and takes_any_type(node, position):
-            return None
-        if (
-            not stays
-            and node.name not in self._stays
-            and position in self._slots_of(node).input_set
-        ):
-            return self.change.target
         return dtype_of(value)
 
     def wanted_outside(self, value: ir.Value) -> ir.DataType | None:
@@ -97,28 +91,21 @@ class Plan:
     def _slots_of(self, node: ir.Node) -> Slots:
         return self._slots.get(node.name or "", Slots(whole=True))
 
-    def _given(self) -> Iterator[tuple[ir.Value, ir.DataType]]:
-        """Yield new types: readers decide for nodes that choose, keeping decides for others."""
-        target = self.change.target
-        for value in self._graph.inputs:
-            if self.change.concerns(value):
-                yield value, self._input_type(value)
-        for node in self._graph:
-            movable = self._slots_of(node).outputs if node.name not in self._stays else ()
-            for position, value in enumerate(node.outputs):
-                if not self.change.concerns(value) or constant_of(value) is not None:
-                    continue
-                changes = position in movable
-                if changes and chooses_type(node):
-                    changes = self._wanted_types(value) == {target}
-                old = dtype_of(value)
-                assert old is not None
-                yield value, target if changes else old
-
-    def _input_type(self, value: ir.Value) -> ir.DataType:
+    def _new_type(self, value: ir.Value) -> ir.DataType:
+        """Return a value's new type: readers decide for constants and nodes that choose."""
+        producer = value.producer()
+        is_free = constant_of(value) is not None
+        if producer is not None and not is_free:
+            movable = self._slots_of(producer).outputs if producer.name not in self._stays else ()
+            changes = value.index() in movable
+            is_free = changes and chooses_type(producer)
+        else:
+            changes = not self._keep_io
+        if is_free:
+            changes = self._wanted_types(value) == {self.change.target}
         old = dtype_of(value)
         assert old is not None
-        return old if self._keep_io else self.change.target
+        return self.change.target if changes else old
 
     def _wanted_types(self, value: ir.Value) -> set[ir.DataType | None]:
         wanted = {self.wanted(user, position) for user, position in value.uses()}
@@ -208,69 +195,47 @@ class Retyping:
 
     def __init__(self, model: ir.Model, plan: Plan) -> None:
         self._graph = model.graph
-        self._bodies = [graph for graph in model.graphs() if graph is not model.graph]
+        self._graphs = tuple(model.graphs())
         self._plan = plan
-        self._names = {value.name for graph in model.graphs() for value in _values(graph)}
-        self._node_names = {node.name for graph in model.graphs() for node in graph}
+        self._names = FreeNames(value_names(model))
+        self._node_names = FreeNames(node.name for graph in self._graphs for node in graph)
         self._versions: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
-        self._given = dict(plan.given)
         self.saturated: list[str] = []
         self.modified = False
 
     def apply(self) -> None:
         """Apply the plan."""
         casts = [node for node in self._graph if is_op(node, "Cast") and not _is_idle(node)]
-        constants = [
-            value
-            for value in _values(self._graph)
-            if self._plan.change.concerns(value) and constant_of(value) is not None
-        ]
-        for value in constants:
-            self._given[value] = self._constant_type(value)
         uses = self._uses_in_other_types()
         outputs = self._outputs_in_other_types()
-        for value, dtype in self._given.items():
+        for value, dtype in self._plan.given.items():
             if dtype != dtype_of(value):
                 self._retype(value, dtype)
-        for value, readers in uses.items():
-            for node, position, dtype in readers:
-                node.replace_input_with(position, self._version(value, dtype))
+        for node, position, dtype in uses:
+            source = node.inputs[position]
+            assert source is not None
+            node.replace_input_with(position, self._version(source, dtype))
         for graph, position, dtype in outputs:
             self._convert_output(graph, position, dtype)
         for cast in casts:
             if _is_idle(cast):
-                self._drop(cast)
+                self.modified |= bypass(cast)
 
-    def _constant_type(self, value: ir.Value) -> ir.DataType:
-        """Return the type of a constant itself; readers of another type get a copy."""
-        wanted = {self._plan.wanted(user, position) for user, position in value.uses()}
-        if value.is_graph_output():
-            wanted.add(self._plan.wanted_outside(value))
-        old = dtype_of(value)
-        assert old is not None
-        target = self._plan.change.target
-        return target if wanted - {None} == {target} else old
-
-    def _uses_in_other_types(
-        self,
-    ) -> dict[ir.Value, list[tuple[ir.Node, int, ir.DataType]]]:
-        found = defaultdict(list)
-        for value, given in self._given.items():
-            for node, position in value.uses():
-                wanted = self._plan.wanted(node, position)
-                if wanted is not None and wanted != given:
-                    found[value].append((node, position, wanted))
-        return found
+    def _uses_in_other_types(self) -> list[tuple[ir.Node, int, ir.DataType]]:
+        return [
+            (node, position, wanted)
+            for value, given in self._plan.given.items()
+            for node, position in value.uses()
+            if (wanted := self._plan.wanted(node, position)) not in (None, given)
+        ]
 
     def _outputs_in_other_types(self) -> list[tuple[ir.Graph, int, ir.DataType]]:
         found = []
-        for graph in (self._graph, *self._bodies):
+        for graph in self._graphs:
             for position, value in enumerate(graph.outputs):
-                if value not in self._given:
-                    continue
                 outside = graph is self._graph
                 wanted = self._plan.wanted_outside(value) if outside else dtype_of(value)
-                if wanted is not None and wanted != self._given[value]:
+                if value in self._plan.given and wanted not in (None, self._plan.given[value]):
                     found.append((graph, position, wanted))
         return found
 
@@ -302,49 +267,19 @@ class Retyping:
         if known is not None:
             return known
         self.modified = True
-        source = value.producer()
-        tensor = constant_of(value)
-        if tensor is not None:
-            version = self._constant_copy(value, tensor, dtype)
-        elif not own and is_op(source, "Cast") and _widens(source, dtype):
-            assert source is not None
-            assert source.inputs[0] is not None
-            version = source.inputs[0]
+        source, tensor = _before_cast(value), constant_of(value)
+        if not own and tensor is None and source is not None and dtype_of(source) == dtype:
+            version = source
         else:
-            version = self._cast(value, dtype)
-        if version is not value:
-            self._versions[value, dtype] = version
+            name = self._names.new(f"{value.name}_{_SUFFIX[dtype]}")
+            if tensor is not None:
+                self._note_saturation(value)
+                version = add_constant(self._graph, name, retyped(tensor, dtype, name))
+            else:
+                node_name = self._node_names.new(f"Cast_{name}")
+                version = insert_cast(self._graph, value, dtype, name, node_name)
+        self._versions[value, dtype] = version
         return version
-
-    def _constant_copy(
-        self, value: ir.Value, tensor: ir.TensorProtocol, dtype: ir.DataType
-    ) -> ir.Value:
-        self._note_saturation(value)
-        name = self._new_name(f"{value.name}_{_SUFFIX[dtype]}")
-        copy = ir.Value(
-            name=name,
-            type=ir.TensorType(dtype),
-            shape=_copied(value.shape),
-            const_value=retyped(tensor, dtype, name),
-        )
-        self._graph.register_initializer(copy)
-        return copy
-
-    def _cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        name = self._new_name(f"{value.name}_{_SUFFIX[dtype]}")
-        node_name = f"Cast_{name}"
-        while node_name in self._node_names:
-            node_name += "_2"
-        self._node_names.add(node_name)
-        result = ir.Value(name=name, type=ir.TensorType(dtype), shape=_copied(value.shape))
-        attributes = [ir.AttrInt64("to", dtype.value)]
-        node = ir.Node("", "Cast", [value], attributes, outputs=[result], name=node_name)
-        producer = value.producer()
-        if producer is not None:
-            self._graph.insert_after(producer, node)
-        else:
-            self._graph.insert_before(self._graph[0], node)
-        return result
 
     def _convert_output(self, graph: ir.Graph, position: int, dtype: ir.DataType) -> None:
         """Convert an output, which keeps its name: the previous value is renamed."""
@@ -355,43 +290,9 @@ class Retyping:
         version = self._version(value, dtype, own=True)
         graph.outputs[position] = version
         if version.name != value.name and not value.is_graph_output():
-            name, suffix = value.name, _SUFFIX[self._given[value]]
-            value.name = self._new_name(f"{name}_{suffix}")
+            name, suffix = value.name, _SUFFIX[self._plan.given[value]]
+            value.name = self._names.new(f"{name}_{suffix}")
             version.name = name
-
-    def _drop(self, cast: ir.Node) -> None:
-        """Remove a Cast that no longer does anything."""
-        source, result = cast.inputs[0], cast.outputs[0]
-        assert source is not None
-        if result.is_graph_output():
-            free = source.producer() is not None and not source.is_graph_output()
-            if not free or any(result in body.outputs for body in self._bodies):
-                return
-            position = list(self._graph.outputs).index(result)
-            self._graph.outputs[position] = source
-            source.name, result.name = result.name, self._new_name(f"{result.name}_dropped")
-        elif any(result in body.outputs for body in self._bodies):
-            return
-        result.replace_all_uses_with(source)
-        self._graph.remove(cast, safe=True)
-        self.modified = True
-
-    def _new_name(self, base: str) -> str:
-        name, copies = base, 1
-        while name in self._names:
-            copies += 1
-            name = f"{base}_{copies}"
-        self._names.add(name)
-        return name
-
-
-def _values(graph: ir.Graph) -> list[ir.Value]:
-    results = [value for node in graph for value in node.outputs if value.name]
-    return [*graph.inputs, *graph.initializers.values(), *results]
-
-
-def _copied(shape: ir.Shape | None) -> ir.Shape | None:
-    return None if shape is None else shape.copy()
 
 
 def _is_idle(cast: ir.Node) -> bool:
@@ -399,11 +300,12 @@ def _is_idle(cast: ir.Node) -> bool:
     return source is not None and dtype_of(source) == dtype_of(cast.outputs[0])
 
 
-def _widens(cast: ir.Node | None, dtype: ir.DataType) -> bool:
-    """Whether a Cast to float32 comes from that type, so that casting back gives its input."""
-    if cast is None or cast.inputs[0] is None or dtype == ir.DataType.FLOAT:
-        return False
-    return dtype_of(cast.inputs[0]) == dtype
+def _before_cast(value: ir.Value) -> ir.Value | None:
+    """Return what a Cast made a value from, if it is one to float32 and thus lost nothing."""
+    cast = value.producer()
+    if cast is None or not is_op(cast, "Cast") or dtype_of(value) != ir.DataType.FLOAT:
+        return None
+    return cast.inputs[0]
 
 
 def set_output_type(node: ir.Node, dtype: ir.DataType) -> None:

@@ -10,8 +10,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 import onnx_ir as ir
 
-from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, WEIGHTED_OPS, is_op, is_standard
-from qdqtune.graph._precision_types import Change, Slots, dtype_of, slots, takes_any_type
+from qdqtune.graph._op_classes import (
+    DEQUANTIZE,
+    QUANTIZE,
+    WEIGHTED_OPS,
+    dtype_of,
+    is_op,
+    is_standard,
+)
+from qdqtune.graph._precision_types import Change, Slots, slots, takes_any_type
+from qdqtune.graph._preserved_parts import has_body
 from qdqtune.graph._weights import (
     LARGEST,
     SMALLEST_NORMAL,
@@ -30,10 +38,6 @@ _MASKING = (
     "Less", "LessOrEqual", "Max", "Min", "Pad", "Reshape", "ScatterElements", "ScatterND", "Slice",
     "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
 )  # fmt: skip
-_INTEGERS = frozenset(
-    {ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64}
-    | {ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64}
-)
 
 
 def behind_casts(value: ir.Value) -> ir.Value:
@@ -105,7 +109,8 @@ def needs_digits(node: ir.Node, position: int, numbers: Magnitudes) -> bool:
 
 def gives_integers(node: ir.Node) -> bool:
     """Whether the node converts floats to integers."""
-    return is_op(node, "Cast") and dtype_of(node.outputs[0]) in _INTEGERS
+    dtype = dtype_of(node.outputs[0])
+    return is_op(node, "Cast") and dtype is not None and dtype.is_integer()
 
 
 #: Ops whose result is a sum or product of so many or such large terms that half precision is
@@ -191,10 +196,7 @@ class Keeper:
         for node in self._nodes:
             values = [value for value in node.inputs if value is not None]
             values += [value for value in node.outputs if value.uses() or value.is_graph_output()]
-            if any(
-                attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-                for attribute in node.attributes.values()
-            ):
+            if has_body(node):
                 yield node, "control flow"
             elif node.op_identifier() in self._model.functions:
                 yield node, "a function of the model"

@@ -16,7 +16,7 @@ from functools import cache, cached_property
 import onnx
 import onnx_ir as ir
 
-from qdqtune.graph._op_classes import is_op, is_standard
+from qdqtune.graph._op_classes import dtype_of, is_op, is_standard
 from qdqtune.records._precision import Precision
 
 DTYPE = {
@@ -98,13 +98,6 @@ class Slots:
     def concerned(self) -> bool:
         """Whether the node has an input or output whose type is to be replaced."""
         return bool(self.inputs or self.outputs or self.fixed or not self.whole)
-
-
-def dtype_of(value: ir.Value) -> ir.DataType | None:
-    """Element type, if known; also of an initializer that doesn't declare it."""
-    if value.dtype is None and value.const_value is not None:
-        return value.const_value.dtype
-    return value.dtype
 
 
 def slots(node: ir.Node, change: Change) -> Slots:

@@ -301,15 +301,14 @@ class Magnitudes:
 
 
 def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The tensor of an initializer or a Constant node; None for anything that can vary."""
+    """Return the tensor of an initializer or a Constant node; None for anything that can vary."""
     if value is None or value.is_graph_input():
         return None
-    if value.is_initializer():
-        return value.const_value
     producer = value.producer()
-    if not is_op(producer, "Constant") or len(getattr(producer, "attributes", ())) != 1:
-        return None
-    return ir.convenience.get_const_tensor(value)
+    if producer is None:
+        return value.const_value
+    is_constant = is_op(producer, "Constant") and len(producer.attributes) == 1
+    return ir.convenience.get_const_tensor(value) if is_constant else None
 
 
 def constant_behind(value: ir.Value | None) -> ir.TensorProtocol | None:

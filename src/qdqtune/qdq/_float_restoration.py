@@ -5,12 +5,13 @@ Weights behind a Transpose or Cast, activations that a saturating Q stands for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
+from qdqtune.graph._editing import add_constant
+from qdqtune.graph._index import FreeNames
 from qdqtune.graph._op_classes import is_op
 from qdqtune.qdq._existing_scales import ReadEncoding
 
@@ -26,28 +27,20 @@ def propagate(
     constant: ir.TensorProtocol, encoding: ReadEncoding, user: ir.Node
 ) -> tuple[ir.TensorProtocol, ReadEncoding]:
     """What a carrier makes of a constant and of its encoding; values are computed when read."""
+    dims, dtype = list(constant.shape.numpy()), constant.dtype
     if is_op(user, "Transpose"):
-        rank = len(constant.shape)
-        given = user.attributes.get("perm")
-        order = list(given.as_ints()) if given is not None else list(range(rank))[::-1]
-        shape = ir.Shape([constant.shape.numpy()[axis] for axis in order])
-        axis = order.index(encoding.axis % rank) if encoding.scale.size > 1 else encoding.axis
-        moved = ir.LazyTensor(
-            lambda: ir.Tensor(constant.numpy().transpose(order), constant.dtype),
-            dtype=constant.dtype,
-            shape=shape,
-            name=user.outputs[0].name,
-        )
-        return moved, replace(encoding, axis=axis)
-    to = user.attributes.get("to")
-    dtype = ir.DataType(to.as_int()) if to is not None else constant.dtype
-    cast = ir.LazyTensor(
-        lambda: ir.Tensor(constant.numpy().astype(dtype.numpy()), dtype),
-        dtype=dtype,
-        shape=ir.Shape(constant.shape.numpy()),
-        name=user.outputs[0].name,
-    )
-    return cast, encoding
+        order = list(user.attributes.get_ints("perm", range(len(dims))[::-1]))
+        if encoding.scale.size > 1:
+            encoding = replace(encoding, axis=order.index(encoding.axis % len(dims)))
+        dims = [dims[axis] for axis in order]
+    else:
+        order = list(range(len(dims)))
+        dtype = ir.DataType(user.attributes.get_int("to", dtype))
+
+    def make() -> ir.TensorProtocol:
+        return ir.Tensor(constant.numpy().transpose(order).astype(dtype.numpy(), copy=False), dtype)
+
+    return ir.LazyTensor(make, dtype, ir.Shape(dims), name=user.outputs[0].name), encoding
 
 
 # Ops whose results have both signs, and behind which an activation can have stood.
@@ -66,30 +59,29 @@ def stands_for_activation(value: ir.Value, encoding: ReadEncoding) -> bool:
     return bool((point == bounds[0]).all())
 
 
-def put_back(value: ir.Value, encoding: ReadEncoding, free_name: Callable[[str], str]) -> ir.Value:
+def put_back(value: ir.Value, encoding: ReadEncoding, names: FreeNames) -> ir.Value:
     """Insert the activation behind a value: a Clip at six if that is where the Q saturates.
 
     Args:
         value: What the Q reads.
         encoding: The Q's.
-        free_name: Makes a name that no value of the model has.
+        names: Generates names for new values.
     """
     producer, scale = value.producer(), float(encoding.scale.reshape(-1)[0])
     assert producer is not None
     graph = producer.graph
-    assert graph is not None
+    assert isinstance(graph, ir.Graph)
     low, high = _BOUNDS[encoding.dtype or ir.DataType.UINT8]
     inputs = [value]
     if abs(scale * (high - low) - _SIX) < 1e-3 * _SIX:
         for bound, number in (("low", 0.0), ("high", _SIX)):
-            name = free_name(f"{value.name}_clip_{bound}")
+            name = names.new(f"{value.name}_clip_{bound}")
             tensor = ir.Tensor(np.array(number, encoding.scale.dtype), name=name)
-            inputs.append(ir.val(name, const_value=tensor))
-            graph.register_initializer(inputs[-1])
+            inputs.append(add_constant(graph, name, tensor))
     op_type = "Clip" if len(inputs) > 1 else "Relu"
     node = ir.node(op_type, inputs, name=f"{producer.name}_{op_type}")
     result = node.outputs[0]
-    result.name = free_name(f"{value.name}_{op_type.lower()}")
+    result.name = names.new(f"{value.name}_{op_type.lower()}")
     result.type, result.shape = value.type, value.shape
     graph.insert_after(producer, node)
     return result

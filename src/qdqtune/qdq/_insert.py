@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -18,7 +18,7 @@ from onnx.helper import make_attribute, make_node
 
 from qdqtune._version import __version__
 from qdqtune.graph._fingerprint import tensor_digest
-from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._index import GraphIndex, value_names
 from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE
 from qdqtune.graph._prepared_model import PreparedModel, constant_part, node_part
 from qdqtune.graph._weights import values_of
@@ -70,11 +70,7 @@ class Inserter:
             [output.name for output in node.outputs if output.name] for node in self.index.nodes
         ]
         self._serialized: dict[tuple[object, ...], _SerializedPair] = {}
-        self._taken = {
-            value.name
-            for graph in self.index.model.graphs()
-            for value in (*graph.inputs, *graph.initializers.values(), *_results(graph))
-        }
+        self._taken = value_names(self.index.model)
         self._prefixes: dict[str, str] = {}
 
     def with_ranges(self, ranges: Ranges) -> Inserter:
@@ -136,13 +132,10 @@ class Inserter:
         return self.base.assemble(nodes, constants, self._metadata)
 
     def _serialized_pair(self, pair: Pair) -> _SerializedPair:
-        key = (pair.tensor, pair.role, *pair.encoding.key)
-        if key not in self._serialized:
-            self._serialized[key] = self._serialize_pair(pair)
-        return self._serialized[key]
-
-    def _serialize_pair(self, pair: Pair) -> _SerializedPair:
         tensor, encoding = pair.tensor, pair.encoding
+        key = (tensor, pair.role, *encoding.key)
+        if key in self._serialized:
+            return self._serialized[key]
         stored = pair.role == "bias" or (
             pair.role in ("weight", "constant") and self.dialect.stored_weights
         )
@@ -167,7 +160,8 @@ class Inserter:
         )
         if prefix != tensor:
             nodes[-1].doc_string = COPY_OF + tensor
-        return _SerializedPair(tensors, nodes)
+        self._serialized[key] = _SerializedPair(tensors, nodes)
+        return self._serialized[key]
 
     def _prefix(self, pair: Pair) -> str:
         """What the pair's names begin with; it depends on the pair alone, not on what came before.
@@ -268,11 +262,6 @@ class _Rewiring:
         first.input[0] = self._renamed[tensor]
         last.output[0] = self._renamed[last.output[0]]
         return node_part(first) + node_part(last)
-
-
-def _results(graph: ir.Graph) -> Iterator[ir.Value]:
-    for node in graph:
-        yield from node.outputs
 
 
 def _node(op_type: str, source: str, prefix: str, result: str, axis: int | None) -> onnx.NodeProto:

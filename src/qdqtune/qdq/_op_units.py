@@ -8,7 +8,15 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._op_classes import COPY_OPS, WEIGHTED_OPS, is_op, is_standard, weight_axis
+from qdqtune.graph._op_classes import (
+    COPY_OPS,
+    WEIGHTED_OPS,
+    input_at,
+    is_op,
+    is_standard,
+    weight_axis,
+)
+from qdqtune.graph._preserved_parts import has_body
 from qdqtune.qdq._dialect import Dialect, OpRule, Output
 from qdqtune.records._placement import Edge, Placement
 
@@ -26,7 +34,7 @@ def parted_result(index: GraphIndex, node: ir.Node) -> list[str]:
         if len(readers) != 1:
             return []
         reader = readers[0]
-        if not moves and is_op(reader, "Add") and _adds_constant(index, reader):
+        if not moves and is_op(reader, "Add") and index.reads_constant(reader):
             result = reader.outputs[0].name or ""
         elif is_op(reader, *COPY_OPS):
             moves += 1
@@ -40,12 +48,6 @@ def _is_moved(node: ir.Node) -> bool:
     users = (user for output in node.outputs for user, _ in output.uses())
     return is_op(node, *_SPLIT_OPS) and any(is_op(user, *COPY_OPS) for user in users)
 
-
-def _adds_constant(index: GraphIndex, node: ir.Node) -> bool:
-    return any(value is not None and index.is_constant(value.name or "") for value in node.inputs)
-
-
-_BODIES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 
 # Used when somebody insists on an op that the dialect has no rule for.
 _PLAIN = OpRule(inputs=None, output=Output.FLOAT)
@@ -103,7 +105,7 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
 
 
 def _why_no_rule(dialect: Dialect, node: ir.Node) -> str:
-    if any(attribute.type in _BODIES for attribute in node.attributes.values()):
+    if has_body(node):
         return f"ops in the bodies of {node.op_type} are not quantized"
     if not is_standard(node):
         return f"{node.op_type} of the domain {node.domain!r} is not an ONNX op"
@@ -225,7 +227,7 @@ def operands(node: ir.Node, rule: OpRule) -> Iterator[Edge]:
     """The edges that a rule wants quantized together."""
     positions = range(len(node.inputs)) if rule.inputs is None else rule.inputs
     for position in positions:
-        value = node.inputs[position] if position < len(node.inputs) else None
+        value = input_at(node, position)
         if value is not None and value.name:
             yield Edge(value.name, node.name or "", position)
 
@@ -243,9 +245,7 @@ def _without_fused(index: GraphIndex, edges: list[Edge]) -> list[Edge]:
 
 
 def _bias_of(node: ir.Node, rule: OpRule) -> ir.Value | None:
-    if rule.bias is None or rule.bias >= len(node.inputs):
-        return None
-    return node.inputs[rule.bias]
+    return input_at(node, rule.bias) if rule.bias is not None else None
 
 
 def _bias(index: GraphIndex, node: ir.Node, rule: OpRule) -> list[Edge]:
@@ -257,9 +257,7 @@ def _bias(index: GraphIndex, node: ir.Node, rule: OpRule) -> list[Edge]:
 
 def is_channel_bias(index: GraphIndex, node: ir.Node, bias: str) -> bool:
     """Whether a bias is a constant with one value per output channel of the weight."""
-    weight = node.inputs[1]
-    shape = index.shape(bias)
-    channels = index.shape(weight.name or "") if weight is not None else None
+    shape, channels = index.shape(bias), index.shape_read(node, 1)
     if not index.is_constant(bias) or not shape or not channels:
         return False
     return _size(shape) == shape[-1] == channels[weight_axis(node)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
 
 import numpy as np
 import onnx_ir as ir
 
-from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, is_op
+from qdqtune.graph._editing import add_constant
+from qdqtune.graph._index import FreeNames, value_names
+from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, input_at, is_op
 from qdqtune.qdq._encoding import dequantize
 from qdqtune.qdq._existing_scales import ReadEncoding, ReadResult, wider
 from qdqtune.qdq._float_restoration import (
@@ -75,7 +77,7 @@ class _Stripper:
         self._removed: list[ir.Node] = []
         self._restored: dict[object, ir.Value] = {}
         self._rounded: set[str] = set()
-        self._names: set[str | None] = set()
+        self._names = FreeNames(value_names(model))
         self._pairs = 0
 
     def take_out(self, node: ir.Node) -> None:
@@ -87,15 +89,14 @@ class _Stripper:
         if producer is not None and _narrows(producer):
             between.append(producer)
             producer = producer.inputs[0].producer() if producer.inputs[0] is not None else None
-        if is_op(producer, QUANTIZE):
-            assert producer is not None
+        if producer is not None and is_op(producer, QUANTIZE):
             if not _is_pair(producer, encoding):
                 return
             origin = producer.inputs[0]
             self._removed += (producer, *between)
             if self._foreign and origin is not None:
                 origin = self._activated(origin, encoding)
-        elif not between and ir.convenience.get_const_tensor(stored) is not None:
+        elif not between and _constant_of(stored) is not None:
             origin = self._restore(node, stored, encoding)
         else:
             return
@@ -110,23 +111,8 @@ class _Stripper:
         if not stands_for_activation(value, encoding):
             return value
         if value not in self._activations:
-            self._activations[value] = put_back(value, encoding, self._free_name)
+            self._activations[value] = put_back(value, encoding, self._names)
         return self._activations[value]
-
-    def _free_name(self, wanted: str) -> str:
-        """A name that no value has yet."""
-        if not self._names:
-            self._names = {
-                value.name
-                for graph in self._graphs
-                for value in (*graph.inputs, *graph.initializers.values(), *_results(graph))
-            }
-        name, copies = wanted, 1
-        while name in self._names:
-            copies += 1
-            name = f"{wanted}_{copies}"
-        self._names.add(name)
-        return name
 
     def _hand_over(self, dequantized: ir.Value, origin: ir.Value) -> None:
         """Let every reader of the dequantized value read the original one."""
@@ -162,7 +148,7 @@ class _Stripper:
     def _restore(self, node: ir.Node, stored: ir.Value, encoding: ReadEncoding) -> ir.Value:
         """The float initializer behind a stored one."""
         name = _original_name(node, stored)
-        steps = ir.convenience.get_const_tensor(stored)
+        steps = _constant_of(stored)
         assert steps is not None
         dtype = ir.DataType.from_numpy(encoding.scale.dtype)
         original = self._original(name, steps, dtype)
@@ -173,20 +159,16 @@ class _Stripper:
         way = (stored, encoding.scale.tobytes(), b"" if point is None else point.tobytes())
         key: object = name if original is not None else (*way, encoding.axis)
         if key not in self._restored:
-            name = self._free_name(name) if self._is_taken(name, node) else name
+            # The name of the DQ is free: it goes.
+            is_taken = name in self._names.taken and name != node.outputs[0].name
+            if is_taken or name in self._graph.initializers:
+                name = self._names.new(name)
             if original is None:
                 self._rounded.add(name)
-            self._restored[key] = self._constant(
-                name, original or _dequantized(steps, encoding, dtype, name)
-            )
+            tensor = original or _dequantized(steps, encoding, dtype, name)
+            self._restored[key] = add_constant(self._graph, name, tensor)
+            self._names.taken.add(name)
         return self._restored[key]
-
-    def _is_taken(self, name: str, node: ir.Node) -> bool:
-        """Whether a name is another value's: not that of the DQ which goes."""
-        self._free_name("")  # so that all names are known
-        return name in self._graph.initializers or (
-            name in self._names and name != node.outputs[0].name
-        )
 
     def _original(
         self, name: str, like: ir.TensorProtocol, dtype: ir.DataType
@@ -197,11 +179,6 @@ class _Stripper:
         if known is None or known.dtype != dtype or tuple(known.shape) != tuple(like.shape):
             return None
         return known
-
-    def _constant(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-        value = ir.val(name, const_value=tensor)
-        self._graph.register_initializer(value)
-        return value
 
     def carry_on(self) -> None:
         """Apply what stands between a quantized weight and the op that it belongs to."""
@@ -227,7 +204,7 @@ class _Stripper:
                 original = self._original(name, tensor, tensor.dtype)
                 if original is not None:
                     self._rounded.discard(origin.name or "")
-                result = self._constant(name, original or tensor)
+                result = add_constant(self._graph, name, original or tensor)
                 for reader, index in readers:
                     reader.replace_input_with(index, result)
                     if reader.graph is self._graph:
@@ -249,17 +226,14 @@ class _Stripper:
             if value.uses() or value.is_graph_output():
                 continue
             producer = value.producer()
-            if is_op(producer, "Constant"):
-                assert producer is not None
+            if producer is not None and is_op(producer, "Constant"):
                 self._graph.remove(producer, safe=True)
             elif value.is_initializer():
                 self._graph.initializers.pop(name, None)
 
     def reading(self) -> ReadResult:
         edges = frozenset(Edge(value.name or "", node, index) for value, node, index in self._edges)
-        quantized: dict[str, int] = {}
-        for edge in edges:
-            quantized[edge.tensor] = quantized.get(edge.tensor, 0) + 1
+        quantized = Counter(edge.tensor for edge in edges)
         outputs = {
             value.name or ""
             for value, _, _ in self._edges
@@ -291,26 +265,13 @@ def _dequantized(
     return ir.LazyTensor(make, dtype=dtype, shape=ir.Shape(steps.shape.numpy()), name=name)
 
 
-def _results(graph: ir.Graph) -> Iterator[ir.Value]:
-    for node in graph:
-        yield from node.outputs
-
-
 def _narrows(node: ir.Node) -> bool:
     """Whether a node is the Clip of a narrow range, which PyTorch writes between Q and DQ."""
     if not is_op(node, "Clip") or len(node.inputs) != 3:
         return False
-    bounds = [
-        ir.convenience.get_const_tensor(value) if value is not None else None
-        for value in node.inputs[1:]
-    ]
-    return (
-        tuple(
-            int(bound.numpy().reshape(-1)[0]) if bound is not None and bound.size == 1 else None
-            for bound in bounds
-        )
-        in _NARROW_BOUNDS
-    )
+    bounds = [constant for constant in map(_constant_of, node.inputs[1:]) if constant is not None]
+    numbers = [int(bound.numpy().reshape(-1)[0]) for bound in bounds if bound.size == 1]
+    return tuple(numbers) in _NARROW_BOUNDS
 
 
 def _is_pair(quantizer: ir.Node, encoding: ReadEncoding) -> bool:
@@ -325,24 +286,27 @@ def _is_pair(quantizer: ir.Node, encoding: ReadEncoding) -> bool:
 
 
 def _encoding_of(node: ir.Node) -> ReadEncoding | None:
-    """Scale and zero point of a DequantizeLinear, if they are constants."""
-    stored, factor, *rest = node.inputs
-    given = rest[0] if rest else None
-    scale = ir.convenience.get_const_tensor(factor) if factor is not None else None
-    zero_point = ir.convenience.get_const_tensor(given) if given is not None else None
+    """Return scale and zero point of a Q or DQ, if they are constants."""
+    stored, given = node.inputs[0], input_at(node, 2)
+    scale, zero_point = _constant_of(node.inputs[1]), _constant_of(given)
     if stored is None or scale is None or (given is not None and zero_point is None):
         return None
     if "block_size" in node.attributes or len(scale.shape) > 1:
         return None  # one scale per block: another format than ours
-    axis = node.attributes.get("axis")
-    if not _fits(scale, zero_point, stored, axis.as_int() if axis is not None else 1):
+    axis = node.attributes.get_int("axis", 1)
+    if not _fits(scale, zero_point, stored, axis):
         return None
     return ReadEncoding(
         dtype=zero_point.dtype if zero_point is not None else _default_type(node),
         scale=scale.numpy(),
         zero_point=zero_point.numpy() if zero_point is not None else None,
-        axis=axis.as_int() if axis is not None else 1,
+        axis=axis,
     )
+
+
+def _constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """Return the constant behind a value; defaults of inputs count as well."""
+    return ir.convenience.get_const_tensor(value) if value is not None else None
 
 
 def _fits(
@@ -351,7 +315,7 @@ def _fits(
     """Whether there are as many scales and zero points as channels; strangers' files may lie."""
     if not scale.size or (zero_point is not None and zero_point.size != scale.size):
         return False
-    constant = ir.convenience.get_const_tensor(stored)
+    constant = _constant_of(stored)
     if scale.size == 1 or constant is None:
         return True
     dims = constant.shape.numpy()
@@ -359,21 +323,15 @@ def _fits(
 
 
 def _default_type(node: ir.Node) -> ir.DataType | None:
-    """The quantized type where there is no zero point to tell it: of the weight, or of the Q."""
+    """Return the quantized type where no zero point tells it: of the weight, or of the Q."""
     stored = node.inputs[0]
-    if is_op(node, QUANTIZE):
-        quantizer: ir.Node | None = node
-    else:
-        constant = ir.convenience.get_const_tensor(stored) if stored is not None else None
-        if constant is not None:
-            return constant.dtype
-        quantizer = stored.producer() if stored is not None else None
-    if not is_op(quantizer, QUANTIZE):
-        return stored.dtype if stored is not None else None
-    assert quantizer is not None
-    given = quantizer.attributes.get("output_dtype")
-    number = given.as_int() if given is not None else 0
-    return ir.DataType(number) if number else ir.DataType.UINT8
+    constant = _constant_of(stored)
+    if stored is None or (constant is not None and not is_op(node, QUANTIZE)):
+        return constant.dtype if constant is not None else None
+    quantizer = node if is_op(node, QUANTIZE) else stored.producer()
+    if quantizer is None or not is_op(quantizer, QUANTIZE):
+        return stored.dtype
+    return ir.DataType(quantizer.attributes.get_int("output_dtype", 0) or ir.DataType.UINT8)
 
 
 def _original_name(node: ir.Node, stored: ir.Value) -> str:
