@@ -11,7 +11,7 @@ import onnx_ir as ir
 from qdqtune.graph._index import FreeNames, value_names
 from qdqtune.graph._input_shapes import Dims, Inputs, input_dims
 from qdqtune.graph._op_classes import is_op
-from qdqtune.graph._shapes import all_shapes, set_input_dims
+from qdqtune.graph._shapes import set_input_dims, shapes_restored
 from qdqtune.graph._weights import constant_of
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest, shape_text
@@ -112,26 +112,24 @@ def propagate_batch(model: ir.Model, change: BatchChange) -> tuple[str, ...]:
     marked: dict[str, Dims] = {
         name: (_MARKER_BATCH, *(declared[name] or ())[1:]) for name in change.names
     }
-    before = all_shapes(model)
     names = FreeNames(value_names(model))
     reshapes = [
         _Reshape(model, node, names) for node in model.graph if _starts_with(node, change.old)
     ]
-    # They may form a chain, so proving them one by one would take an inference for each. All get
-    # the new batch at once, and those that turn out not to have it are reverted.
-    for reshape in reshapes:
-        reshape.put(_MARKER_BATCH)
-    set_input_dims(model, marked, stale=True)
-    while wrong := [reshape for reshape in reshapes if reshape.is_put and not reshape.is_batch]:
-        for reshape in wrong:
-            reshape.undo()
-        set_input_dims(model, marked, stale=True)
-    while found := [reshape for reshape in reshapes if not reshape.is_put and reshape.is_batch]:
-        for reshape in found:
+    with shapes_restored(model):
+        # They may form a chain, so proving them one by one would take an inference for each. All
+        # get the new batch at once, and those that turn out not to have it are reverted.
+        for reshape in reshapes:
             reshape.put(_MARKER_BATCH)
         set_input_dims(model, marked, stale=True)
-    for value, shape in before:
-        value.shape = shape
+        while wrong := [reshape for reshape in reshapes if reshape.is_put and not reshape.is_batch]:
+            for reshape in wrong:
+                reshape.undo()
+            set_input_dims(model, marked, stale=True)
+        while found := [reshape for reshape in reshapes if not reshape.is_put and reshape.is_batch]:
+            for reshape in found:
+                reshape.put(_MARKER_BATCH)
+            set_input_dims(model, marked, stale=True)
     changed = [reshape for reshape in reshapes if reshape.is_put]
     for reshape in changed:
         reshape.put(change.new)

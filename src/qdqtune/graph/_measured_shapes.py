@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -22,8 +22,8 @@ from qdqtune.graph._input_shapes import (
     resolve_shapes,
     symbols_of,
 )
-from qdqtune.graph._op_classes import is_op
-from qdqtune.graph._shapes import all_shapes, set_input_dims
+from qdqtune.graph._op_classes import input_at, is_op, weight_axis
+from qdqtune.graph._shapes import set_input_dims, shapes_restored, variables
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._inputs import InputRequest, shape_text
 from qdqtune.records._untrusted_files import size_text
@@ -56,49 +56,28 @@ def check_ends(model: ir.Model) -> None:
 
 def _trips(node: ir.Node) -> float:
     """Return the maximum trip count; 0 if it is computed."""
-    count = node.inputs[0] if node.inputs else None
-    if count is None:
-        return math.inf
-    tensor = ir.convenience.get_const_tensor(count)
-    return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else 0.0
+    count = input_at(node, 0)
+    return math.inf if count is None else _number(count) or 0.0
 
 
 def _goes_on(node: ir.Node) -> bool:
     """Whether the condition is initially true and passed on unchanged."""
-    first = node.inputs[1] if len(node.inputs) > 1 else None
-    tensor = ir.convenience.get_const_tensor(first) if first is not None else None
-    if first is not None and (tensor is None or tensor.size != 1 or not tensor.numpy().item()):
+    first = input_at(node, 1)
+    if first is not None and not _number(first):
         return False
     body = node.attributes["body"].as_graph()
-    value: ir.Value | None = body.outputs[0]
-    while value is not None and (producer := value.producer()) is not None:
-        if is_op(producer, "Constant"):
-            constant = ir.convenience.get_const_tensor(value)
-            return constant is not None and constant.size == 1 and bool(constant.numpy().item())
-        if not is_op(producer, "Identity", "Cast"):
-            return False
+    value = body.outputs[0]
+    while is_op(producer := value.producer(), "Identity", "Cast"):
+        assert producer is not None
+        assert producer.inputs[0] is not None
         value = producer.inputs[0]
-    if value is None or value.is_initializer():
-        tensor = value.const_value if value is not None else None
-        return tensor is not None and bool(tensor.numpy().all())
-    return len(body.inputs) > 1 and value is body.inputs[1]
+    return bool(_number(value)) or (len(body.inputs) > 1 and value is body.inputs[1])
 
 
-@dataclass(frozen=True)
-class TensorSize:
-    """A tensor that a model computes or reads as input.
-
-    Attributes:
-        name: Name of the tensor.
-        node: The node that computes it: name and op; empty for an input.
-        shape: Its dims.
-        nbytes: Its size in bytes.
-    """
-
-    name: str
-    node: str
-    shape: tuple[int, ...]
-    nbytes: int
+def _number(value: ir.Value) -> float | None:
+    """Return the number in a constant that holds just one."""
+    tensor = ir.convenience.get_const_tensor(value)
+    return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None
 
 
 def check_runs(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> None:
@@ -128,56 +107,35 @@ def check_fits(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> None:
     limit = current_limits().memory_bytes
     if limit is None:
         return
-    fed = [
-        _size(value, tuple(shapes[value.name or ""]))
-        for value in model_inputs(model)
-        if value.name in shapes
-    ]
-    before = all_shapes(model)
-    try:
-        if not _has_all_shapes(model):
+    sizes = {value: shapes.get(value.name or "") for value in model_inputs(model)}
+    with shapes_restored(model):
+        if any(_fixed_dims(value) is None for value in variables(model) if value.name):
             set_input_dims(model, shapes)
-        sizes = [*fed, *_computed(model)]
-    finally:
-        for value, shape in before:
-            value.shape = shape
-    large = next((size for size in sizes if size.nbytes > limit), None)
-    if large is not None:
-        origin = f", which {large.node} computes," if large.node else ""
-        raise ModelError(
-            f"The tensor {large.name!r}{origin} has the shape {shape_text(large.shape)} and takes "
-            f"{size_text(large.nbytes)}: more than the {size_text(limit)} of memory that a process "
-            "may have.",
-            "Check the model and its input shapes (--shapes), or allow more: --max_memory.",
-        )
+        sizes |= {value: _fixed_dims(value) for value in variables(model) if value not in sizes}
+    for value, dims in sizes.items():
+        nbytes = math.prod(dims) * _bits(value) // 8 if dims is not None else 0
+        if nbytes > limit:
+            node = value.producer()
+            maker = f", which the node {node.name!r} ({node.op_type}) computes," if node else ""
+            raise ModelError(
+                f"The tensor {value.name!r}{maker} has the shape {shape_text(dims)} and takes "
+                f"{size_text(nbytes)}: more than the {size_text(limit)} of memory that a process "
+                "may have.",
+                "Check the model and its input shapes (--shapes), or allow more: --max_memory.",
+            )
 
 
-def _has_all_shapes(model: ir.Model) -> bool:
-    return all(
-        shape is not None and all(isinstance(dim, int) for dim in shape)
-        for value, shape in all_shapes(model)
-        if value.name
-    )
+def _fixed_dims(value: ir.Value) -> tuple[int, ...] | None:
+    """Return the dims of a value if all of them are known."""
+    dims = dims_of(value)
+    sizes = tuple(dim for dim in dims or () if isinstance(dim, int))
+    return sizes if dims is not None and len(sizes) == len(dims) else None
 
 
-def _computed(model: ir.Model) -> list[TensorSize]:
-    """Return every tensor whose shape is known, including bodies."""
-    found = []
-    for value, _ in all_shapes(model):
-        dims = dims_of(value)
-        sizes = tuple(dim for dim in dims or () if isinstance(dim, int))
-        if dims is not None and len(sizes) == len(dims):
-            found.append(_size(value, sizes))
-    return found
-
-
-def _size(value: ir.Value, shape: tuple[int, ...]) -> TensorSize:
+def _bits(value: ir.Value) -> int:
     dtype = value.dtype
-    sized = dtype is not None and dtype not in (ir.DataType.STRING, ir.DataType.UNDEFINED)
-    bits = dtype.bitwidth if dtype is not None and sized else 8
-    node = value.producer()
-    name = f"the node {node.name!r} ({node.op_type})" if node is not None else ""
-    return TensorSize(value.name or "", name, shape, math.prod(shape) * bits // 8)
+    is_sized = dtype not in (None, ir.DataType.STRING, ir.DataType.UNDEFINED)
+    return dtype.bitwidth if dtype is not None and is_sized else 8
 
 
 _CHANNELS, _PIXELS, _FRAMES, _TOKENS = 3, 224, 16, 128
@@ -353,19 +311,16 @@ def _by_weights(value: ir.Value, axis: int) -> int | None:
 
 
 def _asked_by(node: ir.Node, rank: int, axis: int) -> int | None:
-    weight = node.inputs[1] if len(node.inputs) > 1 else None
+    weight = input_at(node, 1)
     dims = tuple(weight.shape) if weight is not None and weight.shape is not None else ()
     size: int | ir.SymbolicDim | None = None
     if axis == 1 and is_op(node, "Conv") and len(dims) > 1:
-        group = node.attributes.get("group")
-        channels = dims[1]
-        groups = group.as_int() if group is not None else 1
-        size = channels * groups if isinstance(channels, int) else None
+        groups = node.attributes.get_int("group", 1)
+        size = dims[1] * groups if isinstance(dims[1], int) else None
     elif axis == 1 and is_op(node, "ConvTranspose") and dims:
         size = dims[0]
     elif axis == rank - 1 and is_op(node, "MatMul") and len(dims) > 1:
         size = dims[-2]
     elif axis == rank - 1 and is_op(node, "Gemm") and len(dims) == 2:
-        transposed = node.attributes.get("transB")
-        size = dims[1 if transposed is not None and transposed.as_int() else 0]
+        size = dims[1 - weight_axis(node)]
     return size if isinstance(size, int) else None

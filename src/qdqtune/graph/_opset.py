@@ -16,7 +16,7 @@ from onnxscript.version_converter import ConvertVersionPass
 
 from qdqtune.graph._index import GraphIndex, name_nodes
 from qdqtune.graph._onnx_checks import first_line
-from qdqtune.graph._op_classes import is_op
+from qdqtune.graph._op_classes import input_at, is_op
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.graph._validity import inline_functions
 from qdqtune.records._errors import ModelError
@@ -108,7 +108,7 @@ def _resized(model: ir.Model) -> dict[str | None, str]:
 
 
 def _shrinks(node: ir.Node) -> bool:
-    given = node.inputs[1] if len(node.inputs) > 1 else None
+    given = input_at(node, 1)
     scales = ir.convenience.get_const_tensor(given) if given is not None else None
     return scales is not None and bool((scales.numpy() < 1).any())
 
@@ -126,8 +126,7 @@ def _pin_resizes(model: ir.Model, resized: Mapping[str | None, str]) -> None:
 
 def _pin_hardmaxes(model: ir.Model) -> None:
     for node in (node for graph in model.graphs() for node in graph if is_op(node, "Hardmax")):
-        attribute, value = node.attributes.get("axis"), node.inputs[0]
-        axis = attribute.as_int() if attribute is not None else 1
+        axis, value = node.attributes.get_int("axis", 1), node.inputs[0]
         rank = len(value.shape) if value is not None and value.shape is not None else None
         if axis != -1 and (rank is None or axis != rank - 1):
             raise ModelError(

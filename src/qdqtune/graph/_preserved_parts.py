@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
+from qdqtune.graph._index import results_in
 from qdqtune.graph._op_classes import QDQ_OPS, is_op
 
 _BODY_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -87,7 +88,7 @@ def body_shapes_kept(model: ir.Model) -> Iterator[None]:
         (value, value.type, value.shape)
         for graph in model.graphs()
         if graph is not model.graph
-        for value in (*graph.inputs, *(output for node in graph for output in node.outputs))
+        for value in (*graph.inputs, *results_in(graph))
     ]
     try:
         yield

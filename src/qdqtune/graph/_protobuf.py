@@ -145,7 +145,6 @@ class Contents:
 
     Attributes:
         tensors: Every tensor: initializers, attributes, and the parts of sparse ones.
-        nested: Those of them that are not initializers of the main graph.
         in_attributes: Those of them that are attributes of nodes.
         has_sparse: Whether some of them are parts of sparse ones.
         has_references: Whether attributes outside of functions refer to a function's.
@@ -154,7 +153,6 @@ class Contents:
     """
 
     tensors: list[onnx.TensorProto] = field(default_factory=list)
-    nested: list[onnx.TensorProto] = field(default_factory=list)
     in_attributes: list[onnx.TensorProto] = field(default_factory=list)
     has_sparse: bool = False
     has_references: bool = False
@@ -165,31 +163,27 @@ class Contents:
 def contents(proto: onnx.ModelProto) -> Contents:
     """Walk over a model: its graph, control-flow bodies, functions, and training graphs."""
     found = Contents()
-    _see(found, (proto.producer_name, proto.producer_version, proto.domain, proto.doc_string))
-    _see(found, (text for entry in proto.metadata_props for text in (entry.key, entry.value)))
-    _see(found, (opset.domain for opset in proto.opset_import))
-    found.tensors += proto.graph.initializer
-    _walk_graphs([proto.graph], found)
-    for training in proto.training_info:
-        _walk_graphs([training.initialization, training.algorithm], found)
-    del found.nested[: len(proto.graph.initializer)]
-    has_references = found.has_references
-    for function in proto.functions:
-        _see(found, (function.name, function.domain, function.doc_string, function.overload))
-        _see(found, (*function.input, *function.output, *function.attribute))
-        bodies = _walk_nodes(function.node, found)
-        for attribute in function.attribute_proto:
-            bodies += _look_at(attribute, found)
-        _walk_graphs(bodies, found)
-    found.has_references = has_references
-    found.nested += found.in_attributes
-    found.tensors += found.nested
-    for tensor in found.tensors:
-        _see(found, (tensor.doc_string,))
-        _see_names(found, (tensor.name,))
-        if tensor.external_data:
-            texts = (text for entry in tensor.external_data for text in (entry.key, entry.value))
-            _see(found, texts)
+    pending: list[tuple[Message, bool]] = [(proto, False)]
+    while pending:
+        message, in_function = pending.pop()
+        in_function |= isinstance(message, onnx.FunctionProto)
+        inner: Iterable[Message] = ()
+        # The most frequent messages are not listed field by field, which takes time and, where
+        # values are large, memory.
+        if isinstance(message, onnx.TensorProto):
+            found.tensors.append(message)
+            _see_names(found, (message.name,), message.doc_string)
+            inner = message.external_data
+        elif isinstance(message, onnx.NodeProto):
+            names = (message.name, message.op_type, message.domain, *message.input, *message.output)
+            _see_names(found, names, message.doc_string)
+            inner = message.attribute
+        elif isinstance(message, onnx.ValueInfoProto):
+            _see_names(found, (message.name,), message.doc_string)
+            _see(found, (dim.dim_param for dim in message.type.tensor_type.shape.dim))
+        else:
+            inner = _look_at(message, found, in_function=in_function)
+        pending += ((each, in_function) for each in inner)
     return found
 
 
@@ -200,58 +194,25 @@ def nodes_within(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
         for node in pending.pop():
             yield node
             for attribute in node.attribute:
-                pending += (body.node for body in _bodies(attribute))
+                pending += (body.node for body in (attribute.g, *attribute.graphs))
 
 
-def _walk_graphs(pending: list[onnx.GraphProto], found: Contents) -> None:
-    while pending:
-        graph = pending.pop()
-        _see(found, (graph.name, graph.doc_string))
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            _see(found, (value.doc_string,))
-            _see_names(found, (value.name,))
-            _see(found, (dim.dim_param for dim in value.type.tensor_type.shape.dim))
-        found.nested += graph.initializer
-        for sparse in graph.sparse_initializer:
-            _add_sparse(sparse, found)
-        pending += _walk_nodes(graph.node, found)
+def _look_at(message: Message, found: Contents, *, in_function: bool) -> list[Message]:
+    """Visit a message; returns those in it.
 
-
-def _walk_nodes(nodes: Iterable[onnx.NodeProto], found: Contents) -> list[onnx.GraphProto]:
-    """Visit nodes; returns the bodies in them."""
-    bodies: list[onnx.GraphProto] = []
-    for node in nodes:
-        _see(found, (node.doc_string,))
-        _see_names(found, (node.name, node.op_type, node.domain, *node.input, *node.output))
-        for attribute in node.attribute:
-            bodies += _look_at(attribute, found)
-    return bodies
-
-
-def _look_at(attribute: onnx.AttributeProto, found: Contents) -> Sequence[onnx.GraphProto]:
-    """Visit an attribute, ignoring its declared type: readers may go by the field alone."""
-    _see(found, (attribute.name,))
-    if attribute.ref_attr_name:
-        found.has_references = True
-    if attribute.HasField("t"):
-        found.in_attributes.append(attribute.t)
-    found.in_attributes += attribute.tensors
-    if attribute.HasField("sparse_tensor"):
-        _add_sparse(attribute.sparse_tensor, found)
-    for sparse in attribute.sparse_tensors:
-        _add_sparse(sparse, found)
-    return _bodies(attribute)
-
-
-def _bodies(attribute: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
-    bodies = [attribute.g] if attribute.HasField("g") else []
-    bodies += attribute.graphs
-    return bodies
-
-
-def _add_sparse(sparse: onnx.SparseTensorProto, found: Contents) -> None:
-    found.has_sparse = True
-    found.nested += (sparse.values, sparse.indices)
+    An attribute's declared type is ignored: readers may go by the field alone.
+    """
+    inner: list[Message] = []
+    for kind, value in message.ListFields():
+        if kind.cpp_type == kind.CPPTYPE_MESSAGE:
+            inner += [value] if isinstance(value, Message) else value
+        elif kind.type == kind.TYPE_STRING:
+            _see(found, [value] if isinstance(value, str | bytes) else value)
+    if isinstance(message, onnx.AttributeProto):
+        found.has_references |= bool(message.ref_attr_name) and not in_function
+        found.in_attributes += (each for each in inner if isinstance(each, onnx.TensorProto))
+    found.has_sparse |= isinstance(message, onnx.SparseTensorProto)
+    return inner
 
 
 def _see(found: Contents, texts: Iterable[str | bytes]) -> None:
@@ -260,6 +221,6 @@ def _see(found: Contents, texts: Iterable[str | bytes]) -> None:
             found.is_text = False
 
 
-def _see_names(found: Contents, names: Sequence[str | bytes]) -> None:
-    _see(found, names)
+def _see_names(found: Contents, names: Sequence[str | bytes], doc_string: str | bytes) -> None:
+    _see(found, (doc_string, *names))
     found.longest_name = max(found.longest_name, *map(len, names))

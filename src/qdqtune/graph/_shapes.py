@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune.graph._dims import Dim, dims_of, evaluate
+from qdqtune.graph._index import results_in, values_in
 from qdqtune.graph._input_shapes import model_inputs
 from qdqtune.graph._onnx_checks import call_guarded
 from qdqtune.graph._weights import unread_weights
@@ -26,19 +27,20 @@ _ROOM_BYTES = 256 << 20
 _TIMES_FILE = 64
 
 
-def infer(model: ir.Model) -> bool:
-    """Infer types and shapes, in place.
+def infer_shapes(model: ir.Model) -> bool:
+    """Run ONNX's shape inference on the model in place; weights are not touched or copied.
 
     Returns:
         Whether anything new was inferred; if inference fails, nothing is.
     """
-    with _weights_as_inputs(model):
-        proto: onnx.ModelProto = ir.to_proto(model)
-    answer = _inferred(proto, follow_values=True) or _inferred(proto, follow_values=False)
-    if answer is None:
-        _logger.debug("shape inference failed; what the model says itself has to do")
-        return False
-    return _merge(model, onnx.ModelProto.FromString(answer))
+    with _open_dims(model):
+        with _weights_as_inputs(model):
+            proto: onnx.ModelProto = ir.to_proto(model)
+        answer = _inferred(proto, follow_values=True) or _inferred(proto, follow_values=False)
+        if answer is not None:
+            return _merge(model, onnx.ModelProto.FromString(answer))
+    _logger.debug("shape inference failed; what the model says itself has to do")
+    return False
 
 
 def _inferred(proto: onnx.ModelProto, *, follow_values: bool) -> bytes | None:
@@ -60,9 +62,10 @@ def _merge(model: ir.Model, inferred: onnx.ModelProto) -> bool:
     pending = [(model.graph, inferred.graph)]
     while pending:
         graph, told = pending.pop()
-        values = {value.name: value for value in _values(graph)}
+        values = {value.name: value for value in values_in(graph) if value.name}
         for info in (*told.input, *told.output, *told.value_info):
-            if info.name in values:
+            # A constant has its own type and shape.
+            if info.name in values and not _is_known_constant(values[info.name]):
                 found = ir.serde.deserialize_value_info_proto(info, None)
                 modified |= _learn(values[info.name], found)
         for node, proto in zip(graph, told.node, strict=True):
@@ -86,16 +89,8 @@ def _learn(value: ir.Value, found: ir.Value) -> bool:
     return (value.shape, value.type) != known
 
 
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Yield the values that inference can add to: a constant has its own type and shape."""
-    yield from graph.inputs
-    yield from (
-        value
-        for value in graph.initializers.values()
-        if value.const_value is None or value.shape is None or value.type is None
-    )
-    for node in graph:
-        yield from (output for output in node.outputs if output.name)
+def _is_known_constant(value: ir.Value) -> bool:
+    return value.is_initializer() and None not in (value.const_value, value.shape, value.type)
 
 
 @contextmanager
@@ -133,13 +128,9 @@ def _weights_as_inputs(model: ir.Model) -> Iterator[None]:
         graph.inputs.extend(inputs)
 
 
-def infer_shapes(model: ir.Model) -> bool:
-    """Run ONNX's shape inference on the model in place; weights are not touched or copied.
-
-    Returns:
-        Whether anything new was inferred.
-    """
-    # Inference takes a dim of -1 as a size and computes with it.
+@contextmanager
+def _open_dims(model: ir.Model) -> Iterator[None]:
+    """Write dims of -1 as unknown ones temporarily: inference would compute with the number."""
     negative = [
         (value, value.shape)
         for value in model_inputs(model)
@@ -148,10 +139,27 @@ def infer_shapes(model: ir.Model) -> bool:
     try:
         for value, _ in negative:
             value.shape = ir.Shape(dims_of(value) or ())
-        return infer(model)
+        yield
     finally:
         for value, shape in negative:
             value.shape = shape
+
+
+@contextmanager
+def shapes_restored(model: ir.Model) -> Iterator[None]:
+    """Restore on exit the shapes of all values that are not constants, including bodies."""
+    before = [(value, value.shape) for value in variables(model)]
+    try:
+        yield
+    finally:
+        for value, shape in before:
+            value.shape = shape
+
+
+def variables(model: ir.Model) -> list[ir.Value]:
+    """Return every value that is not a constant, including bodies."""
+    graphs = list(model.graphs())
+    return [value for graph in graphs for value in (*graph.inputs, *results_in(graph))]
 
 
 @contextmanager
@@ -165,16 +173,12 @@ def at_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> Iterator[
         model: The model; on exit, every shape is restored.
         shapes: The shape of every input that must be fed.
     """
-    before = all_shapes(model)
     signature = [(value, value.shape) for value in (*model.graph.inputs, *model.graph.outputs)]
-    try:
+    with shapes_restored(model):
         set_input_dims(model, shapes)
         for value, shape in signature:
             value.shape = shape
         yield
-    finally:
-        for value, shape in before:
-            value.shape = shape
 
 
 def set_input_dims(
@@ -197,32 +201,16 @@ def set_input_dims(
         if new is not None:
             value.shape = ir.Shape(new)
     declared = {}
-    for value in _computed(model, bodies_too=stale):
-        if value.shape is not None:
+    for value in variables(model):
+        is_body_input = value.producer() is None and value.graph is not model.graph
+        computed = value.producer() is not None or (stale and is_body_input)
+        if computed and value.shape is not None:
             declared[value] = dims_of(value) or ()
             value.shape = None
     infer_shapes(model)
     filled = [_fill(value, written, sizes) for value, written in declared.items() if not stale]
     if any(filled):
         infer_shapes(model)
-
-
-def all_shapes(model: ir.Model) -> list[tuple[ir.Value, ir.Shape | None]]:
-    """Return every value that is not a constant, including bodies, with its shape to restore."""
-    values = [
-        value
-        for graph in model.graphs()
-        for value in (*graph.inputs, *(out for node in graph for out in node.outputs))
-    ]
-    return [(value, value.shape) for value in values]
-
-
-def _computed(model: ir.Model, *, bodies_too: bool) -> list[ir.Value]:
-    """Return every node output, and optionally the inputs of bodies."""
-    values = [out for graph in model.graphs() for node in graph for out in node.outputs]
-    if bodies_too:
-        values += [v for graph in model.graphs() if graph is not model.graph for v in graph.inputs]
-    return values
 
 
 def _sizes_of_symbols(model: ir.Model, dims: Mapping[str, Sequence[Dim]]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import onnx
@@ -118,27 +119,24 @@ def _callees_first(calls: _Calls, file: Path) -> list[Function]:
     Raises:
         ModelError: If functions are recursive, or calls are nested too deeply.
     """
-    order: list[Function] = []
-    waiting = {name: {each for each in callees if each in calls} for name, callees in calls.items()}
-    depth = 0
-    while waiting:
-        leaves = sorted(name for name, callees in waiting.items() if not callees)
-        depth += 1
-        if not leaves:
-            names = ", ".join(repr(name) for _, name, _ in sorted(waiting)[:3])
-            raise ModelError(
-                f"{file} has functions that call themselves: {names}.",
-                "Export it again, or see what `onnx.checker.check_model` says about it.",
-            )
-        if depth > _DEEPEST_CALL:
-            raise ModelError(
-                f"{file} has functions nested too deeply: more than {_DEEPEST_CALL} that call each "
-                "other in a row.",
-                "Inline them: onnx.inliner.inline_local_functions(model).",
-            )
-        order += leaves
-        gone = set(leaves)
-        waiting = {name: each - gone for name, each in waiting.items() if name not in gone}
+    inner = {name: [each for each in callees if each in calls] for name, callees in calls.items()}
+    try:
+        order = list(TopologicalSorter(inner).static_order())
+    except CycleError as error:
+        names = ", ".join(repr(name) for _, name, _ in sorted(set(error.args[1]))[:3])
+        raise ModelError(
+            f"{file} has functions that call themselves: {names}.",
+            "Export it again, or see what `onnx.checker.check_model` says about it.",
+        ) from None
+    depth: dict[Function, int] = {}
+    for name in order:
+        depth[name] = 1 + max((depth[each] for each in inner[name]), default=0)
+    if max(depth.values(), default=0) > _DEEPEST_CALL:
+        raise ModelError(
+            f"{file} has functions nested too deeply: more than {_DEEPEST_CALL} that call each "
+            "other in a row.",
+            "Inline them: onnx.inliner.inline_local_functions(model).",
+        )
     return order
 
 
