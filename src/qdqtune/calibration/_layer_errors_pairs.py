@@ -165,29 +165,7 @@ class Pairing:
 
 def reads(node: ir.Node, index: GraphIndex) -> list[str]:
     """The tensors of the main graph that a node reads, those that its bodies read included."""
-    names = [value.name for value in node.inputs if value is not None and value.name]
-    bodies = [graph for attribute in node.attributes.values() for graph in _graphs(attribute)]
-    while bodies:
-        body = bodies.pop()
-        for inner in body:
-            names += (
-                value.name
-                for value in inner.inputs
-                if value is not None and value.name and index.value.get(value.name) is value
-            )
-            bodies += (graph for each in inner.attributes.values() for graph in _graphs(each))
-        names += (
-            value.name
-            for value in body.outputs
-            if value.name and index.value.get(value.name) is value
-        )
-    return names
-
-
-def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
-    if attribute.type == ir.AttributeType.GRAPH:
-        return [attribute.as_graph()]
-    return list(attribute.as_graphs()) if attribute.type == ir.AttributeType.GRAPHS else []
+    return [*index.reads(node), *(value.name or "" for value in index.captured(node))]
 
 
 def _make_comparable(model: ir.Model, opset: int) -> None:

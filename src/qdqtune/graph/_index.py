@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from qdqtune.graph._op_classes import FLOAT_TYPES, dtype_of, input_at
+from qdqtune.graph._op_classes import FLOAT_TYPES, bodies_of, dtype_of, input_at
 from qdqtune.graph._weights import chunks_of
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._placement import Edge, Placement
@@ -148,6 +148,18 @@ class GraphIndex:
     def reads(self, node: ir.Node) -> list[str]:
         """Return the tensors that a node reads, in order, without optional inputs left out."""
         return [value.name for value in node.inputs if value is not None and value.name]
+
+    def captured(self, node: ir.Node) -> list[ir.Value]:
+        """Return what the bodies of a node read from the main graph, each value once."""
+        found: dict[ir.Value, None] = {}
+        waiting = [node]
+        while waiting:
+            for body in bodies_of(waiting.pop()):
+                waiting += body
+                read = [value for inner in body for value in inner.inputs if value is not None]
+                values = (*read, *body.outputs)
+                found.update((v, None) for v in values if self.value.get(v.name or "") is v)
+        return list(found)
 
     def reads_constant(self, node: ir.Node) -> bool:
         """Whether a node reads a constant."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx_ir as ir
 
 #: Ops with a weight as their second input (for MatMul: a second operand).
@@ -19,6 +21,9 @@ COPY_OPS = frozenset(
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
 QDQ_OPS = frozenset({QUANTIZE, DEQUANTIZE, "DynamicQuantizeLinear"})
+
+#: Types of the attributes that hold control-flow bodies.
+BODY_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
@@ -57,3 +62,17 @@ def dtype_of(value: ir.Value) -> ir.DataType | None:
     if value.dtype is None and value.const_value is not None:
         return value.const_value.dtype
     return value.dtype
+
+
+def has_body(node: ir.Node) -> bool:
+    """Whether a node has subgraphs."""
+    return any(attribute.type in BODY_TYPES for attribute in node.attributes.values())
+
+
+def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
+    """Yield the subgraphs of a node, without nested ones."""
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()

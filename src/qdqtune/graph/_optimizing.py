@@ -17,11 +17,10 @@ from qdqtune.graph._editing import bypass
 from qdqtune.graph._external_data import FileTensor
 from qdqtune.graph._fingerprint import tensor_digest
 from qdqtune.graph._folding import fold
-from qdqtune.graph._op_classes import QDQ_OPS, WEIGHTED_OPS, is_op, is_standard
+from qdqtune.graph._op_classes import QDQ_OPS, WEIGHTED_OPS, has_body, is_op, is_standard
 from qdqtune.graph._preserved_parts import (
     all_nodes,
     drop_unused_nodes,
-    has_body,
     holds_qdq,
     pinned,
     qdq_count,

@@ -15,11 +15,11 @@ from qdqtune.graph._op_classes import (
     QUANTIZE,
     WEIGHTED_OPS,
     dtype_of,
+    has_body,
     is_op,
     is_standard,
 )
 from qdqtune.graph._precision_types import Change, Slots, slots, takes_any_type
-from qdqtune.graph._preserved_parts import has_body
 from qdqtune.graph._weights import (
     LARGEST,
     SMALLEST_NORMAL,

@@ -19,7 +19,7 @@ from qdqtune.graph._atomic_files import replacing
 from qdqtune.graph._external_data import FileTensor, read_weights
 from qdqtune.graph._fingerprint import fingerprint
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._preserved_parts import has_body
+from qdqtune.graph._op_classes import has_body
 from qdqtune.graph._protobuf import field_head, field_part
 from qdqtune.graph._weights import WeightStore
 from qdqtune.records._errors import ModelError

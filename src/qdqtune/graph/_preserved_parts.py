@@ -13,23 +13,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from qdqtune.graph._index import results_in
-from qdqtune.graph._op_classes import QDQ_OPS, is_op
-
-_BODY_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-
-
-def has_body(node: ir.Node) -> bool:
-    """Whether a node has subgraphs."""
-    return any(attribute.type in _BODY_TYPES for attribute in node.attributes.values())
-
-
-def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
-    """Yield the subgraphs of a node, without nested ones."""
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
+from qdqtune.graph._op_classes import BODY_TYPES, QDQ_OPS, bodies_of, has_body, is_op
 
 
 @contextmanager
@@ -53,7 +37,7 @@ def bodies_aside(model: ir.Model, *, but: Collection[ir.Node] = ()) -> Iterator[
         model.functions.clear()
         for node, attributes in held:
             for name, attribute in attributes.items():
-                if attribute.type in _BODY_TYPES:
+                if attribute.type in BODY_TYPES:
                     del node.attributes[name]
         yield frozenset(node for node, _ in held)
     finally:

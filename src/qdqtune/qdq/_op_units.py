@@ -11,12 +11,12 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import (
     COPY_OPS,
     WEIGHTED_OPS,
+    has_body,
     input_at,
     is_op,
     is_standard,
     weight_axis,
 )
-from qdqtune.graph._preserved_parts import has_body
 from qdqtune.qdq._dialect import Dialect, OpRule, Output
 from qdqtune.records._placement import Edge, Placement
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import onnx_ir as ir
 
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._preserved_parts import bodies_of, has_body
+from qdqtune.graph._op_classes import has_body
 from qdqtune.records._measurement import LayerTime
 
 # Their results depend only on shapes, which engines usually know in advance.
@@ -43,7 +43,7 @@ class ModelWiring:
         known = self.index.value
         self._reads[name] = tuple(
             value
-            for value in _values_read(node)
+            for value in (*node.inputs, *self.index.captured(node))
             if value is not None and known.get(value.name or "") is value
         )
         feeding = self.producers(name)
@@ -141,11 +141,3 @@ def _nearest(start: int, edges: list[list[int]], known: Callable[[int], bool]) -
         else:
             waiting.extend(edges[number])
     return sorted(found)
-
-
-def _values_read(node: ir.Node) -> Iterator[ir.Value | None]:
-    yield from node.inputs
-    for body in bodies_of(node):
-        for each in ir.traversal.RecursiveGraphIterator(body):
-            yield from each.inputs
-        yield from body.outputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,7 +14,6 @@ import onnx_ir as ir
 from qdqtune.graph._fingerprint import tensor_digest
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import is_standard
-from qdqtune.graph._preserved_parts import has_body
 from qdqtune.records._errors import ModelError
 
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
@@ -169,7 +168,7 @@ class Wiring:
         self.tokens: list[int] = []
         self.commutative: list[bool] = []
         for position, node in enumerate(index.nodes):
-            captured = tuple(_captured(index, node)) if has_body(node) else ()
+            captured = index.captured(node)
             reads = tuple(_read(made, value) for value in (*node.inputs, *captured))
             for read in reads:
                 if read.producer >= position:
@@ -248,26 +247,6 @@ def _read(made: dict[int, tuple[int, int]], value: ir.Value | None) -> InputSour
         return InputSource(*source, name)
     constant = value.is_initializer() and value.const_value is not None
     return InputSource(CONSTANT if constant else OUTSIDE, 0, name)
-
-
-def _captured(index: GraphIndex, node: ir.Node) -> Iterator[ir.Value]:
-    """Return what the bodies of a node read from the main graph, each value once."""
-    seen: set[int] = set()
-    waiting = [node]
-    while waiting:
-        for attribute in waiting.pop().attributes.values():
-            if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-                continue
-            single = attribute.type == ir.AttributeType.GRAPH
-            for body in [attribute.value] if single else attribute.value:
-                inner = list(body)
-                waiting.extend(inner)
-                read = [value for each in inner for value in each.inputs]
-                for value in (*read, *body.outputs):
-                    known = value is not None and index.value.get(value.name or "") is value
-                    if known and id(value) not in seen:
-                        seen.add(id(value))
-                        yield value
 
 
 def _distinct(groups: Iterable[Iterable[int]]) -> tuple[int, ...]:
