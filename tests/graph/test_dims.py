@@ -45,6 +45,7 @@ def test_what_an_expression_comes_to(text: str, size: int) -> None:
     [
         "M", "N + M", "H/2", "N - 4", "N - 9", "N/(N - 4)", "N//0", "floor(N, 2)", "N**2", "N[0]",
         "__import__('os').getcwd()", "N +", "(N", "N)", ")", "", "N N", "floor()", "?",
+        "f(N)", "2(N)", "2N", "N_(2)", "'\\d'", "N if N else N", "N, N", "max(N, *H)", "0x10",
         "(" * 5000 + "N" + ")" * 5000, "-" * 200 + "N", "(" * 40 + "N" + ")" * 40,
     ],
     ids=lambda text: text[:20],

@@ -6,9 +6,10 @@ here evaluates them, never an interpreter.
 
 from __future__ import annotations
 
+import ast
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 import onnx_ir as ir
@@ -21,7 +22,8 @@ _BLANKS = frozenset({"", "?", "None", "-1"})
 
 # A name may have dots, and hyphens that touch letters on both sides: `DynamicDimension.0`,
 # `batch-size`. `N-1` and `a - b` are differences.
-_TOKEN = re.compile(r"\s*(?:(\d+)|([^\W\d][\w.]*(?:-[^\W\d][\w.]*)*)|(//|[-+*/(),]))")
+_NAME = re.compile(r"[^\W\d][\w.]*(?:-[^\W\d][\w.]*)*(\s*\()?")
+_BETWEEN_NAMES = re.compile(r"[-+*/(),\d\s]*")
 _LONGEST = 300
 _DEEPEST = 30
 
@@ -36,10 +38,12 @@ def dims_of(value: ir.Value) -> tuple[Dim, ...] | None:
 def symbols_in(text: str) -> tuple[str, ...]:
     """Return the symbols of a dim; a text that is not an expression is one symbol."""
     try:
-        reader = _Reader(text, {})
+        names: list[str] = []
+        tree = _parsed(text, names)
+        _value(tree, [None] * len(names))
     except _NotAnExpression:
         return (text,)
-    return tuple(dict.fromkeys(reader.names))
+    return tuple(dict.fromkeys(names))
 
 
 def evaluate(text: str, sizes: Mapping[str, int]) -> int | None:
@@ -55,7 +59,9 @@ def evaluate(text: str, sizes: Mapping[str, int]) -> int | None:
     if text in sizes:
         return sizes[text]
     try:
-        result = _Reader(text, sizes).result
+        names: list[str] = []
+        tree = _parsed(text, names)
+        result = _value(tree, [sizes.get(name) for name in names])
     except _NotAnExpression:
         return None
     if result is None or result.denominator != 1 or result < 1:
@@ -76,102 +82,59 @@ class _NotAnExpression(Exception):
 _Number = Fraction | None
 
 
-class _Reader:
-    """Evaluates an expression in one pass; unknown symbols make the result None.
+def _parsed(text: str, names: list[str]) -> ast.expr:
+    """Parse an expression, with a number in place of each name, which is added to `names`."""
 
-    Attributes:
-        names: Every symbol met.
-        result: The value.
-    """
+    def number(found: re.Match[str]) -> str:
+        name = found[0].removesuffix("(").strip()
+        if found[1] and name.lower() in _FUNCTIONS:
+            return f" {name.lower()}("
+        names.append(name)
+        return f" _{len(names) - 1} {found[1] or ''}"
 
-    def __init__(self, text: str, sizes: Mapping[str, int]) -> None:
-        self.names: list[str] = []
-        self._sizes = sizes
-        self._tokens = _tokens(text)
-        self._depth = 0
-        self.result = self._sum()
-        if self._tokens:
-            raise _NotAnExpression
-
-    def _sum(self) -> _Number:
-        value = self._product()
-        while operator := self._take("+", "-"):
-            value = _apply(_OPERATORS[operator], value, self._product())
-        return value
-
-    def _product(self) -> _Number:
-        value = self._atom()
-        while operator := self._take("*", "/", "//"):
-            value = _apply(_OPERATORS[operator], value, self._atom())
-        return value
-
-    def _atom(self) -> _Number:
-        self._depth += 1
-        if self._depth > _DEEPEST or not self._tokens:
-            raise _NotAnExpression
-        value: _Number
-        if self._take("("):
-            value = self._sum()
-            self._expect(")")
-        elif self._take("-"):
-            value = _apply(Fraction.__neg__, self._atom())
-        else:
-            value = self._leaf(self._tokens.pop(0))
-        self._depth -= 1
-        return value
-
-    def _leaf(self, token: str) -> _Number:
-        if token.isdigit():
-            return Fraction(int(token))
-        if token in _PUNCTUATION:
-            raise _NotAnExpression
-        if token.lower() in _FUNCTIONS and self._take("("):
-            arguments = [self._sum()]
-            while self._take(","):
-                arguments.append(self._sum())
-            self._expect(")")
-            return _apply(_FUNCTIONS[token.lower()], *arguments)
-        self.names.append(token)
-        size = self._sizes.get(token)
-        return None if size is None else Fraction(size)
-
-    def _take(self, *wanted: str) -> str:
-        return self._tokens.pop(0) if self._tokens and self._tokens[0] in wanted else ""
-
-    def _expect(self, token: str) -> None:
-        if not self._take(token):
-            raise _NotAnExpression
-
-
-def _tokens(text: str) -> list[str]:
-    if len(text) > _LONGEST:
+    if len(text) > _LONGEST or text.count("(") > _DEEPEST:
         raise _NotAnExpression
-    tokens, position, end = [], 0, len(text.rstrip())
-    while position < end:
-        token = _TOKEN.match(text, position)
-        if token is None:
-            raise _NotAnExpression
-        tokens.append(token[0].strip())
-        position = token.end()
-    return tokens
-
-
-def _apply(function: Callable[..., Fraction | int], *arguments: _Number) -> _Number:
-    if any(argument is None for argument in arguments):
-        return None
+    if not _BETWEEN_NAMES.fullmatch(_NAME.sub("", text)):
+        raise _NotAnExpression
     try:
-        return Fraction(function(*arguments))
+        return ast.parse(_NAME.sub(number, text).strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise _NotAnExpression from None
+
+
+def _value(node: ast.expr, sizes: Sequence[int | None], depth: int = 0) -> _Number:
+    """Evaluate an expression; unknown sizes make the result None."""
+    if depth > _DEEPEST:
+        raise _NotAnExpression
+    function: Callable[..., Fraction | int]
+    match node:
+        case ast.Constant(value=int(number)):
+            return Fraction(number)
+        case ast.Name(id=name) if name.startswith("_"):
+            size = sizes[int(name[1:])]
+            return None if size is None else Fraction(size)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            function, arguments = Fraction.__neg__, [operand]
+        case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATORS:
+            function, arguments = _OPERATORS[type(operator)], [left, right]
+        case ast.Call(func=ast.Name(id=name), args=[_, *_] as arguments) if name in _FUNCTIONS:
+            function = _FUNCTIONS[name]
+        case _:
+            raise _NotAnExpression
+    numbers = [_value(argument, sizes, depth + 1) for argument in arguments]
+    known = [number for number in numbers if number is not None]
+    try:
+        return Fraction(function(*known)) if len(known) == len(numbers) else None
     except (ZeroDivisionError, TypeError):  # TypeError: too few or too many arguments
         return None
 
 
-_PUNCTUATION = frozenset({"+", "-", "*", "/", "//", "(", ")", ","})
-_OPERATORS: dict[str, Callable[..., Fraction | int]] = {
-    "+": Fraction.__add__,
-    "-": Fraction.__sub__,
-    "*": Fraction.__mul__,
-    "/": Fraction.__truediv__,
-    "//": Fraction.__floordiv__,
+_OPERATORS: dict[type[ast.operator], Callable[..., Fraction | int]] = {
+    ast.Add: Fraction.__add__,
+    ast.Sub: Fraction.__sub__,
+    ast.Mult: Fraction.__mul__,
+    ast.Div: Fraction.__truediv__,
+    ast.FloorDiv: Fraction.__floordiv__,
 }
 _FUNCTIONS: dict[str, Callable[..., Fraction | int]] = {
     "floor": math.floor,

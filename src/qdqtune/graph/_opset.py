@@ -17,6 +17,7 @@ from onnxscript.version_converter import ConvertVersionPass
 from qdqtune.graph._index import GraphIndex, name_nodes
 from qdqtune.graph._onnx_checks import first_line
 from qdqtune.graph._op_classes import input_at, is_op
+from qdqtune.graph._precision_types import HALF_TYPES
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.graph._validity import inline_functions
 from qdqtune.records._errors import ModelError
@@ -30,8 +31,7 @@ _NEW_HARDMAX = 13
 
 def least_opset(index: GraphIndex) -> int:
     """Return the opset that Q/DQ needs for a model's float types: half-precision scales are new."""
-    half = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-    return _HALF_SCALES if any(index.dtype(name) in half for name in index.value) else 0
+    return _HALF_SCALES if any(index.dtype(name) in HALF_TYPES for name in index.value) else 0
 
 
 def raise_opset(model: ir.Model, least: int) -> bool:

@@ -13,7 +13,14 @@ from qdqtune.graph._editing import add_constant, bypass, insert_cast
 from qdqtune.graph._index import FreeNames, value_names, values_in
 from qdqtune.graph._op_classes import COPY_OPS, DEQUANTIZE, QUANTIZE, dtype_of, is_op
 from qdqtune.graph._precision_rules import Keeper
-from qdqtune.graph._precision_types import Change, Slots, choose_type, chooses_type, takes_any_type
+from qdqtune.graph._precision_types import (
+    DTYPE,
+    Change,
+    Slots,
+    choose_type,
+    chooses_type,
+    takes_any_type,
+)
 from qdqtune.graph._weights import constant_of, retyped
 
 # Ops that join or pad values, besides those with one input.
@@ -174,11 +181,7 @@ class Plan:
         )
 
 
-_SUFFIX = {
-    ir.DataType.FLOAT: "fp32",
-    ir.DataType.FLOAT16: "fp16",
-    ir.DataType.BFLOAT16: "bf16",
-}
+_SUFFIX = {dtype: precision.value for precision, dtype in DTYPE.items()}
 
 
 class Retyping:

@@ -21,8 +21,6 @@ from qdqtune.graph._op_classes import (
 )
 from qdqtune.graph._precision_types import Change, Slots, slots, takes_any_type
 from qdqtune.graph._weights import (
-    LARGEST,
-    SMALLEST_NORMAL,
     Magnitudes,
     constant_behind,
     constant_of,
@@ -124,18 +122,6 @@ _SUMS = ("GlobalAveragePool", "ReduceMean", "ReduceSum")
 _EXACT = ("Ceil", "Cos", "Floor", "Mod", "Round", "Sin")
 _LOOK_UP = ("Gather", "GatherElements", "GatherND")
 _INTEGER_SUMS = ("ConvInteger", "MatMulInteger")
-# The largest magnitude that a quantized type can hold.
-_QUANTIZED_LIMIT: dict[ir.DataType | None, float] = {
-    ir.DataType.INT4: 8.0,
-    ir.DataType.UINT4: 15.0,
-    ir.DataType.INT8: 128.0,
-    ir.DataType.UINT8: 255.0,
-    ir.DataType.INT16: 32768.0,
-    ir.DataType.UINT16: 65535.0,
-    ir.DataType.FLOAT8E4M3FN: 448.0,
-    ir.DataType.FLOAT8E5M2: 57344.0,
-}
-
 Named = Iterator[tuple[ir.Node, str]]
 
 
@@ -233,9 +219,9 @@ class Keeper:
                 yield node, "an int32 bias: its scale is a product of two"
             elif node.inputs[1] is not None and self._change.concerns(node.inputs[1]):
                 scale = self._magnitudes(node.inputs[1], tensor)
-                if scale.least < SMALLEST_NORMAL[target]:
+                if scale.least < float(target.tiny):
                     yield node, f"its scale is too small for {target.name.lower()}"
-                elif scale.most * _QUANTIZED_LIMIT.get(dtype, 1.0) > LARGEST[target]:
+                elif scale.most * _most(dtype) > float(target.max):
                     yield node, f"its range is too large for {target.name.lower()}"
 
     def _sums_of_squares(self) -> Named:
@@ -262,12 +248,12 @@ class Keeper:
                 if takes_any_type(node, position):
                     continue
                 numbers = self._magnitudes(value, tensor)
-                if numbers.most > LARGEST[self._change.target]:
+                if numbers.most > float(self._change.target.max):
                     if is_masking(node, numbers):
                         self.saturating.add(value)
                     else:
                         yield node, f"a constant too large for {name}"
-                elif 0.0 < numbers.most < SMALLEST_NORMAL[self._change.target] and needs_digits(
+                elif 0.0 < numbers.most < float(self._change.target.tiny) and needs_digits(
                     node, position, numbers
                 ):
                     yield node, f"a constant too small for {name}"
@@ -344,6 +330,12 @@ def _check_names(wanted: Collection[str], present: Iterable[str]) -> None:
             f"The model has no node {', '.join(map(repr, missing))}.",
             "Names are those in the file; nodes without one are called after op and output.",
         )
+
+
+def _most(dtype: ir.DataType | None) -> float:
+    """Return the largest magnitude that a quantized type can hold; 1 if it is unknown."""
+    is_number = dtype is not None and (dtype.is_integer() or dtype.is_floating_point())
+    return max(float(dtype.max), -float(dtype.min)) if dtype is not None and is_number else 1.0
 
 
 def _is_tensor(value: ir.Value) -> bool:

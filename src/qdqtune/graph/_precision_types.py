@@ -26,12 +26,6 @@ DTYPE = {
 }
 HALF_TYPES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
-_TYPE_STRING = {
-    ir.DataType.FLOAT: "tensor(float)",
-    ir.DataType.FLOAT16: "tensor(float16)",
-    ir.DataType.BFLOAT16: "tensor(bfloat16)",
-}
-
 # The attribute that sets the type of an op's output.
 _TYPE_ATTRIBUTE = {
     "BlackmanWindow": "output_datatype",
@@ -164,8 +158,6 @@ def _allows(
 ) -> bool:
     if not formals:
         return False
-    formal = formals[min(position, len(formals) - 1)]
-    for constraint in schema.type_constraints:
-        if constraint.type_param_str == formal.type_str:
-            return _TYPE_STRING[dtype] in constraint.allowed_type_strs
-    return bool(formal.type_str == _TYPE_STRING[dtype])
+    formal, wanted = formals[min(position, len(formals) - 1)], f"tensor({dtype.name.lower()})"
+    allowed = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
+    return wanted in allowed.get(formal.type_str, (formal.type_str,))

@@ -261,19 +261,6 @@ def _write(tensor: ir.TensorProtocol, file: BinaryIO | _Comparing | _Summing) ->
         ir.Tensor(np.ascontiguousarray(values[slab]), tensor.dtype).tofile(file)
 
 
-#: The largest finite number of a float type.
-LARGEST = {
-    ir.DataType.FLOAT: float(np.finfo(np.float32).max),
-    ir.DataType.FLOAT16: float(np.finfo(np.float16).max),
-    ir.DataType.BFLOAT16: (2 - 2**-7) * 2.0**127,
-}
-#: The smallest normal number of a float type.
-SMALLEST_NORMAL = {
-    ir.DataType.FLOAT: 2.0**-126,
-    ir.DataType.FLOAT16: 2.0**-14,
-    ir.DataType.BFLOAT16: 2.0**-126,
-}
-
 # Ops that preserve the numbers of a constant.
 _TRANSPARENT = ("Cast", "CastLike", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 # No exporter writes longer chains; querying each node of a chain of 100,000 would take minutes.
@@ -359,7 +346,7 @@ def retyped(tensor: ir.TensorProtocol, dtype: ir.DataType, name: str | None) -> 
 
 
 def _cast(numbers: npt.NDArray[np.generic], dtype: ir.DataType) -> npt.NDArray[np.generic]:
-    limit = LARGEST[dtype]
+    limit = float(dtype.max)
     wide = numbers.astype(np.float32)
     finite = np.clip(wide, -limit, limit)
     with np.errstate(under="ignore"):

@@ -25,7 +25,7 @@ from qdqtune.qdq._encoding import (
     least_weight_scale,
 )
 from qdqtune.qdq._existing_scales import ReadEncoding, given_activation, given_weight
-from qdqtune.qdq._op_units import is_channel_bias, role_rule
+from qdqtune.qdq._op_units import bias_edges, is_channel_bias, role_rule
 from qdqtune.qdq._quantization_planner import SharedEncodings, Siblings
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Edge
@@ -119,9 +119,8 @@ class Encoder:
             UsageError: If an edge is not of this model, or a tensor has no range.
         """
         written = frozenset(edges)
-        siblings = self._shared.among(
-            self._shared.propagated(written) if self.dialect.propagates_dq else written
-        )
+        seen = self._shared.propagated(written) if self.dialect.propagates_dq else written
+        siblings = Siblings(self._shared, seen)
         found: dict[tuple[object, ...], Pair] = {}
         for edge in sorted(written):
             role = self._roles.get(edge)
@@ -195,19 +194,19 @@ class Encoder:
         layout = self.format.activation
         if self.format.operand is not None and siblings.is_multiplied(together):
             layout = self.format.operand
-        key = (layout, together)
-        if key not in self._activations:
-            self._activations[key] = self._new_activation(together, layout)
-        return self._activations[key]
+        return self._together(together, layout)
 
-    def _new_activation(self, together: tuple[str, ...], layout: TensorFormat) -> Encoding:
-        given = [self._given_activation(tensor, layout) for tensor in together]
-        first = given[0]
-        if first is not None and all(each is not None and each.key == first.key for each in given):
-            return first
-        spans = [self._span(tensor, each) for tensor, each in zip(together, given, strict=True)]
-        lows, highs = zip(*spans, strict=True)
-        return encode_range(min(lows), max(highs), layout, self._precision(together[0]))
+    def _together(self, tensors: tuple[str, ...], layout: TensorFormat) -> Encoding:
+        """The one encoding of tensors: what came with the model if that is the same for all."""
+        key = (layout, tensors)
+        if key not in self._activations:
+            given = [self._given_activation(tensor, layout) for tensor in tensors]
+            first = given[0]
+            if first is None or any(each is None or each.key != first.key for each in given):
+                lows, highs = zip(*map(self._span, tensors, given), strict=True)
+                first = encode_range(min(lows), max(highs), layout, self._precision(tensors[0]))
+            self._activations[key] = first
+        return self._activations[key]
 
     def _span(self, tensor: str, given: Encoding | None) -> tuple[float, float]:
         """The range of a tensor's values: what came with the model goes before what was seen."""
@@ -228,15 +227,7 @@ class Encoder:
         return None if given is None else given_activation(given, layout, self._precision(tensor))
 
     def _constant(self, tensor: str) -> Encoding:
-        layout = self.format.activation
-        key = (layout, (tensor,))
-        if key not in self._activations:
-            given = self._given_activation(tensor, layout)
-            low, high = self._span(tensor, given)
-            self._activations[key] = given or encode_range(
-                low, high, layout, self._precision(tensor)
-            )
-        return self._activations[key]
+        return self._together((tensor,), self.format.activation)
 
     def _weight(self, operands: _Operands, siblings: Siblings) -> Encoding:
         name = operands.weight.tensor
@@ -272,17 +263,10 @@ class Encoder:
     def _operands_of(self, name: str) -> _Operands:
         if name not in self._operands:
             node = self.index.node[name]
-            edges = [
-                Edge(value.name or "", name, position) if value is not None else None
-                for position, value in enumerate(node.inputs)
-            ]
-            data, weight = edges[0], edges[1]
-            assert data is not None
-            assert weight is not None
-            position = self._rules[name].bias
-            bias = edges[position] if position is not None and position < len(edges) else None
-            if bias is not None and not is_channel_bias(self.index, node, bias.tensor):
-                bias = None
+            data, weight, *_ = (
+                Edge(each, name, i) for i, each in enumerate(self.index.reads(node))
+            )
+            bias = next(iter(bias_edges(self.index, node, self._rules[name])), None)
             self._operands[name] = _Operands(data, weight, self._axis(node, weight), bias)
         return self._operands[name]
 

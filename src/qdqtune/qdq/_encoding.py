@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -184,8 +183,8 @@ def _encoding(
     # A tensor of zeros has no scale of its own; any will do.
     usable = np.where(scale >= _SMALLEST_SCALE, scale, 1.0)
     # Values are quantized with the scale that will be in the file: rounded, and never to zero.
-    least = float(ml_dtypes.finfo(precision.numpy()).smallest_normal)  # type: ignore[no-untyped-call]
-    usable = np.asarray(np.maximum(usable, least), precision.numpy()).astype(np.float32)
+    least = np.maximum(usable, float(precision.tiny))
+    usable = np.asarray(least, precision.numpy()).astype(np.float32)
     zero_points = np.full(usable.shape, zero_point).astype(layout.dtype.numpy())
     return Encoding(layout.dtype, usable, zero_points, layout.low, layout.high, axis)
 

@@ -55,18 +55,15 @@ class ReadResult:
 _WHOLE = 127  # steps to each side in eight bits
 # Element types that hold the same steps, and the value in their middle.
 _CENTER = {ir.DataType.INT8: 0, ir.DataType.UINT8: 128}
-_BOUNDS = {
-    ir.DataType.INT8: (-128, 127),
-    ir.DataType.UINT8: (0, 255),
-    ir.DataType.INT16: (-32768, 32767),
-    ir.DataType.UINT16: (0, 65535),
-    ir.DataType.FLOAT8E4M3FN: (-448, 448),
-}
+_WITH_RANGE = (
+    ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16,
+    ir.DataType.FLOAT8E4M3FN,
+)  # fmt: skip
 
 
 def tells_range(given: ReadEncoding) -> bool:
     """Whether a range of values follows from an encoding: not from an int32 bias's, for example."""
-    return given.dtype in _BOUNDS and _is_sound(given)
+    return given.dtype in _WITH_RANGE and _is_sound(given)
 
 
 def _is_sound(given: ReadEncoding) -> bool:
@@ -162,6 +159,6 @@ def _zero_points(given: ReadEncoding) -> Array:
 
 def _range(given: ReadEncoding, zero_point: Array) -> tuple[float, float]:
     assert given.dtype is not None
-    low, high = _BOUNDS[given.dtype]
+    low, high = float(given.dtype.min), float(given.dtype.max)
     scale = given.scale.astype(np.float64)
     return float(((low - zero_point) * scale).min()), float(((high - zero_point) * scale).max())

@@ -45,18 +45,19 @@ def propagate(
 
 # Ops whose results have both signs, and behind which an activation can have stood.
 _SIGNED_OPS = ("Add", "BatchNormalization", "Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "Sub")
-_BOUNDS = {ir.DataType.UINT8: (0, 255), ir.DataType.INT8: (-128, 127)}
 # The one upper bound that is common enough to be told from a calibrated maximum.
 _SIX = 6.0
 
 
 def stands_for_activation(value: ir.Value, encoding: ReadEncoding) -> bool:
     """Whether a Q cuts off negative values that its input can have."""
-    bounds = _BOUNDS.get(encoding.dtype or ir.DataType.FLOAT)
-    if bounds is None or not is_op(value.producer(), *_SIGNED_OPS):
+    dtype = encoding.dtype
+    if dtype not in (ir.DataType.UINT8, ir.DataType.INT8):
+        return False
+    if dtype is None or not is_op(value.producer(), *_SIGNED_OPS):
         return False
     point = np.zeros(1) if encoding.zero_point is None else encoding.zero_point
-    return bool((point == bounds[0]).all())
+    return bool((point == dtype.min).all())
 
 
 def put_back(value: ir.Value, encoding: ReadEncoding, names: FreeNames) -> ir.Value:
@@ -71,9 +72,8 @@ def put_back(value: ir.Value, encoding: ReadEncoding, names: FreeNames) -> ir.Va
     assert producer is not None
     graph = producer.graph
     assert isinstance(graph, ir.Graph)
-    low, high = _BOUNDS[encoding.dtype or ir.DataType.UINT8]
     inputs = [value]
-    if abs(scale * (high - low) - _SIX) < 1e-3 * _SIX:
+    if abs(scale * 255 - _SIX) < 1e-3 * _SIX:
         for bound, number in (("low", 0.0), ("high", _SIX)):
             name = names.new(f"{value.name}_clip_{bound}")
             tensor = ir.Tensor(np.array(number, encoding.scale.dtype), name=name)

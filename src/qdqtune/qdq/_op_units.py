@@ -146,7 +146,7 @@ def unit(index: GraphIndex, dialect: Dialect, node: ir.Node, *, whole: bool) -> 
     edges = [edge for edge in operands(node, rule) if index.is_float(edge.tensor)]
     if rule.joins_producer:
         edges = _without_fused(index, edges)
-    edges += _bias(index, node, rule)
+    edges += bias_edges(index, node, rule)
     outputs: list[str] = []
     if rule.output is Output.REQUIRED:
         outputs = unit_outputs(index, dialect, node)
@@ -248,7 +248,8 @@ def _bias_of(node: ir.Node, rule: OpRule) -> ir.Value | None:
     return input_at(node, rule.bias) if rule.bias is not None else None
 
 
-def _bias(index: GraphIndex, node: ir.Node, rule: OpRule) -> list[Edge]:
+def bias_edges(index: GraphIndex, node: ir.Node, rule: OpRule) -> list[Edge]:
+    """Where a node reads a bias that becomes int32, if it does."""
     value = _bias_of(node, rule)
     if rule.bias is None or value is None or not is_channel_bias(index, node, value.name or ""):
         return []

@@ -1,6 +1,6 @@
 """From a set of ops to the one placement that makes each of them an integer kernel.
 
-The tensors that share an encoding in it.
+Also the tensors that share an encoding in it, because ops only move values between them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,13 @@ class SharedEncodings:
 
     def __init__(self, index: GraphIndex, dialect: Dialect) -> None:
         self._index = index
-        self._copied_from: dict[str, Edge] = {}
-        self._moves: list[tuple[tuple[Edge, ...], tuple[str, ...]]] = []
-        for node in index.nodes:
-            if not passes_values_through(index, dialect, node):
-                continue
-            edges = tuple(operands(node, role_rule(dialect, node)))
-            if edges:
-                outputs = tuple(output.name or "" for output in node.outputs)
-                self._copied_from.update(dict.fromkeys(outputs, edges[0]))
-                self._moves.append((edges, outputs))
+        moving = (node for node in index.nodes if passes_values_through(index, dialect, node))
+        self._moves = [
+            (edges, [output.name or "" for output in node.outputs])
+            for node in moving
+            if (edges := tuple(operands(node, role_rule(dialect, node))))
+        ]
+        self._copied_from = {name: edges[0] for edges, names in self._moves for name in names}
         self._joined = [edges for edges, _ in self._moves if len(edges) > 1]
         self._multiplied = [
             Edge(value.name or "", node.name or "", 1)
@@ -63,10 +60,6 @@ class SharedEncodings:
             if found.issuperset(moved):
                 found.update(edge for name in outputs for edge in self._index.readers(name))
         return frozenset(found)
-
-    def among(self, wanted: frozenset[Edge]) -> Siblings:
-        """Which tensors share an encoding if these edges are quantized."""
-        return Siblings(self, wanted)
 
     def source(self, tensor: str, wanted: frozenset[Edge]) -> str:
         """What a tensor is a copy of, by way of these edges."""
@@ -172,12 +165,8 @@ class QuantizationPlanner:
             float_weights: Ops among them whose weights are left float, for the engine to quantize.
         """
         wanted = frozenset(names)
-        edges: set[Edge] = set()
-        outputs: set[str] = set()
-        for name, places in self.compute.items():
-            if name in wanted:
-                edges |= places.edges
-                outputs |= places.outputs
+        whole = merge(places for name, places in self.compute.items() if name in wanted)
+        edges, outputs = set(whole.edges), set(whole.outputs)
         for name in float_weights:
             edges -= self._own_constants(name)
         quantized = {edge.tensor for edge in edges} | outputs | set(quantized_before)
@@ -213,17 +202,16 @@ class QuantizationPlanner:
     def stored(self, placement: Placement) -> frozenset[str]:
         """Names of the ops whose weights are quantized in a placement, whatever else is."""
         edges = self.index.effective(placement)
-        found = {name: self.weight_edges(name) for name in self.compute}
-        return frozenset(name for name, own in found.items() if own and own <= edges)
+        return frozenset(n for n in self.compute if (own := self.weight_edges(n)) and own <= edges)
 
     def fed(self, placement: Placement) -> frozenset[str]:
         """Names of the ops that read and write quantized values, whatever their weights are."""
         edges = self.index.effective(placement)
         return frozenset(
             name
-            for name, places in self.compute.items()
+            for name, places in self.units.items()
             if places.edges - self._own_constants(name) <= edges
-        ) | frozenset(name for name, places in self.passthrough.items() if places.edges <= edges)
+        )
 
     def _own_constants(self, name: str) -> frozenset[Edge]:
         """Where an op that has a weight reads constants: that, and a bias."""

@@ -1,11 +1,9 @@
-"""From what a user names (op types, nodes.
-
-Tensors) or a file in another dialect holds to a placement.
-"""
+"""From what a user names (op types, nodes, tensors), or a file holds, to a placement."""
 
 from __future__ import annotations
 
 import difflib
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -74,17 +72,15 @@ def select_nodes(
     Raises:
         UsageError: If there is no such node, or it reads nothing that can be quantized.
     """
-    units, quantized = [], []
+    units = {}
     for name in names:
         if name not in index.node:
             raise unknown("node", name, index.node)
-        placement = unit(index, dialect, index.node[name], whole=True)
-        if not placement.edges:
+        units[name] = unit(index, dialect, index.node[name], whole=True)
+        if not units[name].edges:
             reason = why_not(index, dialect, index.node[name], quant_type)
             raise UsageError(f"The node {name!r} can't be quantized: {reason}.", "Leave it out.")
-        units.append(placement)
-        quantized.append(name)
-    return Selection(merge(units), tuple(quantized))
+    return Selection(merge(units.values()), tuple(units))
 
 
 def select_tensors(index: GraphIndex, dialect: Dialect, names: Iterable[str]) -> Selection:
@@ -145,25 +141,25 @@ def translate(
     """
     effective = _transferred(index, index.effective(placement))
     tensors = {edge.tensor for edge in effective}
-    positions: dict[str, set[int]] = {}
+    positions: defaultdict[str, set[int]] = defaultdict(set)
     for edge in effective:
-        if edge.node:
-            positions.setdefault(edge.node, set()).add(edge.position)
+        positions[edge.node].add(edge.position)
     left_float: dict[str, str] = {}
-    units, names = [], []
-    for node in index.nodes:
-        if not _is_quantized(index, dialect, node, positions.get(node.name or "", set()), tensors):
+    units: dict[str, Placement] = {}
+    for name, node in index.node.items():
+        if not _is_quantized(index, dialect, node, positions[name], tensors):
             continue
         reason = why_not(index, dialect, node, quant_type)
         if reason:
-            left_float[node.name or ""] = reason
-            continue
-        wanted = placement.outputs.intersection(value.name or "" for value in node.outputs)
-        units.append(unit(index, dialect, node, whole=bool(wanted)))
-        names.append(node.name or "")
+            left_float[name] = reason
+        else:
+            wanted = placement.outputs.intersection(value.name or "" for value in node.outputs)
+            units[name] = unit(index, dialect, node, whole=bool(wanted))
     if dialect.propagates_dq:
-        units = [QuantizationPlanner(index, dialect, quant_type).placement(names)]
-    return Selection(merge(units), tuple(names), left_float)
+        whole = QuantizationPlanner(index, dialect, quant_type).placement(units)
+    else:
+        whole = merge(units.values())
+    return Selection(whole, tuple(units), left_float)
 
 
 def _transferred(index: GraphIndex, edges: frozenset[Edge]) -> frozenset[Edge]:
