@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from qdqtune.search._space import Group, Space, State
 from qdqtune.search.strategies._assembly_search import AssemblySearch, SubgraphTask
@@ -24,6 +26,7 @@ from tests.cutting import cut
 
 NOTHING: State = frozenset()
 UNITS = 8
+DRAWN = st.integers(0, 2**32)
 
 
 @lru_cache
@@ -223,8 +226,8 @@ def test_seeds_that_are_slower_than_float_are_taken_apart() -> None:
     assert played.search.best == frozenset(range(UNITS)) - {5}
 
 
-@pytest.mark.parametrize("most", range(13))
-@pytest.mark.parametrize("seed", range(3))
+@given(most=st.integers(0, 12), seed=DRAWN)
+@settings(max_examples=40)
 def test_the_limit_is_kept(most: int, seed: int) -> None:
     truth, predicted = random_costs(seed), random_costs(seed + 100)
     played = play(predicted, truth.total_ms, benchmarks=most, noise=random.Random(seed))
@@ -232,8 +235,8 @@ def test_the_limit_is_kept(most: int, seed: int) -> None:
     assert played.search.planned >= played.search.asked
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("tells", [True, False], ids=["layers", "no layers"])
+@given(seed=DRAWN, tells=st.booleans())
+@settings(max_examples=40)
 def test_what_is_found_is_never_worse_than_a_seed(seed: int, tells: bool) -> None:
     truth, predicted = random_costs(seed), random_costs(seed + 100)
     seeds = {"raw": assemble(predicted), "everything": frozenset(range(UNITS)),

@@ -46,8 +46,8 @@ def test_mutants_are_repeatable(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "count"),
     [
-        (["--first", "0", "--count", "20", "--only", "read"], 20),
-        pytest.param(["--first", "20", "--count", "300", "--only", "read"], 300, marks=SLOW),
+        (["--first", "0", "--count", "60", "--only", "read"], 60),
+        pytest.param(["--first", "60", "--count", "300", "--only", "read"], 300, marks=SLOW),
         pytest.param(["--first", "40", "--count", "20"], 20, marks=SLOW),
     ],
     ids=["few", "read", "every-command"],

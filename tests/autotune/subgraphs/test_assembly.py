@@ -17,6 +17,7 @@ from qdqtune.search.subgraphs._assembly import Costs, Crossing, assemble, gain_o
 
 # A solver that counts in whole units of a 2**29th of everything is off by that much per cost.
 RESOLUTION = 2.0**-28
+SEEDS = st.integers(0, 2**32)
 
 
 def all_states(subgraphs: int) -> Iterator[frozenset[int]]:
@@ -70,8 +71,8 @@ def slack_ms(costs: Costs) -> float:
     return RESOLUTION * terms * everything_ms(costs) + 1e-12
 
 
-@pytest.mark.parametrize("kind", ["plain", "ratios"])
-@pytest.mark.parametrize("seed", range(60))
+@given(seed=SEEDS, kind=st.sampled_from(["plain", "ratios"]))
+@settings(max_examples=120)
 def test_nothing_is_cheaper(seed, kind):
     costs = drawn_costs(seed, kind)
     found = assemble(costs)
@@ -79,7 +80,8 @@ def test_nothing_is_cheaper(seed, kind):
     assert costs.total_ms(found) <= best_ms + slack_ms(costs)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@given(seed=SEEDS)
+@settings(max_examples=60)
 def test_of_equals_the_one_with_the_fewest_quantized_subgraphs_is_taken(seed):
     costs = drawn_costs(seed, "ties")
     found = assemble(costs)
