@@ -7,7 +7,11 @@ DEMO   := work/demo
 
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
 
-.PHONY: install demo test test_slow test_docs test_exhaustive lint collect bench clean
+# The parts of lint run two at a time.
+MAKEFLAGS += --jobs=2
+
+.PHONY: install demo test test_slow test_docs test_exhaustive bench clean
+.PHONY: lint lint_types lint_tests lint_layers lint_style
 
 install: $(READY)
 
@@ -19,23 +23,29 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/python -m benchmarks.demo --output_dir $(DEMO)
 
-lint: $(READY) collect
+lint: lint_types lint_tests lint_layers lint_style
+
+lint_style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
 	$(BIN)/python tools/lint_engine_names.py
 	$(BIN)/python tools/lint_vocabulary.py
 
+lint_types: $(READY)
+	$(BIN)/mypy
+
+lint_layers: $(READY)
+	$(BIN)/lint-imports
+
 # Tests of every tier can be imported; pytest-xdist would tell it only after all others have run.
-collect: $(READY)
+lint_tests: $(READY)
 	@found=$$($(BIN)/pytest --collect-only -m '' 2>&1) || { echo "$$found" | tail -n 40; exit 1; }
 
 test: lint
 	$(PYTEST) $(ARGS)
 
 test_slow: $(READY)
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -m slow --timeout 1200 $(ARGS)
 
 test_docs: $(READY)
 	$(PYTEST) -m docs $(ARGS)

@@ -230,6 +230,7 @@ def test_what_the_engine_refuses_is_tuned_as_given_or_not_at_all(
     assert (form.speedup is None) == bool(reason)
 
 
+@pytest.mark.slow
 def test_what_is_slower_is_tuned_as_given_unless_it_was_asked_for(tmp_path: Path) -> None:
     """On the stand-in trtexec, for which a Cast is a kernel that a tiny model can't pay."""
     path = tmp_path / "tiny.onnx"
