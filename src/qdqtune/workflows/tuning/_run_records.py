@@ -17,6 +17,7 @@ from qdqtune.records._placement import Placement
 from qdqtune.records._tuning import Summary
 from qdqtune.records._untrusted_files import parse_json, read_text
 from qdqtune.records._verification import Outcome
+from qdqtune.search._config import Config
 from qdqtune.search._space import Grouping
 from qdqtune.search.patterns._state_file import read_state
 from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator
@@ -220,9 +221,9 @@ def open_records(ctx: RunContext, target: TuningTarget) -> Iterator[RunRecords]:
             known = f"{journal.earlier_benchmarks} measurements known"
             reporter.tell("resume", f"going on with an earlier run: {known}")
         state, config = request.state_file or folder / names.STATE, request.config
-        snapshots = Snapshots(
-            state, header, config.quant_type, config.performance_threshold, target.cache
-        )
+        threshold = max(config.performance_threshold, 1e-9)
+        settings = Config(default_quant_type=config.quant_type, performance_threshold=threshold)
+        snapshots = Snapshots(state, header, settings, target.cache)
         logs = SchemeLogs(folder / names.LOGS, target.info)
         yield RunRecords(journal, snapshots, logs, previous_result(folder))
 

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from qdqtune.records._tuning import Summary
 from qdqtune.search._config import Config
 from qdqtune.search._errors import AutotunerError, NewerVersionError
 from qdqtune.search.patterns._pattern_cache import PatternCache, PatternSchemes
-from qdqtune.search.patterns._region_pattern import PatternView, RegionPattern
+from qdqtune.search.patterns._region_pattern import PatternView
 from qdqtune.search.patterns._scheme import InsertionScheme
 from qdqtune.search.patterns._state_file import pattern_cache_path, read_state, write_state
 from qdqtune.search.strategies._strategy import speedup_of
@@ -77,14 +77,14 @@ class TriedScheme:
     candidate: Candidate
 
 
+@dataclass
 class Snapshots:
     """Writes what is known of each pattern.
 
-    Args:
+    Attributes:
         path: The state file; the pattern cache lies beside it.
         header: What the measurements depend on.
-        quant_type: To what is quantized.
-        threshold: The speedup that a final model must have.
+        config: The search's settings that the state file has.
         given: What the search was given from other runs, which is passed on.
 
     Raises:
@@ -92,29 +92,34 @@ class Snapshots:
         OutputError: If what lies there is damaged and can't be moved.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        header: Mapping[str, Any],
-        quant_type: str,
-        threshold: float,
-        given: PatternCache | None = None,
-    ) -> None:
-        self._path = path
-        self._header = dict(header)
-        self._config = Config(
-            default_quant_type=quant_type, performance_threshold=max(threshold, 1e-9)
-        )
-        self._given = given
-        self._schemes: dict[str, list[tuple[str, InsertionScheme]]] = {}
-        self._units: dict[str, frozenset[Edge]] = {}
-        self._due_s = 0.0
-        self._check()
+    path: Path
+    header: Mapping[str, Any]
+    config: Config
+    given: PatternCache | None = None
+    _schemes: dict[str, list[tuple[str, InsertionScheme]]] = field(default_factory=dict, init=False)
+    _units: dict[str, frozenset[Edge]] = field(default_factory=dict, init=False)
+    _due_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        """Look at what lies there: what is damaged is moved away, what is newer refused."""
+        for path, read in (
+            (self.path, read_state),
+            (pattern_cache_path(self.path), PatternCache.load),
+        ):
+            try:
+                read(path)
+            except FileNotFoundError:
+                continue
+            except NewerVersionError:
+                raise
+            except AutotunerError as error:
+                moved = _set_aside(path, "damaged")
+                _logger.warning("%s. It was moved to %s.", error.what.rstrip("."), moved.name)
 
     @property
     def exist(self) -> bool:
         """Whether there is one, of this run or of an earlier one."""
-        return self._path.exists()
+        return self.path.exists()
 
     @property
     def is_due(self) -> bool:
@@ -163,19 +168,19 @@ class Snapshots:
                 _note(tried, digest, scheme, each, latency_ms)
         tried_of = [list(tried.values()) for tried in found]
         patterns = [
-            PatternSchemes(view.pattern, [each.scheme for each in tried])
+            (view, PatternSchemes(view.pattern, [each.scheme for each in tried]))
             for view, tried in zip(views, tried_of, strict=True)
             if view.edges
         ]
         write_state(
-            self._path,
+            self.path,
             baseline_latency_ms=baseline_ms,
-            config=self._config,
-            patterns=patterns,
-            header=self._header,
+            config=self.config,
+            patterns=[tried for _, tried in patterns],
+            header=self.header,
             measurements=measurements,
         )
-        self._cache(views, patterns).save(pattern_cache_path(self._path))
+        self._cache(patterns).save(pattern_cache_path(self.path))
         end_s = time.monotonic()
         self._due_s = end_s + max(_EVERY_S, _TIMES_COST * (end_s - start_s))
         return tried_of
@@ -194,40 +199,16 @@ class Snapshots:
             self._schemes[candidate.key] = [(scheme.hash, scheme) for scheme in schemes]
         return self._schemes[candidate.key]
 
-    def _cache(
-        self, views: tuple[PatternView, ...], patterns: list[PatternSchemes]
-    ) -> PatternCache:
+    def _cache(self, patterns: Sequence[tuple[PatternView, PatternSchemes]]) -> PatternCache:
         """The best of each pattern, and of each structure: there, what more regions have first."""
         cache = PatternCache()
-        structures = {view.pattern: view.structure for view in views}
-        regions = {view.pattern: view.regions for view in views}
-        of_pattern: dict[RegionPattern, PatternSchemes] = {}
-        for each in patterns:
-            assert each.pattern is not None
-            cache.add_pattern_schemes(each)
-            of_pattern[each.pattern] = each
-        for pattern in sorted(of_pattern, key=lambda each: -regions[each]):
-            schemes = of_pattern[pattern].schemes
-            cache.add_pattern_schemes(PatternSchemes(structures[pattern], schemes))
-        if self._given is not None:
-            cache.merge(self._given)
+        for _, tried in patterns:
+            cache.add_pattern_schemes(tried)
+        for view, tried in sorted(patterns, key=lambda each: -each[0].regions):
+            cache.add_pattern_schemes(PatternSchemes(view.structure, tried.schemes))
+        if self.given is not None:
+            cache.merge(self.given)
         return cache
-
-    def _check(self) -> None:
-        """Look at what lies there: what is damaged is moved away, what is newer refused."""
-        for path, read in (
-            (self._path, read_state),
-            (pattern_cache_path(self._path), PatternCache.load),
-        ):
-            try:
-                read(path)
-            except FileNotFoundError:
-                continue
-            except NewerVersionError:
-                raise
-            except AutotunerError as error:
-                moved = _set_aside(path, "damaged")
-                _logger.warning("%s. It was moved to %s.", error.what.rstrip("."), moved.name)
 
 
 def set_state_aside(path: Path) -> None:
