@@ -15,6 +15,7 @@ import onnx
 import pytest
 
 from qdqtune import zoo
+from qdqtune.config import TuneConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._worker import OpenModel, StoredFeeds, Worker
@@ -164,7 +165,8 @@ def choices(model: Path, **filters: Any) -> Grouping:
     provider = sample_provider(source, InputRequest(), None, None)
     with tempfile.TemporaryDirectory() as folder:
         base = PreparedModel(source.model, Path(folder))
-        return find_choices(base, dialect_named("onnxruntime"), "int8", provider, **filters)[1]
+        config = TuneConfig(**filters)
+        return find_choices(base, dialect_named("onnxruntime"), config, provider)[1]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ def test_tensors_without_a_range_are_named(
     source = open_source(tmp_path / "m.onnx")
     base = PreparedModel(source.model, tmp_path)
     provider = sample_provider(source, InputRequest(), None, None)
-    planner, grouping = find_choices(base, dialect_named("onnxruntime"), "int8", provider)
+    planner, grouping = find_choices(base, dialect_named("onnxruntime"), TuneConfig(), provider)
     kept = with_ranges(grouping, planner, lambda tensor: tensor != "image")
     assert len(kept.groups) == len(grouping.groups) - 1
     assert "no range is known of 'image'," in caplog.text
@@ -225,7 +227,7 @@ def test_what_nothing_could_quantize_is_not_said_to_lack_a_range(
     source = open_source(tmp_path / "m.onnx")
     base = PreparedModel(source.model, tmp_path)
     provider = sample_provider(source, InputRequest(), None, None)
-    planner, grouping = find_choices(base, dialect_named("onnxruntime"), "int8", provider)
+    planner, grouping = find_choices(base, dialect_named("onnxruntime"), TuneConfig(), provider)
     assert len(grouping.groups) == 2  # the Gather would follow the Erf, which has no kernel
     assert len(with_ranges(grouping, planner, lambda tensor: tensor != "e").groups) == 1
     assert not caplog.records

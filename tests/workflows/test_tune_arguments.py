@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtune.config import NameFilters
 from qdqtune.records._errors import QdqtuneError, UsageError
 from qdqtune.records._inputs import InputRequest, request_of
 from qdqtune.workflows.tuning._tune import plan_tune, tune
@@ -115,3 +116,10 @@ def test_what_is_refused_leaves_nothing_behind(
     with pytest.raises(QdqtuneError):
         tune(model, engine="simulated", inputs=OPEN, output_dir="all/run", **refused)
     assert sorted(Path().rglob("*")) == before
+
+
+def test_a_plan_leaves_out_what_filters_leave_float(model: Path) -> None:
+    options: dict[str, Any] = {"engine": "simulated", "inputs": OPEN}
+    assert plan_tune(model, **options).groups == 1
+    filters = NameFilters(op_types_to_exclude=["MatMul"])
+    assert plan_tune(model, **options, filters=filters).groups == 0

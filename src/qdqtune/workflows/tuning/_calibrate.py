@@ -109,12 +109,10 @@ def find_quantizable(ctx: RunContext, target: TuningTarget, baseline: Baseline) 
         UsageError: If nothing that could be quantized matches a filter.
     """
     request, base, tell = target.request, baseline.base, ctx.reporter.tell
-    config = request.config
     tell("model", "finding what can be quantized")
     planner, grouping = find_choices(
-        base, request.dialect, config.quant_type, target.provider, ctx.engines.runner,
-        config.node_filter, target.cache, config.filters, config.region_filter,
-    )  # fmt: skip
+        base, request.dialect, request.config, target.provider, ctx.engines.runner, target.cache
+    )
     tell(
         "model",
         f"{len(base.nodes)} ops, {grouping.regions} regions, "

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qdqtune.calibration._tensor_capture import observe_shapes, unknown_tensors
-from qdqtune.config import NameFilters
+from qdqtune.config import TuneConfig
 from qdqtune.engines._entries import EngineEntry
 from qdqtune.engines._reference_engine import advice_on
 from qdqtune.engines._worker import FailureKind, StoredFeeds, Worker, WorkerFailure
@@ -54,7 +54,6 @@ _IN_FLOAT32 = (
     "`qdqtune convert --to fp32`."
 )
 _NOTHING: State = frozenset()
-_EVERYTHING = NameFilters()
 _PROFILE_RUNS = 5
 _LEAST_FOR_OPENING_S = 30.0
 # How much longer than the float model another form of it may take to build.
@@ -66,31 +65,27 @@ _BETWEEN = frozenset({"Add", "AveragePool", "Concat", "GlobalAveragePool"})
 def find_choices(
     base: PreparedModel,
     dialect: Dialect,
-    quant_type: str,
+    config: TuneConfig,
     provider: SampleProvider,
     worker: Worker | None = None,
-    node_filter: Collection[str] = (),
     cache: PatternCache | None = None,
-    filters: NameFilters = _EVERYTHING,
-    region_filter: Collection[str] = (),
 ) -> tuple[QuantizationPlanner, Grouping]:
     """What can be quantized in a model, and which of it belongs together.
 
     Args:
         base: The float model.
         dialect: Whose kernels.
-        quant_type: To what.
+        config: To what, and the filters: groups are taken or left whole.
         provider: The input shapes.
         worker: Of the reference engine, for shapes that can't be inferred; without one they stay
             unknown.
-        node_filter: Wildcard patterns of node names: groups without a match are left float.
         cache: What other runs found of patterns.
-        filters: What may be quantized at all, by name; groups are taken or left whole.
-        region_filter: Wildcard patterns of node names: regions without a match are skipped.
 
     Raises:
         UsageError: If nothing that could be quantized matches.
     """
+    quant_type, filters = config.quant_type, config.filters
+    node_filter, region_filter = config.node_filter, config.region_filter
     with at_shapes(base.index.model, provider.shapes):
         index = GraphIndex(base.index.model)
         if worker is not None and unknown_tensors(index):

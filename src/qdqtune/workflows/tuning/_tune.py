@@ -178,9 +178,7 @@ def plan_tune(model: Path, config: TuneConfig) -> TunePlan:
     provider, _ = _samples(request, source)
     with TemporaryFolder() as folder:
         base = PreparedModel(source.model, folder)
-        planner, grouping = find_choices(
-            base, dialect, quant_type, provider, node_filter=config.node_filter
-        )
+        planner, grouping = find_choices(base, dialect, config, provider)
         space = Space(planner, grouping.groups, estimated_shares(planner.index))
         reading = source.reading
         given = {AS_GIVEN: reading.placement.tensors} if reading is not None else {}
