@@ -114,7 +114,7 @@ def measuring(
     """Lets `bench` find these intervals, one after the other; returns what it has handed out."""
     found: list[BenchRecord] = []
 
-    def fake(models: list[Path], **_: Any) -> BenchRecord:
+    def fake(models: list[Path], *_: Any, **__: Any) -> BenchRecord:
         low, high = intervals[len(found)]
         timed = Measurement(((1.0,),))
         comparison = Comparison((low + high) / 2.0, low, high, 0.96, 90)

@@ -10,7 +10,8 @@ import contextlib
 import math
 import operator
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -79,24 +80,28 @@ def op_errors(
     ops = pairing.ops if wiring is Wiring.OWN else pairing.ops_of_fixed_shape()
     if not ops:
         return {}
-    sums = _Sums(ops)
+    sums = {op.tensor: _Sums(op) for op in ops}
+    done = 0
     total = operator.length_hint(samples) or None
-    model = ComparingModel(pairing, wiring, [op.tensor for op in ops])
+    model = ComparingModel(pairing, wiring, sums)
     with contextlib.closing(_Session(worker, model, folder)) as session:
         for feeds in samples:
             try:
-                sums.add(session.run(feeds))
+                numbers = session.run(feeds)
             except WorkerFailure as failure:
                 raise EngineError(
                     "The two models don't run side by side, as they are written, on sample "
-                    f"{sums.samples}: {failure}",
+                    f"{done}: {failure}",
                     "Do both run alone? See `qdqtune bench FLOAT QUANT`.",
                 ) from None
+            for tensor, found in numbers.items():
+                sums[tensor].add(found)
+            done += 1
             if progress is not None:
-                progress(sums.samples, total)
-    if not sums.samples:
+                progress(done, total)
+    if not done:
         raise ModelError("There is nothing to run the models on.", "Give at least one sample.")
-    return sums.errors()
+    return {each.op.node.name or "": each.error() for each in sums.values()}
 
 
 class _Session:
@@ -134,38 +139,32 @@ class _Session:
             self._path.with_name(name).unlink(missing_ok=True)
 
 
+@dataclass
 class _Sums:
-    """The numbers of all samples together."""
+    """The numbers of an op, of all samples together."""
 
-    def __init__(self, ops: Sequence[QuantizedOp]) -> None:
-        self.samples = 0
-        self._ops = ops
-        self._sums = {op.tensor: np.zeros(3) for op in ops}
-        self._peaks = {op.tensor: np.zeros(3) for op in ops}
+    op: QuantizedOp
+    sums: Numbers = field(default_factory=lambda: np.zeros(3))
+    peaks: Numbers = field(default_factory=lambda: np.zeros(3))
 
-    def add(self, numbers: Mapping[str, Numbers]) -> None:
+    def add(self, numbers: Numbers) -> None:
         """Take in one sample."""
-        for tensor, found in numbers.items():
-            self._sums[tensor] += found[:3]
-            # Of an empty tensor the largest value is minus infinite, and changes nothing.
-            self._peaks[tensor] = np.fmax(self._peaks[tensor], found[3:] * (1, 1, -1))
-        self.samples += 1
+        self.sums += numbers[:3]
+        # Of an empty tensor the largest value is minus infinite, and changes nothing.
+        self.peaks = np.fmax(self.peaks, numbers[3:] * (1, 1, -1))
 
-    def errors(self) -> dict[str, OpError]:
-        """The error of every op, by node name."""
-        return {op.node.name or "": self._error(op) for op in self._ops}
-
-    def _error(self, op: QuantizedOp) -> OpError:
-        signal, noise, power = self._sums[op.tensor].tolist()
-        off, *extremes = self._peaks[op.tensor].tolist()
+    def error(self) -> OpError:
+        """The op's error."""
+        signal, noise, power = self.sums.tolist()
+        off, *extremes = self.peaks.tolist()
         return OpError(
             signal=signal,
             noise=noise,
             power=power,
             max_error=off if math.isfinite(noise) else math.inf,
             max_value=max(extremes),
-            node=op.node.name or "",
-            op_type=op.node.op_type,
-            tensor=op.tensor,
-            inputs=op.inputs,
+            node=self.op.node.name or "",
+            op_type=self.op.node.op_type,
+            tensor=self.op.tensor,
+            inputs=self.op.inputs,
         )

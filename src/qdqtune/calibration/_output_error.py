@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import math
 import tempfile
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +53,12 @@ def add_scores(path: Path) -> tuple[Path, dict[str, str]]:
         proto = onnx.load(path, load_external_data=False)
     except DecodeError:  # the engine will say so
         return path, {}
-    producers = {output: node for node in proto.graph.node for output in node.output}
     opset = max((each.version for each in proto.opset_import if not each.domain), default=0)
     found: dict[str, str] = {}
-    for output in list(proto.graph.output):
-        deciding = _deciding(output.name, producers)
-        if deciding is not None:
-            name = f"{_SCORES}_{len(found)}"
-            _show(proto.graph, deciding, name, opset)
-            found[name] = output.name
+    for output, deciding in _decisions(proto.graph):
+        name = f"{_SCORES}_{len(found)}"
+        _show(proto.graph, deciding, name, opset)
+        found[name] = output
     if not found:
         return path, {}
     copy = path.with_name(f"{path.stem}_scores{path.suffix}")
@@ -74,23 +73,26 @@ def has_scores(path: Path) -> bool:
     Args:
         path: A model.
     """
-    graph = onnx.load(path, load_external_data=False).graph
+    return bool(_decisions(onnx.load(path, load_external_data=False).graph))
+
+
+def _decisions(graph: onnx.GraphProto) -> list[tuple[str, onnx.NodeProto]]:
+    """Outputs, and the first of the ops before them that decide on what came before these."""
     producers = {output: node for node in graph.node for output in node.output}
-    return any(_deciding(output.name, producers) is not None for output in graph.output)
-
-
-def _deciding(output: str, producers: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
-    """The first of the ops at the end of a model that decide on what came before them."""
-    found, seen = None, 0
-    node = producers.get(output)
-    while node is not None and seen <= len(producers):
-        if node.op_type in _DECIDING and not node.domain:
-            found = node
-        elif node.op_type not in _PASSING or node.domain:
-            break
-        node = producers.get(node.input[0]) if node.input else None
-        seen += 1
-    return found
+    decisions = []
+    for output in graph.output:
+        found, seen = None, 0
+        node = producers.get(output.name)
+        while node is not None and seen <= len(producers):
+            if node.op_type in _DECIDING and not node.domain:
+                found = node
+            elif node.op_type not in _PASSING or node.domain:
+                break
+            node = producers.get(node.input[0]) if node.input else None
+            seen += 1
+        if found is not None:
+            decisions.append((output.name, found))
+    return decisions
 
 
 def _show(graph: onnx.GraphProto, deciding: onnx.NodeProto, name: str, opset: int) -> None:
@@ -111,6 +113,16 @@ def _show(graph: onnx.GraphProto, deciding: onnx.NodeProto, name: str, opset: in
     graph.output.append(onnx.ValueInfoProto(name=name))  # of the type that it turns out to be
 
 
+@dataclass
+class _Sums:
+    """What is known of an output after some samples."""
+
+    error: TensorError | None = None
+    is_undefined: bool = True
+    equal: int = 0
+    elements: int = 0
+
+
 class SignalToNoise:
     """How far each output is from what it should be, gathered sample by sample.
 
@@ -120,10 +132,7 @@ class SignalToNoise:
 
     def __init__(self) -> None:
         self.missing: set[str] = set()
-        self._undefined: dict[str, bool] = {}
-        self._errors: dict[str, TensorError] = {}
-        self._equal: dict[str, int] = {}
-        self._elements: dict[str, int] = {}
+        self._sums: defaultdict[str, _Sums] = defaultdict(_Sums)
 
     def add(
         self, reference: Mapping[str, npt.NDArray[Any]], actual: Mapping[str, npt.NDArray[Any]]
@@ -133,34 +142,37 @@ class SignalToNoise:
             if name not in actual:
                 self.missing.add(name)
                 continue
-            found = actual[name]
+            found, sums = actual[name], self._sums[name]
             if _is_real(expected.dtype):
                 expected, found = expected.astype(np.float64), found.astype(np.float64)
-                is_undefined = expected.size > 0 and bool(np.isnan(expected).all())
-                self._undefined[name] = is_undefined and self._undefined.get(name, True)
-                error = _error(expected, found)
-                self._errors[name] = error + self._errors.get(name, TensorError())
-            equal = _equal(expected, found) if expected.shape == found.shape else np.array(False)
-            self._equal[name] = self._equal.get(name, 0) + int(equal.sum())
-            elements = max(expected.size, found.size)
-            self._elements[name] = self._elements.get(name, 0) + elements
+                sums.is_undefined &= expected.size > 0 and bool(np.isnan(expected).all())
+                sums.error = _error(expected, found) + (sums.error or TensorError())
+            if expected.shape == found.shape:
+                sums.equal += int(_equal(expected, found).sum())
+            sums.elements += max(expected.size, found.size)
 
     @property
     def undefined(self) -> set[str]:
         """Outputs of which the reference has nothing but NaN: there is nothing to be near to."""
-        return {name for name, is_undefined in self._undefined.items() if is_undefined}
+        return {
+            name
+            for name, each in self._sums.items()
+            if each.error is not None and each.is_undefined
+        }
 
     def decibels(self) -> dict[str, float]:
         """The signal-to-noise ratio of every float output that is defined."""
         return {
-            name: error.sqnr_db for name, error in self._errors.items() if not self._undefined[name]
+            name: each.error.sqnr_db
+            for name, each in self._sums.items()
+            if each.error is not None and not each.is_undefined
         }
 
     def errors(self) -> tuple[OutputError, ...]:
         """The error of every output."""
         return tuple(
-            OutputError(name, self._errors.get(name), self._equal[name] / count if count else 1.0)
-            for name, count in self._elements.items()
+            OutputError(name, each.error, each.equal / each.elements if each.elements else 1.0)
+            for name, each in self._sums.items()
         )
 
 

@@ -207,6 +207,18 @@ def check_result(path: Path, original: Path | None = None) -> None:
     )
 
 
+def publish(folder: Path, target: Path, *, force: bool) -> None:
+    """Move the files of a staged model to another folder of the same disk.
+
+    Raises:
+        OutputError: If a file exists there and `force` is not set.
+    """
+    # Weights first: the model is there only when all of it is.
+    for file in sorted(folder.iterdir(), reverse=True):
+        check_writable(target / file.name, force=force)
+        os.replace(file, target / file.name)
+
+
 def check_writable(path: str | os.PathLike[str], *, force: bool) -> None:
     """Check before a long job that its result can be written.
 

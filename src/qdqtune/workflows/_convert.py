@@ -23,7 +23,7 @@ from qdqtune.engines._options import chooses_float_types, float_type_options, pr
 from qdqtune.engines._reference_engine import AS_WRITTEN, has_reference, reference_worker
 from qdqtune.engines._worker import StoredFeeds, Worker, WorkerFailure
 from qdqtune.graph._atomic_files import TemporaryFolder
-from qdqtune.graph._files import check_result, check_writable, load_model, save_model
+from qdqtune.graph._files import check_result, check_writable, load_model, publish, save_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._precision import compute_in_float32, convert_precision
 from qdqtune.graph._precision_rules import SENSITIVE_OPS
@@ -100,9 +100,7 @@ def convert_model(
             if conversion.modified
             else ({}, "")
         )
-        for file in sorted(folder.iterdir(), reverse=True):
-            check_writable(target.with_name(file.name), force=force)
-            os.replace(file, target.with_name(file.name))
+        publish(folder, target.parent, force=force)
     return ConvertReport(target, conversion, sqnr_db, overflow)
 
 

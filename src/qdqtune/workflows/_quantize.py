@@ -151,30 +151,7 @@ def _quantize_by_search(
         QdqtuneError: For any error that the user can act on.
     """
     asked, dialect = request.config, request.dialect
-    own = native_dialect(request.engine, options=request.options.engine_options)
-    for is_asked, what in (
-        (not dialect.per_channel, "one scale per weight"),
-        (asked.precision is not None, "another float type"),
-        (own.name != dialect.name, "another dialect"),
-    ):
-        if is_asked:
-            raise UsageError(
-                f"A search is for the model as it is, not with {what}.",
-                "Leave one of the two out; `qdqtune convert` changes float types.",
-            )
-    config = shared(
-        TuneConfig,
-        asked,
-        engine=request.engine,
-        preset=preset,
-        seed=asked.input_request.seed,
-        performance_threshold=asked.performance_threshold or DEFAULT_THRESHOLD,
-        filters=shared(NameFilters, asked),
-        precision="float32",
-        output_dir=folder,
-        force=False,
-    )
-    result = tune(path, config)
+    result = tune(path, _search_config(request, preset, folder))
     summary = result.summary
     source = open_source(
         path, dialect.format_of(asked.quant_type).least_opset, optimize=asked.optimize,
@@ -206,6 +183,38 @@ def _quantize_by_search(
     )
     quantized = None if summary.kept_float else load_model(result.model)
     return QuantizeOutcome(quantized, report, fingerprint(source.model))
+
+
+def _search_config(request: QuantizeRequest, preset: str, folder: Path) -> TuneConfig:
+    """What `tune` is asked for.
+
+    Raises:
+        UsageError: If a search can't do what was asked for.
+    """
+    asked, dialect = request.config, request.dialect
+    own = native_dialect(request.engine, options=request.options.engine_options)
+    for is_asked, what in (
+        (not dialect.per_channel, "one scale per weight"),
+        (asked.precision is not None, "another float type"),
+        (own.name != dialect.name, "another dialect"),
+    ):
+        if is_asked:
+            raise UsageError(
+                f"A search is for the model as it is, not with {what}.",
+                "Leave one of the two out; `qdqtune convert` changes float types.",
+            )
+    return shared(
+        TuneConfig,
+        asked,
+        engine=request.engine,
+        preset=preset,
+        seed=asked.input_request.seed,
+        performance_threshold=asked.performance_threshold or DEFAULT_THRESHOLD,
+        filters=shared(NameFilters, asked),
+        precision="float32",
+        output_dir=folder,
+        force=False,
+    )
 
 
 def _decisions(

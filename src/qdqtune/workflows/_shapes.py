@@ -17,7 +17,7 @@ from qdqtune.engines._worker import Worker, WorkerFailure
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._batch_size import BatchChange, batch_change, propagate_batch, with_batch
 from qdqtune.graph._dims import dims_of
-from qdqtune.graph._files import check_writable, load_model, save_model
+from qdqtune.graph._files import check_writable, load_model, publish, save_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import (
     Dims,
@@ -225,7 +225,7 @@ def fix_shapes(
         with TemporaryFolder(target.parent) as folder:
             staged = save_model(loaded, folder / target.name)
             proof = try_shapes(source, staged, loaded)
-            _publish(folder, target.parent, force=force)
+            publish(folder, target.parent, force=force)
     return _report(name_of(model), loaded, os.fspath(output), rewritten, proof)
 
 
@@ -253,13 +253,6 @@ def _keep_symbols(output: ir.Value, written: Dims | None) -> None:
             for new, old in zip(known, written, strict=True)
         ]
     )
-
-
-def _publish(folder: Path, target: Path, *, force: bool) -> None:
-    # Weights first: the model is there only when all of it is.
-    for file in sorted(folder.iterdir(), reverse=True):
-        check_writable(target / file.name, force=force)
-        os.replace(file, target / file.name)
 
 
 def _report(
