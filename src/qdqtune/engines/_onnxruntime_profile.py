@@ -84,9 +84,7 @@ class _Kernel:
     def layer(self, runs: int, nodes: _NodesByName) -> LayerTime:
         quicker = sorted(self.spent_us[run] for run in range(runs))[: (runs + 1) // 2]
         ms = sum(quicker) / len(quicker) / 1000.0
-        node = nodes.take(self)
-        if node is None:
-            return LayerTime(self.name, self.op_type, ms, self.provider, self.precision)
+        node = nodes.take(self) or onnx.NodeProto()
         return LayerTime(
             self.name,
             self.op_type,
@@ -129,13 +127,6 @@ def _outermost(kernels: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _precision(details: dict[str, Any]) -> str:
     """Return the type of the first input that is not a condition, else of the output."""
-    types = [
-        *_type_names(details.get("input_type_shape")),
-        *_type_names(details.get("output_type_shape")),
-    ]
+    both = (details.get("input_type_shape"), details.get("output_type_shape"))
+    types = (name for described in both for entry in described or () for name in entry)
     return next((_TYPES.get(name, name) for name in types if name != "bool"), "")
-
-
-def _type_names(described: Any) -> Iterator[str]:
-    for entry in described or ():
-        yield from entry

@@ -8,24 +8,13 @@ from typing import Any
 from qdqtune.records._measurement import LayerTime
 
 PRECISIONS = {
-    "bf16": "bfloat16",
-    "boolean": "bool",
-    "f16": "float16",
-    "f32": "float32",
-    "f64": "float64",
-    "i8": "int8",
-    "i32": "int32",
-    "i64": "int64",
-    "u8": "uint8",
-}
+    "bf16": "bfloat16", "boolean": "bool", "f16": "float16", "f32": "float32", "f64": "float64",
+    "i8": "int8", "i32": "int32", "i64": "int64", "u8": "uint8",
+}  # fmt: skip
 """Our names of types, by OpenVINO's names."""
 _FACTS = (
-    "layerType",
-    "originalLayersNames",
-    "outputPrecisions",
-    "primitiveType",
-    "runtimePrecision",
-)
+    "layerType", "originalLayersNames", "outputPrecisions", "primitiveType", "runtimePrecision",
+)  # fmt: skip
 _CONSTANTS = frozenset({"Const", "Constant"})
 # For these, the runtime precision is that of the condition or of the trip count.
 _WITH_BODIES = frozenset({"If", "Loop", "TensorIterator"})

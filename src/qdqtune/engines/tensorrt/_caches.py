@@ -164,6 +164,15 @@ _logger = logging.getLogger(__name__)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.]+")
 
 
+def library_stamp(path: str) -> str:
+    """What changes when a library is rebuilt; one that isn't here may be on the loader's path."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return path
+    return f"{path} {found.st_size} {found.st_mtime_ns}"
+
+
 def default_path(engine: str, version: str, device: str) -> Path:
     """The user's own file for one GPU and one version: what holds for one holds for no other."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

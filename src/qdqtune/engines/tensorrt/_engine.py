@@ -30,6 +30,7 @@ from qdqtune.engines.tensorrt._caches import (
     PlanCache,
     TimingCacheFile,
     default_path,
+    library_stamp,
     plan_key,
 )
 from qdqtune.engines.tensorrt._execution import Cuda, CudaError, Execution, ExecutionError
@@ -296,13 +297,8 @@ def _grown(range_: ShapeRange, values: tuple[int, ...]) -> ShapeRange:
 _WITHOUT_GPU = "sm89"
 # Options that determine where a built engine comes from, but not its content.
 _NOT_BUILT_IN = (
-    "plan_cache",
-    "timing_cache",
-    "cuda_graph",
-    "min_shapes",
-    "opt_shapes",
-    "max_shapes",
-)
+    "plan_cache", "timing_cache", "cuda_graph", "min_shapes", "opt_shapes", "max_shapes",
+)  # fmt: skip
 
 
 class TensorRtEngine:
@@ -352,8 +348,8 @@ class TensorRtEngine:
         cuda = self._cuda_of(settings.device)
         device = cuda.device_name if cuda is not None else settings.compute_capability
         given = {k: v for k, v in sorted(settings.given.items()) if k not in _NOT_BUILT_IN}
-        libraries = (f"{path} {_state_of(path)}" for path in settings.plugins)
-        built_with = (*(f"{name}={value}" for name, value in given.items()), *libraries)
+        options = (f"{name}={value}" for name, value in given.items())
+        built_with = (*options, *map(library_stamp, settings.plugins))
         key = (*built_with, settings.timing_cache)
         if key not in self._builders:
             cache = self._timing_cache(settings, device)
@@ -397,15 +393,6 @@ class TensorRtEngine:
             if self._runtime is None:
                 raise RuntimeError(telling(self._library.log.errors) or "there is no runtime")
         return self._runtime
-
-
-def _state_of(path: str) -> str:
-    """Return a stamp that changes when a library is rebuilt; empty if it isn't at that path."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ""
-    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 class TensorRtRtxEngine(TensorRtEngine):

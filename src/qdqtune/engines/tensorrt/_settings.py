@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qdqtune.engines._interface import SessionOptions
@@ -77,9 +77,7 @@ class ShapeRequest:
                         f"{what}_shapes names the input '{name}', the model has {list(inputs)}"
                     )
                 dims = inputs[name]
-                if len(shape) != len(dims) or any(
-                    dim is not None and dim != size for dim, size in zip(dims, shape, strict=False)
-                ):
+                if not fits_dims(shape, dims):
                     raise ValueError(
                         f"{what}_shapes has {sizes_text(shape)} for '{name}', whose dims are "
                         f"{'x'.join('?' if dim is None else str(dim) for dim in dims)}"
@@ -116,6 +114,13 @@ class ShapeRequest:
                 f"{sizes_text(least)} and {sizes_text(most)}"
             )
         return range_
+
+
+def fits_dims(shape: Shape, dims: Sequence[int | None]) -> bool:
+    """Whether a shape fits dims, of which None is open."""
+    return len(shape) == len(dims) and all(
+        dim in (None, size) for dim, size in zip(dims, shape, strict=True)
+    )
 
 
 def widened(
@@ -180,19 +185,9 @@ STRONG, WEAK = "strong", "weak"
 FLOAT_TYPES = ("fp16", "bf16", "fp32")
 
 COMMON = (
-    "typing",
-    "precision",
-    "level",
-    "workspace_mib",
-    "min_shapes",
-    "opt_shapes",
-    "max_shapes",
-    "plugins",
-    "timing_cache",
-    "plan_cache",
-    "cuda_graph",
-    "device",
-)
+    "typing", "precision", "level", "workspace_mib", "min_shapes", "opt_shapes", "max_shapes",
+    "plugins", "timing_cache", "plan_cache", "cuda_graph", "device",
+)  # fmt: skip
 """Options that every form of TensorRT has."""
 _LEVELS = range(6)
 _LOW_FLOATS = {"fp16": "float16", "bf16": "bfloat16"}

@@ -11,7 +11,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from qdqtune.engines._interface import InputSpec
-from qdqtune.engines.tensorrt._settings import OpenDims
+from qdqtune.engines.tensorrt._settings import OpenDims, fits_dims
 
 if TYPE_CHECKING:
     from qdqtune.engines._interface import Feeds
@@ -59,10 +59,7 @@ class Signature:
             spec = wanted[name]
             if array.dtype.name != spec.dtype:
                 raise ValueError(f"the input '{name}' is {spec.dtype}, its feed {array.dtype.name}")
-            if len(array.shape) != len(spec.shape) or any(
-                isinstance(dim, int) and dim != size
-                for dim, size in zip(spec.shape, array.shape, strict=False)
-            ):
+            if not fits_dims(array.shape, self.dims[name]):
                 raise ValueError(
                     f"the input '{name}' has the dims {list(spec.shape)}, its feed "
                     f"{list(array.shape)}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qdqtune.engines.tensorrt._caches import LAYERS, PLAN, PlanCache, plan_key
+from qdqtune.engines.tensorrt._caches import LAYERS, PLAN, PlanCache, library_stamp, plan_key
 from qdqtune.engines.tensorrt._settings import Shapes
 from qdqtune.engines.tensorrt._signature import Signature
 from qdqtune.engines.tensorrt._trtexec_command import (
@@ -171,17 +171,10 @@ class PlanBuilder:
 
     def _parts(self, built_from: Sequence[str]) -> list[str]:
         usage = self._model.usage
-        plugins = [_seen(library) for library in usage.settings.plugins]
-        for argument in usage.given:
-            name, _, library = argument.partition("=")
-            if name in PLUGIN_FLAGS:  # what isn't here may be on the loader's path
-                plugins += [_seen(library)] if os.path.exists(library) else []
-        return ["trtexec", str(usage.version), self._model.device, *built_from, *plugins]
-
-
-def _seen(library: str) -> str:
-    seen = os.stat(library)
-    return f"{library} {seen.st_size} {seen.st_mtime_ns}"
+        given = (argument.partition("=") for argument in usage.given)
+        libraries = [library for name, _, library in given if name in PLUGIN_FLAGS]
+        stamps = map(library_stamp, (*usage.settings.plugins, *libraries))
+        return ["trtexec", str(usage.version), self._model.device, *built_from, *stamps]
 
 
 def _is_filled(path: Path) -> bool:

@@ -33,20 +33,10 @@ from qdqtune.engines.tensorrt._trtexec_version import (
 
 _OURS = frozenset(
     {
-        "--onnx",
-        "--saveEngine",
-        "--loadEngine",
-        "--skipInference",
-        "--buildOnly",
-        "--exportTimes",
-        "--exportOutput",
-        "--exportProfile",
-        "--exportLayerInfo",
-        "--loadInputs",
-        "--help",
-        "-h",
+        "--buildOnly", "--exportLayerInfo", "--exportOutput", "--exportProfile", "--exportTimes",
+        "--help", "--loadEngine", "--loadInputs", "--onnx", "--saveEngine", "--skipInference", "-h",
     }
-)
+)  # fmt: skip
 _DEVICE, _WORKSPACE, _POOLS = "--device", "--workspace", "--memPoolSize"
 _CUDA_GRAPH = {"--useCudaGraph": True, "--noCudaGraph": False}
 _TYPES = "types are those of the model (qdqtune tune converts it: --precision)"

@@ -137,67 +137,44 @@ _V8_2, _V8_4, _V8_6, _V9 = Version(8, 2), Version(8, 4), Version(8, 6), Version(
 _V10, _V10_1, _V10_13 = Version(10), Version(10, 1), Version(10, 13)
 _V11, _V11_1 = Version(11), Version(11, 1)
 
-# From which version on, and before which, it is what one says.
+# From which version on, and before which, options are what one says.
 _LIVES = {
-    "--stronglyTyped": (_V9, _V11),
-    "--fp16": (_ALWAYS, _V11),
-    "--bf16": (_V9, _V11),
-    "--int8": (_ALWAYS, _V11),
-    "--fp8": (_V8_6, _V11),
-    "--int4": (_V10_1, _V11),
-    "--best": (_ALWAYS, _V11),
-    "--explicitBatch": (_ALWAYS, _V10),
-    "--batch": (_ALWAYS, _V10),
-    "--skipInference": (_V8_6, _NEVER),
-    "--buildOnly": (_ALWAYS, _V8_6),
-    "--useCudaGraph": (_ALWAYS, _V11),
-    "--noCudaGraph": (_V11, _NEVER),
-    "--noDataTransfers": (_ALWAYS, _V11),
-    "--includeDataTransfers": (_V11, _NEVER),
-    "--useSpinWait": (_ALWAYS, _V11),
-    "--noSpinWait": (_V11, _NEVER),
-    "--separateProfileRun": (_ALWAYS, _V11),
-    "--exportLayerInfo": (_V8_2, _NEVER),
-    "--dumpLayerInfo": (_V8_2, _NEVER),
-    "--profilingVerbosity": (_V8_2, _NEVER),
-    "--nvtxMode": (_ALWAYS, _V10),
-    "--staticPlugins": (_V8_6, _NEVER),
-    "--dynamicPlugins": (_V8_6, _NEVER),
-    "--setPluginsToSerialize": (_V8_6, _NEVER),
-    "--plugins": (_ALWAYS, _V8_6),
-    "--memPoolSize": (_V8_4, _NEVER),
-    "--workspace": (_ALWAYS, _V8_4),
-    "--builderOptimizationLevel": (_V8_6, _NEVER),
-    "--heuristic": (_ALWAYS, _V10),
-    "--minTiming": (_ALWAYS, _V10),
-    "--maxTactics": (Version(10, 4), _NEVER),
-    "--tilingOptimizationLevel": (Version(10, 8), _NEVER),
-    "--remoteAutoTuningConfig": (_V10_13, _NEVER),
-    "--cpuOnly": (Version(10, 15), _NEVER),
-    "--tuneBuildRoutes": (_V11_1, _NEVER),
-    "--setBuildRoute": (_V11_1, _NEVER),
+    flag: (since, before)
+    for since, before, flags in (
+        (_ALWAYS, _V8_4, "--workspace"),
+        (_ALWAYS, _V8_6, "--buildOnly --plugins"),
+        (_ALWAYS, _V10, "--explicitBatch --batch --nvtxMode --heuristic --minTiming"),
+        (_ALWAYS, _V11, "--fp16 --int8 --best"),
+        (_ALWAYS, _V11, "--useCudaGraph --noDataTransfers --useSpinWait --separateProfileRun"),
+        (_V8_6, _V11, "--fp8"),
+        (_V9, _V11, "--stronglyTyped --bf16"),
+        (_V10_1, _V11, "--int4"),
+        (_V8_2, _NEVER, "--exportLayerInfo --dumpLayerInfo --profilingVerbosity"),
+        (_V8_4, _NEVER, "--memPoolSize"),
+        (_V8_6, _NEVER, "--skipInference --builderOptimizationLevel"),
+        (_V8_6, _NEVER, "--staticPlugins --dynamicPlugins --setPluginsToSerialize"),
+        (Version(10, 4), _NEVER, "--maxTactics"),
+        (Version(10, 8), _NEVER, "--tilingOptimizationLevel"),
+        (_V10_13, _NEVER, "--remoteAutoTuningConfig"),
+        (Version(10, 15), _NEVER, "--cpuOnly"),
+        (_V11, _NEVER, "--noCudaGraph --includeDataTransfers --noSpinWait"),
+        (_V11_1, _NEVER, "--tuneBuildRoutes --setBuildRoute"),
+    )
+    for flag in flags.split()
 }
 # Before which version it is still taken, though another says the same or it means nothing.
 _TOLERATED = {
-    "--stronglyTyped": _NEVER,
-    "--useCudaGraph": _NEVER,
-    "--noDataTransfers": _NEVER,
-    "--useSpinWait": _NEVER,
-    "--separateProfileRun": _NEVER,
-    "--plugins": _NEVER,
+    **dict.fromkeys(("--stronglyTyped", "--plugins", "--useCudaGraph"), _NEVER),
+    **dict.fromkeys(("--noDataTransfers", "--useSpinWait", "--separateProfileRun"), _NEVER),
     "--workspace": _V10,
 }
 
 NOT_WHEN_SAFE = frozenset(
     {
-        "--exportProfile",
-        "--exportLayerInfo",
-        "--profilingVerbosity",
-        "--separateProfileRun",
-        "--dumpProfile",
-        "--dumpLayerInfo",
+        "--dumpLayerInfo", "--dumpProfile", "--exportLayerInfo", "--exportProfile",
+        "--profilingVerbosity", "--separateProfileRun",
     }
-)
+)  # fmt: skip
 """What `--safe` forbids."""
 DISPENSABLE = NOT_WHEN_SAFE | {"--loadInputs", "--exportOutput", "--exportTimes"}
 """Options without which models can still be built and timed."""

@@ -20,7 +20,10 @@ _INT8_WEIGHT = TensorFormat(ir.DataType.INT8, -127, 127, symmetric=True)
 _INT7_WEIGHT = TensorFormat(ir.DataType.INT8, -64, 64, symmetric=True)
 _UINT8_WEIGHT = TensorFormat(ir.DataType.UINT8, 1, 255, symmetric=True, center=128)
 
-_MOVE = OpRule(same_scale=True)
+_MOVES = (
+    "Expand", "Flatten", "Gather", "GatherElements", "MaxPool", "Reshape", "Resize", "Slice",
+    "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+)  # fmt: skip
 _RULES = {
     "Conv": OpRule(inputs=(0, 1), weight=1, bias=2),
     "Gemm": OpRule(inputs=(0, 1), weight=1, bias=2, output=Output.USUAL),
@@ -32,25 +35,10 @@ _RULES = {
     "Add": OpRule(inputs=(0, 1)),
     "Mul": OpRule(inputs=(0, 1)),
     "Concat": OpRule(inputs=None),
-    "AveragePool": OpRule(),
-    "GlobalAveragePool": OpRule(),
-    "LeakyRelu": OpRule(),
-    "Sigmoid": OpRule(),
-    "Softmax": OpRule(),
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool"), OpRule()),
+    **dict.fromkeys(("LeakyRelu", "Sigmoid", "Softmax"), OpRule()),
     "Where": OpRule(inputs=(1, 2)),
-    "Expand": _MOVE,
-    "Flatten": _MOVE,
-    "Gather": _MOVE,
-    "GatherElements": _MOVE,
-    "MaxPool": _MOVE,
-    "Reshape": _MOVE,
-    "Resize": _MOVE,
-    "Slice": _MOVE,
-    "Split": _MOVE,
-    "Squeeze": _MOVE,
-    "Tile": _MOVE,
-    "Transpose": _MOVE,
-    "Unsqueeze": _MOVE,
+    **dict.fromkeys(_MOVES, OpRule(same_scale=True)),
 }
 _FUSED = frozenset({"Relu", "Clip"})
 

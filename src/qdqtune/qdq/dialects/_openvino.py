@@ -29,27 +29,19 @@ _INT7_OPERAND = TensorFormat(ir.DataType.INT8, -64, 64, symmetric=True)
 _INT7_WEIGHT = TensorFormat(ir.DataType.INT8, -64, 64, symmetric=True)
 
 _WEIGHTED = OpRule(inputs=(0, 1), weight=1, output=Output.FLOAT)
-_MOVE = OpRule(same_scale=True)
+_MOVES = (
+    "Flatten", "MaxPool", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+)  # fmt: skip
 _RULES = {
-    "Conv": _WEIGHTED,
-    "ConvTranspose": _WEIGHTED,
-    "Gemm": _WEIGHTED,
-    "MatMul": _WEIGHTED,
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), _WEIGHTED),
     # A constant is added inside the kernel before. Seen in 2026.4: a quantized bias behind a MatMul
     # ends the process with a division by zero, and a quantized table of positions is refused.
     "Add": OpRule(inputs=(0, 1), output=Output.FLOAT, activations_only=True, same_shapes=True),
     "GlobalAveragePool": OpRule(output=Output.FLOAT),
     # With a scale of its own, every operand would be requantized to that of the result.
     "Concat": OpRule(inputs=None, same_scale=True, activations_only=True, axis=1),
-    "Flatten": _MOVE,
-    "MaxPool": _MOVE,
-    "Reshape": _MOVE,
     "Resize": OpRule(same_scale=True, mode="nearest"),
-    "Slice": _MOVE,
-    "Split": _MOVE,
-    "Squeeze": _MOVE,
-    "Transpose": _MOVE,
-    "Unsqueeze": _MOVE,
+    **dict.fromkeys(_MOVES, OpRule(same_scale=True)),
 }
 
 OPENVINO = Dialect(
