@@ -10,14 +10,15 @@ from qdqtune.engines.tensorrt._settings import ShapeRange
 from qdqtune.engines.tensorrt._trtexec_command import (
     build_arguments,
     build_command,
+    feed_arguments,
     load_arguments,
-    output_command,
-    profile_command,
+    output_arguments,
+    profile_arguments,
     rebuild_arguments,
-    time_command,
+    time_arguments,
 )
 from qdqtune.engines.tensorrt._trtexec_settings import TrtexecSettings, trtexec_settings
-from qdqtune.engines.tensorrt._trtexec_version import Version
+from qdqtune.engines.tensorrt._trtexec_version import Version, joined
 
 VERSIONS = {
     text: Version(*map(int, text.split(".")))
@@ -38,7 +39,8 @@ def built(version: str, low_types: Sequence[str] = (), **options: str) -> list[s
 
 
 def timed(version: str, engine: Sequence[str] = ("--loadEngine=p",), **options: str) -> list[str]:
-    return time_command(usage(version, **options), engine, 12, FILE, INPUTS, {})
+    ours = [*time_arguments(usage(version, **options), 12, FILE), *feed_arguments(INPUTS, {})]
+    return joined(ours, engine)
 
 
 class TestBuild:
@@ -230,7 +232,7 @@ class TestRuns:
         self, version: str, requested: str, args: str, expected: list[str]
     ) -> None:
         asked = usage(version, cuda_graph=requested, args=args)
-        command = time_command(asked, load_arguments(asked, PLAN), 12, FILE, {}, {})
+        command = joined(time_arguments(asked, 12, FILE), load_arguments(asked, PLAN))
         assert [argument for argument in command if "CudaGraph" in argument] == expected
 
     def test_the_user_has_the_last_word(self) -> None:
@@ -242,7 +244,7 @@ class TestRuns:
     def test_a_profile_that_the_user_wants_leaves_the_summary(
         self, version: str, times: int
     ) -> None:
-        assert timed(version, ["--dumpProfile"]).count("--separateProfileRun") == times
+        assert timed(version, args="--dumpProfile").count("--separateProfileRun") == times
 
     @pytest.mark.parametrize(
         ("version", "expected"),
@@ -253,10 +255,8 @@ class TestRuns:
         ],
     )
     def test_profiled(self, version: str, expected: list[str]) -> None:
-        engine = ["--loadEngine=p"]
         asked = usage(version, warmup_ms="50")
-        command = profile_command(asked, engine, 5, FILE, LAYERS, {}, {"x": (4, 3)})
-        assert command == [
+        assert profile_arguments(asked, 5, FILE, LAYERS) == [
             "--iterations=5",
             "--duration=0",
             "--warmUp=50",
@@ -265,14 +265,11 @@ class TestRuns:
             "--profilingVerbosity=detailed",
             "--exportLayerInfo=/s/1.layers.json",
             *expected,
-            "--shapes=x:4x3",
-            *engine,
         ]
-        again = profile_command(asked, ["--separateProfileRun"], 5, FILE, LAYERS, {}, {})
-        assert again.count("--separateProfileRun") == 1
 
     def test_outputs(self) -> None:
-        assert output_command(["--loadEngine=p"], FILE, INPUTS, {"x": (4, 3)}) == [
+        ours = [*output_arguments(FILE), *feed_arguments(INPUTS, {"x": (4, 3)})]
+        assert joined(ours, ["--loadEngine=p"]) == [
             "--iterations=1",
             "--duration=0",
             "--warmUp=0",

@@ -5,21 +5,19 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from qdqtune.engines.tensorrt._build_log import BuildLog, open_log
 from qdqtune.engines.tensorrt._caches import TimingCacheFile
 from qdqtune.engines.tensorrt._layers import is_layer_list
 from qdqtune.engines.tensorrt._settings import STRONG, WEAK, Settings, ShapeRange
-from qdqtune.graph._atomic_files import open_to_append
-from qdqtune.records._errors import OutputError
 
 # Without a GPU, other errors drag this one along.
 _NO_DRIVER = "catchCudaError"
 _MOST_REASONS = 3
-_MOST_LOGGED = 4 * 1024 * 1024
 
 
 class Library:
@@ -105,32 +103,26 @@ def make_log(api: Any) -> Any:
             api.ILogger.__init__(self)
             self.layer_list = ""
             self.errors: list[str] = []
-            self._file: IO[bytes] | None = None
-            self._room = 0
+            self._log = BuildLog()
 
         @contextmanager
         def about(self, path: Path | None) -> Iterator[None]:
             """While it lasts, a file gets what is said; errors and layers begin anew."""
             self.layer_list, self.errors = "", []
-            with ExitStack() as stack:
-                if path is not None:
-                    with suppress(OSError, OutputError):  # a log spoils no build
-                        self._file = stack.enter_context(open_to_append(path))
-                        self._room = _MOST_LOGGED - self._file.tell()
+            with open_log(path) as self._log:
                 try:
                     yield
                 finally:
-                    self._file = None
+                    self._log = BuildLog()
 
         def log(self, severity: Any, message: str) -> None:
             if is_layer_list(message):
                 self.layer_list = message
             elif severity <= api.ILogger.ERROR:
                 self.errors.append(message.strip())
-            if severity <= api.ILogger.INFO and self._file is not None and self._room > 0:
+            if severity <= api.ILogger.INFO:
                 level = str(severity).rpartition(".")[2]
-                line = f"[{level}] {message}\n".encode(errors="replace")
-                self._room -= self._file.write(line)
+                self._log.write(f"[{level}] {message}\n".encode(errors="replace"))
 
     return Log()
 

@@ -72,14 +72,6 @@ class Cuda:
             return None
         return results[0] if len(results) == 1 else tuple(results)
 
-    def allocate(self, size: int) -> Any:
-        """Allocates GPU memory; a size of 0 allocates the minimum."""
-        return self.call("cudaMalloc", max(1, size))
-
-    def free(self, address: Any) -> None:
-        """Frees memory."""
-        self.call("cudaFree", address)
-
     def upload(self, address: Any, array: Array) -> None:
         """Copies an array to the GPU."""
         if array.nbytes:
@@ -106,10 +98,6 @@ class Cuda:
         """Records an event on the stream."""
         self.call("cudaEventRecord", event, self.stream)
 
-    def elapsed_ms(self, start: Any, end: Any) -> float:
-        """Milliseconds between two completed events."""
-        return float(self.call("cudaEventElapsedTime", start, end))
-
     def begin_capture(self) -> None:
         """Starts capturing work on the stream into a graph."""
         mode = self._api.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
@@ -128,14 +116,6 @@ class Cuda:
         """Ends a failed capture, and clears its error."""
         self._api.cudaStreamEndCapture(self.stream)
         self._api.cudaGetLastError()
-
-    def launch(self, graph: Any) -> None:
-        """Puts a graph on the stream."""
-        self.call("cudaGraphLaunch", graph, self.stream)
-
-    def drop_graph(self, graph: Any) -> None:
-        """Frees a graph."""
-        self.call("cudaGraphExecDestroy", graph)
 
 
 class DeviceArray:
@@ -159,7 +139,7 @@ class DeviceArray:
         """Makes it at least this large; growing discards its contents. Returns the address."""
         if self._address is None or self._size < size:
             self.free()
-            self._address, self._size = self._cuda.allocate(size), size
+            self._address, self._size = self._cuda.call("cudaMalloc", max(1, size)), size
         return self.address
 
     def put(self, array: Array) -> None:
@@ -174,7 +154,7 @@ class DeviceArray:
     def free(self) -> None:
         """Frees it."""
         if self._address is not None:
-            self._cuda.free(self._address)
+            self._cuda.call("cudaFree", self._address)
             self._address, self._size = None, 0
 
 
@@ -277,7 +257,7 @@ class Execution:
     def run(self) -> None:
         """Enqueues one run on the stream."""
         if self._graph is not None:
-            self._cuda.launch(self._graph)
+            self._cuda.call("cudaGraphLaunch", self._graph, self._cuda.stream)
         elif not self._context.execute_async_v3(self._cuda.stream_handle):
             raise ExecutionError(self._reason("TensorRT could not start a run"))
 
@@ -306,7 +286,8 @@ class Execution:
             self.run()
             self._cuda.record(end)
         self._cuda.wait()
-        return [self._cuda.elapsed_ms(start, end) for start, end in events]
+        elapsed = (self._cuda.call("cudaEventElapsedTime", *pair) for pair in events)
+        return [float(milliseconds) for milliseconds in elapsed]
 
     def profile(self, runs: int, ahead: Execution) -> None:
         """Profiles a number of runs.
@@ -359,7 +340,7 @@ class Execution:
 
     def _forget_graph(self) -> None:
         if self._graph is not None:
-            self._cuda.drop_graph(self._graph)
+            self._cuda.call("cudaGraphExecDestroy", self._graph)
             self._graph = None
 
     def _converted(self, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,12 @@ from qdqtune.engines.tensorrt._profile import layer_times_of, parse_profile
 from qdqtune.engines.tensorrt._settings import Shapes, widened
 from qdqtune.engines.tensorrt._signature import Signature, read_signature
 from qdqtune.engines.tensorrt._trtexec_command import (
+    feed_arguments,
     load_arguments,
-    output_command,
-    profile_command,
+    output_arguments,
+    profile_arguments,
     rebuild_arguments,
-    time_command,
+    time_arguments,
 )
 from qdqtune.engines.tensorrt._trtexec_plans import ModelFile, Plan, PlanBuilder
 from qdqtune.engines.tensorrt._trtexec_program import Program, TrtexecError, gpu_median_ms
@@ -39,7 +40,13 @@ from qdqtune.engines.tensorrt._trtexec_settings import (
     path_option,
     trtexec_settings,
 )
-from qdqtune.engines.tensorrt._trtexec_version import PROGRAM, Version, find_program, version_of
+from qdqtune.engines.tensorrt._trtexec_version import (
+    PROGRAM,
+    Version,
+    find_program,
+    joined,
+    version_of,
+)
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._disk_errors import writing
 from qdqtune.records._measurement import EngineInfo, LayerTime
@@ -193,7 +200,7 @@ class TrtexecSession:
             plan = self._ran = self._plan_for(shapes, self._ran)
         inputs = write_feeds(feeds, self._model.folder, "run", self._usage.version)
         file = self._fresh("outputs.json")
-        self._call("run", plan, lambda engine: output_command(engine, file, inputs, shapes))
+        self._call("run", plan, [*output_arguments(file), *feed_arguments(inputs, shapes)])
         refused = self._program.refused & {"--exportOutput", *(["--loadInputs"] if inputs else [])}
         if refused or not file.exists():
             why = f"it doesn't know {min(refused)}" if refused else "it wrote no file"
@@ -208,11 +215,8 @@ class TrtexecSession:
         """
         plan, inputs = self._ready()
         file = self._fresh("times.json")
-        text = self._call(
-            "time",
-            plan,
-            lambda engine: time_command(self._usage, engine, runs, file, inputs, self._shapes),
-        )
+        timing = time_arguments(self._usage, runs, file)
+        text = self._call("time", plan, [*timing, *feed_arguments(inputs, self._shapes)])
         median = gpu_median_ms(text)
         if median is None:
             raise TrtexecError(f"trtexec printed no GPU compute time of {self._model.name}")
@@ -225,13 +229,8 @@ class TrtexecSession:
             raise TrtexecError("trtexec tells nothing of layers with --safe")
         plan, inputs = self._ready()
         profile, layers = self._fresh("profile.json"), self._fresh("layers.json")
-        self._call(
-            "profile",
-            plan,
-            lambda engine: profile_command(
-                self._usage, engine, runs, profile, layers, inputs, self._shapes
-            ),
-        )
+        profiling = profile_arguments(self._usage, runs, profile, layers)
+        self._call("profile", plan, [*profiling, *feed_arguments(inputs, self._shapes)])
         if not profile.exists():
             refused = "--exportProfile" in self._program.refused
             why = "it doesn't know --exportProfile" if refused else "it wrote no file"
@@ -261,17 +260,17 @@ class TrtexecSession:
             raise ValueError("the model was given no feeds to run on")
         return self._timed, self._fed
 
-    def _call(self, what: str, plan: Plan, command: Callable[[Sequence[str]], list[str]]) -> str:
+    def _call(self, what: str, plan: Plan, ours: Sequence[str]) -> str:
         """Runs an engine: the built one or, if trtexec loads none, one that it builds anew.
 
         As long as it has loaded none, any failure may mean that it can't.
         """
         model, program, usage = self._model, self._program, self._usage
-        anew = command(rebuild_arguments(usage, model.path, plan.built_from))
+        anew = joined(ours, rebuild_arguments(usage, model.path, plan.built_from))
         if program.loads is False:
             return model.call(what, anew)
         try:
-            text = model.call(what, command(load_arguments(usage, plan.path)))
+            text = model.call(what, joined(ours, load_arguments(usage, plan.path)))
         except TrtexecError as error:
             if program.loads:
                 raise

@@ -111,56 +111,43 @@ def rebuild_arguments(usage: TrtexecSettings, model: str, built_from: Sequence[s
     return joined([f"--onnx={model}", *timing_cache_arguments(usage)], built_from)
 
 
-def time_command(
-    usage: TrtexecSettings,
-    engine: Sequence[str],
-    runs: int,
-    times: Path,
-    inputs: Mapping[str, Path],
-    shapes: Shapes,
-) -> list[str]:
-    """Times runs.
-
-    Args:
-        usage: How.
-        engine: What to run, as `load_arguments` or `rebuild_arguments` return it.
-        runs: How many.
-        times: Where the time of each run goes.
-        inputs: Files by input.
-        shapes: Of inputs with open dims.
-    """
-    said = {name_of(argument) for argument in engine}
+def time_arguments(usage: TrtexecSettings, runs: int, times: Path) -> list[str]:
+    """Times runs; the time of each goes to `times`."""
     ours = _runs(runs, usage.warmup_ms)
     ours += [flag for flag in ("--noDataTransfers", "--useSpinWait") if takes(usage.version, flag)]
     ours += _cuda_graph(usage)
-    if said.intersection(_PROFILES) and takes(usage.version, "--separateProfileRun"):
-        ours.append("--separateProfileRun")  # else there is no summary
-    ours += [f"--exportTimes={times}", *_feeds(inputs, shapes)]
-    return joined(ours, engine)
+    if any(name_of(argument) in _PROFILES for argument in usage.given):
+        ours += _separate_profile(usage)  # else there is no summary
+    return [*ours, f"--exportTimes={times}"]
 
 
-def profile_command(
-    usage: TrtexecSettings,
-    engine: Sequence[str],
-    runs: int,
-    profile: Path,
-    layers: Path,
-    inputs: Mapping[str, Path],
-    shapes: Shapes,
-) -> list[str]:
-    """Times layers into `profile`, lists them in `layers`; the rest is as in `time_command`."""
-    ours = _runs(runs, usage.warmup_ms)
-    ours += [f"--exportProfile={profile}", *_layer_list(usage, layers)]
-    ours += ["--separateProfileRun"] if takes(usage.version, "--separateProfileRun") else []
-    return joined([*ours, *_feeds(inputs, shapes)], engine)
+def profile_arguments(usage: TrtexecSettings, runs: int, profile: Path, layers: Path) -> list[str]:
+    """Times layers into `profile`, and lists them in `layers`."""
+    ours = [*_runs(runs, usage.warmup_ms), f"--exportProfile={profile}"]
+    return [*ours, *_layer_list(usage, layers), *_separate_profile(usage)]
 
 
-def output_command(
-    engine: Sequence[str], outputs: Path, inputs: Mapping[str, Path], shapes: Shapes
-) -> list[str]:
-    """Runs once; `outputs` is where the results go, the rest is as in `time_command`."""
-    ours = [*_runs(1, 0), f"--exportOutput={outputs}", *_feeds(inputs, shapes)]
-    return joined(ours, engine)
+def output_arguments(outputs: Path) -> list[str]:
+    """Runs once; the results go to `outputs`."""
+    return [*_runs(1, 0), f"--exportOutput={outputs}"]
+
+
+def feed_arguments(inputs: Mapping[str, Path], shapes: Shapes) -> list[str]:
+    """Runs on inputs from files.
+
+    Args:
+        inputs: Files by input.
+        shapes: Of inputs with open dims.
+    """
+    said = [f"--shapes={shapes_text(shapes)}"] if shapes else []
+    if inputs:
+        files = (f"{quoted(name)}:{path}" for name, path in inputs.items())
+        said.append(f"--loadInputs={','.join(files)}")
+    return said
+
+
+def _separate_profile(usage: TrtexecSettings) -> list[str]:
+    return ["--separateProfileRun"] if takes(usage.version, "--separateProfileRun") else []
 
 
 def _precision(usage: TrtexecSettings, low_types: Collection[str]) -> list[str]:
@@ -212,14 +199,6 @@ def _cuda_graph(usage: TrtexecSettings) -> list[str]:
     requested = usage.settings.cuda_graph
     flag = {True: "--useCudaGraph", False: "--noCudaGraph", None: ""}[requested]
     return [flag] if flag and takes(usage.version, flag) else []
-
-
-def _feeds(inputs: Mapping[str, Path], shapes: Shapes) -> list[str]:
-    said = [f"--shapes={shapes_text(shapes)}"] if shapes else []
-    if inputs:
-        files = (f"{quoted(name)}:{path}" for name, path in inputs.items())
-        said.append(f"--loadInputs={','.join(files)}")
-    return said
 
 
 _PLAN = "model.engine"

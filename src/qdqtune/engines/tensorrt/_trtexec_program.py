@@ -5,21 +5,18 @@ Times, and the reason of a failure.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
 import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
+from qdqtune.engines.tensorrt._build_log import open_log
 from qdqtune.engines.tensorrt._trtexec_version import DISPENSABLE, Version, name_of
-from qdqtune.graph._atomic_files import open_to_append
-from qdqtune.records._errors import OutputError
 from qdqtune.resources._parent_death import end_with_parent
 
 # The prefix keeps "Total GPU Compute Time" and what verbose lines explain out.
@@ -148,7 +145,6 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-_LOG_BYTES = 4 << 20
 _LONGEST_LINE = 8000
 _HEAD_LINES, _TAIL_LINES = 4000, 1000
 _CHUNK = 1 << 16
@@ -196,13 +192,13 @@ def run_command(command: Sequence[str], log: Path | None = None) -> Finished:
     kept = _Kept()
     try:
         assert child.stdout is not None
-        with child.stdout as stream, _opened(log) as file:
+        with child.stdout as stream, open_log(log) as file:
             file.write(f"$ {shlex.join(command)}\n".encode())
             while chunk := stream.read1(_CHUNK):  # type: ignore[attr-defined]
                 file.write(chunk)
                 kept.add(chunk)
         code = child.wait()
-        with _opened(log) as file:
+        with open_log(log) as file:
             file.write(f"\n(exit code {code})\n\n".encode())
     finally:
         if child.poll() is None:
@@ -238,30 +234,6 @@ class _Kept:
             self._head.append(line)
         else:
             self._tail.append(line)
-
-
-class _Log:
-    """A log with a limit; one that can't be written spoils nothing."""
-
-    def __init__(self, file: IO[bytes] | None) -> None:
-        self._file = file
-        self._room = max(0, _LOG_BYTES - file.tell()) if file is not None else 0
-
-    def write(self, content: bytes) -> None:
-        if self._file is not None and self._room:
-            with contextlib.suppress(OSError):
-                self._file.write(content[: self._room])
-            self._room -= min(self._room, len(content))
-
-
-@contextlib.contextmanager
-def _opened(path: Path | None) -> Iterator[_Log]:
-    with contextlib.ExitStack() as stack:
-        file: IO[bytes] | None = None
-        if path is not None:
-            with contextlib.suppress(OSError, OutputError):
-                file = stack.enter_context(open_to_append(path, buffering=0))
-        yield _Log(file)
 
 
 class TrtexecError(RuntimeError):
