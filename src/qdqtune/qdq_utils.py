@@ -7,6 +7,7 @@ import os
 import onnx
 
 from qdqtune.graph._files import load_model, model_from_proto
+from qdqtune.graph._graphsurgeon import without_graphsurgeon
 from qdqtune.qdq._read_back import read
 
 __all__ = ["get_quantized_tensors"]
@@ -19,10 +20,11 @@ def get_quantized_tensors(model: onnx.ModelProto | str | os.PathLike[str]) -> se
     Q, weights by their names in the unquantized model.
 
     Args:
-        model: A Q/DQ model, or the path to one.
+        model: A Q/DQ model, or the path to one; also an onnx_graphsurgeon graph.
 
     Raises:
         ModelError: If the model can't be read.
     """
+    model = without_graphsurgeon(model)
     loaded = model_from_proto(model) if isinstance(model, onnx.ModelProto) else load_model(model)
     return set(read(loaded).placement.tensors)

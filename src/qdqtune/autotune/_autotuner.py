@@ -13,6 +13,7 @@ import onnx_ir as ir
 from qdqtune.autotune._pattern_profiling import add_to_cache, remember
 from qdqtune.autotune._tuned_model import AnyModel, CandidateWriter, Transform
 from qdqtune.autotune._tuning_session import TuningSession
+from qdqtune.graph._graphsurgeon import without_graphsurgeon
 from qdqtune.graph._index import GraphIndex
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.records._placement import Edge, Placement
@@ -80,8 +81,9 @@ class QDQAutotunerBase(TuningSession):
     points; what is exported is the union over all regions.
 
     Args:
-        model: A model, the path of one, or another autotuner's `graph`; it is not changed. If it
-            is quantized, its Q/DQ are taken out, and its scales used again.
+        model: A model, the path of one, another autotuner's `graph`, or an onnx_graphsurgeon
+            graph; it is not changed. If it is quantized, its Q/DQ are taken out, and its scales
+            used again.
         dialect: A dialect, or its name; None is that of the engine on this machine.
         input_shapes: Shapes of inputs whose dims the model leaves open.
         seed: What chance starts from.
@@ -99,6 +101,7 @@ class QDQAutotunerBase(TuningSession):
         input_shapes: Mapping[str, Sequence[int | None]] | None = None,
         seed: int = 0,
     ) -> None:
+        model = without_graphsurgeon(model)
         super().__init__(model, dialect=dialect, input_shapes=input_shapes, seed=seed)
         self._proto = model if isinstance(model, onnx.ModelProto) else None
         self._ranges: Ranges | None = None

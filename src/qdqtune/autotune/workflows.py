@@ -17,6 +17,7 @@ from qdqtune.config import SUBGRAPH
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import load_model, model_from_proto, save_model
+from qdqtune.graph._graphsurgeon import without_graphsurgeon
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._prepared_model import Dims, PreparedModel, extract
 from qdqtune.graph._shapes import infer_shapes
@@ -88,7 +89,7 @@ def region_pattern_autotuning_workflow(
     model.
 
     Args:
-        model_or_path: The model, or its file.
+        model_or_path: The model, or its file; also an onnx_graphsurgeon graph.
         output_dir: Where everything is written; None is a folder that is deleted at the end.
         num_schemes_per_region: Measure at most so many candidates for each pattern of the model,
             taken together; it also says how thorough to be.
@@ -180,7 +181,7 @@ def existing_baseline(path: _Path | None) -> Path | None:
 def _the_model(
     one: onnx.ModelProto | _Path | None, other: onnx.ModelProto | _Path | None
 ) -> onnx.ModelProto | _Path:
-    model = one if one is not None else other
+    model = without_graphsurgeon(one if one is not None else other)
     if model is None or (one is not None and other is not None):
         raise UsageError(
             "There is no model." if model is None else "Two models are given.",
@@ -318,7 +319,7 @@ def extract_subgraph(
     """Cut a subgraph out of a model, with the weights that it needs.
 
     Args:
-        model: The model, or its file.
+        model: The model, or its file; also an onnx_graphsurgeon graph.
         input_names: Tensors that the subgraph begins with.
         output_names: Tensors that it ends with.
         shapes: Shapes of these tensors, where they are not those that the model tells.
@@ -327,6 +328,7 @@ def extract_subgraph(
         UsageError: If the model has no such tensor, or more than these inputs is needed.
         ModelError: If the subgraph can't be a model of its own.
     """
+    model = without_graphsurgeon(model)
     loaded = model_from_proto(model) if isinstance(model, onnx.ModelProto) else load_model(model)
     infer_shapes(loaded)
     nodes = _between(GraphIndex(loaded), input_names, output_names)
