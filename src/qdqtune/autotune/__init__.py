@@ -5,9 +5,9 @@ Names are imported on first access.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from qdqtune.autotune._aliases import found as _found
+from qdqtune.autotune._aliases import getters as _getters
 from qdqtune.autotune._aliases import install as _install
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from qdqtune.search.patterns._insertion_points import (
         ChildRegionInputInsertionPoint,
+        ChildRegionOutputInsertionPoint,
         InsertionPoint,
         NodeInputInsertionPoint,
         RegionOutputInsertionPoint,
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
         merge_resolved_insertion_points,
         resolve_region_io_insertion_points,
         skip_invalid_insertion_points,
-    )
-    from qdqtune.search.patterns._insertion_points import (
-        RegionOutputInsertionPoint as ChildRegionOutputInsertionPoint,
     )
     from qdqtune.search.patterns._pattern_cache import PatternCache, PatternSchemes
     from qdqtune.search.patterns._region_pattern import RegionPattern
@@ -81,13 +79,4 @@ __all__ = [
 
 _install()
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = _found(name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = _getters(__name__, __all__)

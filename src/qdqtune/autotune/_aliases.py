@@ -6,11 +6,13 @@ files here: they are built from this table, and their names are imported on firs
 
 from __future__ import annotations
 
-import importlib
 import sys
+from collections.abc import Iterable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from qdqtune._lazy import lazy_names
 
 _PACKAGE = "qdqtune.autotune"
 
@@ -21,6 +23,7 @@ HOMES = {
     "AutotunerNotInitializedError": "qdqtune.search._errors",
     "Benchmark": "qdqtune.autotune.workflows",
     "ChildRegionInputInsertionPoint": "qdqtune.search.patterns._insertion_points",
+    "ChildRegionOutputInsertionPoint": "qdqtune.search.patterns._insertion_points",
     "CombinedRegionSearch": "qdqtune.search.regions._region_search",
     "Config": "qdqtune.search._config",
     "FusionGroup": "qdqtune.search.subgraphs._fusion_groups",
@@ -41,6 +44,7 @@ HOMES = {
     "ResolvedInsertionPoint": "qdqtune.search.patterns._insertion_points",
     "StoreWithExplicitFlag": "qdqtune.search._config",
     "TensorRTPyBenchmark": "qdqtune.autotune.workflows",
+    "TorchRegionBuilder": "qdqtune.search.regions._region_search",
     "TopDownRegionBuilder": "qdqtune.search.regions._region_search",
     "TrtExecBenchmark": "qdqtune.autotune.workflows",
     "extract_subgraph": "qdqtune.autotune.workflows",
@@ -57,12 +61,6 @@ HOMES = {
     "skip_invalid_insertion_points": "qdqtune.search.patterns._insertion_points",
     "subgraph_autotuning_workflow": "qdqtune.autotune.workflows",
     "validate_file_path": "qdqtune.search._config",
-}
-
-#: Second names, where documents and releases of other tools differ.
-SECOND_NAMES = {
-    "ChildRegionOutputInsertionPoint": "RegionOutputInsertionPoint",
-    "TorchRegionBuilder": "CombinedRegionSearch",
 }
 
 #: Modules that other tools have, with what is in them.
@@ -97,36 +95,20 @@ MODULES = {
 }  # fmt: skip
 
 
-class _Alias(ModuleType):
-    """A module that consists of names, whose values are imported on first access."""
-
-    def __init__(self, name: str, names: tuple[str, ...]) -> None:
-        super().__init__(name, f"Another place for names of `{_PACKAGE}`.")
-        self.__spec__ = ModuleSpec(name, None)
-        self.__package__ = _PACKAGE
-        self.__all__ = list(names)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self.__dict__.get("__all__", ()):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        value = found(name)
-        setattr(self, name, value)
-        return value
-
-    def __dir__(self) -> list[str]:
-        return sorted({*self.__dict__, *self.__all__})
-
-
-def found(name: str) -> Any:
-    """Return the object with one of the names."""
-    name = SECOND_NAMES.get(name, name)
-    return getattr(importlib.import_module(HOMES[name]), name)
+def getters(module: str, names: Iterable[str]) -> tuple[Any, Any]:
+    """Return the `__getattr__` and `__dir__` of a module that consists of such names."""
+    return lazy_names(module, {name: HOMES[name] for name in names})
 
 
 def install() -> None:
     """Make the modules in the table importable."""
     package = sys.modules[_PACKAGE]
     for name, names in MODULES.items():
-        module = _Alias(f"{_PACKAGE}.{name}", names)
-        sys.modules[module.__name__] = module
+        path = f"{_PACKAGE}.{name}"
+        module = ModuleType(path, f"Another place for names of `{_PACKAGE}`.")
+        module.__spec__ = ModuleSpec(path, None)
+        module.__package__ = _PACKAGE
+        module.__getattr__, module.__dir__ = getters(path, names)  # type: ignore[method-assign]
+        vars(module)["__all__"] = list(names)
+        sys.modules[path] = module
         setattr(package, name, module)

@@ -17,11 +17,9 @@ from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._placement import Edge
 from qdqtune.search._errors import InvalidSchemeError
 from qdqtune.search.patterns._insertion_points import (
-    ChildRegionInputInsertionPoint,
     InsertionPoint,
-    NodeInputInsertionPoint,
-    RegionOutputInsertionPoint,
     ResolvedInsertionPoint,
+    points_in,
     to_placement,
 )
 from qdqtune.search.patterns._region_pattern import RegionPattern
@@ -150,14 +148,7 @@ class TunedPattern:
     @cached_property
     def points(self) -> tuple[InsertionPoint, ...]:
         """Every point that changes anything in one of the regions."""
-        found: dict[InsertionPoint, None] = {}
-        for form in self._forms:
-            for kind in (
-                NodeInputInsertionPoint,
-                ChildRegionInputInsertionPoint,
-                RegionOutputInsertionPoint,
-            ):
-                found.update(dict.fromkeys(kind.collect_in(form, self._index)))
+        found = dict.fromkeys(p for form in self._forms for p in points_in(form, self._index))
         return tuple(point for point in found if self.edges(InsertionScheme.of([point])))
 
     def resolved(self, scheme: InsertionScheme) -> set[ResolvedInsertionPoint]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -108,6 +108,16 @@ class InsertionPoint(ABC):
     def resolve_in(self, form: CanonicalRegion, index: GraphIndex) -> set[ResolvedInsertionPoint]:
         """Like `resolve`, for a region whose canonical form is already known."""
 
+    @classmethod
+    def collect_from_region(cls: type[Point], region: Region, graph: GraphIndex) -> list[Point]:
+        """Collect all points of this kind that can pay off in a region, in canonical order."""
+        return list(cls.collect_in(canonical_region(region, graph), graph))
+
+    @classmethod
+    @abstractmethod
+    def collect_in(cls: type[Point], form: CanonicalRegion, index: GraphIndex) -> Sequence[Point]:
+        """Like `collect_from_region`, for a region whose canonical form is already known."""
+
     def to_dict(self) -> dict[str, Any]:
         """Return the serialized form."""
         return dict(vars(self))
@@ -155,14 +165,9 @@ class NodeInputInsertionPoint(InsertionPoint):
         position = _at(form.input_positions(self.node_index), self.input_index, "input", self)
         return edge_with_operand(index, node, position)
 
-    @staticmethod
-    def collect_from_region(region: Region, graph: GraphIndex) -> list[NodeInputInsertionPoint]:
-        """Collect all such points that can pay off, in canonical order."""
-        return NodeInputInsertionPoint.collect_in(canonical_region(region, graph), graph)
-
-    @staticmethod
-    def collect_in(form: CanonicalRegion, index: GraphIndex) -> list[NodeInputInsertionPoint]:
-        """Like `collect_from_region`, for a region whose canonical form is already known."""
+    @classmethod
+    def collect_in(cls, form: CanonicalRegion, index: GraphIndex) -> list[NodeInputInsertionPoint]:
+        """Inputs of its own nodes."""
         return [
             NodeInputInsertionPoint(node_index, input_index)
             for node_index in form.own_nodes
@@ -190,18 +195,11 @@ class ChildRegionInputInsertionPoint(InsertionPoint):
         edges = form.edges_into_child(self.region_index, tensor)
         return set().union(*(edge_with_operand(index, node, position) for node, position in edges))
 
-    @staticmethod
-    def collect_from_region(
-        region: Region, graph: GraphIndex
-    ) -> list[ChildRegionInputInsertionPoint]:
-        """Collect all such points that can pay off, in canonical order; a LEAF has none."""
-        return ChildRegionInputInsertionPoint.collect_in(canonical_region(region, graph), graph)
-
-    @staticmethod
+    @classmethod
     def collect_in(
-        form: CanonicalRegion, index: GraphIndex
+        cls, form: CanonicalRegion, index: GraphIndex
     ) -> list[ChildRegionInputInsertionPoint]:
-        """Like `collect_from_region`, for a region whose canonical form is already known."""
+        """Inputs of children; a LEAF has none."""
         points = (
             ChildRegionInputInsertionPoint(region_index, input_index)
             for region_index, child in enumerate(form.children)
@@ -249,14 +247,11 @@ class RegionOutputInsertionPoint(InsertionPoint):
             raise InvalidSchemeError(f"{self} names an output that is left out.", _FOREIGN)
         return name
 
-    @staticmethod
-    def collect_from_region(region: Region, graph: GraphIndex) -> list[RegionOutputInsertionPoint]:
-        """Collect all such points that can pay off: child outputs, then own nodes' outputs."""
-        return RegionOutputInsertionPoint.collect_in(canonical_region(region, graph), graph)
-
-    @staticmethod
-    def collect_in(form: CanonicalRegion, index: GraphIndex) -> list[RegionOutputInsertionPoint]:
-        """Like `collect_from_region`, for a region whose canonical form is already known."""
+    @classmethod
+    def collect_in(
+        cls, form: CanonicalRegion, index: GraphIndex
+    ) -> list[RegionOutputInsertionPoint]:
+        """Outputs of children, then those of its own nodes."""
         points = [
             RegionOutputInsertionPoint(region_index, None, output_index)
             for region_index, child in enumerate(form.children)
@@ -268,6 +263,20 @@ class RegionOutputInsertionPoint(InsertionPoint):
             for node_index, output_index in form.own_outputs
         ]
         return [point for point in points if point.resolve_in(form, index)]
+
+
+ChildRegionOutputInsertionPoint = RegionOutputInsertionPoint
+"""The name of it in releases of other tools."""
+
+
+def points_in(form: CanonicalRegion, index: GraphIndex) -> list[InsertionPoint]:
+    """All points that can pay off in a region: node inputs, child inputs, region outputs."""
+    kinds: tuple[type[InsertionPoint], ...] = (
+        NodeInputInsertionPoint,
+        ChildRegionInputInsertionPoint,
+        RegionOutputInsertionPoint,
+    )
+    return [point for kind in kinds for point in kind.collect_in(form, index)]
 
 
 def has_quantizable_operations(region: Region, graph: GraphIndex) -> bool:

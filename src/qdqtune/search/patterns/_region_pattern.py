@@ -12,10 +12,10 @@ from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
 from qdqtune.records._placement import Edge
 from qdqtune.search._errors import InvalidSchemeError
 from qdqtune.search.patterns._insertion_points import (
-    ChildRegionInputInsertionPoint,
-    NodeInputInsertionPoint,
+    InsertionPoint,
     RegionOutputInsertionPoint,
     ResolvedInsertionPoint,
+    points_in,
     to_placement,
 )
 from qdqtune.search.patterns._scheme import InsertionScheme
@@ -152,11 +152,7 @@ class RegionPattern:
                 f"Region {region.id} doesn't have the pattern {self.get_short_signature()}.",
                 "Take the pattern from the region: RegionPattern.from_region(region, graph).",
             )
-        return InsertionScheme(
-            NodeInputInsertionPoint.collect_in(form, graph),
-            ChildRegionInputInsertionPoint.collect_in(form, graph),
-            RegionOutputInsertionPoint.collect_in(form, graph),
-        )
+        return InsertionScheme.of(points_in(form, graph))
 
     def format_tree(self, region: Region, graph: GraphIndex, indent: int = 0) -> str:
         """Format a region and its descendants, one line each."""
@@ -189,9 +185,6 @@ class RegionPattern:
         return f"RegionPattern({self.signature!r}, size={self.size})"
 
 
-_Point = NodeInputInsertionPoint | ChildRegionInputInsertionPoint | RegionOutputInsertionPoint
-
-
 @dataclass(frozen=True)
 class PatternView:
     """A pattern as it occurs in one model.
@@ -211,7 +204,7 @@ class PatternView:
     first: Region
     regions: int
     nodes: frozenset[str]
-    edges: Mapping[_Point, frozenset[Edge]]
+    edges: Mapping[InsertionPoint, frozenset[Edge]]
     weighted: frozenset[str]
 
     def scheme_in(self, quantized: Collection[Edge], kernels: Collection[str]) -> InsertionScheme:
@@ -225,19 +218,14 @@ class PatternView:
             kernels: Names of the ops that it turns into integer kernels.
         """
         chosen, whole = set(quantized), set(kernels)
-        scheme = InsertionScheme()
-        for point, edges in self.edges.items():
-            if not edges <= chosen:
-                continue
+
+        def is_chosen(point: InsertionPoint, edges: frozenset[Edge]) -> bool:
+            readers = {edge.node for edge in edges}
             if isinstance(point, RegionOutputInsertionPoint):
-                if all(edge.node in whole for edge in edges if edge.node in self.weighted):
-                    scheme.region_outputs.append(point)
-            elif all(edge.node in whole for edge in edges):
-                if isinstance(point, NodeInputInsertionPoint):
-                    scheme.node_inputs.append(point)
-                else:
-                    scheme.child_region_inputs.append(point)
-        return scheme
+                readers &= self.weighted
+            return edges <= chosen and readers <= whole
+
+        return InsertionScheme.of(each for each in self.edges if is_chosen(each, self.edges[each]))
 
 
 def view_pattern(first: Region, forms: Sequence[CanonicalRegion], index: GraphIndex) -> PatternView:
@@ -249,14 +237,9 @@ def view_pattern(first: Region, forms: Sequence[CanonicalRegion], index: GraphIn
         index: The model, with shapes.
     """
     form = forms[0]
-    points: list[_Point] = [
-        *NodeInputInsertionPoint.collect_in(form, index),
-        *ChildRegionInputInsertionPoint.collect_in(form, index),
-        *RegionOutputInsertionPoint.collect_in(form, index),
-    ]
     edges = {
         point: index.effective(to_placement(index, point.resolve_in(form, index)))
-        for point in points
+        for point in points_in(form, index)
     }
     readers = {edge.node for places in edges.values() for edge in places if edge.node}
     return PatternView(

@@ -20,6 +20,7 @@ from qdqtune.search.patterns._insertion_points import (
     NodeInputInsertionPoint,
     Point,
     RegionOutputInsertionPoint,
+    points_in,
 )
 from qdqtune.search.regions._canonical import CanonicalRegion, canonical_region
 from qdqtune.search.regions._region import Region
@@ -195,18 +196,8 @@ def scheme_in(
     named = frozenset(tensors)
 
     def is_named(point: InsertionPoint) -> bool:
-        return _is_named(point, form, index, named)
+        places = {place.tensor_name for place in point.resolve_in(form, index)}
+        activations = {name for name in places if not index.is_constant(name)}
+        return (activations or places) <= named
 
-    return InsertionScheme(
-        list(filter(is_named, NodeInputInsertionPoint.collect_in(form, index))),
-        list(filter(is_named, ChildRegionInputInsertionPoint.collect_in(form, index))),
-        list(filter(is_named, RegionOutputInsertionPoint.collect_in(form, index))),
-    )
-
-
-def _is_named(
-    point: InsertionPoint, form: CanonicalRegion, index: GraphIndex, tensors: frozenset[str]
-) -> bool:
-    places = {place.tensor_name for place in point.resolve_in(form, index)}
-    activations = {name for name in places if not index.is_constant(name)}
-    return (activations or places) <= tensors
+    return InsertionScheme.of(filter(is_named, points_in(form, index)))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
-from qdqtune.search.regions._wiring import Wiring
+from qdqtune.search.regions._wiring import wiring_of
 
 
 def post_dominators(successors: Sequence[Sequence[int]]) -> list[int]:
@@ -94,13 +94,12 @@ class Partitioner:
 
     Args:
         index: The graph.
-        wiring: Its wiring.
     """
 
-    def __init__(self, index: GraphIndex, wiring: Wiring) -> None:
-        self._wiring = wiring
+    def __init__(self, index: GraphIndex) -> None:
+        self._wiring = wiring_of(index)
         self._heavy = [is_op(node, *_HEAVY_OPS) for node in index.nodes]
-        self._meeting = post_dominators(wiring.successors)
+        self._meeting = post_dominators(self._wiring.successors)
         size = len(index.nodes)
         self._free = bytearray(size)  # in the set and in no part yet
         self._inside = bytearray(size)  # in the set

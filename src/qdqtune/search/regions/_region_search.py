@@ -14,7 +14,6 @@ from qdqtune.search._errors import AutotunerError
 from qdqtune.search.regions._canonical import canonical_region
 from qdqtune.search.regions._partition import Limits, Part, Partitioner, RegionOutline, refine_part
 from qdqtune.search.regions._region import Region, RegionType, walk
-from qdqtune.search.regions._wiring import wiring_of
 
 
 class RegionSearchBase:
@@ -115,7 +114,7 @@ class CombinedRegionSearch(RegionSearchBase):
     def search_regions(self) -> list[Region]:
         """Find the regions; their leaves are disjoint and cover the graph."""
         with _collector_paused():
-            partitioner = _partitioner(self.graph)
+            partitioner = Partitioner(self.graph)
             outlines = [
                 refine_part(
                     part,
@@ -129,6 +128,10 @@ class CombinedRegionSearch(RegionSearchBase):
         return self.regions
 
 
+TorchRegionBuilder = CombinedRegionSearch
+"""Another tool's name for a region search."""
+
+
 class RegionPartitioner(RegionSearchBase):
     """The first half of the search: bottom-up into convergences and sequences.
 
@@ -139,7 +142,7 @@ class RegionPartitioner(RegionSearchBase):
     def partition_graph(self) -> list[Region]:
         """Partition the graph into disjoint leaves that cover it."""
         with _collector_paused():
-            parts = _parts(self.graph, _partitioner(self.graph))
+            parts = _parts(self.graph, Partitioner(self.graph))
             self.regions = _regions([RegionOutline(part.nodes) for part in parts], self.graph)
         return self.regions
 
@@ -178,7 +181,7 @@ class TopDownRegionBuilder(RegionSearchBase):
         nodes = sorted(self._root.get_region_nodes_and_descendants())
         outline = refine_part(
             Part(nodes, converges=True),
-            _partitioner(self.graph),
+            Partitioner(self.graph),
             sequence_nodes=self._sequence_nodes,
             least_nodes=self._least_nodes,
         )
@@ -192,10 +195,6 @@ def _check_sizes(sequence_nodes: int, least_nodes: int) -> None:
             f"Regions of {min(sequence_nodes, least_nodes)} nodes can't be searched for.",
             "Both sizes are whole numbers from 1 on.",
         )
-
-
-def _partitioner(graph: GraphIndex) -> Partitioner:
-    return Partitioner(graph, wiring_of(graph))
 
 
 def _parts(graph: GraphIndex, partitioner: Partitioner) -> list[Part]:
