@@ -38,9 +38,9 @@ def test_runs_that_are_killed_are_recovered_by_the_same_command(tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_states_that_a_kill_leaves_are_recovered(name: str, tmp_path: Path) -> None:
-    report = killing(tmp_path, name, "--states", "16")[name]
+    report = killing(tmp_path, name, "--states", "12")[name]
     assert report["wrong"] == []
-    assert report["recovered"] == report["tried"] == 16
+    assert report["recovered"] == report["tried"] == 12
 
 
 @pytest.mark.exhaustive

@@ -87,7 +87,7 @@ def tier_of(group: tuple[str, ...]) -> Any:
     return pytest.param(group, id=group[0], marks=pytest.mark.docs if is_shell else ())
 
 
-@pytest.mark.parametrize("group", map(tier_of, groups()))
+@pytest.mark.parametrize("group", [tier_of(group) for group in groups()])
 def test_the_blocks_run(group: tuple[str, ...], folder: Path) -> None:
     if group == LOW_LEVEL:
         shutil.copyfile("larger.onnx", "model.onnx")

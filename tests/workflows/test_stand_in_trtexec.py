@@ -169,6 +169,7 @@ def test_region_mode_on_a_weakly_typed_version(
 
 
 @pytest.mark.usefixtures("stand_in")
+@pytest.mark.slow
 def test_region_mode_on_a_strongly_typed_version(
     large_model: Path, tmp_path: Path, calls: Path, sure: str
 ) -> None:
