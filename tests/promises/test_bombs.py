@@ -26,7 +26,7 @@ def test_there_are_many_and_all_differ() -> None:
     assert len(set(bombs.NAMES)) == len(bombs.NAMES) >= 64
 
 
-@pytest.mark.parametrize("name", tiered(bombs.NAMES, fast=3, slow=30))
+@pytest.mark.parametrize("name", tiered(bombs.NAMES, fast=3, slow=60))
 def test_a_bomb_does_no_harm(name: str, tmp_path: Path) -> None:
     lines = bombs.lay(name, tmp_path / "bomb")
     line = random.Random(name).choice(lines)

@@ -289,7 +289,7 @@ def test_an_untouched_folder_is_right(genuine: dict[str, Genuine], tmp_path: Pat
     assert not list(faults_of(nothing, genuine, tmp_path))
 
 
-@pytest.mark.parametrize("name", [*SAMPLE, *tiered(ALL.keys() - set(SAMPLE), slow=60)])
+@pytest.mark.parametrize("name", [*SAMPLE, *tiered(ALL.keys() - set(SAMPLE), slow=100)])
 def test_a_tampered_folder_is_seen_through(
     genuine: dict[str, Genuine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
