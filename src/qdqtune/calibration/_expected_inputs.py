@@ -21,6 +21,12 @@ from qdqtune.records._errors import ModelError, UsageError
 
 Shape = tuple[int, ...]
 
+Array = npt.NDArray[Any]
+
+# Normalised values are rarely above 10, pixels mostly are above 100.
+_PIXEL_LIKE = 100
+_logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class ExpectedInput:
@@ -82,14 +88,6 @@ def _advice(shape: Shape, dims: Sequence[int | None]) -> str:
     if len(shape) == len(dims) and fits(shape[1:], dims[1:]):
         return f"Its first axis is too short for one batch of {dims[0]}: give more samples."
     return "Prepare the data as the model gets it in use: same sizes, same order of axes."
-
-
-Array = npt.NDArray[Any]
-
-# Normalised values are rarely above 10, pixels mostly are above 100.
-_PIXEL_LIKE = 100
-
-_logger = logging.getLogger(__name__)
 
 
 class Remarks:

@@ -1,11 +1,8 @@
-"""The model that holds the float graph and the quantized one.
-
-With the distances between their tensors as outputs.
-"""
+"""The model that holds the float graph and the quantized one, and outputs their distances."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 
@@ -28,6 +25,11 @@ NUMBERS = 6
 
 # Beyond this a number is a mask, whose square no float32 holds.
 _LARGEST = 1e15
+
+_SMALL_BYTES = 1024
+
+# Before this version of the format, weights had to be listed among the inputs.
+_FREE_WEIGHTS_IR_VERSION = 4
 
 
 class _Distances(PackedOutput):
@@ -68,11 +70,6 @@ class _Distances(PackedOutput):
             self.add(op_type, [each], f"{label}_number{number}", keepdims=1)
             for number, (op_type, each) in enumerate(reductions)
         ]
-
-
-_SMALL_BYTES = 1024
-# Before this version of the format, weights had to be listed among the inputs.
-_FREE_WEIGHTS_IR_VERSION = 4
 
 
 class Wiring(Enum):
@@ -150,21 +147,11 @@ class ComparingModel:
 
     def _needed(self) -> tuple[set[ir.Node], set[ir.Node]]:
         """The nodes of the quantized and of the float graph that comparisons depend on."""
-        pairing, index = self._pairing, self._pairing.quantized
+        pairing = self._pairing
+        nodes = _ancestors(pairing.quantized, self._tensors, lambda name: bool(self._source(name)))
         taken = {pairing.float_of[name] for name in self._tensors}
-        nodes: set[ir.Node] = set()
-        pending = [index.value[name].producer() for name in self._tensors]
-        while pending:
-            node = pending.pop()
-            if node is None or node in nodes:
-                continue
-            nodes.add(node)
-            for name in reads(node, index):
-                if source := self._source(name):
-                    taken.add(source)
-                else:
-                    pending.append(index.value[name].producer())
-        return nodes, _ancestors(pairing.original, taken)
+        taken |= {self._source(name) for node in nodes for name in reads(node, pairing.quantized)}
+        return nodes, _ancestors(pairing.original, taken - {""})
 
     def _in_order(self) -> Iterator[ir.Node]:
         """The nodes of both graphs; one of the quantized follows what it reads or stands for."""
@@ -238,14 +225,18 @@ def _rename(node: onnx.NodeProto, prefix: str, names: dict[str, str]) -> None:
                 pending += body.node
 
 
-def _ancestors(index: GraphIndex, tensors: Iterable[str]) -> set[ir.Node]:
+def _ancestors(
+    index: GraphIndex, tensors: Iterable[str], ends: Callable[[str], bool] = lambda _: False
+) -> set[ir.Node]:
+    """The nodes that tensors depend on; what is before a tensor that is an end doesn't count."""
     nodes: set[ir.Node] = set()
     pending = [index.value[name].producer() for name in tensors]
     while pending:
         node = pending.pop()
         if node is not None and node not in nodes:
             nodes.add(node)
-            pending += (index.value[name].producer() for name in reads(node, index))
+            names = (name for name in reads(node, index) if not ends(name))
+            pending += (index.value[name].producer() for name in names)
     return nodes
 
 

@@ -38,6 +38,9 @@ _PASSING = frozenset(
 # From here on a Softmax is along one axis, and what else it may be is known.
 _AXIS_OPSET, _AXES_INPUT_OPSET = 13, 18
 
+# Two runs on the same inputs may differ by rounding, where threads add up in another order.
+_STEADY_DB = 60.0
+
 
 def add_scores(path: Path) -> tuple[Path, dict[str, str]]:
     """Write a copy of a model beside it that shows its scores as well.
@@ -287,10 +290,6 @@ def _equal(expected: npt.NDArray[Any], actual: npt.NDArray[Any]) -> npt.NDArray[
 
 def _is_real(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name == "bfloat16"
-
-
-# Two runs on the same inputs may differ by rounding, where threads add up in another order.
-_STEADY_DB = 60.0
 
 
 def batch_agreement(

@@ -20,6 +20,21 @@ A format of 255 steps is tried on an eighth of the range, too, and its steps are
 than bins.
 """
 
+Array = npt.NDArray[Any]
+Range = tuple[float, float]
+
+# Shares of the whole range that are tried. Below an eighth, steps would be finer than bins.
+_FACTORS = np.linspace(1.0, 0.125, 36)
+
+# The share of values that may be cut off at each end.
+_RARE = 1e-4
+
+# With fewer values than this, a histogram shows what was drawn, not what is common.
+_FEW = 128
+
+# What an empty step gets of the quantized distribution, so that its logarithm is finite.
+_SMOOTHING = 1e-4
+
 
 class Histogram:
     """Counts of values; see the module.
@@ -76,22 +91,6 @@ class Histogram:
             np.add.at(self._counts, merged + BINS, counts)
             self._exponent = exponent
         return self._exponent
-
-
-Array = npt.NDArray[Any]
-Range = tuple[float, float]
-
-# Shares of the whole range that are tried. Below an eighth, steps would be finer than bins.
-_FACTORS = np.linspace(1.0, 0.125, 36)
-
-# The share of values that may be cut off at each end.
-_RARE = 1e-4
-
-# With fewer values than this, a histogram shows what was drawn, not what is common.
-_FEW = 128
-
-# What an empty step gets of the quantized distribution, so that its logarithm is finite.
-_SMOOTHING = 1e-4
 
 
 def frequent_range(seen: Histogram, whole: Range) -> Range:

@@ -42,6 +42,23 @@ from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import CalibrationSource, RangeMethod, Ranges
 from qdqtune.records._untrusted_files import SCHEMAS, check_schema, parse_json, read_text
 
+RangesByWay = Mapping[RangeMethod, Mapping[str, Range]]
+
+_FITS: dict[RangeMethod, Callable[[Histogram, Range, TensorFormat], Range]] = {
+    RangeMethod.ENTROPY: least_divergence_range,
+    RangeMethod.PERCENTILE: lambda seen, whole, _layout: frequent_range(seen, whole),
+    RangeMethod.MSE: least_error_range,
+}
+
+FOLDER = "QDQTUNE_CACHE"
+"""The environment variable that names the folder; empty, nothing is kept."""
+
+# To be raised whenever other ranges are found in the same values.
+_SCHEMA = SCHEMAS["calibration"]
+_MOST_FILES = 200
+_DIGEST_BYTES = 16
+_logger = logging.getLogger(__name__)
+
 
 def collect_ranges(
     base: PreparedModel,
@@ -71,15 +88,6 @@ def collect_ranges(
     return Ranges(seen.whole, source, seen.samples)
 
 
-RangesByWay = Mapping[RangeMethod, Mapping[str, Range]]
-
-_FITS: dict[RangeMethod, Callable[[Histogram, Range, TensorFormat], Range]] = {
-    RangeMethod.ENTROPY: least_divergence_range,
-    RangeMethod.PERCENTILE: lambda seen, whole, _layout: frequent_range(seen, whole),
-    RangeMethod.MSE: least_error_range,
-}
-
-
 def ranges_by_way(seen: TensorStatistics, layout: TensorFormat) -> RangesByWay:
     """The ranges of all tensors, whole, and clipped in every way if there are histograms.
 
@@ -93,16 +101,6 @@ def ranges_by_way(seen: TensorStatistics, layout: TensorFormat) -> RangesByWay:
             name: fit(seen.histograms[name], whole, layout) for name, whole in seen.whole.items()
         }
     return ways
-
-
-FOLDER = "QDQTUNE_CACHE"
-"""The environment variable that names the folder; empty, nothing is kept."""
-
-# To be raised whenever other ranges are found in the same values.
-_SCHEMA = SCHEMAS["calibration"]
-_MOST_FILES = 200
-_DIGEST_BYTES = 16
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

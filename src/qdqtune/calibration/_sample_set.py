@@ -28,23 +28,25 @@ from qdqtune.calibration._expected_inputs import (
 )
 from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.calibration._sample_files import Table, by_input, make_table, tables_in
-from qdqtune.calibration._user_code import UserSamples, find_function
+from qdqtune.calibration._user_code import UserFunction, find_function
 from qdqtune.engines._worker_environment import read_arrays, write_arrays
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.records._errors import UsageError
 
 __all__ = ["ExpectedInput", "SampleSet", "expected_inputs", "open_samples"]
 
+_FUNCTION = re.compile(r".+:[^\W\d]\w*")
+
 
 def tables_of(
-    user: UserSamples, inputs: Sequence[ExpectedInput], remarks: Remarks
+    user: UserFunction, inputs: Sequence[ExpectedInput], remarks: Remarks
 ) -> Iterator[Table]:
     """The user's samples as tables, made while they are read.
 
     Raises:
         UsageError: If one of them is not what the model wants.
     """
-    for number, (item, is_stack) in enumerate(user):
+    for number, (item, is_stack) in enumerate(user.items()):
         where = user.label if is_stack else f"item {number} of {user.label}"
         arrays = _arrays(where, item, inputs, remarks)
         if number and any(is_short(arrays[each.name].shape, each) for each in inputs):
@@ -86,9 +88,6 @@ def _array(where: str, name: str, value: Any) -> Array:
             "Give numpy arrays of numbers.",
         )
     return array
-
-
-_FUNCTION = re.compile(r".+:[^\W\d]\w*")
 
 
 class SampleSet:
@@ -258,21 +257,20 @@ def _is_stack(source: Any) -> bool:
     return isinstance(source, Mapping) or hasattr(source, "__array__")
 
 
-def _user_samples(source: Any) -> tuple[UserSamples, bool]:
+def _user_samples(source: Any) -> tuple[UserFunction, bool]:
     """What a user's code makes, and whether it can be asked for more than once."""
     if isinstance(source, (str, os.PathLike)):
-        found = find_function(os.fspath(source))
-        return UserSamples(found.label, found.function, found.folder), True
+        return find_function(os.fspath(source)), True
     if _is_stack(source):
-        return UserSamples("arrays", lambda: source), True
+        return UserFunction("arrays", lambda: source), True
     kind = type(source).__name__
     if isinstance(source, type) or (callable(source) and not hasattr(source, "__iter__")):
         name = getattr(source, "__name__", kind)
-        return UserSamples(f"{name}()" if name.isidentifier() else "a function", source), True
+        return UserFunction(f"{name}()" if name.isidentifier() else "a function", source), True
     if hasattr(source, "get_next") or hasattr(source, "__next__"):
-        return UserSamples(f"a {kind}", lambda: source), False
+        return UserFunction(f"a {kind}", lambda: source), False
     if hasattr(source, "__iter__") or hasattr(source, "__getitem__"):
-        return UserSamples(f"a {kind}", lambda: source), True
+        return UserFunction(f"a {kind}", lambda: source), True
     raise UsageError(
         f"Samples can't be taken from {source!r}.",
         "Give a path, arrays, something to iterate over, or a function.",

@@ -36,6 +36,8 @@ Shape = tuple[int, ...]
 # What is taken from one run at most; the model is run again for the rest.
 _BYTES_AT_ONCE = 1 << 28
 
+_OTHER_SHAPES = "Check the input shapes: --shapes, --dim."
+
 
 def capture_tensors(
     base: PreparedModel, worker: Worker, feeds: Feeds, shapes: Mapping[str, Shape]
@@ -97,9 +99,6 @@ def _placeholder_values(shape: Shape, dtype: ir.DataType) -> Array:
     """Small numbers of one sign for floats; zeros for what may be an index."""
     values = np.zeros(shape) if dtype.is_integer() else np.linspace(0.1, 1.0, math.prod(shape))
     return values.reshape(shape).astype(dtype.numpy())
-
-
-_OTHER_SHAPES = "Check the input shapes: --shapes, --dim."
 
 
 def observe_shapes(base: PreparedModel, worker: Worker, feeds: Feeds) -> dict[str, tuple[int, ...]]:

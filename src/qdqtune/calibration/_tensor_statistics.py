@@ -39,6 +39,11 @@ _END = np.iinfo(np.int64).max
 
 Array = npt.NDArray[Any]
 
+Progress = Callable[[int, "int | None"], None]
+"""Takes how many samples are done, and how many there are if that is known."""
+_logger = logging.getLogger(__name__)
+_OTHER_INPUTS = "Feed it with what it gets in use; of open dims, not all sizes may be possible."
+
 
 class _Statistics(PackedOutput):
     """Reduces tensors to `REDUCTIONS`, and to some of their values if wanted.
@@ -129,14 +134,6 @@ def even_step(shape: Sequence[int], count: int) -> int:
     while math.gcd(step, size) != 1 and step < size:
         step += 1
     return step
-
-
-Progress = Callable[[int, "int | None"], None]
-"""Takes how many samples are done, and how many there are if that is known."""
-
-_logger = logging.getLogger(__name__)
-
-_OTHER_INPUTS = "Feed it with what it gets in use; of open dims, not all sizes may be possible."
 
 
 @dataclass(frozen=True)

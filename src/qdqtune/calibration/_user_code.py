@@ -1,4 +1,4 @@
-"""Samples that a user's own code makes."""
+"""Functions that a user wrote: they make samples, or evaluate a model."""
 
 from __future__ import annotations
 
@@ -32,39 +32,6 @@ class TookTooLong(UsageError):
 
 
 @dataclass(frozen=True)
-class UserSamples:
-    """What a user's code gives, as it gives it.
-
-    Attributes:
-        label: What to call it.
-        make: Gives something to iterate over, or one set of arrays for all samples.
-        folder: A folder to import from while the code runs; None leaves everything as it is.
-    """
-
-    label: str
-    make: Callable[[], Any]
-    folder: Path | None = None
-
-    def __iter__(self) -> Iterator[tuple[Any, bool]]:
-        """Items, and whether an item is not one sample but a stack of all of them."""
-        with _running(self.label, self.folder):
-            made = self.make()
-            if made is None:
-                raise UsageError(f"{self.label} gave nothing.", "Let it yield or return samples.")
-            whole = isinstance(made, Mapping) or hasattr(made, "__array__")
-            items = iter(()) if whole else _iterator(made)
-        if whole:
-            yield made, True
-        while True:
-            with _running(self.label, self.folder):
-                item = next(items, _END)
-            if item is _END:
-                return
-            yield item, False
-            del item  # a sample is not kept while the next one is made
-
-
-@dataclass(frozen=True)
 class UserFunction:
     """A function of the user's, whose failures are the user's to mend.
 
@@ -95,6 +62,28 @@ class UserFunction:
         """
         with _running(self.label, self.folder):
             return self.function(*arguments)
+
+    def items(self) -> Iterator[tuple[Any, bool]]:
+        """Call it for samples: items, and whether one is not one sample but a stack of them all.
+
+        Raises:
+            UsageError: If it raises anything, or gives nothing.
+        """
+        with _running(self.label, self.folder):
+            made = self.function()
+            if made is None:
+                raise UsageError(f"{self.label} gave nothing.", "Let it yield or return samples.")
+            whole = isinstance(made, Mapping) or hasattr(made, "__array__")
+            items = iter(()) if whole else _iterator(made)
+        if whole:
+            yield made, True
+        while True:
+            with _running(self.label, self.folder):
+                item = next(items, _END)
+            if item is _END:
+                return
+            yield item, False
+            del item  # a sample is not kept while the next one is made
 
     def within(self, limit_s: float, *arguments: Any) -> Any:
         """Call it, for so many seconds at most.

@@ -30,6 +30,13 @@ from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records._errors import ModelError, QdqtuneError, UsageError
 from qdqtune.rules._placement_draft import Constraints
 
+AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+"""Types that functions accept as a model."""
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_EXPECTED = "a path, an onnx.ModelProto or an onnx_ir.Model"
+_NODE = "node"
+
 
 def _optional(kind: Kind) -> Kind:
     return replace(kind, must_be=f"{kind.must_be}, or None", takes_none=True)
@@ -81,14 +88,6 @@ def wrong_type(name: str, value: object, expected: str) -> UsageError:
     is_plain = value is None or isinstance(value, int | float | str)
     what = shown if is_plain else f"a {type(value).__name__}: {shown}"
     return UsageError(f"{name} must be {expected}, not {what}.", _SEE)
-
-
-AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
-"""Types that functions accept as a model."""
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-_EXPECTED = "a path, an onnx.ModelProto or an onnx_ir.Model"
 
 
 @contextmanager
@@ -209,9 +208,6 @@ def choose_dialect(
     if name == registry.AUTO:
         name = registry.resolve(name)
     return name, native_dialect(name, version, options=options)
-
-
-_NODE = "node"
 
 
 def constraints_of(filters: NameFilters, index: GraphIndex) -> Constraints:

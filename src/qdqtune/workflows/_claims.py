@@ -41,6 +41,26 @@ _MOST_ELEMENTS = 1 << 28
 # The number of names that a sentence lists; beyond it, it gives only a count.
 _SHOWN = 3
 
+SAME_DB = 1.0
+"""How far below its claim an error may be where the claim was made: a quarter more noise.
+
+Only the order of sums can differ there, with what it does to values halfway between two integers.
+Seen on zoo models with one thread and two: less than 0.01 dB.
+"""
+
+OTHER_DB = 3.0
+"""The same elsewhere: twice the noise.
+
+Kernels of other engines, versions and CPUs round at other places. Seen: up to 1.7 dB between two
+engines for CPUs, in float32 or bfloat16, and every op run as it is written. CPUs that sum uint8
+times int8 with saturation cost a MobileNetV2 8 dB; that is the CPU's doing, not the file's, and is
+told apart by running every op as it is written.
+"""
+_MOST_DB = 1000.0
+
+EXACT_DB = 80.0
+"""What is nearer than this to float is as near as float32 is to itself, summed otherwise."""
+
 
 def lies_in_run(file: Path) -> bool:
     """Whether files beside a model show that a tuning run wrote it."""
@@ -208,25 +228,6 @@ def why_not_its_inputs(claim: Claim, folder: Path, baseline: Path) -> str:
 def are_small(shapes: Iterable[tuple[int, ...]]) -> bool:
     """Whether inputs are small enough to be generated at a file's request."""
     return sum(map(math.prod, shapes)) <= _MOST_ELEMENTS
-
-
-SAME_DB = 1.0
-"""How far below its claim an error may be where the claim was made: a quarter more noise.
-
-Only the order of sums can differ there, with what it does to values halfway between two integers.
-Seen on zoo models with one thread and two: less than 0.01 dB.
-"""
-OTHER_DB = 3.0
-"""The same elsewhere: twice the noise.
-
-Kernels of other engines, versions and CPUs round at other places. Seen: up to 1.7 dB between two
-engines for CPUs, in float32 or bfloat16, and every op run as it is written. CPUs that sum uint8
-times int8 with saturation cost a MobileNetV2 8 dB; that is the CPU's doing, not the file's, and is
-told apart by running every op as it is written.
-"""
-_MOST_DB = 1000.0
-EXACT_DB = 80.0
-"""What is nearer than this to float is as near as float32 is to itself, summed otherwise."""
 
 
 @dataclass(frozen=True)

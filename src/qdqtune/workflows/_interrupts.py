@@ -24,6 +24,8 @@ _READER_ENDS_WITHIN_MS = 200
 
 _hung_up_s = float("-inf")
 
+_logger = logging.getLogger(__name__)
+
 
 def interrupt_on_signals() -> None:
     """Let SIGTERM and SIGHUP interrupt the main thread, unless they are already handled.
@@ -72,9 +74,6 @@ def _let_go_of_readers() -> None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
-
-
-_logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager

@@ -49,6 +49,9 @@ from qdqtune.workflows.tuning._layer_groups import (
 _SEE_BENCH = "`qdqtune bench` says whether it runs the model at all."
 _SHORT_KEY = 10
 
+_FLOAT16 = next(name for name, each in FLOAT_TYPES.items() if each is Precision.FP16)
+_HINT = "Give the fusion groups another way, or see `qdqtune doctor` and the log {}."
+
 
 @configured(LayersConfig)
 def layers_of(model: AnyModel, config: LayersConfig) -> LayersRecord:
@@ -183,10 +186,6 @@ def _records(
 def _unmentioned(index: GraphIndex, layers: Sequence[MappedLayer]) -> int:
     mentioned = {name for layer in layers for name in layer.nodes}
     return sum(node.name not in mentioned for node in index.nodes)
-
-
-_FLOAT16 = next(name for name, each in FLOAT_TYPES.items() if each is Precision.FP16)
-_HINT = "Give the fusion groups another way, or see `qdqtune doctor` and the log {}."
 
 
 def generate_graph_json(

@@ -41,6 +41,107 @@ _logger = logging.getLogger(__name__)
 _AGREE_DB = 30.0
 
 
+def show_shapes(model: str | os.PathLike[str]) -> ShapesReport:
+    """The inputs and outputs of a model, as the file has them.
+
+    Raises:
+        ModelError: If it can't be read.
+    """
+    return _report(os.fspath(model), load_model(model))
+
+
+def fix_shapes(
+    model: AnyModel,
+    output: str | os.PathLike[str],
+    inputs: ShapesOrRequest | None = None,
+    batch_size: int | None = None,
+    force: bool = False,
+) -> ShapesReport:
+    """Write a model whose inputs have given sizes; dims that nothing is said of stay open.
+
+    All shapes that follow are worked out anew, and the result is tried before it gets its name.
+
+    Args:
+        model: A path, a proto or an `onnx_ir.Model`.
+        output: Where to write.
+        inputs: Shapes by input, or a request with sizes of symbols, too; a dim that the model fixes
+            may get another size.
+        batch_size: Size of the leading dim of every input.
+        force: Whether `output` may be replaced.
+
+    Raises:
+        QdqtuneError: For any error that the user can act on.
+    """
+    check_arguments(output=output, batch_size=batch_size, force=force)
+    request, target = request_of(inputs) or InputRequest(), Path(output)
+    check_writable(target, force=force)
+    with as_file(model) as source:
+        loaded = load_model(source)
+        declared = input_dims(loaded)
+        if batch_size is not None:
+            request = with_batch(declared, request, batch_size)
+        if not request.shapes and not request.dims:
+            raise UsageError(
+                "No sizes are given.", "Use --batch_size 8, --dim N=8 or --set NAME:8x3x224x224."
+            )
+        bound = bind_dims(declared, request, change_fixed=True)
+        rewritten = _apply(loaded, declared, bound)
+        with TemporaryFolder(target.parent) as folder:
+            staged = save_model(loaded, folder / target.name)
+            proof = try_shapes(source, staged, loaded)
+            publish(folder, target.parent, force=force)
+    return _report(name_of(model), loaded, os.fspath(output), rewritten, proof)
+
+
+def _apply(model: ir.Model, declared: Inputs, bound: Inputs) -> tuple[str, ...]:
+    """Set the inputs' dims and what follows; says which nodes were rewritten."""
+    change = batch_change(declared, bound)
+    rewritten = propagate_batch(model, change) if change is not None else ()
+    written = [dims_of(value) for value in model.graph.outputs]
+    new = {name: dims for name, dims in bound.items() if dims is not None}
+    set_input_dims(model, new, stale=changes_fixed(declared, bound))
+    for value, dims in zip(model.graph.outputs, written, strict=True):
+        _keep_symbols(value, dims)
+    return rewritten
+
+
+def _keep_symbols(output: ir.Value, written: Dims | None) -> None:
+    """Let an output have the names it had where its new size can't be told."""
+    dims = output.shape
+    if written is None or (dims is not None and len(dims) != len(written)):
+        return
+    known = list(dims) if dims is not None else [None] * len(written)
+    output.shape = ir.Shape(
+        [
+            new if isinstance(new, int) else (old if isinstance(old, str) else None)
+            for new, old in zip(known, written, strict=True)
+        ]
+    )
+
+
+def _report(
+    path: str,
+    model: ir.Model,
+    output: str | None = None,
+    rewritten: tuple[str, ...] = (),
+    proof: Proof = Proof.NONE,
+) -> ShapesReport:
+    return ShapesReport(
+        model=path,
+        inputs=tuple(_tensor(value) for value in model_inputs(model)),
+        outputs=tuple(_tensor(value) for value in model.graph.outputs),
+        symbols=symbols_of(input_dims(model)),
+        output=output,
+        rewritten=rewritten,
+        proof=proof,
+    )
+
+
+def _tensor(value: ir.Value) -> TensorDims:
+    dtype = value.dtype if isinstance(value.type, ir.TensorType) else None
+    return TensorDims(value.name or "", dtype.name.lower() if dtype else "", dims_of(value))
+
+
 def try_shapes(source: Path, staged: Path, model: ir.Model) -> Proof:
     """Check a file with new shapes, run it, and compare it sample by sample where that makes sense.
 
@@ -175,104 +276,3 @@ def _feeds(model: ir.Model, shapes: dict[str, tuple[int, ...]] | None = None) ->
         if "mask" in (value.name or "").lower() and value.dtype not in FLOAT_TYPES
     }
     return next(random_inputs(GraphIndex(model), 1, InputRequest(shapes or {}, ranges=masks)))
-
-
-def show_shapes(model: str | os.PathLike[str]) -> ShapesReport:
-    """The inputs and outputs of a model, as the file has them.
-
-    Raises:
-        ModelError: If it can't be read.
-    """
-    return _report(os.fspath(model), load_model(model))
-
-
-def fix_shapes(
-    model: AnyModel,
-    output: str | os.PathLike[str],
-    inputs: ShapesOrRequest | None = None,
-    batch_size: int | None = None,
-    force: bool = False,
-) -> ShapesReport:
-    """Write a model whose inputs have given sizes; dims that nothing is said of stay open.
-
-    All shapes that follow are worked out anew, and the result is tried before it gets its name.
-
-    Args:
-        model: A path, a proto or an `onnx_ir.Model`.
-        output: Where to write.
-        inputs: Shapes by input, or a request with sizes of symbols, too; a dim that the model fixes
-            may get another size.
-        batch_size: Size of the leading dim of every input.
-        force: Whether `output` may be replaced.
-
-    Raises:
-        QdqtuneError: For any error that the user can act on.
-    """
-    check_arguments(output=output, batch_size=batch_size, force=force)
-    request, target = request_of(inputs) or InputRequest(), Path(output)
-    check_writable(target, force=force)
-    with as_file(model) as source:
-        loaded = load_model(source)
-        declared = input_dims(loaded)
-        if batch_size is not None:
-            request = with_batch(declared, request, batch_size)
-        if not request.shapes and not request.dims:
-            raise UsageError(
-                "No sizes are given.", "Use --batch_size 8, --dim N=8 or --set NAME:8x3x224x224."
-            )
-        bound = bind_dims(declared, request, change_fixed=True)
-        rewritten = _apply(loaded, declared, bound)
-        with TemporaryFolder(target.parent) as folder:
-            staged = save_model(loaded, folder / target.name)
-            proof = try_shapes(source, staged, loaded)
-            publish(folder, target.parent, force=force)
-    return _report(name_of(model), loaded, os.fspath(output), rewritten, proof)
-
-
-def _apply(model: ir.Model, declared: Inputs, bound: Inputs) -> tuple[str, ...]:
-    """Set the inputs' dims and what follows; says which nodes were rewritten."""
-    change = batch_change(declared, bound)
-    rewritten = propagate_batch(model, change) if change is not None else ()
-    written = [dims_of(value) for value in model.graph.outputs]
-    new = {name: dims for name, dims in bound.items() if dims is not None}
-    set_input_dims(model, new, stale=changes_fixed(declared, bound))
-    for value, dims in zip(model.graph.outputs, written, strict=True):
-        _keep_symbols(value, dims)
-    return rewritten
-
-
-def _keep_symbols(output: ir.Value, written: Dims | None) -> None:
-    """Let an output have the names it had where its new size can't be told."""
-    dims = output.shape
-    if written is None or (dims is not None and len(dims) != len(written)):
-        return
-    known = list(dims) if dims is not None else [None] * len(written)
-    output.shape = ir.Shape(
-        [
-            new if isinstance(new, int) else (old if isinstance(old, str) else None)
-            for new, old in zip(known, written, strict=True)
-        ]
-    )
-
-
-def _report(
-    path: str,
-    model: ir.Model,
-    output: str | None = None,
-    rewritten: tuple[str, ...] = (),
-    proof: Proof = Proof.NONE,
-) -> ShapesReport:
-    return ShapesReport(
-        model=path,
-        inputs=tuple(_tensor(value) for value in model_inputs(model)),
-        outputs=tuple(_tensor(value) for value in model.graph.outputs),
-        symbols=symbols_of(input_dims(model)),
-        output=output,
-        rewritten=rewritten,
-        proof=proof,
-    )
-
-
-def _tensor(value: ir.Value) -> TensorDims:
-    dtype = value.dtype if isinstance(value.type, ir.TensorType) else None
-    return TensorDims(value.name or "", dtype.name.lower() if dtype else "", dims_of(value))

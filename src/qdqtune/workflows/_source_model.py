@@ -27,6 +27,14 @@ from qdqtune.records._ranges import CalibrationSource, Ranges
 
 _logger = logging.getLogger(__name__)
 
+# One in twenty may be lost to folding or be written in another way.
+_MOST_DIFFERING = 0.05
+_PRODUCTS = ("Gemm", "MatMul")
+
+# Quantizers let the saturation of a Q stand for these.
+_LEFT_OUT = ("Clip", "Relu")
+_Kind = tuple[str, tuple[int, ...]]
+
 
 @dataclass(frozen=True)
 class Source:
@@ -137,15 +145,6 @@ def ranges_behind_casts(ranges: Ranges, index: GraphIndex) -> Ranges:
         if source in known and index.is_float(result):
             known.setdefault(result, known[source])
     return Ranges(known, ranges.source, ranges.samples)
-
-
-# One in twenty may be lost to folding or be written in another way.
-_MOST_DIFFERING = 0.05
-_PRODUCTS = ("Gemm", "MatMul")
-# Quantizers let the saturation of a Q stand for these.
-_LEFT_OUT = ("Clip", "Relu")
-
-_Kind = tuple[str, tuple[int, ...]]
 
 
 def check_same_model(model: ir.Model, other: ir.Model, path: Path) -> None:
