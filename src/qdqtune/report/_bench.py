@@ -41,9 +41,8 @@ def bench_table(record: BenchRecord) -> Table:
     rows = [_row(entry) for entry in record.entries]
     if record.entries[0].measurement.ok:
         rows[0][4] = "baseline"
-    if not any(one.sqnr_db for one in record.entries):
-        header, rows = header[:-1], [row[:-1] for row in rows]
-    return Table(header, rows, right=(1, 2, 5))
+    width = len(header) if any(one.sqnr_db for one in record.entries) else len(header) - 1
+    return Table(header, rows, right=(1, 2, 5)).only(range(width))
 
 
 def busy_lines(share: float) -> list[str]:

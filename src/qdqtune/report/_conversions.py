@@ -6,9 +6,10 @@ from qdqtune.records._inputs import shape_text
 from qdqtune.records._precision import ConvertReport, PrecisionReport
 from qdqtune.records._printable import printable
 from qdqtune.records._results import OptimizeCounts, OptimizeReport, Proof, ShapesReport
-from qdqtune.report._formatting import Table, text_table
+from qdqtune.report._formatting import Table, some, text_table
 
 _MEGABYTE = 1 << 20
+_MOST_NAMES = 3
 
 
 def optimization_text(report: OptimizeReport) -> str:
@@ -42,10 +43,6 @@ def changes_table(counts: OptimizeCounts) -> Table:
     return Table(("op", "before", "now"), rows, right=(1, 2))
 
 
-# The number of names that a line lists; beyond it, the line gives only a count.
-_SHOWN_NAMES = 3
-
-
 def conversion_text(report: ConvertReport) -> str:
     """Format as text; the last line warns if outputs are no longer finite."""
     conversion = report.conversion
@@ -60,9 +57,8 @@ def conversion_text(report: ConvertReport) -> str:
         lines.append(f"raised to opset {conversion.opset}, where ops have a form in {name}")
     lines += _kept_lines(conversion)
     if conversion.saturated:
-        lines.append(
-            f"saturated: {_names(list(conversion.saturated))}, numbers beyond the range of {name}"
-        )
+        names = some(conversion.saturated, _MOST_NAMES)
+        lines.append(f"saturated: {names}, numbers beyond the range of {name}")
     for output, db in report.sqnr_db.items():
         lines.append(f"output {output}: SQNR {db:.1f} dB against the model before")
     if report.overflow:
@@ -78,13 +74,7 @@ def _kept_lines(conversion: PrecisionReport) -> list[str]:
     for node, reason in conversion.kept.items():
         by_reason.setdefault(reason, []).append(node)
     ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
-    return [f"kept: {_names(nodes)}, {reason}" for reason, nodes in ordered]
-
-
-def _names(names: list[str]) -> str:
-    shown = ", ".join(names[:_SHOWN_NAMES])
-    more = len(names) - _SHOWN_NAMES
-    return f"{shown} and {more} more" if more > 0 else shown
+    return [f"kept: {some(nodes, _MOST_NAMES)}, {reason}" for reason, nodes in ordered]
 
 
 _PROOFS = {
@@ -93,8 +83,6 @@ _PROOFS = {
     Proof.INFERENCE: "shape inference finds no fault; it was not run",
     Proof.NONE: "it could not be tried here",
 }
-
-_MOST_NAMES = 3
 
 
 def shapes_text(report: ShapesReport) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from qdqtune.records._accuracy import ErrorReport, LayerError, OutputError
 from qdqtune.records._printable import printable
 from qdqtune.report._bench import engine_line
-from qdqtune.report._formatting import Table, text_table
+from qdqtune.report._formatting import Table, shortened, text_table
 
 _OUTPUTS = ("output", "SQNR dB", "cosine", "max error", "max value", "equal")
 _LAYERS = (
@@ -50,7 +50,7 @@ def outputs_table(report: ErrorReport) -> Table:
     """Build the table of the outputs that both models have."""
     rows = [_output_row(output) for output in report.outputs]
     width = len(_OUTPUTS) - all(output.error is not None for output in report.outputs)
-    return Table(_OUTPUTS[:width], [row[:width] for row in rows], right=(1, 2, 3, 4, 5))
+    return Table(_OUTPUTS, rows, right=(1, 2, 3, 4, 5)).only(range(width))
 
 
 def layers_table(report: ErrorReport, top: int) -> Table:
@@ -102,7 +102,6 @@ def _layer_lines(report: ErrorReport, top: int) -> list[str]:
 
 def _layer_row(layer: LayerError) -> list[str]:
     own, accumulated = layer.own, layer.accumulated
-    name = own.node
     return [
         _db(own.sqnr_db),
         _bar(own.sqnr_db),
@@ -111,7 +110,7 @@ def _layer_row(layer: LayerError) -> list[str]:
         f"{own.max_error:.3g}",
         f"{own.max_value:.3g}",
         own.op_type,
-        name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…",
+        shortened(own.node, _LONGEST_NAME),
         " x ".join(own.inputs).replace(" per ", "/"),
     ]
 

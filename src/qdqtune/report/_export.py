@@ -11,7 +11,7 @@ from typing import Any
 
 from qdqtune.records._printable import message, printable
 from qdqtune.records._results import Candidate
-from qdqtune.report._formatting import text_table
+from qdqtune.report._formatting import cell, shortened, text_table
 
 SCHEMA = 1
 
@@ -44,15 +44,14 @@ def _row(one: Candidate) -> list[str]:
     remark = "float" if one.tensors == 0 else ""
     if one.failure is not None:
         first = printable(message(one.failure).split("\n", 1)[0])
-        shown = first if len(first) <= _LONGEST_FAILURE else f"{first[:_LONGEST_FAILURE]}…"
-        remark = f"failed: {shown}"
+        remark = f"failed: {shortened(first, _LONGEST_FAILURE)}"
     elif one.tensors is None:
         remark = "no file"
     return [
         one.id,
-        "" if one.tensors is None else str(one.tensors),
-        "" if one.latency_ms is None else f"{one.latency_ms:.3f}",
-        "" if one.speedup is None else f"{one.speedup:.3f}x",
+        cell(one.tensors, "d"),
+        cell(one.latency_ms, ".3f"),
+        cell(one.speedup, ".3f", "x"),
         remark,
     ]
 

@@ -1,4 +1,4 @@
-"""Text for terminals and pipes: tables and durations."""
+"""Text for terminals and pipes: tables, lists of names, counts and durations."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ class Table(NamedTuple):
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     right: Sequence[int] = ()
+
+    def only(self, columns: Sequence[int]) -> Table:
+        """Return the table with only some of its columns."""
+        return Table(
+            [self.header[column] for column in columns],
+            [[row[column] for column in columns] for row in self.rows],
+            [place for place, column in enumerate(columns) if column in self.right],
+        )
 
 
 def text_table(
@@ -44,6 +52,28 @@ def text_table(
         for row in cells
     ]
     return "\n".join(lines)
+
+
+def cell(value: float | None, form: str, unit: str = "") -> str:
+    """Format a number for a table; empty if it is unknown."""
+    return "" if value is None else f"{value:{form}}{unit}"
+
+
+def shortened(name: str, longest: int) -> str:
+    """Cut a name that is too long for a table."""
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
+
+
+def some(names: Sequence[str], most: int, longest: int = 1 << 30) -> str:
+    """List the first names, and say how many more there are."""
+    shown = ", ".join(shortened(name, longest) for name in names[:most])
+    more = len(names) - most
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def counted(number: int, what: str) -> str:
+    """Format a number and its noun."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 _TENTHS, _MINUTE, _HOUR = 9.95, 60, 3600

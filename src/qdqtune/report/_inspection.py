@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -14,13 +15,16 @@ from qdqtune.records._inspection import (
     TensorPlace,
 )
 from qdqtune.records._printable import message, printable
-from qdqtune.report._formatting import text_table
+from qdqtune.report._formatting import shortened, some, text_table
 
 _LONGEST_NAME = 60
 _MOST_NAMES = 3
 _WIDEST_BAR = 40
+_MOST_TREE_NAMES = 20
 # Deeper regions are indented no further.
-_DEEPEST_INDENT = 12
+_DEEPEST_INDENT, _DEEPEST_TREE_INDENT = 12, 24
+
+_names = functools.partial(some, most=_MOST_NAMES, longest=_LONGEST_NAME)
 
 
 def inspection_text(record: Inspection, *, all_regions: bool, max_items: int) -> str:
@@ -55,7 +59,7 @@ def answer_text(answer: TensorAnswer, record: Inspection) -> str:
     """Explain why a tensor can or can't be quantized, for each of its consumers."""
     kind = "constant" if answer.constant else "tensor"
     typed = f"{answer.dtype or 'of unknown type'} {shape_text(answer.dims)}"
-    lines = [printable(f"{kind} {_name(answer.tensor)}: {typed}"), ""]
+    lines = [printable(f"{kind} {shortened(answer.tensor, _LONGEST_NAME)}: {typed}"), ""]
     rows = [_place_row("made by", answer.maker, record.dialect)]
     rows += [_place_row("read by", place, record.dialect) for place in answer.readers]
     lines.append(text_table(["", "node", "op", "point", "why"], rows))
@@ -178,7 +182,7 @@ def _place_row(what: str, place: TensorPlace, dialect: str) -> list[str]:
         reasons.append(f"{dialect} quantizes it with the op")
     return [
         what,
-        f"{_name(place.node)}, {port} {place.position}",
+        f"{shortened(place.node, _LONGEST_NAME)}, {port} {place.position}",
         place.op_type,
         "yes" if place.is_point else "no",
         "; ".join(reasons),
@@ -194,21 +198,6 @@ def _ops(op_types: Iterable[str]) -> str:
     shown = [f"{op} x{n}" if n > 1 else op for op, n in counts.most_common()]
     more = len(shown) - 2 * _MOST_NAMES
     return ", ".join(shown[: 2 * _MOST_NAMES]) + (f" and {more} more types" if more > 0 else "")
-
-
-def _names(names: Sequence[str]) -> str:
-    shown = ", ".join(_name(name) for name in names[:_MOST_NAMES])
-    more = len(names) - _MOST_NAMES
-    return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _name(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
-
-
-_MOST_TREE_NAMES = 20
-# Deeper regions are indented no further.
-_DEEPEST_TREE_INDENT = 24
 
 
 def region_tree_text(
@@ -253,22 +242,16 @@ def _statistics(regions: Sequence[RegionRecord]) -> list[str]:
 def _region(region: RegionRecord, verbose: bool) -> list[str]:
     facts = [f"Direct nodes: {len(region.nodes)}"]
     if region.op_types:
-        facts.append(f"Nodes: {_some(list(dict.fromkeys(region.op_types)))}")
+        facts.append(f"Nodes: {some(list(dict.fromkeys(region.op_types)), _MOST_TREE_NAMES)}")
     if verbose and region.nodes:
-        facts.append(f"Node names: {_some(region.nodes)}")
+        facts.append(f"Node names: {some(region.nodes, _MOST_TREE_NAMES)}")
     facts.append(f"Total nodes (recursive): {region.size}")
     if region.children:
         facts.append(f"Children: {len(region.children)}")
     for title, tensors in (("Inputs", region.inputs), ("Outputs", region.outputs)):
-        named = f": {_some(tensors)}" if verbose and tensors else ""
+        named = f": {some(tensors, _MOST_TREE_NAMES)}" if verbose and tensors else ""
         facts.append(f"{title}: {len(tensors)} tensors{named}")
     indent = "│    " * min(region.level, _DEEPEST_TREE_INDENT)
     lines = [f"{indent}├─ Region {region.id} (Level {region.level}, Type: {region.type})"]
     lines += [f"{indent}│  ├─ {fact}" for fact in facts[:-1]]
     return [*lines, f"{indent}│  └─ {facts[-1]}"]
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_TREE_NAMES
-    shown = ", ".join(names[:_MOST_TREE_NAMES])
-    return f"{shown} and {more} more" if more > 0 else shown

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from qdqtune.records._layers import BETWEEN, GroupRecord, GroupsRecord, LayersRecord, MappedLayer
 from qdqtune.records._printable import printable
 from qdqtune.report._bench import engine_lines
-from qdqtune.report._formatting import text_table
+from qdqtune.report._formatting import Table, cell, counted, shortened, some, text_table
 
 _LONGEST_NAME = 44
 _MOST_NAMES = 3
@@ -18,7 +19,13 @@ _TOO_SHORT = (
 )
 _HEADER = ("layer", "kind", "precision", "ms", "share", "nodes of the model")
 _TIMES = (3, 4)
+_MOST_OPS = 5
+_GROUP_HEADER = ("group", "ops", "layer", "ms", "share", "quantizable", "alike")
+_GROUP_TIMES = (3, 4)
+_GROUP_NUMBERS = (0, 3, 4, 5, 6)
 _NOT_TIMED = "The model was built, not run: there are no times."
+
+_names = functools.partial(some, most=_MOST_NAMES, longest=_LONGEST_NAME)
 
 
 def layers_text(record: LayersRecord, *, by_time: bool, max_items: int) -> str:
@@ -44,27 +51,28 @@ def layers_text(record: LayersRecord, *, by_time: bool, max_items: int) -> str:
 def _without_times(record: LayersRecord, max_items: int) -> str:
     shown = record.layers[: max_items or None]
     columns = [column for column in range(len(_HEADER)) if column not in _TIMES]
-    rows = [_row(layer, record) for layer in shown]
-    table = text_table(
-        [_HEADER[column] for column in columns],
-        [[row[column] for column in columns] for row in rows],
-    )
-    more = len(record.layers) - len(shown)
-    left_out = [f"and {_count(more, 'more layer')}: --max_items 0 shows all"] if more else []
+    table = Table(_HEADER, [_row(layer, record) for layer in shown]).only(columns)
     counts = (f"{name or 'unknown'} {n}" for name, n in record.layers_by_precision.items())
-    summary = [
+    lines = [
         printable(f"layers by precision: {', '.join(counts)}"),
-        f"{_count(len(record.conversions), 'conversion')} between types",
+        f"{counted(len(record.conversions), 'conversion')} between types",
         *_folded(record),
         _NOT_TIMED,
     ]
-    return "\n".join([*_head(record), "", table, *left_out, "", *summary])
+    more = _and_more(len(record.layers) - len(shown), "layer")
+    return "\n".join([*_head(record), "", text_table(*table), *more, "", *lines])
+
+
+def _and_more(count: int, what: str, which: str = "") -> list[str]:
+    return (
+        [f"and {counted(count, f'more {what}')}{which}: --max_items 0 shows all"] if count else []
+    )
 
 
 def _head(record: LayersRecord) -> list[str]:
-    took = f"{record.total_ms:.3f} ms per run, from {_count(record.runs, 'run')}"
+    took = f"{record.total_ms:.3f} ms per run, from {counted(record.runs, 'run')}"
     took = took if record.is_timed else "not timed"
-    nodes, layers = _count(record.nodes, "node"), _count(len(record.layers), "layer")
+    nodes, layers = counted(record.nodes, "node"), counted(len(record.layers), "layer")
     return [
         *engine_lines(record.engine),
         printable(f"{record.model}: {nodes} run as {layers}, {took}"),
@@ -73,7 +81,7 @@ def _head(record: LayersRecord) -> list[str]:
 
 def _row(layer: MappedLayer, record: LayersRecord) -> list[str]:
     return [
-        _name(layer.name),
+        shortened(layer.name, _LONGEST_NAME),
         layer.op_type,
         layer.precision,
         f"{layer.ms:.3f}",
@@ -92,12 +100,9 @@ def _nodes(layer: MappedLayer) -> str:
 
 
 def _left_out(record: LayersRecord, shown: Sequence[MappedLayer]) -> list[str]:
-    more = len(record.layers) - len(shown)
-    if not more:
-        return []
     idle = sum(not layer.ms for layer in record.layers)
     which = f", {idle} of them without time of their own" if idle else ""
-    return [f"and {_count(more, 'more layer')}{which}: --max_items 0 shows all"]
+    return _and_more(len(record.layers) - len(shown), "layer", which)
 
 
 def _summary(record: LayersRecord) -> list[str]:
@@ -114,7 +119,7 @@ def _summary(record: LayersRecord) -> list[str]:
     ]
     lines.append("by precision: " + ", ".join(spent))
     conversions = record.conversions
-    count = _count(len(conversions), "conversion")
+    count = counted(len(conversions), "conversion")
     lines.append(f"{count} between types, {100 * record.share(conversions):.1f} % of the time")
     return [*map(printable, lines), *_folded(record)]
 
@@ -122,30 +127,8 @@ def _summary(record: LayersRecord) -> list[str]:
 def _folded(record: LayersRecord) -> list[str]:
     if not record.unexecuted:
         return []
-    count = _count(len(record.unexecuted), "node")
+    count = counted(len(record.unexecuted), "node")
     return [printable(f"{count} folded away, run by no layer: {_names(record.unexecuted)}")]
-
-
-def _count(count: int, what: str) -> str:
-    """Format a number and its noun."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _names(names: Sequence[str], most: int = _MOST_NAMES) -> str:
-    shown = ", ".join(_name(name) for name in names[:most])
-    more = len(names) - most
-    return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _name(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
-
-
-_LONGEST_GROUP_NAME = 40
-_MOST_OPS = 5
-_GROUP_ASIDE = frozenset({"Constant", "DequantizeLinear", "Identity", "QuantizeLinear"})
-_GROUP_HEADER = ("group", "ops", "layer", "ms", "share", "quantizable", "alike")
-_GROUP_TIMES = (3, 4)
 
 
 def groups_text(record: GroupsRecord, *, by_time: bool, max_items: int) -> str:
@@ -160,19 +143,12 @@ def groups_text(record: GroupsRecord, *, by_time: bool, max_items: int) -> str:
     if by_time:
         ordered.sort(key=lambda group: -(group.ms or 0.0))
     shown = ordered[: max_items or None]
-    columns = [
-        n for n in range(len(_GROUP_HEADER)) if record.total_ms is not None or n not in _GROUP_TIMES
-    ]
-    rows = [_group_row(group) for group in shown]
-    right = [place for place, column in enumerate(columns) if column not in (1, 2)]
-    table = text_table(
-        [_GROUP_HEADER[column] for column in columns],
-        [[row[column] for column in columns] for row in rows],
-        right=right,
-    )
-    more = len(ordered) - len(shown)
-    left_out = [f"and {_count(more, 'more group')}: --max_items 0 shows all"] if more else []
-    return "\n".join([*_group_head(record), "", table, *left_out, "", *_group_summary(record)])
+    is_timed = record.total_ms is not None
+    columns = [n for n in range(len(_GROUP_HEADER)) if is_timed or n not in _GROUP_TIMES]
+    table = Table(_GROUP_HEADER, [_group_row(group) for group in shown], _GROUP_NUMBERS)
+    more = _and_more(len(ordered) - len(shown), "group")
+    shown_table = text_table(*table.only(columns))
+    return "\n".join([*_group_head(record), "", shown_table, *more, "", *_group_summary(record)])
 
 
 def _group_head(record: GroupsRecord) -> list[str]:
@@ -180,7 +156,7 @@ def _group_head(record: GroupsRecord) -> list[str]:
     took = f", {record.total_ms:.3f} ms per run" if record.total_ms is not None else ""
     if record.engine is not None and record.total_ms is None:
         took = ", built but not timed"
-    groups, nodes = _count_groups(len(record.groups), "group"), _count_groups(record.nodes, "node")
+    groups, nodes = counted(len(record.groups), "group"), counted(record.nodes, "node")
     told = f" by {record.source}" if record.engine is None else ""
     return [*lines, printable(f"{record.model}: {nodes} in {groups}{told}{took}")]
 
@@ -189,9 +165,9 @@ def _group_row(group: GroupRecord) -> list[str]:
     return [
         str(group.number),
         _ops(group.op_types),
-        _layers(group.layers),
-        f"{group.ms:.3f}" if group.ms is not None else "",
-        f"{100 * group.share:.1f} %" if group.share is not None else "",
+        _names(group.layers, most=1) or "(none)",
+        cell(group.ms, ".3f"),
+        "" if group.share is None else f"{100 * group.share:.1f} %",
         f"{group.quantizable} of {len(group.nodes)}" if group.quantizable else "-",
         str(group.alike),
     ]
@@ -199,16 +175,10 @@ def _group_row(group: GroupRecord) -> list[str]:
 
 def _ops(op_types: Sequence[str]) -> str:
     """Return the compute ops, or the others if there are none."""
-    computing = [op_type for op_type in op_types if op_type not in _GROUP_ASIDE] or list(op_types)
-    shown = " + ".join(_group_name(op_type) for op_type in computing[:_MOST_OPS])
+    computing = [op_type for op_type in op_types if op_type not in _ASIDE] or list(op_types)
+    shown = " + ".join(shortened(op_type, _LONGEST_NAME) for op_type in computing[:_MOST_OPS])
     more = len(computing) - _MOST_OPS
     return f"{shown} + {more} more" if more > 0 else shown
-
-
-def _layers(names: Sequence[str]) -> str:
-    if not names:
-        return "(none)"
-    return _group_name(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _group_summary(record: GroupsRecord) -> list[str]:
@@ -216,18 +186,9 @@ def _group_summary(record: GroupsRecord) -> list[str]:
     spent = sum(group.share or 0.0 for group in able)
     time = f", {100 * spent:.1f} % of the time" if record.total_ms is not None else ""
     lines = [
-        f"{_count(len(record.groups), 'group')}, {record.distinct} distinct; "
+        f"{counted(len(record.groups), 'group')}, {record.distinct} distinct; "
         f"{record.structural} by structure alone",
         f"{100 * record.covered:.1f} % of the nodes are in layers, {record.unmentioned} in none",
-        f"{_count(len(able), 'group')} with ops that {record.dialect} can quantize{time}",
+        f"{counted(len(able), 'group')} with ops that {record.dialect} can quantize{time}",
     ]
     return [printable(line) for line in lines]
-
-
-def _count_groups(count: int, what: str) -> str:
-    """Format a number and its noun."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _group_name(name: str) -> str:
-    return name if len(name) <= _LONGEST_GROUP_NAME else f"{name[: _LONGEST_NAME - 1]}…"

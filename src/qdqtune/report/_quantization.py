@@ -9,7 +9,7 @@ from qdqtune.records._printable import printable
 from qdqtune.records._quantization import Decision, InsertReport, QuantizeReport, StripReport
 from qdqtune.records._ranges import CalibrationSource
 from qdqtune.report._bench import busy_lines
-from qdqtune.report._formatting import Table, text_table
+from qdqtune.report._formatting import Table, cell, text_table
 
 
 def near_limit_line(sqnr_db: float, min_sqnr_db: float) -> str:
@@ -121,7 +121,7 @@ def _node_table(decisions: Sequence[Decision]) -> str:
             each.node,
             each.op_type,
             "quantized" if each.quantized else "float",
-            f"{each.sqnr_db:.1f}" if each.sqnr_db is not None else "",
+            cell(each.sqnr_db, ".1f"),
             f"{each.rule}: {each.reason}",
         ]
         for each in decisions

@@ -9,7 +9,7 @@ from qdqtune.records._ranges import CalibrationSource
 from qdqtune.records._tuning import AS_GIVEN as UNCHANGED
 from qdqtune.records._tuning import Summary, TunePlan, TuneResult
 from qdqtune.report._bench import busy_lines, engine_lines, inputs_lines
-from qdqtune.report._formatting import Table, duration, text_table
+from qdqtune.report._formatting import Table, cell, duration, text_table
 from qdqtune.report._inspection import in_float32_line
 from qdqtune.report._quantization import float_error_line, near_limit_line
 from qdqtune.report._subgraphs import AS_GIVEN, MODE, batches_lines, plan_lines, subgraph_lines
@@ -73,11 +73,7 @@ def summary_table(summary: Summary) -> Table:
         )
     )  # fmt: skip
     shown = [n for n in range(len(_COLUMNS)) if n < _ALWAYS or any(row[n] for row in rows)]
-    return Table(
-        [_COLUMNS[n] for n in shown],
-        [[row[n] for n in shown] for row in rows],
-        right=[place for place, n in enumerate(shown) if n in _NUMBERS],
-    )
+    return Table(_COLUMNS, rows, _NUMBERS).only(shown)
 
 
 def _row(
@@ -92,10 +88,10 @@ def _row(
     return [
         name,
         f"{latency_ms:.3f}",
-        "" if speedup is None else f"{speedup:.3f}x",
+        cell(speedup, ".3f", "x"),
         "" if speedup is None else f"{low:.3f} to {high:.3f}",
-        "" if sqnr_db is None else f"{sqnr_db:.1f} dB",
-        "" if metric is None else f"{metric:.6g}",
+        cell(sqnr_db, ".1f", " dB"),
+        cell(metric, ".6g"),
     ]
 
 

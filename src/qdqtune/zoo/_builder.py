@@ -87,6 +87,10 @@ class GraphBuilder:
         self._initializers[name] = numpy_helper.from_array(array, name)
         return Value(name, array.shape)
 
+    def parameters(self, name: str, **arrays: NDArray[Any]) -> list[Value]:
+        """Adds the constants of a layer: `<name>.weight`, `<name>.bias` and so on."""
+        return [self.initializer(f"{name}.{key}", array) for key, array in arrays.items()]
+
     def integers(self, name: str, numbers: Sequence[int]) -> Value:
         """Adds a constant vector of int64: a shape, axes, sizes."""
         return self.initializer(name, np.array(numbers, np.int64))

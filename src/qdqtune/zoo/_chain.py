@@ -42,18 +42,14 @@ class _Weights:
             shape = (width, in_channels, side, side)
             weight = b.weights.normal(f"{name}.{part}.weight", shape, std=std, channel_axis=0)
             bias = b.weights.normal(f"{name}.{part}.bias", (width,), std=0.1)
-            arrays = {"weight": weight, "bias": bias}
-            return [b.initializer(f"{name}.{part}.{key}", array) for key, array in arrays.items()]
+            return b.parameters(f"{name}.{part}", weight=weight, bias=bias)
 
         self.spatial = kernel("spatial", width, 3)
         self.pointwise = kernel("pointwise", width, 1)
         self.depthwise = kernel("depthwise", 1, 3)
         scale = b.weights.positive(f"{name}.norm.weight", width, size=1.0)
         shift = b.weights.normal(f"{name}.norm.bias", (width,), std=0.1)
-        self.norm = [
-            b.initializer(f"{name}.norm.weight", scale),
-            b.initializer(f"{name}.norm.bias", shift),
-        ]
+        self.norm = b.parameters(f"{name}.norm", weight=scale, bias=shift)
 
 
 def _residual(b: GraphBuilder, x: Value, name: str, weights: _Weights) -> Value:

@@ -81,7 +81,7 @@ def _conv_transpose(b: GraphBuilder, x: Value, name: str, channels: int) -> Valu
     return b.node(
         "ConvTranspose",
         name,
-        [x, b.initializer(f"{name}.weight", weight), b.initializer(f"{name}.bias", bias)],
+        [x, *b.parameters(name, weight=weight, bias=bias)],
         shape=(batch, channels, 2 * height, 2 * width),
         marginal=Marginal.normal(corner_means.mean(axis=1) + bias, out_var),
         kernel_shape=[2, 2],

@@ -18,6 +18,8 @@ from qdqtune.zoo._marginals import Float32s, Marginal, rounded
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import onnx
+
     from qdqtune.zoo._marginals import Float64s, SeededWeights
 
 
@@ -41,6 +43,12 @@ class Window:
     def pad(self) -> int:
         """The zeros on each side."""
         return self.kernel // 2 if self.padded else 0
+
+    @property
+    def attributes(self) -> dict[str, list[int]]:
+        """The attributes of an op that slides it."""
+        sides = {"kernel_shape": [self.kernel] * 2, "strides": [self.stride] * 2}
+        return {**sides, "pads": [self.pad] * 4}
 
     def output_size(self, size: int) -> int:
         """The side of the map that comes out.
@@ -187,8 +195,7 @@ def conv_bn(
         weight = drawn.weight * factor[:, None, None, None]
         return _conv_node(b, x, name, weight, shift - mean * factor, window, marginal)
     y = _conv_node(b, x, name, drawn.weight, None, window, drawn.marginal)
-    arrays = {"weight": scale, "bias": shift, "running_mean": mean, "running_var": var}
-    statistics = [b.initializer(f"{bn_name}.{key}", array) for key, array in arrays.items()]
+    statistics = b.parameters(bn_name, weight=scale, bias=shift, running_mean=mean, running_var=var)
     return b.node(
         "BatchNormalization", bn_name, [y, *statistics], marginal=marginal, epsilon=epsilon
     )
@@ -203,19 +210,15 @@ def _conv_node(
     window: Window,
     marginal: Marginal,
 ) -> Value:
-    inputs = [x, b.initializer(f"{name}.weight", weight)]
-    if bias is not None:
-        inputs.append(b.initializer(f"{name}.bias", bias))
+    parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
     height, width = (window.output_size(size) for size in x.shape[2:])
     return b.node(
         "Conv",
         name,
-        inputs,
+        [x, *b.parameters(name, **parameters)],
         shape=(x.shape[0], len(weight), height, width),
         marginal=marginal,
-        kernel_shape=[window.kernel] * 2,
-        strides=[window.stride] * 2,
-        pads=[window.pad] * 4,
+        **window.attributes,
         group=window.groups,
     )
 
@@ -260,9 +263,7 @@ def max_pool(
         [x],
         shape=(*x.shape[:2], *(window.output_size(size) for size in x.shape[2:])),
         marginal=marginal or x.marginal.largest_of(window.kernel**2),
-        kernel_shape=[window.kernel] * 2,
-        strides=[window.stride] * 2,
-        pads=[window.pad] * 4,
+        **window.attributes,
     )
 
 
@@ -272,6 +273,12 @@ def global_average_pool(b: GraphBuilder, x: Value, name: str) -> Value:
     marginal = x.marginal.average_of(height * width)
     shape = (batch, channels, 1, 1)
     return b.node("GlobalAveragePool", name, [x], shape=shape, marginal=marginal)
+
+
+def classifier(b: GraphBuilder, x: Value, name: str, classes: int) -> onnx.ModelProto:
+    """Finishes a model with the average over each map and a Gemm to the logits."""
+    x = flatten(b, global_average_pool(b, x, "avgpool"), "flatten")
+    return b.model({"logits": gemm(b, x, name, classes)})
 
 
 def flatten(b: GraphBuilder, x: Value, name: str) -> Value:
@@ -319,7 +326,7 @@ def linear(b: GraphBuilder, x: Value, name: str, width: int, *, gain: float = 1.
 def gemm(b: GraphBuilder, x: Value, name: str, width: int, *, gain: float = 1.0) -> Value:
     """Adds a Gemm on a matrix, the weight stored transposed as classifiers have it."""
     weight, bias, marginal = _draw_linear(b, x, name, width, gain, transposed=True)
-    operands = [b.initializer(f"{name}.weight", weight), b.initializer(f"{name}.bias", bias)]
+    operands = b.parameters(name, weight=weight, bias=bias)
     shape = (x.shape[0], width)
     return b.node("Gemm", name, [x, *operands], shape=shape, marginal=marginal, transB=1)
 
@@ -329,7 +336,7 @@ def layer_norm(b: GraphBuilder, x: Value, name: str, *, epsilon: float = 1e-6) -
     width = x.shape[-1]
     scale = b.weights.positive(f"{name}.weight", width, size=1.0)
     shift = b.weights.normal(f"{name}.bias", (width,), std=BIAS_SIZE)
-    operands = [b.initializer(f"{name}.weight", scale), b.initializer(f"{name}.bias", shift)]
+    operands = b.parameters(name, weight=scale, bias=shift)
     marginal = Marginal.normal(shift, scale.astype(np.float64) ** 2)
     return b.node(
         "LayerNormalization", name, [x, *operands], marginal=marginal, axis=-1, epsilon=epsilon

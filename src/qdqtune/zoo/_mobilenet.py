@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from qdqtune.records._errors import UsageError
@@ -13,11 +15,10 @@ from qdqtune.zoo._layers import (
     SILU_GAIN,
     Window,
     add,
+    classifier,
     concat,
     conv,
     conv_bn,
-    flatten,
-    gemm,
     global_average_pool,
     image_input,
     max_pool,
@@ -49,6 +50,40 @@ def whole_eighths(channels: float) -> int:
     return nearest if nearest >= 0.9 * channels else nearest + 8
 
 
+@dataclass(frozen=True)
+class _Block:
+    """How the blocks of a network are activated, and whether they have squeeze and excitation."""
+
+    activate: Callable[[GraphBuilder, Value, str], Value]
+    gain: float = 1.0
+    is_gated: bool = False
+
+    def conv(
+        self, b: GraphBuilder, x: Value, name: str, channels: int, window: Window = POINTWISE
+    ) -> Value:
+        """A convolution, BatchNorm and the activation."""
+        y = conv_bn(b, x, name, channels, window, gain=self.gain)
+        return self.activate(b, y, f"{name}.{self.activate.__name__}")
+
+    def inverted_residual(
+        self, b: GraphBuilder, x: Value, name: str, channels: int, expansion: int, window: Window
+    ) -> Value:
+        """Wide inside, narrow between blocks; the shortcut is there where shapes allow it."""
+        hidden = x.shape[1] * expansion
+        y = self.conv(b, x, f"{name}.expand", hidden) if expansion > 1 else x
+        y = self.conv(b, y, f"{name}.depthwise", hidden, replace(window, groups=hidden))
+        if self.is_gated:
+            y = _squeeze_excite(b, y, f"{name}.se", max(1, x.shape[1] // 4))
+        if window.stride > 1 or x.shape[1] != channels:
+            return conv_bn(b, y, f"{name}.project", channels)
+        y = conv_bn(b, y, f"{name}.project", channels, gain=b.branch_gain)
+        return add(b, x, y, f"{name}.add")
+
+
+_MOBILENET = _Block(relu6)
+_EFFICIENTNET = _Block(silu, SILU_GAIN, is_gated=True)
+
+
 def mobilenet_v2(
     seed: int,
     *,
@@ -65,33 +100,12 @@ def mobilenet_v2(
     x = relu6(b, x, "stem.relu6")
     for stage, (expansion, channels, blocks, first_stride) in enumerate(_STAGES):
         for index in range(blocks):
-            x = _inverted_residual(
-                b,
-                x,
-                f"stage{stage}.{index}",
-                whole_eighths(channels * width),
-                expansion,
-                first_stride if index == 0 else 1,
-            )
+            window = Window(3, first_stride if index == 0 else 1)
+            name = f"stage{stage}.{index}"
+            wide = whole_eighths(channels * width)
+            x = _MOBILENET.inverted_residual(b, x, name, wide, expansion, window)
     x = conv_bn(b, x, "head.conv", whole_eighths(1280 * max(1.0, width)))
-    x = global_average_pool(b, relu6(b, x, "head.relu6"), "avgpool")
-    return b.model({"logits": gemm(b, flatten(b, x, "flatten"), "classifier", classes)})
-
-
-def _inverted_residual(
-    b: GraphBuilder, x: Value, name: str, channels: int, expansion: int, stride: int
-) -> Value:
-    hidden = x.shape[1] * expansion
-    y = x
-    if expansion > 1:
-        y = conv_bn(b, y, f"{name}.expand", hidden)
-        y = relu6(b, y, f"{name}.expand.relu6")
-    y = conv_bn(b, y, f"{name}.depthwise", hidden, Window(3, stride, groups=hidden))
-    y = relu6(b, y, f"{name}.depthwise.relu6")
-    if stride > 1 or x.shape[1] != channels:
-        return conv_bn(b, y, f"{name}.project", channels)
-    y = conv_bn(b, y, f"{name}.project", channels, gain=b.branch_gain)
-    return add(b, x, y, f"{name}.add")
+    return classifier(b, relu6(b, x, "head.relu6"), "classifier", classes)
 
 
 # Expansion, kernel, stride of the first block, channels, blocks.
@@ -124,30 +138,12 @@ def efficientnet(
     x = silu(b, x, "stem.silu")
     for stage, (expansion, kernel, first_stride, channels, _) in enumerate(_EFFICIENTNET_STAGES):
         for index in range(stage_blocks[stage]):
-            stride = first_stride if index == 0 else 1
+            window = Window(kernel, first_stride if index == 0 else 1)
             name = f"stage{stage}.{index}"
-            x = _mb_conv(b, x, name, whole_eighths(channels * width), expansion, kernel, stride)
+            wide = whole_eighths(channels * width)
+            x = _EFFICIENTNET.inverted_residual(b, x, name, wide, expansion, window)
     x = conv_bn(b, x, "head.conv", 4 * whole_eighths(320 * width), gain=SILU_GAIN)
-    x = global_average_pool(b, silu(b, x, "head.silu"), "avgpool")
-    return b.model({"logits": gemm(b, flatten(b, x, "flatten"), "classifier", classes)})
-
-
-def _mb_conv(
-    b: GraphBuilder, x: Value, name: str, channels: int, expansion: int, kernel: int, stride: int
-) -> Value:
-    hidden = x.shape[1] * expansion
-    y = x
-    if expansion > 1:
-        y = conv_bn(b, y, f"{name}.expand", hidden, gain=SILU_GAIN)
-        y = silu(b, y, f"{name}.expand.silu")
-    window = Window(kernel, stride, groups=hidden)
-    y = conv_bn(b, y, f"{name}.depthwise", hidden, window, gain=SILU_GAIN)
-    y = silu(b, y, f"{name}.depthwise.silu")
-    y = _squeeze_excite(b, y, f"{name}.se", max(1, x.shape[1] // 4))
-    if stride > 1 or x.shape[1] != channels:
-        return conv_bn(b, y, f"{name}.project", channels)
-    y = conv_bn(b, y, f"{name}.project", channels, gain=b.branch_gain)
-    return add(b, x, y, f"{name}.add")
+    return classifier(b, silu(b, x, "head.silu"), "classifier", classes)
 
 
 def _squeeze_excite(b: GraphBuilder, x: Value, name: str, squeezed: int) -> Value:
@@ -194,8 +190,7 @@ def shufflenet_v2(
         x = _down_unit(b, x, f"stage{stage}.0", channels)
         for index in range(1, units):
             x = _unit(b, x, f"stage{stage}.{index}")
-    x = global_average_pool(b, _conv_relu(b, x, "conv5", last), "avgpool")
-    return b.model({"logits": gemm(b, flatten(b, x, "flatten"), "fc", classes)})
+    return classifier(b, _conv_relu(b, x, "conv5", last), "fc", classes)
 
 
 def _conv_relu(

@@ -12,6 +12,7 @@ from qdqtune.zoo._builder import GraphBuilder, Value
 from qdqtune.zoo._layers import (
     Window,
     add,
+    classifier,
     conv,
     conv_bn,
     flatten,
@@ -30,77 +31,7 @@ if TYPE_CHECKING:
 
 
 Block = Callable[[GraphBuilder, Value, str, int, int], Value]
-
-
-def resnet18(
-    seed: int,
-    *,
-    blocks: Sequence[int] = (2, 2, 2, 2),
-    width: int = 64,
-    image: int = 224,
-    batch: int = 1,
-    classes: int = 1000,
-    folded: bool = False,
-    dynamic: bool = False,
-) -> onnx.ModelProto:
-    """ResNet-18: residual blocks of two 3x3 convolutions."""
-    b = _builder("resnet18", seed, blocks, folded=folded, dynamic=dynamic)
-    x = image_input(b, batch, image)
-    return _resnet(b, x, basic_block, blocks, width, classes)
-
-
-def resnet34(
-    seed: int,
-    *,
-    blocks: Sequence[int] = (3, 4, 6, 3),
-    width: int = 64,
-    image: int = 224,
-    batch: int = 1,
-    classes: int = 1000,
-    folded: bool = False,
-    dynamic: bool = False,
-) -> onnx.ModelProto:
-    """ResNet-34: the blocks of ResNet-18, more of them."""
-    b = _builder("resnet34", seed, blocks, folded=folded, dynamic=dynamic)
-    x = image_input(b, batch, image)
-    return _resnet(b, x, basic_block, blocks, width, classes)
-
-
-def resnet50(
-    seed: int,
-    *,
-    blocks: Sequence[int] = (3, 4, 6, 3),
-    width: int = 64,
-    image: int = 224,
-    batch: int = 1,
-    classes: int = 1000,
-    folded: bool = False,
-    dynamic: bool = False,
-) -> onnx.ModelProto:
-    """ResNet-50: bottleneck blocks (1x1, 3x3, 1x1)."""
-    b = _builder("resnet50", seed, blocks, folded=folded, dynamic=dynamic)
-    x = image_input(b, batch, image)
-    return _resnet(b, x, bottleneck_block, blocks, width, classes)
-
-
-def _builder(
-    name: str, seed: int, blocks: Sequence[int], *, folded: bool, dynamic: bool
-) -> GraphBuilder:
-    return GraphBuilder(name, seed, folded=folded, branches=sum(blocks), open_batch=dynamic)
-
-
-def _resnet(
-    b: GraphBuilder, x: Value, block: Block, blocks: Sequence[int], width: int, classes: int
-) -> onnx.ModelProto:
-    x = conv_bn(b, x, "conv1", width, Window(7, 2), bn_name="bn1")
-    x = relu(b, x, "relu1")
-    x = max_pool(b, x, "maxpool", Window(3, 2))
-    for stage, count in enumerate(blocks):
-        for index in range(count):
-            stride = 2 if stage > 0 and index == 0 else 1
-            x = block(b, x, f"layer{stage + 1}.{index}", width * 2**stage, stride)
-    x = flatten(b, global_average_pool(b, x, "avgpool"), "flatten")
-    return b.model({"logits": gemm(b, x, "fc", classes)})
+Architecture = Callable[..., "onnx.ModelProto"]
 
 
 def basic_block(b: GraphBuilder, x: Value, name: str, width: int, stride: int) -> Value:
@@ -129,6 +60,43 @@ def _shortcut(b: GraphBuilder, x: Value, name: str, channels: int, stride: int) 
     name = f"{name}.downsample"
     return conv_bn(b, x, f"{name}.conv", channels, Window(1, stride), bn_name=f"{name}.bn")
 
+
+def _resnet(name: str, about: str, block: Block, default: Sequence[int]) -> Architecture:
+    """Returns the function that builds a ResNet with so many blocks per stage by default."""
+
+    def build(
+        seed: int,
+        *,
+        blocks: Sequence[int] = default,
+        width: int = 64,
+        image: int = 224,
+        batch: int = 1,
+        classes: int = 1000,
+        folded: bool = False,
+        dynamic: bool = False,
+    ) -> onnx.ModelProto:
+        b = GraphBuilder(name, seed, folded=folded, branches=sum(blocks), open_batch=dynamic)
+        x = conv_bn(b, image_input(b, batch, image), "conv1", width, Window(7, 2), bn_name="bn1")
+        x = max_pool(b, relu(b, x, "relu1"), "maxpool", Window(3, 2))
+        for stage, count in enumerate(blocks):
+            for index in range(count):
+                stride = 2 if stage > 0 and index == 0 else 1
+                x = block(b, x, f"layer{stage + 1}.{index}", width * 2**stage, stride)
+        return classifier(b, x, "fc", classes)
+
+    build.__name__, build.__doc__ = name, about
+    return build
+
+
+resnet18 = _resnet(
+    "resnet18", "ResNet-18: residual blocks of two 3x3 convolutions.", basic_block, (2, 2, 2, 2)
+)
+resnet34 = _resnet(
+    "resnet34", "ResNet-34: the blocks of ResNet-18, more of them.", basic_block, (3, 4, 6, 3)
+)
+resnet50 = _resnet(
+    "resnet50", "ResNet-50: bottleneck blocks (1x1, 3x3, 1x1).", bottleneck_block, (3, 4, 6, 3)
+)
 
 _TO_CHANNELS_LAST = (0, 2, 3, 1)
 _TO_CHANNELS_FIRST = (0, 3, 1, 2)
