@@ -22,10 +22,10 @@ from benchmarks.blankets import BLANKETS, write_blanket, write_folded
 from qdqtune import zoo
 from qdqtune.calibration._random_inputs import random_inputs
 from qdqtune.cli.main import main as qdqtune
+from qdqtune.config import DEFAULT_MIN_SQNR_DB
 from qdqtune.engines._timing import compare_blocks
 from qdqtune.graph._files import load_model
 from qdqtune.graph._index import GraphIndex
-from qdqtune.records._accuracy import DEFAULT_MIN_SQNR_DB
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._measurement import BenchmarkEntry, BenchRecord, Verdict
 from qdqtune.report._bench import bench_text

@@ -12,29 +12,25 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.cli._compare import ShownConfig as ComparisonShown
-from qdqtune.cli._flags import config_from
-from qdqtune.cli._inspect import ShownConfig as InspectionShown
-from qdqtune.cli._tune import DryRunConfig
-from qdqtune.cli.main import get_parser, main
-from qdqtune.config import (
-    BenchConfig,
+from qdqtune._command_configs import (
     CompareConfig,
     ConvertConfig,
-    EngineFlagsConfig,
     ExportConfig,
     GroupsConfig,
     InsertConfig,
     InspectConfig,
     LayersConfig,
-    NameFilters,
     OverwriteConfig,
-    QuantizeConfig,
     ShapesConfig,
     StripConfig,
-    TuneConfig,
     VerifyConfig,
 )
+from qdqtune.cli._compare import ShownConfig as ComparisonShown
+from qdqtune.cli._flags import config_from
+from qdqtune.cli._inspect import ShownConfig as InspectionShown
+from qdqtune.cli._tune import DryRunConfig
+from qdqtune.cli.main import get_parser, main
+from qdqtune.config import BenchConfig, EngineFlagsConfig, NameFilters, QuantizeConfig, TuneConfig
 from qdqtune.options import SWITCH, options_of
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest

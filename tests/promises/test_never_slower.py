@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from benchmarks.trust import simulated_final
 
+from qdqtune.config import DEFAULT_THRESHOLD
 from qdqtune.engines._reopened_comparison import FEWEST_OPENINGS, MOST_OPENINGS
 from qdqtune.records._measurement import Verdict
-from qdqtune.records._tuning import DEFAULT_THRESHOLD, TuneResult
+from qdqtune.records._tuning import TuneResult
 from qdqtune.testing.simulated._machine import Noise
 from qdqtune.workflows.tuning._final_check import why_not_shipped
 from tests.promises.models import two_convs

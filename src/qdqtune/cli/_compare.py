@@ -6,9 +6,9 @@ import argparse
 from dataclasses import dataclass
 from typing import ClassVar
 
+from qdqtune._command_configs import CompareConfig
 from qdqtune.cli._flags import add_config, config_from
 from qdqtune.cli._runner import OK, show
-from qdqtune.config import CompareConfig
 from qdqtune.options import Config, option, whole
 
 DESCRIPTION = (

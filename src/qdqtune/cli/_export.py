@@ -7,9 +7,9 @@ import json
 import textwrap
 from typing import TYPE_CHECKING
 
+from qdqtune._command_configs import ExportConfig
 from qdqtune.cli._flags import add_config, add_output, config_from
 from qdqtune.cli._runner import OK, show
-from qdqtune.config import ExportConfig
 from qdqtune.records._errors import UsageError
 from qdqtune.records._printable import printable
 from qdqtune.records._results import EXCLUSION_TOOLS

@@ -16,7 +16,7 @@ from qdqtune._parser import (
     Names,
     group_titled,
 )
-from qdqtune.config import COMMAND_LINE, FILES, INPUTS, SHAPES, OverwriteConfig
+from qdqtune.config import COMMAND_LINE, FILES, INPUTS, SHAPES, OutputConfig
 from qdqtune.options import (
     KEY_VALUES,
     REGEXES,
@@ -283,5 +283,5 @@ def add_output(
     parser: argparse.ArgumentParser, what: str = "the file to write", *, required: bool = True
 ) -> None:
     """Add `-o/--output`."""
-    group = group_titled(parser, OverwriteConfig.TITLE)
+    group = group_titled(parser, OutputConfig.TITLE)
     group.add_argument("-o", "--output", required=required, metavar="OUT", help=what)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from qdqtune._command_configs import InsertConfig
 from qdqtune.cli._flags import add_config, add_model, add_output, config_from
 from qdqtune.cli._runner import OK, show
-from qdqtune.config import InsertConfig
 
 DESCRIPTION = (
     "Quantize chosen ops of a model in an engine's dialect, with calibrated "

@@ -6,9 +6,9 @@ import argparse
 from dataclasses import dataclass
 from typing import ClassVar
 
+from qdqtune._command_configs import GroupsConfig, InspectConfig, LayersConfig
 from qdqtune.cli._flags import add_config, add_model, config_from
 from qdqtune.cli._runner import OK, show
-from qdqtune.config import GroupsConfig, InspectConfig, LayersConfig
 from qdqtune.options import SWITCH, Config, one_of, option, whole
 from qdqtune.records._errors import UsageError
 

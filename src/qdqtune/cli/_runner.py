@@ -14,8 +14,8 @@ from typing import Any
 
 from qdqtune.graph._disk_errors import full_disk
 from qdqtune.records._errors import OutputError, QdqtuneError, UsageError
+from qdqtune.records._json_form import Record
 from qdqtune.records._printable import message
-from qdqtune.records._results import Result
 from qdqtune.resources._limits import resource_limits, this_process_limited
 from qdqtune.workflows._interrupts import interrupt_on_signals
 
@@ -81,7 +81,7 @@ def _failed(error: OSError) -> int:
 
 
 def show(
-    options: argparse.Namespace, result: Result | Mapping[str, Any], text: Callable[[], str]
+    options: argparse.Namespace, result: Record | Mapping[str, Any], text: Callable[[], str]
 ) -> None:
     """Print a result as `--format` says; with JSON, its warning is logged.
 
@@ -93,9 +93,9 @@ def show(
     if options.format == "text":
         print(text())
         return
-    print(json.dumps(result.to_dict() if isinstance(result, Result) else result, indent=1))
-    if isinstance(result, Result) and result.warning:
-        logging.getLogger("qdqtune").warning("%s", result.warning)
+    print(json.dumps(result.to_dict() if isinstance(result, Record) else result, indent=1))
+    if warning := getattr(result, "warning", ""):
+        logging.getLogger("qdqtune").warning("%s", warning)
 
 
 def set_up_logging(verbose: int, quiet: bool) -> None:

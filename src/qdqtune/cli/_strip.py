@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from qdqtune._command_configs import StripConfig
 from qdqtune.cli._flags import add_config, add_model, add_output, config_from
 from qdqtune.cli._runner import OK, show
-from qdqtune.config import StripConfig
 
 DESCRIPTION = (
     "Remove every Q/DQ pair from a model. Weights that were stored quantized are "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from qdqtune._command_configs import VerifyConfig
 from qdqtune.cli._flags import add_config, config_from
 from qdqtune.cli._runner import FAILED, OK, show
-from qdqtune.config import VerifyConfig
 
 DESCRIPTION = (
     "Check a model against the files that a tuning run wrote beside it: its "

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qdqtune.engines._entries import (
     BUILTIN_ENGINES,
@@ -22,8 +23,10 @@ from qdqtune.engines._entries import (
 )
 from qdqtune.engines._gpu import find_gpus
 from qdqtune.records._errors import EngineError, UsageError
-from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._plugins import Plugins
+
+if TYPE_CHECKING:
+    from qdqtune.records._measurement import EngineInfo
 
 _logger = logging.getLogger(__name__)
 

@@ -15,9 +15,6 @@ from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._ranges import CalibrationSource
 from qdqtune.records._results import Result
 
-# Below this, task metrics suffer: a MiniLM's sentences have cosines of 0.97 to float at 10 dB,
-# 0.993 at 15 dB.
-DEFAULT_MIN_SQNR_DB = 15.0
 SQNR, APPROXIMATE_SQNR, METRIC = "sqnr_db", "approximate_sqnr_db", "metric"
 """The quantity that is measured for a placement."""
 _NEAR_DB = 1.0

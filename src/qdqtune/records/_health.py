@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdqtune.records._results import Result
+from qdqtune.records._json_form import Record
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class GpuHealth:
     reason: str = ""
 
 
-@dataclass(frozen=True, repr=False)
-class Health(Result):
+@dataclass(frozen=True)
+class Health(Record):
     """The machine and its engines.
 
     Attributes:
@@ -127,9 +127,3 @@ class Health(Result):
     broken: tuple[BrokenPlugin, ...] = ()
     gpu: GpuHealth = GpuHealth()
     max_memory: int | None = None
-
-    @property
-    def headline(self) -> str:
-        """The essentials, in one line."""
-        usable = [engine.name for engine in self.engines if engine.usable]
-        return f"{self.cpu}, {self.isa}; usable: {', '.join(usable) or 'no engine'}"

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
-from typing import ClassVar
-
-from qdqtune.records._results import Result
 
 
 class Precision(str, Enum):
@@ -54,40 +50,3 @@ class PrecisionReport:
     casts: int = 0
     opset: int | None = None
     modified: bool = False
-
-
-@dataclass(frozen=True, repr=False)
-class ConvertReport(Result):
-    """Report of `convert`.
-
-    Attributes:
-        output: The file written.
-        conversion: The changes.
-        sqnr_db: Signal-to-noise ratio per output against the original model; empty if unknown or if
-            nothing was converted.
-        overflow: Name of the first node whose result is no longer finite; empty if there is none.
-    """
-
-    KIND: ClassVar[str] = "conversion"
-    JSON: ClassVar[str] = (
-        "output precision=conversion.precision modified=conversion.modified "
-        "converted=conversion.converted kept=conversion.kept saturated=conversion.saturated "
-        "casts_added=conversion.casts raised_to_opset=conversion.opset output_sqnr_db=sqnr_db "
-        "overflow=first_overflow"
-    )
-
-    output: Path
-    conversion: PrecisionReport
-    sqnr_db: Mapping[str, float] = field(default_factory=dict)
-    overflow: str = ""
-
-    @property
-    def first_overflow(self) -> str | None:
-        """The node of `overflow`; None if there is none."""
-        return self.overflow or None
-
-    @property
-    def headline(self) -> str:
-        """The essentials, in one line."""
-        done = self.conversion
-        return f"{len(done.converted)} ops in {done.precision.value}, output {self.output}"

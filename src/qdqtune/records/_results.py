@@ -1,20 +1,18 @@
-"""Base class of the results of public functions, and the results of `optimize`.
-
-`shapes` and `export`.
-"""
+"""Base class of the results of public functions, and the results of the smaller ones."""
 
 from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
 from qdqtune.records._inputs import shape_text
 from qdqtune.records._json_form import Record
+from qdqtune.records._precision import PrecisionReport
 from qdqtune.records._printable import printable
 
 # Loaded by name when a notebook needs it: reports depend on records, never the reverse.
@@ -116,6 +114,43 @@ class OptimizeReport(Result):
         """The essentials, in one line."""
         before, after = sum(self.counts.before.values()), sum(self.counts.after.values())
         return f"{before} nodes before, {after} now, output {self.output}"
+
+
+@dataclass(frozen=True, repr=False)
+class ConvertReport(Result):
+    """Report of `convert`.
+
+    Attributes:
+        output: The file written.
+        conversion: The changes.
+        sqnr_db: Signal-to-noise ratio per output against the original model; empty if unknown or if
+            nothing was converted.
+        overflow: Name of the first node whose result is no longer finite; empty if there is none.
+    """
+
+    KIND: ClassVar[str] = "conversion"
+    JSON: ClassVar[str] = (
+        "output precision=conversion.precision modified=conversion.modified "
+        "converted=conversion.converted kept=conversion.kept saturated=conversion.saturated "
+        "casts_added=conversion.casts raised_to_opset=conversion.opset output_sqnr_db=sqnr_db "
+        "overflow=first_overflow"
+    )
+
+    output: Path
+    conversion: PrecisionReport
+    sqnr_db: Mapping[str, float] = field(default_factory=dict)
+    overflow: str = ""
+
+    @property
+    def first_overflow(self) -> str | None:
+        """The node of `overflow`; None if there is none."""
+        return self.overflow or None
+
+    @property
+    def headline(self) -> str:
+        """The essentials, in one line."""
+        done = self.conversion
+        return f"{len(done.converted)} ops in {done.precision.value}, output {self.output}"
 
 
 EXCLUSION_TOOLS = ("onnxruntime", "modelopt", "nncf")

@@ -18,10 +18,6 @@ from qdqtune.records._untrusted_files import SCHEMAS, check_schema, object_in
 
 _OF_SUBGRAPHS = {"groups", "structural", "units"}
 
-DEFAULT_OUTPUT_DIR = "autotuner_output"
-DEFAULT_MAX_DROP = 0.01
-DEFAULT_THRESHOLD = 1.02
-
 AS_GIVEN = "as given"
 """The float type of a model that was not converted."""
 

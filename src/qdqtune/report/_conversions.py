@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from qdqtune.records._inputs import shape_text
-from qdqtune.records._precision import ConvertReport, PrecisionReport
+from qdqtune.records._precision import PrecisionReport
 from qdqtune.records._printable import printable
-from qdqtune.records._results import OptimizeCounts, OptimizeReport, Proof, ShapesReport
+from qdqtune.records._results import (
+    ConvertReport,
+    OptimizeCounts,
+    OptimizeReport,
+    Proof,
+    ShapesReport,
+)
 from qdqtune.report._formatting import Table, some, text_table
 
 _MEGABYTE = 1 << 20

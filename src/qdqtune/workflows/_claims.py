@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qdqtune.config import DEFAULT_MIN_SQNR_DB
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._reference_engine import reference_worker
 from qdqtune.graph._atomic_files import sha256_of
@@ -20,7 +21,7 @@ from qdqtune.graph._input_shapes import bind_dims, input_dims, input_named
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._op_units import canonical
 from qdqtune.qdq._read_back import strip
-from qdqtune.records._accuracy import DEFAULT_MIN_SQNR_DB, allowed_sqnr_db
+from qdqtune.records._accuracy import allowed_sqnr_db
 from qdqtune.records._claim import Claim
 from qdqtune.records._errors import LimitError, QdqtuneError, UsageError
 from qdqtune.records._inputs import InputRequest

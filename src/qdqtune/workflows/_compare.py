@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from qdqtune._command_configs import CompareConfig
 from qdqtune.calibration._expected_inputs import expected_inputs
 from qdqtune.calibration._layer_errors import op_errors
 from qdqtune.calibration._layer_errors_model import Wiring
@@ -18,7 +19,6 @@ from qdqtune.calibration._layer_errors_pairs import Pairing
 from qdqtune.calibration._output_error import Reference
 from qdqtune.calibration._random_inputs import Feeds, random_inputs
 from qdqtune.calibration._sample_set import open_samples
-from qdqtune.config import CompareConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._reference_engine import AS_WRITTEN, advice_on, reference_worker

@@ -33,7 +33,8 @@ from qdqtune.graph._weights import unread_weights
 from qdqtune.records._errors import EngineError, ModelError, QdqtuneError, UsageError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._measurement import EngineInfo, Verdict
-from qdqtune.records._precision import AUTO, FLOAT_TYPES, ConvertReport, Precision
+from qdqtune.records._precision import AUTO, FLOAT_TYPES, Precision
+from qdqtune.records._results import ConvertReport
 from qdqtune.records._tuning import AS_GIVEN
 from qdqtune.search.strategies._strategy import Effort
 from qdqtune.workflows._source_model import Source, has_types

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from qdqtune._command_configs import InsertConfig
 from qdqtune.calibration._tensor_capture import observe_shapes, unknown_tensors
-from qdqtune.config import InsertConfig
 from qdqtune.engines._reference_engine import reference_worker
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import check_result, check_targets, save_model, write_text

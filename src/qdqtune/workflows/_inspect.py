@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from qdqtune.config import InspectConfig
+from qdqtune._command_configs import InspectConfig
 from qdqtune.graph._files import load_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import resolve_shapes

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from qdqtune._command_configs import GroupsConfig, LayersConfig
 from qdqtune.calibration._random_inputs import measured_inputs
-from qdqtune.config import GroupsConfig, LayersConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._native_dialect import native_dialect

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from qdqtune.config import NameFilters, QuantizeConfig, TuneConfig
+from qdqtune.config import DEFAULT_THRESHOLD, NameFilters, QuantizeConfig, TuneConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._native_dialect import native_dialect
@@ -27,7 +27,7 @@ from qdqtune.records._errors import UsageError
 from qdqtune.records._measurement import Comparison
 from qdqtune.records._placement import Placement
 from qdqtune.records._quantization import Decision, QuantizeReport, QuantizeResult
-from qdqtune.records._tuning import DEFAULT_THRESHOLD, Summary
+from qdqtune.records._tuning import Summary
 from qdqtune.records._untrusted_files import real_path
 from qdqtune.report._quantization import quantize_text
 from qdqtune.rules._placement_draft import Constraints

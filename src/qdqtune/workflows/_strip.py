@@ -9,9 +9,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from qdqtune._command_configs import StripConfig
 from qdqtune.calibration._output_error import output_sqnr
 from qdqtune.calibration._random_inputs import random_inputs
-from qdqtune.config import StripConfig
 from qdqtune.engines._reference_engine import AS_WRITTEN, has_reference, reference_worker
 from qdqtune.engines._worker import WorkerFailure
 from qdqtune.graph._atomic_files import TemporaryFolder

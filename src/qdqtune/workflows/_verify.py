@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdqtune.config import BenchConfig, VerifyConfig
+from qdqtune._command_configs import VerifyConfig
+from qdqtune.config import BenchConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._options import recorded_engine

@@ -1,0 +1,261 @@
+"""Configs of the smaller functions and commands; see `qdqtune.config`.
+
+They lie apart so that `qdqtune tune` starts without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from qdqtune.config import (
+    FLOAT_TYPE,
+    INPUTS,
+    CalibrationConfig,
+    EngineConfig,
+    InputConfig,
+    OutputConfig,
+    Path,
+    QuantizationConfig,
+    ShapeRangeConfig,
+    SizeConfig,
+    float_type_named,
+)
+from qdqtune.options import (
+    ANYTHING,
+    FUNCTION,
+    MODEL,
+    NAME,
+    NAMES,
+    PATH,
+    SWITCH,
+    Config,
+    one_of,
+    option,
+    whole,
+)
+from qdqtune.records._inputs import ShapesOrRequest
+from qdqtune.records._precision import QUANT_TYPES, Precision
+from qdqtune.records._results import EXCLUSION_TOOLS
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverwriteConfig(Config):
+    """Whether existing files may be replaced."""
+
+    TITLE: ClassVar[str] = OutputConfig.TITLE
+
+    force: bool = option(False, SWITCH, "replace files that exist", "--force")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialectConfig(Config):
+    """Options for the dialect, for functions that need not run the model."""
+
+    TITLE: ClassVar[str] = QuantizationConfig.TITLE
+
+    engine: str = option(
+        "auto", NAME, "the engine whose dialect is used; it need not be installed", "--engine"
+    )
+    dialect: str | None = option(
+        None, NAME, "a dialect by name, instead of the engine's own on this machine", "--dialect"
+    )
+    quant_type: str = option(
+        "int8", one_of(QUANT_TYPES), "what to quantize to, as the dialect offers", "--quant_type"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InsertConfig(DialectConfig, CalibrationConfig, InputConfig, OverwriteConfig):
+    """All options of `qdqtune.insert`."""
+
+    TITLE: ClassVar[str] = "what to quantize (all of these together)"
+
+    ops: Sequence[str] = option((), replace(NAMES, metavar="OP"), "all ops of these types", "--ops")
+    nodes: Sequence[str] = option(
+        (), replace(NAMES, metavar="NODE"), "the nodes of these names", "--nodes"
+    )
+    tensors: Sequence[str] = option(
+        (), replace(NAMES, metavar="TENSOR"), "the tensors of these names", "--tensors"
+    )
+    placement: Path | None = option(None, PATH, "a placement.json, exactly as it is", "--placement")
+    high_precision_dtype: Precision | str | None = option(
+        None, FLOAT_TYPE, "float type of what is not quantized", "--high_precision_dtype",
+        default_text="the model's own", title=QuantizationConfig.TITLE,
+    )  # fmt: skip
+    save_placement: Path | None = option(
+        None, PATH, "also write the placement", "--save_placement", title=OverwriteConfig.TITLE
+    )
+    progress: Callable[[int, int | None], None] | None = option(
+        None, FUNCTION, "called with the samples calibrated and their number, if known"
+    )
+
+    @property
+    def float_type(self) -> Precision | None:
+        """The float type of ops that are not quantized; None keeps the model's type."""
+        return float_type_named(self.high_precision_dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StripConfig(InputConfig, OverwriteConfig):
+    """All options of `qdqtune.strip`."""
+
+    TITLE: ClassVar[str] = OverwriteConfig.TITLE
+
+    weights_from: Any = option(
+        None, MODEL, "the float model that has the original weights", "--weights_from"
+    )
+    save_placement: Path | None = option(
+        None, PATH, "also write the placement: what was quantized", "--save_placement"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertConfig(InputConfig, OverwriteConfig):
+    """All options of `qdqtune convert`."""
+
+    TITLE: ClassVar[str] = "precision"
+
+    to: str | None = option(None, FLOAT_TYPE, "the type to convert to", "--to", required=True)
+    keep_io: bool = option(
+        True, SWITCH, "inputs and outputs keep their types", "--keep_io", "--no_keep_io",
+        default_text="yes",
+    )  # fmt: skip
+    keep_nodes: Sequence[str] = option(
+        (), replace(NAMES, metavar="NODE"), "names of nodes that keep their precision",
+        "--keep_nodes",
+    )  # fmt: skip
+    keep_ops: Sequence[str] = option(
+        (), replace(NAMES, metavar="OP"), "op types that keep their precision", "--keep_ops"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapesConfig(OverwriteConfig):
+    """All options of `qdqtune shapes`."""
+
+    TITLE: ClassVar[str] = "sizes to fix"
+
+    batch_size: int | None = option(
+        None, whole(1), "the leading dim of every input", "--batch_size"
+    )
+    inputs: ShapesOrRequest | None = option(
+        None, INPUTS, "the shapes to fix", "--set", "--shapes", "--dim"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(OverwriteConfig):
+    """All options of `qdqtune export`."""
+
+    is_list: bool = option(False, SWITCH, "list the candidates", "--list")
+    candidate: str | None = option(
+        None, replace(NAME, metavar="ID"), "the candidate to write; see --list", "--candidate"
+    )
+    exclusion_list: str | None = option(
+        None, one_of(EXCLUSION_TOOLS),
+        "write the nodes that stay float, in the form in which this tool takes nodes to exclude",
+        "--exclusion_list",
+    )  # fmt: skip
+    against: Any = option(
+        None, MODEL, "with --exclusion_list: the float model whose node names are used",
+        "--against", default_text="that of the run",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(EngineConfig, InputConfig):
+    """All options of `qdqtune.compare`."""
+
+    TITLE: ClassVar[str] = "data"
+
+    engine: str | None = option(  # type: ignore[assignment]
+        None, NAME, "the engine whose kernels compute the outputs", "--engine",
+        default_text="each op is run as it is written",
+    )  # fmt: skip
+    data: Any = option(
+        None, ANYTHING,
+        "data to run on: an .npy or .npz file, a folder of them, or module:function",
+        "--data", "--calibration_data", default_text="random inputs",
+    )  # fmt: skip
+    samples: int | None = option(
+        None, whole(1), "use this many samples", "--samples", "--calibration_samples",
+        default_text="at most 32 of the data, or 8 random ones",
+    )  # fmt: skip
+    progress: Callable[[int, int | None], None] | None = option(
+        None, FUNCTION,
+        "called in each of two rounds with the samples done and their number, if known",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyConfig(EngineConfig, InputConfig):
+    """All options of `qdqtune.verify`."""
+
+    TITLE: ClassVar[str] = "what to check with"
+
+    engine: str | None = option(  # type: ignore[assignment]
+        None, NAME, "the engine that runs the models", "--engine",
+        default_text="that of the run, else the one usable here",
+    )  # fmt: skip
+    against: Any = option(
+        None, MODEL, "the float model", "--against", default_text="baseline.onnx beside the model"
+    )
+    runs: int | None = option(
+        None, whole(1), "timed runs per model", "--runs",
+        default_text="as many as take a few seconds per model",
+    )  # fmt: skip
+    calibration_data: Any = option(
+        None, ANYTHING,
+        "the calibration data of the run, to measure the error on: an .npy or .npz file, a folder "
+        "of them, or module:function", "--calibration_data", "--data",
+        default_text="random inputs like those of the run",
+    )  # fmt: skip
+    calibration_samples: int | None = option(
+        None, whole(1), "use at most this many samples, as the run did", "--calibration_samples",
+        "--samples",
+    )  # fmt: skip
+    progress: Callable[[int, int], None] | None = option(
+        None, FUNCTION, "called with the rounds done and planned"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectConfig(DialectConfig, SizeConfig):
+    """All options of `qdqtune.inspect`."""
+
+    TITLE: ClassVar[str] = "regions"
+
+    max_sequence_size: int = option(
+        10, whole(1), "longest sequence of ops inside a composite region", "--max_sequence_size"
+    )
+    by_shape: bool = option(
+        False, SWITCH, "tell patterns apart by types and shapes, too, as tuning does", "--by_shape"
+    )
+    why: str | None = option(
+        None, replace(NAME, metavar="TENSOR"),
+        "show only where this tensor can be quantized, and why not elsewhere", "--why",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayersConfig(EngineConfig, SizeConfig, ShapeRangeConfig):
+    """All options of `qdqtune.layers_of`."""
+
+    TITLE: ClassVar[str] = "layers and groups"
+
+    runs: int = option(20, whole(1), "timed runs", "--runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupsConfig(LayersConfig):
+    """All options of `qdqtune.groups_of`."""
+
+    quant_type: str = option(
+        "int8", one_of(QUANT_TYPES), "what to quantize to, as the dialect offers", "--quant_type"
+    )
+    graph_json: Path | None = option(
+        None, PATH, "with --groups: read TensorRT's layers from this file, and run nothing",
+        "--graph_json",
+    )  # fmt: skip
