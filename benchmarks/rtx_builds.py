@@ -31,7 +31,7 @@ from qdqtune.engines.tensorrt._builder import (
 )
 from qdqtune.engines.tensorrt._layers import Layer, LayerTensor, parse_layers
 from qdqtune.engines.tensorrt._settings import Settings, ShapeRange
-from qdqtune.engines.tensorrt._signature import read_signature
+from qdqtune.engines._signature import read_signature
 from qdqtune.records._errors import EngineError, QdqtuneError, UsageError
 
 DEFAULT_CAPABILITY = "sm89"

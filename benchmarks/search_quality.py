@@ -29,7 +29,7 @@ import numpy as np
 import onnx_ir as ir
 
 from benchmarks.search_models import MODELS
-from qdqtune.engines._timing import plan_turns, take_turns, typical_gain
+from qdqtune.engines._timing import gain_of, plan_turns, scores, take_turns
 from qdqtune.engines.layers._latency import shares_of_latency
 from qdqtune.graph._folding import fold
 from qdqtune.graph._index import GraphIndex
@@ -221,7 +221,7 @@ class Replay:
     def scores(self, trial: Trial) -> list[Score]:
         """What a workflow would tell the search."""
         blocks, _ = self._turns((trial.reference, *trial.candidates), ROUNDS[trial.effort])
-        return [Score(*typical_gain(blocks[0], candidate)) for candidate in blocks[1:]]
+        return [Score(*gain_of(scores(blocks[0], candidate))) for candidate in blocks[1:]]
 
     def final(self, state: State) -> Comparison:
         """The comparison with the float model that a workflow ends with."""

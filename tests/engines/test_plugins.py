@@ -19,7 +19,7 @@ from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows.tuning._tune import tune
 
 ENTRY = """
-from qdqtune.engines._registry import EngineEntry, DialectChoice
+from qdqtune.engines._entries import DialectChoice, EngineEntry
 
 ENTRY = EngineEntry(
     "acme", "pip install acme-engine", title="Acme", module="acme_engine",

@@ -176,7 +176,7 @@ def test_open_dims_are_those_of_the_feeds(tower):
     ("feeds", "message"),
     [
         ({}, r"the inputs are \['x'\], the feeds \[\]"),
-        ({"x": np.zeros((1, 32, 32, 16), np.float32)}, r"is float32\[1, 32, 32, 32\], its feed"),
+        ({"x": np.zeros((1, 32, 32, 16), np.float32)}, r"has the dims \[1, 32, 32, 32\], its feed"),
         ({"x": np.zeros((1, 32, 32, 32), np.float16)}, "its feed float16"),
     ],
 )

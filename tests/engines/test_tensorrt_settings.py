@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.conftest import model_from_text
 
 from qdqtune.engines._interface import InputSpec, SessionOptions
+from qdqtune.engines._signature import read_signature
 from qdqtune.engines.tensorrt._settings import (
     COMMON,
     Settings,
@@ -24,7 +25,6 @@ from qdqtune.engines.tensorrt._settings import (
     shapes_text,
     sizes_text,
 )
-from qdqtune.engines.tensorrt._signature import read_signature
 
 NAMES = st.text(
     st.characters(codec="utf-8", exclude_categories=("C", "Z"), exclude_characters="'"), min_size=1

@@ -20,8 +20,8 @@ from typing import Any
 
 import onnx
 
+from qdqtune.engines._entries import EngineEntry
 from qdqtune.engines._interface import InputSpec, SessionOptions
-from qdqtune.engines._registry import EngineEntry
 from qdqtune.records._measurement import EngineInfo, LayerTime
 from qdqtune.testing.simulated import SimulatedEngine
 from qdqtune.testing.simulated._engine import SimulatedSession

@@ -10,8 +10,8 @@ from typing import Any
 
 import onnx
 
+from qdqtune.engines._entries import EngineEntry
 from qdqtune.engines._interface import SessionOptions
-from qdqtune.engines._registry import EngineEntry
 from qdqtune.records._measurement import EngineInfo, LayerTime
 from qdqtune.testing.simulated import SimulatedEngine
 

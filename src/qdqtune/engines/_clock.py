@@ -11,6 +11,8 @@ from pathlib import Path
 _COARSEST_STEP_NS = 20_000
 _WATCHED_NS = 20_000_000
 
+_THREADS = Path("/proc/self/task")
+
 
 @lru_cache(maxsize=1)
 def thread_clock_is_fine() -> bool:
@@ -52,9 +54,6 @@ class RunClock:
             self.use_wall_time()
             samples = take(self.now_ns)
         return samples
-
-
-_THREADS = Path("/proc/self/task")
 
 
 def waited_for_cpu_s() -> float:

@@ -1,7 +1,4 @@
-"""Confidence intervals for medians.
-
-For comparisons on a core that other processes keep taking away.
-"""
+"""Confidence intervals of medians, also on a core that other processes keep taking away."""
 
 from __future__ import annotations
 
@@ -12,6 +9,21 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from qdqtune.records._measurement import Comparison
+
+BUSY_SHARE = 0.1
+"""Share of the time spent waiting for a core above which the machine counts as busy."""
+# Up to the first share of waiting, some runs are hardly disturbed; from the second on, none are.
+_HARDLY, _ALWAYS = 0.6, 0.8
+# The fastest few and the next, as fractions of all runs; and the fraction if all are disturbed.
+_FASTEST, _NEXT, _DISTURBED = 0.005, 0.05, 0.25
+_FEWEST_RUNS = 3
+# Half of the interval's minimum width, as a log ratio: per share of waiting, and at most.
+_HALF_WIDTH_PER_SHARE = 0.3
+_MOST_HALF_WIDTH = 0.12
+_SEGMENTS = 4
+# Standard deviation over median absolute deviation, for normal numbers.
+_NORMAL_PER_MEDIAN = 1.4826
+_Blocks = Sequence[Sequence[float]]
 
 
 def median_interval(
@@ -54,6 +66,12 @@ def correlation_time(values: Sequence[float]) -> float:
     return max(1.0, total)
 
 
+def robust_deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of normal numbers with the same median absolute deviation."""
+    middle = statistics.median(values)
+    return _NORMAL_PER_MEDIAN * statistics.median(abs(value - middle) for value in values)
+
+
 @lru_cache(maxsize=1024)
 def _lower_rank(count: int, confidence: float) -> int:
     """Returns the largest k with P(fewer than k of count coins show heads) <= (1 - confidence) / 2.
@@ -68,24 +86,6 @@ def _lower_rank(count: int, confidence: float) -> int:
         if below > tail:
             return heads
     return 0
-
-
-BUSY_SHARE = 0.1
-"""Share of the time spent waiting for a core above which the machine counts as busy."""
-
-# Up to the first share of waiting, some runs are hardly disturbed; from the second on, none are.
-_HARDLY, _ALWAYS = 0.6, 0.8
-# The fastest few and the next, as fractions of all runs; and the fraction if all are disturbed.
-_FASTEST, _NEXT, _DISTURBED = 0.005, 0.05, 0.25
-_FEWEST_RUNS = 3
-# Half of the interval's minimum width, as a log ratio: per share of waiting, and at most.
-_HALF_WIDTH_PER_SHARE = 0.3
-_MOST_HALF_WIDTH = 0.12
-_SEGMENTS = 4
-# Standard deviation over median absolute deviation, for normal numbers.
-_NORMAL_PER_MEDIAN = 1.4826
-
-_Blocks = Sequence[Sequence[float]]
 
 
 def compare_disturbed(
@@ -156,6 +156,4 @@ def _seen_half_width(
         _log_ratio(baseline[i : i + length], candidate[i : i + length], share) for i in starts
     ]
     deviations = statistics.NormalDist().inv_cdf((1.0 + confidence) / 2.0)
-    middle = statistics.median(ratios)
-    spread = _NORMAL_PER_MEDIAN * statistics.median(abs(ratio - middle) for ratio in ratios)
-    return deviations * spread / math.sqrt(_SEGMENTS)
+    return deviations * robust_deviation(ratios) / math.sqrt(_SEGMENTS)

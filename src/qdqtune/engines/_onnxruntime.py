@@ -25,7 +25,6 @@ from qdqtune.records._measurement import EngineInfo, LayerTime
 if TYPE_CHECKING:
     from qdqtune.engines._interface import Feeds, Outputs
 
-
 # ONNX Runtime removes unused weights, and searches a list of all weights for each: 0.7 s for 20,000
 # of them, 50 s for 100,000.
 _MANY = 10_000
@@ -37,6 +36,31 @@ _SLOW_WITH_MANY = ("ConstantSharing",)
 # It also frees the weights of an open model one by one, each after a search for its name, unless
 # it writes the optimized model: 42 s for 100,000 weights, 3 s without.
 _WRITES_NOTHING = os.devnull
+
+_LEVELS = {
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "disable_all": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+_LEVEL_OPTION = "graph_optimization_level"
+_PATTERN_OPTION = "enable_mem_pattern"
+_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "string": "str",
+    "float8e4m3fn": "float8_e4m3fn",
+    "float8e5m2": "float8_e5m2",
+}
+_PROFILE_WARMUP_RUNS = 2
+_WARNING, _ERROR = 2, 3
+_WEIGHTS_FILE_OPTION = "session.optimized_model_external_initializers_file_name"
+# Share of the free disk that the weights of an optimized model may take temporarily.
+_SHARE_OF_DISK = 0.5
+# Some models declare outputs with another rank than they compute. A run that reuses the results of
+# the previous one is then refused; a run into new results is not.
+_WRONG_RANK = "Invalid rank for output"
+_logger = logging.getLogger(__name__)
 
 
 class ToOpen(NamedTuple):
@@ -87,32 +111,6 @@ def _without_unread_weights(model: onnx.ModelProto) -> bytes | None:
     graph.initializer.extend(weights)
     content: bytes = model.SerializeToString()
     return content
-
-
-_LEVELS = {
-    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "disable_all": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-}
-_LEVEL_OPTION = "graph_optimization_level"
-_PATTERN_OPTION = "enable_mem_pattern"
-_DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "string": "str",
-    "float8e4m3fn": "float8_e4m3fn",
-    "float8e5m2": "float8_e5m2",
-}
-_PROFILE_WARMUP_RUNS = 2
-_WARNING, _ERROR = 2, 3
-_WEIGHTS_FILE_OPTION = "session.optimized_model_external_initializers_file_name"
-# Share of the free disk that the weights of an optimized model may take temporarily.
-_SHARE_OF_DISK = 0.5
-# Some models declare outputs with another rank than they compute. A run that reuses the results of
-# the previous one is then refused; a run into new results is not.
-_WRONG_RANK = "Invalid rank for output"
-_logger = logging.getLogger(__name__)
 
 
 class OnnxRuntimeEngine:

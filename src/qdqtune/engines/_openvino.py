@@ -30,11 +30,32 @@ from qdqtune.records._measurement import EngineInfo, LayerTime
 if TYPE_CHECKING:
     from qdqtune.engines._interface import Feeds, Outputs
 
-
 _PRODUCT = "product"
 # Large enough to be worth converting its operands.
 _SIZE = 64
 _FLOATS = ("float32", "bfloat16", "float16")
+
+_DTYPES = {
+    "bf16": "bfloat16",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "i4": "int4",
+    "string": "str",
+    "u4": "uint4",
+}
+# Types without a numpy name; OpenVINO returns their bits under another type.
+_VIEWS = {
+    "bf16": ml_dtypes.bfloat16,
+    "f8e4m3": ml_dtypes.float8_e4m3fn,
+    "f8e5m2": ml_dtypes.float8_e5m2,
+}
+_PROFILE_WARMUP_RUNS = 2
+# OpenVINO's name for the result of an ONNX output.
+_RESULT = "/sink_port_0"
+# Prefix of lines that name the OpenVINO source file an error came through.
+_PASSED_ON = "Exception from src/"
+# Share of a run on other threads up to which the clock of the calling thread is trusted.
+_ELSEWHERE = 0.05
 
 
 def with_float_kernels(core: Any, settings: Settings) -> Settings:
@@ -102,29 +123,6 @@ def _hinted(compiled: Any) -> str:
 def _type_name(kind: Any) -> str:
     name = str(kind.get_type_name())
     return PRECISIONS.get(name, name)
-
-
-_DTYPES = {
-    "bf16": "bfloat16",
-    "f8e4m3": "float8_e4m3fn",
-    "f8e5m2": "float8_e5m2",
-    "i4": "int4",
-    "string": "str",
-    "u4": "uint4",
-}
-# Types without a numpy name; OpenVINO returns their bits under another type.
-_VIEWS = {
-    "bf16": ml_dtypes.bfloat16,
-    "f8e4m3": ml_dtypes.float8_e4m3fn,
-    "f8e5m2": ml_dtypes.float8_e5m2,
-}
-_PROFILE_WARMUP_RUNS = 2
-# OpenVINO's name for the result of an ONNX output.
-_RESULT = "/sink_port_0"
-# Prefix of lines that name the OpenVINO source file an error came through.
-_PASSED_ON = "Exception from src/"
-# Share of a run on other threads up to which the clock of the calling thread is trusted.
-_ELSEWHERE = 0.05
 
 
 class OpenVinoEngine:

@@ -19,10 +19,14 @@ from qdqtune.records._precision import Precision
 
 __all__ = ["MAX", "MIN", "OPT", "Shapes", "range_options", "shapes_text", "without_ranges"]
 
-
 _logger = logging.getLogger(__name__)
 
 _TIMING_CACHE, _PLUGINS = "timing_cache", "plugins"
+
+_SHAPES = re.compile(r"--(min|opt|max|)[sS]hapes=(.+)")
+MIN, OPT, MAX = "min", "opt", "max"
+_OPTIONS = {MIN: "min_shapes", OPT: "opt_shapes", MAX: "max_shapes"}
+_TYPING, _PRECISION = "typing", "precision"
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,6 @@ def _without(what: str, is_strict: bool) -> None:
     _logger.warning("%s", what)
 
 
-_SHAPES = re.compile(r"--(min|opt|max|)[sS]hapes=(.+)")
-
-
 @dataclass
 class ShapeArguments:
     """Shape arguments, separated from the others.
@@ -138,10 +139,6 @@ class ShapeArguments:
         return {name: ",".join(texts) for name, texts in said.items() if texts}
 
 
-MIN, OPT, MAX = "min", "opt", "max"
-_OPTIONS = {MIN: "min_shapes", OPT: "opt_shapes", MAX: "max_shapes"}
-
-
 def range_options(shapes: Mapping[str, Shapes]) -> dict[str, str]:
     """Return the options for ranges of input shapes.
 
@@ -154,9 +151,6 @@ def range_options(shapes: Mapping[str, Shapes]) -> dict[str, str]:
 def without_ranges(options: Mapping[str, str]) -> dict[str, str]:
     """Return the options without shape ranges."""
     return {name: value for name, value in options.items() if name not in _OPTIONS.values()}
-
-
-_TYPING, _PRECISION = "typing", "precision"
 
 
 def preferred_float_type(info: EngineInfo) -> Precision:

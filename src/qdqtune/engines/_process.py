@@ -50,6 +50,11 @@ from qdqtune.engines._worker_main import main
 main(engine, commands, replies, memory_bytes or None)
 """
 
+_spawners: dict[int, ThreadPoolExecutor] = {}
+_spawners_lock = threading.Lock()
+_T = TypeVar("_T")
+_MOST_SECONDS = MOST_MS  # a block has many runs
+
 
 class FailureKind(enum.Enum):
     """How a request failed."""
@@ -78,10 +83,6 @@ class WorkerFailure(EngineError):
     def __init__(self, what: str, kind: FailureKind, details: str = "") -> None:
         super().__init__(what, details)
         self.kind = kind
-
-
-_spawners: dict[int, ThreadPoolExecutor] = {}
-_spawners_lock = threading.Lock()
 
 
 def _spawn(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -289,10 +290,6 @@ class ChildProcess:
             reason = " (a file that it was reading has become shorter)" if name == "SIGBUS" else ""
             return f"was ended by {name}{reason}"
         return f"exited with code {status}"
-
-
-_T = TypeVar("_T")
-_MOST_SECONDS = MOST_MS  # a block has many runs
 
 
 def understand(op: str, read: Callable[[Any], _T], reply: Any) -> _T:

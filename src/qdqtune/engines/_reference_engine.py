@@ -1,7 +1,4 @@
-"""The reference engine, which runs models exactly as written.
-
-Advice when an engine refuses custom ops.
-"""
+"""The reference engine runs models exactly as written; advice if an engine refuses custom ops."""
 
 from __future__ import annotations
 

@@ -15,12 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqtune.engines._entries import (
-    BUILTIN_ENGINES,
-    DialectChoice,
-    EngineEntry,
-    find_engines,
-)
+from qdqtune.engines._entries import BUILTIN_ENGINES, EngineEntry, find_engines
 from qdqtune.engines._gpu import find_gpus
 from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._plugins import Plugins
@@ -30,26 +25,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-__all__ = [
-    "AUTO",
-    "ENGINES",
-    "GUIDES_MODULE",
-    "GUIDES_PROGRAM",
-    "REFERENCE",
-    "DialectChoice",
-    "EngineEntry",
-    "EngineStatus",
-    "available",
-    "build_line",
-    "engines",
-    "entry",
-    "plugins",
-    "resolve",
-    "title",
-    "versioned",
-    "worker_class",
-]
-
 AUTO = "auto"
 REFERENCE = "onnxruntime"
 """The engine that calibrates, and that runs models as written, for any target engine."""
@@ -57,6 +32,10 @@ GUIDES_MODULE = "tensorrt"
 """The engine that NVIDIA's autotuning guides measure with, as a Python module."""
 GUIDES_PROGRAM = "trtexec"
 """The same engine as a program."""
+
+ENGINES: dict[str, EngineEntry] = {entry.name: entry for entry in BUILTIN_ENGINES}
+"""The built-in engines; `engines` also has those of other packages."""
+_AUTO_ORDER = (GUIDES_MODULE, REFERENCE, "openvino")
 
 
 @dataclass(frozen=True)
@@ -76,12 +55,6 @@ class EngineStatus:
     reason: str
     lists_layers: bool = False
     program: str = ""
-
-
-ENGINES: dict[str, EngineEntry] = {entry.name: entry for entry in BUILTIN_ENGINES}
-"""The built-in engines; `engines` also has those of other packages."""
-
-_AUTO_ORDER = (GUIDES_MODULE, REFERENCE, "openvino")
 
 
 @functools.cache

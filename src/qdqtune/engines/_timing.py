@@ -26,6 +26,7 @@ from qdqtune.engines._intervals import (
     compare_disturbed,
     correlation_time,
     median_interval,
+    robust_deviation,
 )
 from qdqtune.records._measurement import Comparison, Verdict
 
@@ -53,8 +54,7 @@ _USEFUL_HALF_WIDTH = 0.012
 # Dropped runs move the compared runs apart, and the machine has more time to change.
 _WIDER_BY_DROPPING = 1.4
 _COLD_MATTERS_BELOW_MS = 20.0
-# The deviation of normal numbers over their median deviation; that of their median over their mean.
-_NORMAL_PER_MEDIAN = 1.4826
+# The deviation of the median of normal numbers over that of their mean.
 _MEDIAN_PER_MEAN = 1.2533
 
 
@@ -244,22 +244,14 @@ def compare_blocks(
     )
 
 
-def typical_gain(
-    baseline: Sequence[Sequence[float]], candidate: Sequence[Sequence[float]]
-) -> tuple[float, float]:
-    """Returns the median log ratio of two models that took turns, and its standard error.
+def gain_of(log_ratios: Sequence[float]) -> tuple[float, float]:
+    """Returns the median of the log ratios of two models that took turns, and its standard error.
 
     The error comes from the median deviation, so that a few disturbed blocks don't blow it up; it
     is that of a median of normal numbers.
     """
-    return gain_of(scores(baseline, candidate))
-
-
-def gain_of(log_ratios: Sequence[float]) -> tuple[float, float]:
-    """Like `typical_gain`, from log ratios that are known already."""
-    middle = statistics.median(log_ratios)
-    spread = _NORMAL_PER_MEDIAN * statistics.median(abs(ratio - middle) for ratio in log_ratios)
-    return middle, _MEDIAN_PER_MEAN * spread / math.sqrt(len(log_ratios))
+    error = _MEDIAN_PER_MEAN * robust_deviation(log_ratios) / math.sqrt(len(log_ratios))
+    return statistics.median(log_ratios), error
 
 
 def take_turns(

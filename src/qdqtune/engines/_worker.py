@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FailureKind", "OpenModel", "StoredFeeds", "Worker", "WorkerFailure"]
 
-
 _T = TypeVar("_T")
+
+# The first start of CUDA on a machine may take many seconds.
+_PROBE_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -364,10 +366,6 @@ class Worker:
             finally:
                 self.totals.waited_s += time.monotonic() - start
         return understand(op, read, reply)
-
-
-# The first start of CUDA on a machine may take many seconds.
-_PROBE_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""What passes between a parent and its worker beside requests.
-
-Environment variables, folders and arrays.
-"""
+"""What passes between a parent and its worker besides requests: variables, folders, arrays."""
 
 from __future__ import annotations
 

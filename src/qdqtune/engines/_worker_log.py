@@ -21,6 +21,10 @@ _MARK = "=== qdqtune: "
 _BEGIN, _END = f"{_MARK}building ", f"{_MARK}built in "
 _MOST_LINES = 400
 
+_TAIL_BYTES = 64 * 1024
+_LOG_BYTES = 8 * 1024 * 1024
+_MESSAGE_LINES = 12
+
 
 @contextmanager
 def building(model: str | os.PathLike[str]) -> Iterator[None]:
@@ -87,11 +91,6 @@ class BuildLog:
                 self._model = None
             elif self._model is not None and len(self._said[self._model]) < _MOST_LINES:
                 self._said[self._model].append(line)
-
-
-_TAIL_BYTES = 64 * 1024
-_LOG_BYTES = 8 * 1024 * 1024
-_MESSAGE_LINES = 12
 
 
 class OutputTail:

@@ -30,7 +30,6 @@ from qdqtune.records._measurement import FLOAT32
 if TYPE_CHECKING:
     from qdqtune.engines._interface import Feeds
 
-
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
@@ -54,6 +53,9 @@ TOWER_LAYERS = 4
 """Of the usual tower: a run of it takes far longer than the call that starts it."""
 # The first opset of which ONNX's reference has Q and DQ.
 _HEADER = '<ir_version: 9, opset_import: ["": 19]>'
+
+_ONE_THREAD = SessionOptions(threads=1)
+_TIMEOUT_S = 120.0
 
 
 def model_of(text: str, **constants: Array) -> onnx.ModelProto:
@@ -141,53 +143,40 @@ def _numbers(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-_IDS = np.array([[4, 0, 3], [1, 1, 2]], np.int64)
+def _odd(text: str, *feeds: Arrays, **constants: Array) -> Callable[[], Case]:
+    return lambda: Case.of(model_of(text, **constants), *feeds)
 
+
+_X = {"x": _numbers(2, 3)}
 ODDITIES: dict[str, Callable[[], Case]] = {
-    "several outputs, not in the order of the nodes": lambda: Case.of(
-        model_of(
-            "g (float[2, 3] x) => (float[2, 3] c, float[2, 3] a, float[2, 3] b)"
-            "{ a = Relu(x) b = Neg(x) c = Add(a, b) }"
-        ),
-        {"x": _numbers(2, 3)},
+    "several outputs, not in the order of the nodes": _odd(
+        "g (float[2, 3] x) => (float[2, 3] c, float[2, 3] a, float[2, 3] b)"
+        "{ a = Relu(x) b = Neg(x) c = Add(a, b) }",
+        _X,
     ),
-    "a scalar input": lambda: Case.of(
-        model_of("g (float[2, 3] x, float s) => (float[2, 3] y) { y = Mul(x, s) }"),
-        {"x": _numbers(2, 3), "s": np.array(-2.5, np.float32)},
+    "a scalar input": _odd(
+        "g (float[2, 3] x, float s) => (float[2, 3] y) { y = Mul(x, s) }",
+        {**_X, "s": np.array(-2.5, np.float32)},
     ),
-    "an int64 input": lambda: Case.of(
-        model_of(
-            "g (int64[2, 3] ids) => (float[2, 3, 4] y) { y = Gather(table, ids) }",
-            table=_numbers(5, 4),
-        ),
-        {"ids": _IDS},
+    "an int64 input": _odd(
+        "g (int64[2, 3] ids) => (float[2, 3, 4] y) { y = Gather(table, ids) }",
+        {"ids": np.array([[4, 0, 3], [1, 1, 2]], np.int64)},
+        table=_numbers(5, 4),
     ),
-    "open dims": lambda: Case.of(
-        model_of(
-            "g (float[n, 8] x) => (float[n, 4] y) { h = MatMul(x, w) y = Relu(h) }",
-            w=_numbers(8, 4),
-        ),
-        {"x": _numbers(3, 8)},
-        {"x": _numbers(7, 8, seed=1)},
-        {"x": _numbers(2, 8, seed=2)},
+    "open dims": _odd(
+        "g (float[n, 8] x) => (float[n, 4] y) { h = MatMul(x, w) y = Relu(h) }",
+        *({"x": _numbers(rows, 8, seed=seed)} for seed, rows in enumerate((3, 7, 2))),
+        w=_numbers(8, 4),
     ),
-    "an output that is read inside": lambda: Case.of(
-        model_of("g (float[2, 3] x) => (float[2, 3] h, float[2, 3] y) { h = Relu(x) y = Neg(h) }"),
-        {"x": _numbers(2, 3)},
+    "an output that is read inside": _odd(
+        "g (float[2, 3] x) => (float[2, 3] h, float[2, 3] y) { h = Relu(x) y = Neg(h) }", _X
     ),
-    "an input passed through": lambda: Case.of(
-        model_of(
-            "g (float[2, 3] x) => (float[2, 3] same, float[2, 3] y)"
-            "{ same = Identity(x) y = Relu(x) }"
-        ),
-        {"x": _numbers(2, 3)},
+    "an input passed through": _odd(
+        "g (float[2, 3] x) => (float[2, 3] same, float[2, 3] y) { same = Identity(x) y = Relu(x) }",
+        _X,
     ),
 }
 """Models with something that is easily got wrong, by what that is."""
-
-
-_ONE_THREAD = SessionOptions(threads=1)
-_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,15 @@ from qdqtune.testing._bench import (
 
 _OUTPUT = "h"
 
+# Rounding of ties, and the order of float operations around an integer sum.
+_SLACK = 0.01
+_LEAST_EQUAL = 0.9
+_HINT = (
+    "If only large values are wrong, sums of products saturate at 16 bits: claim a dialect with "
+    "7-bit weights (its name ends in -novnni). If all are, scales or zero points are mixed up"
+)
+_RUNS = 3
+
 
 @dataclass(frozen=True)
 class QuantizedOp:
@@ -182,15 +191,6 @@ def _input(value: onnx.ValueInfoProto, rng: np.random.Generator, *, extreme: boo
     return rng.uniform(-0.7, 1.3, shape).astype(np.float32)
 
 
-# Rounding of ties, and the order of float operations around an integer sum.
-_SLACK = 0.01
-_LEAST_EQUAL = 0.9
-_HINT = (
-    "If only large values are wrong, sums of products saturate at 16 bits: claim a dialect with "
-    "7-bit weights (its name ends in -novnni). If all are, scales or zero points are mixed up"
-)
-
-
 class ComputesQuantized:
     """Single quantized ops, compared with ONNX's reference op by op."""
 
@@ -244,9 +244,6 @@ def _check_result(bench: Bench, what: str, made: QuantizedModel, found: Array) -
         f"{what} is off by {engine.steps} in {1 - equal:.0%} of its results: more than ties make. "
         "Is a zero point or a bias rounded away, or the result rounded down?"
     )
-
-
-_RUNS = 3
 
 
 class RunsModels:

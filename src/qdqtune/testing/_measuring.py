@@ -26,6 +26,20 @@ from qdqtune.testing._computing import quantized_op
 
 _UNKNOWN = "no_such_option"
 
+_TIMES_THE_WORK = 8
+_TIMED_RUNS = 20
+# Samples may leave out much: time of other processes, copies to a device. But not nearly all.
+_LEAST_SHARE = 0.05
+_MOST_SHARE = 1.1
+_AA_LEAST_SAME, _AA_MOST_DIFFERENT = 2, 3
+_AA_BUDGET_S = 0.4
+_RUNS = 10
+_ATTEMPTS = 3
+# A profile costs something, and leaves out what lies between the layers.
+_LEAST_SUM, _MOST_SUM = 0.5, 1.6
+_LEAST_MAPPED = 0.95
+_LOW_PRECISIONS = ("int8", "uint8", "int4", "uint4", "float8")
+
 
 class TellsWhatItIs:
     """The fingerprint, and the options in it."""
@@ -103,15 +117,6 @@ def _with_others(bench: Bench) -> SessionOptions:
     options = bench.engine.options
     given = {**options.engine_options, **bench.engine.other_options}
     return replace(options, engine_options=given)
-
-
-_TIMES_THE_WORK = 8
-_TIMED_RUNS = 20
-# Samples may leave out much: time of other processes, copies to a device. But not nearly all.
-_LEAST_SHARE = 0.05
-_MOST_SHARE = 1.1
-_AA_LEAST_SAME, _AA_MOST_DIFFERENT = 2, 3
-_AA_BUDGET_S = 0.4
 
 
 class TimesModels:
@@ -200,14 +205,6 @@ class TimesModels:
             "once, in its first runs? Do threads of one session spin on while another runs? Or the "
             "machine was too busy to measure anything"
         )
-
-
-_RUNS = 10
-_ATTEMPTS = 3
-# A profile costs something, and leaves out what lies between the layers.
-_LEAST_SUM, _MOST_SUM = 0.5, 1.6
-_LEAST_MAPPED = 0.95
-_LOW_PRECISIONS = ("int8", "uint8", "int4", "uint4", "float8")
 
 
 class TellsLayers:

@@ -19,6 +19,28 @@ import pytest
 from qdqtune.engines._worker import FailureKind, OpenModel, WorkerFailure
 from qdqtune.testing._bench import Array, Arrays, Bench, model_of, tower, tower_feeds
 
+_TEXT = np.array([b"a", b"b", b"c", b"d"], object)
+_GOOD = tower_feeds()
+BAD_FEEDS: dict[str, Arrays] = {
+    "a missing input": {},
+    "an unknown input": _GOOD | {"another": np.zeros(1, np.float32)},
+    "an input of another type": {"x": _GOOD["x"].astype(np.float64)},
+    "an input of another rank": {"x": _GOOD["x"][None]},
+    "an input of another size": {"x": _GOOD["x"][:, :7]},
+}
+"""By what is wrong with them."""
+_SOON_S = 0.1
+_NO_TIME_S = 1e-4
+_GONE_WITHIN_S = 5.0
+_FEW_ROWS, _MANY_ROWS = 8, 2048
+# On a large GPU, a few thousand rows take no longer than eight.
+_VERY_MANY_ROWS = 1 << 19
+_OPENS = 20
+_WARM_UP_OPENS = 3
+# Weights of 2 MiB: engines that leak sessions grow by 45 MiB and more.
+_WIDTH = 768
+_MOST_GROWTH_MIB = 25.0
+
 
 def _saved(body: str, size: int = 4, **constants: Array) -> Callable[[Path], object]:
     model = model_of(f"g (float[4] x) => (float[{size}] y) {{ y = {body} }}", **constants)
@@ -45,7 +67,6 @@ def _missing_weights(path: Path) -> None:
     weights.unlink()
 
 
-_TEXT = np.array([b"a", b"b", b"c", b"d"], object)
 BAD_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "garbage": (lambda path: path.write_bytes(bytes(range(255, 0, -1)) * 4), ""),
     "an empty file": (Path.touch, ""),
@@ -60,18 +81,6 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing external data": (_missing_weights, ".gone"),
 }
 """By what is wrong: how to write it, and what the error may name instead of the file."""
-
-
-_GOOD = tower_feeds()
-
-BAD_FEEDS: dict[str, Arrays] = {
-    "a missing input": {},
-    "an unknown input": _GOOD | {"another": np.zeros(1, np.float32)},
-    "an input of another type": {"x": _GOOD["x"].astype(np.float64)},
-    "an input of another rank": {"x": _GOOD["x"][None]},
-    "an input of another size": {"x": _GOOD["x"][:, :7]},
-}
-"""By what is wrong with them."""
 
 
 class RefusesNonsense:
@@ -121,11 +130,6 @@ def _use(bench: Bench, path: Path) -> None:
             bench.worker.time(model, 1)
         else:
             bench.worker.run(model, feeds)
-
-
-_SOON_S = 0.1
-_NO_TIME_S = 1e-4
-_GONE_WITHIN_S = 5.0
 
 
 class SurvivesFailures:
@@ -207,16 +211,6 @@ def _children(pid: int) -> Iterator[int]:
             for child in map(int, listed.read_text().split()):
                 yield child
                 yield from _children(child)
-
-
-_FEW_ROWS, _MANY_ROWS = 8, 2048
-# On a large GPU, a few thousand rows take no longer than eight.
-_VERY_MANY_ROWS = 1 << 19
-_OPENS = 20
-_WARM_UP_OPENS = 3
-# Weights of 2 MiB: engines that leak sessions grow by 45 MiB and more.
-_WIDTH = 768
-_MOST_GROWTH_MIB = 25.0
 
 
 class KeepsSessionsApart:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from qdqtune.engines._gpu import find_gpus
 from qdqtune.engines._interface import InputSpec, SessionOptions
+from qdqtune.engines._signature import Signature, read_signature
 from qdqtune.engines._worker_environment import log_of, scratch_folder
 from qdqtune.engines.tensorrt._builder import (
     BuildError,
@@ -43,7 +44,6 @@ from qdqtune.engines.tensorrt._settings import (
     settings_of,
     widened,
 )
-from qdqtune.engines.tensorrt._signature import Signature, read_signature
 from qdqtune.graph._disk_errors import writing
 from qdqtune.records._errors import OutputError
 from qdqtune.records._measurement import EngineInfo, LayerTime

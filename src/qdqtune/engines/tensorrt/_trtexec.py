@@ -19,12 +19,12 @@ import numpy as np
 from qdqtune.engines import _worker_environment as worker_environment
 from qdqtune.engines._gpu import find_gpus
 from qdqtune.engines._interface import InputSpec, SessionOptions
+from qdqtune.engines._signature import Signature, read_signature
 from qdqtune.engines.tensorrt._caches import NO_CACHE, PlanCache, default_path
 from qdqtune.engines.tensorrt._layer_info import parse_layer_info
 from qdqtune.engines.tensorrt._layers import Layer
 from qdqtune.engines.tensorrt._profile import layer_times_of, parse_profile
 from qdqtune.engines.tensorrt._settings import Shapes, widened
-from qdqtune.engines.tensorrt._signature import Signature, read_signature
 from qdqtune.engines.tensorrt._trtexec_command import (
     feed_arguments,
     load_arguments,

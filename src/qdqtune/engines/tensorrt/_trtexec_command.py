@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._signature import read_signature
 from qdqtune.engines.tensorrt._settings import (
     COMMON,
     STRONG,
@@ -19,7 +20,6 @@ from qdqtune.engines.tensorrt._settings import (
     quoted,
     shapes_text,
 )
-from qdqtune.engines.tensorrt._signature import read_signature
 from qdqtune.engines.tensorrt._trtexec_settings import (
     OWN_OPTIONS,
     TrtexecSettings,

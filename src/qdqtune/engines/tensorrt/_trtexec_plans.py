@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from qdqtune.engines._signature import Signature
 from qdqtune.engines.tensorrt._caches import LAYERS, PLAN, PlanCache, library_stamp, plan_key
 from qdqtune.engines.tensorrt._settings import Shapes
-from qdqtune.engines.tensorrt._signature import Signature
 from qdqtune.engines.tensorrt._trtexec_command import (
     Ranges,
     build_arguments,

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 
 from qdqtune.engines._interface import InputSpec, SessionOptions
+from qdqtune.engines._signature import signature_of
 from qdqtune.engines._worker_environment import OPENING
 from qdqtune.records._measurement import EngineInfo, LayerTime
 from qdqtune.testing.simulated._kernels import Kernel, plan_kernels, total_ms
@@ -30,7 +31,6 @@ from qdqtune.testing.simulated._wiring import Wiring, digest, read_proto
 if TYPE_CHECKING:
     from qdqtune.engines._interface import Feeds, Outputs
 
-
 _SWITCHES = ("fusion", "layout")
 _NUMBERS = ("build_s", "build_kernel_s", *(entry.name for entry in fields(Noise)))
 KEYS = ("profile", *_SWITCHES, "plan_cache", "seed", *_NUMBERS)
@@ -38,6 +38,15 @@ KEYS = ("profile", *_SWITCHES, "plan_cache", "seed", *_NUMBERS)
 
 QUIET: dict[str, str] = {"noise": "0", "drift": "0", "spikes": "0", "offset": "0"}
 """Options with which every sample is the true latency."""
+
+COST_MODEL_VERSION = "1"
+"""Must be raised with every change to the cost of any model."""
+_ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
+_MOST_REMEMBERED = 256
+# Time to load a model that was built before.
+_LOADING_S = 0.5
+# Other engines' names of the types for which ONNX has short names.
+_PRECISIONS = {"double": "float64", "float": "float32"}
 
 
 @dataclass(frozen=True)
@@ -113,17 +122,6 @@ def _number(key: str, text: str) -> float:
     return number
 
 
-COST_MODEL_VERSION = "1"
-"""Must be raised with every change to the cost of any model."""
-
-_ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
-_MOST_REMEMBERED = 256
-# Time to load a model that was built before.
-_LOADING_S = 0.5
-# Other engines' names of the types for which ONNX has short names.
-_PRECISIONS = {"double": "float64", "float": "float32"}
-
-
 class SimulatedEngine:
     """Opens models on simulated machines. Nothing waits: time is virtual."""
 
@@ -187,16 +185,13 @@ class SimulatedSession:
         self._digest = digest(self._proto)
         self._noise = machine.run_noise(self._digest)
         self._kernels: tuple[Kernel, ...] | None = None
-        constants = {tensor.name for tensor in self._proto.graph.initializer}
-        self._inputs = tuple(
-            _input_spec(value) for value in self._proto.graph.input if value.name not in constants
-        )
+        self._signature = signature_of(self._proto)
         machine.clock_s += self._building_s(settings)
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
         """The model's inputs."""
-        return self._inputs
+        return self._signature.inputs
 
     def set_feeds(self, feeds: Feeds) -> None:
         """Records the shapes of the inputs; their values don't matter.
@@ -204,9 +199,8 @@ class SimulatedSession:
         Raises:
             ValueError: If they don't match the model's inputs.
         """
-        self._check(feeds)
-        open_inputs = (s.name for s in self._inputs if not all(isinstance(d, int) for d in s.shape))
-        self._kernels = self._plan({name: feeds[name].shape for name in open_inputs})
+        self._signature.check_feeds(feeds)
+        self._kernels = self._plan({n: feeds[n].shape for n in self._signature.open_inputs})
 
     def run(self, feeds: Feeds) -> Outputs:
         """Runs once with ONNX's reference implementation: correct, but slow for large models.
@@ -216,7 +210,7 @@ class SimulatedSession:
         """
         from onnx.reference import ReferenceEvaluator  # slow to import, and rarely needed
 
-        self._check(feeds)
+        self._signature.check_feeds(feeds)
         evaluator = ReferenceEvaluator(onnx.load(self._path))
         results = evaluator.run(None, dict(feeds))
         return dict(zip(evaluator.output_names, map(np.asarray, results), strict=True))
@@ -257,20 +251,6 @@ class SimulatedSession:
         plan.touch()
         return building_s
 
-    def _check(self, feeds: Feeds) -> None:
-        wanted = {spec.name for spec in self._inputs}
-        if wanted != feeds.keys():
-            raise ValueError(f"the inputs are {sorted(wanted)}, the feeds {sorted(feeds)}")
-        for spec in self._inputs:
-            array = feeds[spec.name]
-            fits = array.dtype.name == spec.dtype and len(array.shape) == len(spec.shape)
-            dims = zip(spec.shape, array.shape, strict=False)
-            if not fits or any(isinstance(want, int) and want != have for want, have in dims):
-                raise ValueError(
-                    f"the input '{spec.name}' is {spec.dtype}{list(spec.shape)}, "
-                    f"its feed {array.dtype.name}{list(array.shape)}"
-                )
-
     def _plan(self, shapes: dict[str, tuple[int, ...]]) -> tuple[Kernel, ...]:
         key = tuple(sorted(shapes.items()))
         return self._engine.plan(self._proto, self._digest, self._profile, key)
@@ -279,10 +259,3 @@ class SimulatedSession:
         if self._kernels is None:
             raise ValueError("the model was given no feeds to run on")
         return self._kernels
-
-
-def _input_spec(value: onnx.ValueInfoProto) -> InputSpec:
-    kind = value.type.tensor_type
-    dims = (dim.dim_value if dim.dim_value > 0 else dim.dim_param or None for dim in kind.shape.dim)
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-    return InputSpec(value.name, "str" if dtype == np.dtype(object) else dtype.name, tuple(dims))

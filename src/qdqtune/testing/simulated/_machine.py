@@ -23,6 +23,9 @@ CPU_EPILOGUES = frozenset(
 )
 """Activations that a CPU's float Conv or MatMul applies before it writes its result."""
 
+# More than any process has: opens are numbered consecutively across processes.
+_OPENS_PER_PROCESS = 1_000_000
+
 
 @dataclass(frozen=True)
 class MacUnit:
@@ -199,10 +202,6 @@ def dialect_of(options: Mapping[str, str]) -> str:
         return profile_named(options.get("profile", DEFAULT_PROFILE.name)).dialect
     except ValueError as error:
         raise UsageError(f"The simulated engine: {error}.", "See docs/simulated.md.") from None
-
-
-# More than any process has: opens are numbered consecutively across processes.
-_OPENS_PER_PROCESS = 1_000_000
 
 
 @dataclass(frozen=True)

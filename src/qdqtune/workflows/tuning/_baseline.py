@@ -10,7 +10,7 @@ from pathlib import Path
 
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._comparison import compare_files
-from qdqtune.engines._timing import typical_gain
+from qdqtune.engines._timing import gain_of, scores
 from qdqtune.engines._worker import StoredFeeds, Worker
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.records._errors import EngineError
@@ -61,7 +61,7 @@ def check_noise(worker: Worker, path: Path, feeds: StoredFeeds, preset: Preset) 
                 "Nothing can be gained on an engine that refuses the model. Try `qdqtune bench` "
                 "on it.",
             )
-    gain, error = typical_gain(one.blocks_ms, other.blocks_ms)
+    gain, error = gain_of(scores(one.blocks_ms, other.blocks_ms))
     noise = Noise(math.exp(gain), math.expm1(_SEEN * error))
     return noise, one.latency_ms, one.build_s
 

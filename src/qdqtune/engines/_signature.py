@@ -77,11 +77,20 @@ def read_signature(path: str | os.PathLike[str]) -> Signature:
         model = onnx.load(path, load_external_data=False)
     except DecodeError as error:
         raise ValueError(f"it is no ONNX model: {error}") from None
-    graph = model.graph
     if not model.opset_import:
         raise ValueError("it is no ONNX model: it names no opset")
-    if not graph.output:
+    if not model.graph.output:
         raise ValueError("it is no ONNX model: it has no outputs")
+    return signature_of(model)
+
+
+def signature_of(model: onnx.ModelProto) -> Signature:
+    """Returns the outside of a model.
+
+    Raises:
+        ValueError: If it has inputs that are no tensors.
+    """
+    graph = model.graph
     defaults = {tensor.name for tensor in graph.initializer}
     inputs = tuple(_spec(value) for value in graph.input if value.name not in defaults)
     outputs = {value.name: _dtype(value.type.tensor_type.elem_type) for value in graph.output}
