@@ -19,6 +19,7 @@ from qdqtune.engines._clock import RunClock
 from qdqtune.engines._interface import InputSpec, SessionOptions
 from qdqtune.engines._onnxruntime_profile import layer_times_of
 from qdqtune.engines._worker_environment import scratch_folder
+from qdqtune.graph._external_data import model_bytes
 from qdqtune.graph._protobuf import nodes_within
 from qdqtune.records._measurement import EngineInfo, LayerTime
 
@@ -238,11 +239,7 @@ class OnnxRuntimeSession:
 
 def _has_room(folder: str, path: str) -> bool:
     """Whether a copy of a model fits into a folder, with its external data."""
-    model = onnx.load(path, load_external_data=False)
-    entries = (each for tensor in model.graph.initializer for each in tensor.external_data)
-    names = {entry.value for entry in entries if entry.key == "location"}
-    files = [Path(path), *(Path(path).parent / name for name in names)]
-    needed = sum(file.stat().st_size for file in files)
+    needed = model_bytes(Path(path))
     if needed <= shutil.disk_usage(folder).free * _SHARE_OF_DISK:
         return True
     _logger.warning(
