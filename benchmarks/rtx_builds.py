@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from qdqtune.engines._signature import read_signature
 from qdqtune.engines.tensorrt._builder import (
     BuildError,
     Library,
@@ -31,7 +32,6 @@ from qdqtune.engines.tensorrt._builder import (
 )
 from qdqtune.engines.tensorrt._layers import Layer, LayerTensor, parse_layers
 from qdqtune.engines.tensorrt._settings import Settings, ShapeRange
-from qdqtune.engines._signature import read_signature
 from qdqtune.records._errors import EngineError, QdqtuneError, UsageError
 
 DEFAULT_CAPABILITY = "sm89"
