@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from qdqtune.engines._timing import Round
 from qdqtune.records._errors import OutputError, QdqtuneError, UsageError
 from qdqtune.search.strategies._strategy import Score
-from qdqtune.workflows.tuning._identity import as_said_before
+from qdqtune.workflows.tuning._identity import as_said_before, check_state
 from qdqtune.workflows.tuning._journal import AccuracyKey, Journal
 from qdqtune.workflows.tuning._journal_format import (
     QUARANTINE,
@@ -208,6 +208,27 @@ def test_what_earlier_versions_did_not_say_is_no_other_run(tmp_path: Path) -> No
     journal = Journal(path, as_said_before(path, HEADER))
     assert len(known(journal)) == 6
     assert as_said_before(tmp_path / "none.jsonl", HEADER) == HEADER
+
+
+@pytest.mark.parametrize(
+    ("there", "called"),
+    [
+        ({"engine": "some"}, "engine"),
+        ({"engine": {"name": "other"}}, "engine: other, not some"),
+        ({"precision": "float16", "model": "4567"}, "precision: float16, not as given"),
+        ({"model": "4567"}, r"model\."),
+    ],
+)
+def test_a_state_file_of_something_else_is_refused(there: dict[str, Any], called: str) -> None:
+    with pytest.raises(
+        UsageError, match=rf"state.yaml is the state of a run with another {called}"
+    ):
+        check_state(Path("state.yaml"), there, HEADER)
+
+
+def test_what_only_one_header_says_is_no_other_run() -> None:
+    for there in ({}, {"model": "0123"}, {"engine": {"name": "some"}, "quant_type": "int8"}):
+        check_state(Path("state.yaml"), there, HEADER)
 
 
 def test_a_newer_schema_is_refused_not_thrown_away(

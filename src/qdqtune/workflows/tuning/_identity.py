@@ -175,11 +175,11 @@ def check_state(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -
 
 def _said_by(header: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """A header without what the other one doesn't say, of the engine, too."""
-    return {
-        field: _said_by(value, other[field]) if field == "engine" else value
-        for field, value in header.items()
-        if field in other
-    }
+    found = {field: value for field, value in header.items() if field in other}
+    own, others = found.get("engine"), other.get("engine")
+    if isinstance(own, dict) and isinstance(others, dict):  # a state file may say anything
+        found["engine"] = {field: value for field, value in own.items() if field in others}
+    return found
 
 
 def _differences(
