@@ -1,4 +1,4 @@
-"""What can be quantized, and the ranges that it is quantized with."""
+"""Find what can be quantized in the model, and calibrate its ranges."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from qdqtune.workflows.tuning._time_budget import Preset, TimeBudget
 _logger = logging.getLogger(__name__)
 
 SHOWN_EVERY_S = 2.0
-"""How often people hear of a long step."""
+"""How often a long step is reported."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class TuneRequest:
 
 
 class ProgressReporter:
-    """Keeps time and tells every step.
+    """Keeps time and reports every step.
 
     Args:
-        callbacks: Who wants to hear.
+        callbacks: Called with every event.
         budget_s: Seconds that the run may take; None has no end.
 
     Attributes:
-        workers: Whose time is not our own.
+        workers: Processes whose time is not our own.
     """
 
     def __init__(self, callbacks: Sequence[Callback], budget_s: float | None) -> None:
@@ -106,7 +106,7 @@ class ProgressReporter:
         rest_s: float = 0.0,
         eta_s: float | None = None,
     ) -> None:
-        """Tell a step.
+        """Report a step.
 
         Args:
             stage: What the run is at.
@@ -130,7 +130,7 @@ class ProgressReporter:
             callback(event)
 
     def progress(self, stage: str) -> Callable[[str, int, int | None], None]:
-        """Something to be told how far a long step is; people hear of it every few seconds.
+        """A function that reports how far a long step is, at most every few seconds.
 
         Args:
             stage: What the run is at.
@@ -217,12 +217,12 @@ def open_engines(
 
 @dataclass(frozen=True)
 class RunContext:
-    """What every stage of a run works with; what is found out is in the values of the stages.
+    """What every stage of a run works with; results are in the values that stages return.
 
     Attributes:
         folder: Where everything goes.
         engines: What runs models.
-        reporter: Hears of every step.
+        reporter: Reports every step.
         budget: What there is time for.
     """
 

@@ -56,7 +56,7 @@ class Finalist:
 
 @dataclass
 class AccuracyLimits:
-    """Holds choices against what was asked for.
+    """Checks choices against the limits of accuracy that the user set.
 
     Attributes:
         space: What choices mean.
@@ -186,7 +186,7 @@ class Finalized:
 
 @dataclass
 class Finalists:
-    """Makes choices into files that may be handed over.
+    """Writes choices as files that may be handed over.
 
     Attributes:
         ctx: The run.

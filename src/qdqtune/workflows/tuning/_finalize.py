@@ -1,4 +1,4 @@
-"""From the best choice to what is handed over: accurate, written, and timed once more."""
+"""Make the best choice a file that is accurate, and time it once more before it is handed over."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FOUND = (RAW, PATTERN_CACHE)
 
 @dataclass(frozen=True)
 class FinalRound:
-    """Who was in the last comparison, and how it came out.
+    """The entries of the last comparison, and its outcome.
 
     Attributes:
         result: What the search found; None if it found nothing that may be handed over.
@@ -72,7 +72,7 @@ class FinalRound:
     def choose(
         self, threshold: float, blanket_shortfall: Callable[[], str]
     ) -> tuple[Finalist | None, str]:
-        """Who is handed over: never a result that the blanket is known to beat.
+        """Choose what is handed over: never a result that the blanket is known to beat.
 
         Args:
             threshold: The speedup that it takes.
@@ -141,7 +141,7 @@ def fastest_first(
 
 @dataclass(frozen=True)
 class Finalizer:
-    """Makes the best choice of a search a file that may be handed over, if it deserves it.
+    """Decides what is handed over: the best choice, a blanket, an earlier result or nothing new.
 
     Attributes:
         finalists: Makes choices into files.

@@ -1,4 +1,4 @@
-"""What a run writes down, and what it knows from earlier runs in its folder."""
+"""What a run records, and what it knows from earlier runs in its folder."""
 
 from __future__ import annotations
 

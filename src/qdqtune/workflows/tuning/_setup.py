@@ -1,4 +1,4 @@
-"""How a run begins: what can be wrong is found out, then the model gets its float type.
+"""Set a run up: check the request, start the engine, choose the float type of the model.
 
 Until the journal is open, nothing that another run has left in the folder is replaced.
 """

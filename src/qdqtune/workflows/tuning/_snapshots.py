@@ -1,7 +1,4 @@
-"""What was tried, pattern by pattern.
-
-`autotuner_state.yaml`, the pattern cache beside it, and a log per scheme.
-"""
+"""Write what was tried of each pattern: `autotuner_state.yaml`, pattern cache, a log per scheme."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a run: its summary, and its result put into place all at once."""
+"""Summarize a run, and put its result into place all at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning: one run from the model to the file that is handed over, faster or as it was."""
+"""`tune`: a run from the model to the file that is handed over, faster or unchanged."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def tune(model: Path, config: TuneConfig) -> TuneResult:
 def _tuned(
     ctx: RunContext, target: TuningTarget, records: RunRecords, baseline: Baseline
 ) -> RunResult:
-    """What comes of the model, once its own latency is known."""
+    """All stages between the baseline and the commit."""
     journal = records.journal
     if baseline.reason:
         final = Finalized(baseline.reason, earlier=records.earlier)
@@ -151,7 +151,7 @@ def _tuned(
 
 
 def _handed_over(evaluator: CandidateEvaluator, final: Finalized) -> Candidate:
-    """What is handed over, as the last comparison saw it."""
+    """The candidate that is handed over, with the gain of the last comparison."""
     if final.keeps_earlier and final.earlier is not None:
         earlier = final.earlier
         return evaluator.shipped(earlier.placement, math.log(earlier.summary.speedup))
@@ -163,7 +163,7 @@ def _handed_over(evaluator: CandidateEvaluator, final: Finalized) -> Candidate:
 @configured(TuneConfig)
 @on_file
 def plan_tune(model: Path, config: TuneConfig) -> TunePlan:
-    """What `tune` would do, found out without running the model; nothing is written.
+    """Plan a `tune` without running the model or writing anything.
 
     Args:
         model: See `tune`.
