@@ -216,10 +216,10 @@ def open_records(ctx: RunContext, target: TuningTarget) -> Iterator[RunRecords]:
     with contextlib.closing(journal):
         if adopted := journal.adopt(lines):
             known = f"{adopted} measurements known"
-            reporter.tell("resume", f"going on from {request.state_file}: {known}")
+            reporter.tell("resume", f"resuming from {request.state_file}: {known}")
         if journal.session > 1:
             known = f"{journal.earlier_benchmarks} measurements known"
-            reporter.tell("resume", f"going on with an earlier run: {known}")
+            reporter.tell("resume", f"resuming an earlier run: {known}")
         state, config = request.state_file or folder / names.STATE, request.config
         threshold = max(config.performance_threshold, 1e-9)
         settings = Config(default_quant_type=config.quant_type, performance_threshold=threshold)
