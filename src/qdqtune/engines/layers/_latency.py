@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from qdqtune.engines.layers._mapper import nodes_of_layers
 from qdqtune.engines.layers._naming import SERVICES, fits
+from qdqtune.engines.layers._wiring import LayerWiring
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import (
     DEQUANTIZE,
@@ -164,27 +165,19 @@ class _Places:
         self._mapped = mapped
         self._inputs = inputs
         self._outputs = outputs
-        self._maker = {tensor: n for n, layer in enumerate(layers) for tensor in layer.outputs}
-        self._readers: dict[str, list[int]] = {}
-        for number, layer in enumerate(layers):
-            for tensor in layer.inputs:
-                self._readers.setdefault(tensor, []).append(number)
+        self._wires = LayerWiring(layers)
 
     def is_conversion(self, number: int) -> bool:
         """Whether a layer acts as Q or DQ: it converts types, other than between floats."""
-        if not self._mapped[number].converts:
-            return False
-        layer, mapped = self._layers[number], self._mapped[number]
-        if mapped.executes:
-            return True
-        fed = (each for tensor in layer.outputs for each in self._readers.get(tensor, ()))
-        types = {layer.precision, *(self._layers[each].precision for each in fed)}
-        return not types <= _FLOATS
+        mapped = self._mapped[number]
+        around = (number, *self._wires.fed(number))
+        types = {self._layers[each].precision for each in around}
+        return mapped.converts and (mapped.executes or not types <= _FLOATS)
 
     def look_before(self, number: int) -> None:
         """Determine whether a layer follows an input; the layers before it are already known."""
         for tensor in self._layers[number].inputs:
-            maker = self._maker.get(tensor)
+            maker = self._wires.producer.get(tensor)
             before = self.known.get(maker, "") if maker is not None else _plain(tensor)
             if before in self._inputs:
                 self.known[number] = before
@@ -195,7 +188,7 @@ class _Places:
         layer = self._layers[number]
         if number in self.known or not layer.outputs:
             return
-        readers = [each for tensor in layer.outputs for each in self._readers.get(tensor, ())]
+        readers = self._wires.fed(number)
         if not readers:
             name = f"{layer.name} {' '.join(layer.outputs)}"
             named = [tensor for tensor in self._outputs if tensor in name]

@@ -102,7 +102,9 @@ class _Owners:
             self._take_all_claimed()
         else:
             claims = _claims(index, layers)
-            self.model = ModelWiring(index, lambda node: node.name in claims or self._writes(node))
+            self.model = ModelWiring(
+                index, lambda node: node.name in claims or self.is_written(node)
+            )
             for name, (_, _, before) in claims.items():
                 self.own(-before, name)
         self.named = [bool(owned) for owned in self.owned]
@@ -149,8 +151,9 @@ class _Owners:
                 for name, _ in layer.claims:
                     self.own(number, name)
 
-    def _writes(self, node: ir.Node) -> bool:
-        return any(each.name in self.wires.written for each in node.outputs)
+    def is_written(self, node: ir.Node) -> bool:
+        """Whether a layer writes an output of a node under its own name."""
+        return any(each.name in self.wires.producer for each in node.outputs)
 
 
 def _claims(index: GraphIndex, layers: Sequence[NamedLayer]) -> dict[str, tuple[bool, int, int]]:
@@ -306,7 +309,9 @@ def _grounded(
         name = waiting.pop()
         if name in inside or owners.owner.get(name) == number:
             continue
-        written = any(each.name in owners.wires.written for each in owners.index.node[name].outputs)
+        written = any(
+            each.name in owners.wires.producer for each in owners.index.node[name].outputs
+        )
         if written or not owners.may_take(number, name):
             return set()
         inside.add(name)
@@ -415,7 +420,7 @@ def _join_producer(owners: _Owners, name: str, *, whatever: bool = False) -> Non
     if not feeding:
         return
     last = max(feeding)
-    kept = any(tensor in owners.wires.written for tensor in owners.model.inputs(name))
+    kept = any(tensor in owners.wires.producer for tensor in owners.model.inputs(name))
     is_dequantize = owners.index.node[name].op_type == DEQUANTIZE
     reads_ahead = is_dequantize or kept or owners.kind(name) in LEADS
     inside = all(owners.owner.get(each) in feeding for each in owners.model.after(name))

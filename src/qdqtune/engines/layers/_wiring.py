@@ -95,14 +95,14 @@ class LayerWiring:
         layers: In order of execution.
 
     Attributes:
-        written: Every tensor that a layer writes.
+        producer: The layer that writes a tensor, by tensor.
     """
 
     def __init__(self, layers: Sequence[LayerTime]) -> None:
-        producer = {tensor: i for i, layer in enumerate(layers) for tensor in layer.outputs}
-        self.written = producer.keys()
+        self.producer = {name: i for i, layer in enumerate(layers) for name in layer.outputs}
+        known = self.producer
         self._before = [
-            list(dict.fromkeys(producer[tensor] for tensor in layer.inputs if tensor in producer))
+            list(dict.fromkeys(known[name] for name in layer.inputs if name in known))
             for layer in layers
         ]
         self._after: list[list[int]] = [[] for _ in layers]

@@ -47,27 +47,19 @@ class Library:
             init(self.log, "")
         self._loaded: set[str] = set()
 
-    @property
-    def can_be_strong(self) -> bool:
-        """Whether networks can have the types of the model."""
-        return hasattr(self.api.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
-
-    @property
-    def can_be_weak(self) -> bool:
-        """Whether the builder can choose types."""
-        return hasattr(self.api.BuilderFlag, "FP16")
-
     def typing_of(self, wanted: str) -> str:
         """Whether a network is strongly or weakly typed, if that is wanted of it.
 
         Raises:
             ValueError: If this version has no such networks.
         """
-        if wanted == STRONG and not self.can_be_strong:
-            raise ValueError(f"typing is '{STRONG}', but version {self.version} has no such thing")
-        if wanted == WEAK and not self.can_be_weak:
-            raise ValueError(f"typing is '{WEAK}', but version {self.version} has no such thing")
-        return wanted or (STRONG if self.can_be_strong else WEAK)
+        known = {
+            STRONG: hasattr(self.api.NetworkDefinitionCreationFlag, "STRONGLY_TYPED"),
+            WEAK: hasattr(self.api.BuilderFlag, "FP16"),
+        }
+        if wanted and not known[wanted]:
+            raise ValueError(f"typing is '{wanted}', but version {self.version} has no such thing")
+        return wanted or (STRONG if known[STRONG] else WEAK)
 
     def network_flags(self, typing: str) -> int:
         """What a network is created with."""

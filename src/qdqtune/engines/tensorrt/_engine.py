@@ -96,7 +96,7 @@ class TensorRtSession:
     def __init__(
         self, context: BuildContext, path: str, signature: Signature, options: SessionOptions
     ) -> None:
-        self._shop = context
+        self._context = context
         self._path = path
         self._signature = signature
         self._layers_path = options.optimized_model_path
@@ -127,8 +127,8 @@ class TensorRtSession:
         self._fit(feeds)
         self._feeds = feeds
         self._forget_runs()
-        if self._shop.cuda is not None:  # layers can be told without
-            self._timed = self._ready(feeds)
+        if self._context.cuda is not None:  # layers can be told without
+            self._execution_of(feeds)
 
     def run(self, feeds: Feeds) -> Outputs:
         """Runs once and returns the outputs."""
@@ -142,28 +142,32 @@ class TensorRtSession:
 
     def time_runs(self, runs: int) -> list[float]:
         """Runs back to back on the kept feeds; milliseconds between events on the GPU."""
-        if self._feeds is None:
-            raise ValueError("the model was given no feeds to run on")
-        if self._timed is None:  # a run on other shapes took another engine
-            self._timed = self._ready(self._feeds)
-        return self._timed.time(runs)
+        return self._execution_of(self._kept_feeds()).time(runs)
 
     def layer_times(self, runs: int) -> list[LayerTime]:
         """Typical time per layer; without a GPU the layers are told, with 0 ms each."""
-        if self._feeds is None:
-            raise ValueError("the model was given no feeds to run on")
-        return layer_times_of(self._path, parse_layer_info(self._layer_text), self._profile(runs))
+        feeds, layers = self._kept_feeds(), parse_layer_info(self._layer_text)
+        is_run = self._context.cuda is not None
+        return layer_times_of(self._path, layers, self._profile(feeds, runs) if is_run else [])
 
     def close(self) -> None:
         """Drops the engine and its memory."""
         self._forget_runs()
         self._engine = None
 
-    def _ready(self, feeds: Feeds) -> Execution:
-        execution = self._new_execution(feeds)
-        if self._shop.settings.cuda_graph:
-            execution.capture()
-        return execution
+    def _kept_feeds(self) -> Feeds:
+        if self._feeds is None:
+            raise ValueError("the model was given no feeds to run on")
+        return self._feeds
+
+    def _execution_of(self, feeds: Feeds) -> Execution:
+        """What is timed; made anew if a run on other shapes took another engine."""
+        if self._timed is None:
+            execution = self._new_execution(feeds)
+            if self._context.settings.cuda_graph:
+                execution.capture()
+            self._timed = execution
+        return self._timed
 
     def _forget_runs(self) -> None:
         if self._timed is not None:
@@ -177,10 +181,10 @@ class TensorRtSession:
         fits = all(name in self._shapes and self._shapes[name].has(s) for name, s in wanted.items())
         values = {name: tuple(map(int, feeds[name].flat)) for name in self._values}
         fits &= all(self._values[name].has(value) for name, value in values.items())
-        if self._is_built and fits:
+        if fits and (self._engine is not None or self._layer_text):
             return
         before = self._shapes, self._values
-        self._shapes = widened(self._shop.settings.shapes, wanted, self._shapes)
+        self._shapes = widened(self._context.settings.shapes, wanted, self._shapes)
         if self._feeds is not None:  # kernels are chosen for what is timed
             timed = {name: tuple(self._feeds[name].shape) for name in wanted}
             self._shapes = {name: self._shapes[name].with_usual(timed[name]) for name in wanted}
@@ -199,23 +203,21 @@ class TensorRtSession:
             self._values = {name: ShapeRange(v, v, v) for name, v in found.items()}
             self._build()
 
-    @property
-    def _is_built(self) -> bool:
-        return self._engine is not None or bool(self._layer_text)
-
     def _build(self) -> None:
-        shop, log = self._shop, self._shop.library.log
+        context, log = self._context, self._context.library.log
         ranges = [f"{k}={v}" for k, v in sorted({**self._shapes, **self._values}.items())]
-        key = plan_key(self._path, [*shop.built_with, *ranges])
-        kept = shop.plans.find(key) if shop.runtime is not None else None
+        key = plan_key(self._path, [*context.built_with, *ranges])
+        kept = context.plans.find(key) if context.runtime is not None else None
         try:
-            with log.about(log_of(self._path, shop.name)):
+            with log.about(log_of(self._path, context.name)):
                 if kept is None or not self._take_kept(kept):
-                    plan = shop.builder.build(self._to_build)
-                    if shop.runtime is not None:
+                    low_types = self._signature.low_types
+                    model = ModelToBuild(self._path, low_types, self._shapes, self._values)
+                    plan = context.builder.build(model)
+                    if context.runtime is not None:
                         # If there is no room, it may be built again.
                         with contextlib.suppress(OSError, OutputError):
-                            shop.plans.keep(key, plan.content)
+                            context.plans.keep(key, plan.content)
                     self._take(plan)
         except BuildError as error:
             raise BuildError(f"{os.path.basename(self._path)}: {error}") from None
@@ -223,36 +225,32 @@ class TensorRtSession:
             with writing(Path(self._layers_path)):
                 Path(self._layers_path).write_text(_strict(self._layer_text), encoding="utf-8")
 
-    @property
-    def _to_build(self) -> ModelToBuild:
-        return ModelToBuild(self._path, self._signature.low_types, self._shapes, self._values)
-
     def _take(self, plan: BuiltPlan) -> None:
         self._forget_runs()
         self._layer_text = plan.layer_list
-        if self._shop.runtime is None:
+        if self._context.runtime is None:
             return
-        self._engine = self._shop.runtime.deserialize_cuda_engine(plan.content)
+        self._engine = self._context.runtime.deserialize_cuda_engine(plan.content)
         if self._engine is None:
-            reason = telling(self._shop.library.log.errors)
+            reason = telling(self._context.library.log.errors)
             raise BuildError(reason or "the built engine can't be loaded")
         inspector = self._engine.create_engine_inspector()
-        form = self._shop.library.api.LayerInformationFormat.JSON
+        form = self._context.library.api.LayerInformationFormat.JSON
         self._layer_text = inspector.get_engine_information(form)
 
     def _take_kept(self, path: Path) -> bool:
         try:
             self._take(BuiltPlan(path.read_bytes()))
         except (BuildError, OSError):  # it is broken, or was dropped just now
-            self._shop.library.log.errors = []
+            self._context.library.log.errors = []
             return False
         return True
 
     def _new_execution(self, feeds: Feeds, profiler: Any = None) -> Execution:
-        if self._shop.cuda is None:
-            raise ExecutionError(self._shop.why_no_gpu)
-        self._shop.library.log.errors = []
-        execution = Execution(self._shop.library, self._shop.cuda, self._engine, profiler)
+        if self._context.cuda is None:
+            raise ExecutionError(self._context.why_no_gpu)
+        self._context.library.log.errors = []
+        execution = Execution(self._context.library, self._context.cuda, self._engine, profiler)
         try:
             execution.put(feeds)
         except BaseException:
@@ -260,17 +258,14 @@ class TensorRtSession:
             raise
         return execution
 
-    def _profile(self, runs: int) -> list[tuple[str, float]]:
-        if self._shop.cuda is None or self._feeds is None:
-            return []
-        if self._timed is None:
-            self._timed = self._ready(self._feeds)
-        profiler = make_profiler(self._shop.library.api)
-        execution = self._new_execution(self._feeds, profiler)
+    def _profile(self, feeds: Feeds, runs: int) -> list[tuple[str, float]]:
+        timed = self._execution_of(feeds)
+        profiler = make_profiler(self._context.library.api)
+        execution = self._new_execution(feeds, profiler)
         try:
-            execution.profile(_PROFILE_WARMUP_RUNS, self._timed)
+            execution.profile(_PROFILE_WARMUP_RUNS, timed)
             profiler.told.clear()
-            execution.profile(runs, self._timed)
+            execution.profile(runs, timed)
         finally:
             execution.close()
         medians: list[tuple[str, float]] = profiler.medians(runs)

@@ -252,9 +252,7 @@ def settings_of(options: SessionOptions, own: Collection[str] = ()) -> Settings:
         level=_number(given, "level", _LEVELS),
         workspace_mib=_number(given, "workspace_mib", range(1, 1 << 40)),
         shapes=ShapeRequest(
-            parse_shapes(given.get("min_shapes", "")),
-            parse_shapes(given.get("opt_shapes", "")),
-            parse_shapes(given.get("max_shapes", "")),
+            *(parse_shapes(given.get(f"{which}_shapes", "")) for which in ("min", "opt", "max"))
         ),
         plugins=tuple(path for path in given.get("plugins", "").split(os.pathsep) if path),
         timing_cache=given.get("timing_cache", ""),
