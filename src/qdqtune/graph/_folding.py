@@ -19,7 +19,7 @@ from qdqtune.graph._editing import add_constant, take_over
 from qdqtune.graph._fold_limits import FoldLimits, runaway_nodes
 from qdqtune.graph._index import FreeNames, name_apart_from_bodies, name_nodes, value_names
 from qdqtune.graph._onnx_checks import first_line
-from qdqtune.graph._op_classes import QDQ_OPS, is_op, is_standard
+from qdqtune.graph._op_classes import CONV_OPS, QDQ_OPS, is_op, is_standard
 from qdqtune.graph._preserved_parts import (
     ROUNDED_ALIKE,
     bodies_aside,
@@ -33,8 +33,6 @@ from qdqtune.graph._shapes import infer_shapes
 from qdqtune.graph._weights import retyped, values_of
 from qdqtune.records._errors import ModelError
 
-_CONVS = ("Conv", "ConvTranspose")
-
 
 class WriteKernelShapesPass(ir.passes.InPlacePass):
     """Gives every Conv its `kernel_shape`.
@@ -47,7 +45,7 @@ class WriteKernelShapesPass(ir.passes.InPlacePass):
         """Process the main graph."""
         modified = False
         for node in model.graph:
-            weight = node.inputs[1] if is_op(node, *_CONVS) else None
+            weight = node.inputs[1] if is_op(node, *CONV_OPS) else None
             if weight is None or weight.const_value is None or "kernel_shape" in node.attributes:
                 continue
             window = weight.const_value.shape.numpy()[2:]
@@ -95,7 +93,7 @@ def _conv_and_bias(add: ir.Node) -> tuple[ir.Node, ir.Value] | None:
         return None
     for data, bias in (add.inputs, add.inputs[::-1]):
         conv = data.producer() if data is not None else None
-        if conv is None or data is None or bias is None or not is_op(conv, *_CONVS):
+        if conv is None or data is None or bias is None or not is_op(conv, *CONV_OPS):
             continue
         if data.is_graph_output() or len(data.uses()) != 1 or conv.graph is not add.graph:
             continue

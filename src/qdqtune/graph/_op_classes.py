@@ -7,13 +7,32 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 #: Ops with a weight as their second input (for MatMul: a second operand).
-WEIGHTED_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+CONV_OPS = frozenset({"Conv", "ConvTranspose"})
+WEIGHTED_OPS = CONV_OPS | {"Gemm", "MatMul"}
 
 #: Passthrough ops: they move values unchanged from input 0 to every output.
 COPY_OPS = frozenset(
     {
         "Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "Split",
         "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+
+#: Ops that work on each element by itself, whatever the others are.
+POINTWISE_OPS = frozenset(
+    {
+        "Abs", "Add", "BatchNormalization", "Celu", "Clip", "Cos", "Div", "Elu", "Erf", "Exp",
+        "FastGelu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Max", "Min", "Mish",
+        "Mul", "Neg", "PRelu", "Pow", "QuickGelu", "Reciprocal", "Relu", "Selu", "Sigmoid", "Sin",
+        "Softplus", "Softsign", "Sqrt", "Sub", "Swish", "Tanh", "ThresholdedRelu", "Where",
+    }
+)  # fmt: skip
+POOL_OPS = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})
+#: Normalizations by statistics of what they read.
+NORM_OPS = frozenset(
+    {
+        "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization",
+        "SimplifiedLayerNormalization", "SkipLayerNormalization",
     }
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -163,46 +164,43 @@ class Keeper:
 
     def kept(self) -> dict[str, str]:
         """Return the kept nodes: name to reason."""
-        rules: list[Callable[[], Named]] = [self._foreign, self._asked_for, self._impossible]
+        rules: list[Callable[[], Named]] = [self._unfit]
         if self._change.target != ir.DataType.FLOAT:
             rules += [self._scales, self._sums_of_squares, self._constants]
             rules += [self._integer_sums, self._exact_numbers]
         reasons: dict[str, str] = {}
-        for rule in rules:
-            for node, reason in rule():
-                if self._concerns(node):
-                    reasons.setdefault(node.name or "", reason)
+        for node, reason in chain.from_iterable(rule() for rule in rules):
+            found = self.slots.get(node.name or "")
+            if found is not None and found.concerned:
+                reasons.setdefault(node.name or "", reason)
         return reasons
 
-    def _concerns(self, node: ir.Node) -> bool:
-        found = self.slots.get(node.name or "")
-        return found is not None and found.concerned
-
-    def _foreign(self) -> Named:
+    def _unfit(self) -> Named:
         for node in self._nodes:
-            values = [value for value in node.inputs if value is not None]
-            values += [value for value in node.outputs if value.uses() or value.is_graph_output()]
-            if has_body(node):
-                yield node, "control flow"
-            elif node.op_identifier() in self._model.functions:
-                yield node, "a function of the model"
-            elif not is_standard(node):
-                yield node, f"an op of {node.domain}"
-            elif any(value.name and not _is_tensor(value) for value in values):
-                yield node, "its types are not known, or not those of tensors"
+            reason = self._why_unfit(node)
+            if reason:
+                yield node, reason
 
-    def _asked_for(self) -> Named:
-        for node in self._nodes:
-            if node.name in self._keep_nodes:
-                yield node, "asked for by name"
-            elif is_op(node, *self._keep_ops):
-                yield node, f"{node.op_type} is sensitive to rounding, or was asked for"
-
-    def _impossible(self) -> Named:
-        name = self._change.target.name.lower()
-        for node in self._nodes:
-            if not self.slots[node.name or ""].whole:
-                yield node, f"{node.op_type} has no {name} form in opset {self._change.opset}"
+    def _why_unfit(self, node: ir.Node) -> str:
+        """Return why a node can't change, or was asked to stay; empty if neither."""
+        values = [value for value in node.inputs if value is not None]
+        values += [value for value in node.outputs if value.uses() or value.is_graph_output()]
+        if has_body(node):
+            return "control flow"
+        if node.op_identifier() in self._model.functions:
+            return "a function of the model"
+        if not is_standard(node):
+            return f"an op of {node.domain}"
+        if any(value.name and not _is_tensor(value) for value in values):
+            return "its types are not known, or not those of tensors"
+        if node.name in self._keep_nodes:
+            return "asked for by name"
+        if is_op(node, *self._keep_ops):
+            return f"{node.op_type} is sensitive to rounding, or was asked for"
+        if not self.slots[node.name or ""].whole:
+            name = self._change.target.name.lower()
+            return f"{node.op_type} has no {name} form in opset {self._change.opset}"
+        return ""
 
     def _scales(self) -> Named:
         """Q/DQ whose scale would not survive."""

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from qdqtune.graph._editing import add_constant
 from qdqtune.graph._index import FreeNames
-from qdqtune.graph._op_classes import is_op
+from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
 from qdqtune.qdq._existing_scales import ReadEncoding
 
 
@@ -44,7 +44,7 @@ def propagate(
 
 
 # Ops whose results have both signs, and behind which an activation can have stood.
-_SIGNED_OPS = ("Add", "BatchNormalization", "Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "Sub")
+_SIGNED_OPS = WEIGHTED_OPS | {"Add", "BatchNormalization", "Mul", "Sub"}
 # The one upper bound that is common enough to be told from a calibrated maximum.
 _SIX = 6.0
 

@@ -1,7 +1,4 @@
-"""Limits on memory and time under which models are read, built and run.
-
-Within what this machine has.
-"""
+"""Limits on memory and time under which models are read, built and run."""
 
 from __future__ import annotations
 
@@ -39,7 +36,9 @@ def usable_memory(root: Path = Path("/")) -> int | None:
     Returns:
         The number of bytes; None where it can't be determined.
     """
-    free = min((*_free_in_machine(root), *_free_in_groups(root)), default=None)
+    machine = _field(root / "proc/meminfo", "MemAvailable")
+    known = [machine << 10] if machine is not None else []
+    free = min((*known, *_free_in_groups(root)), default=None)
     if free is not None:
         free = max(_LEAST, free - min(_MOST_RESERVE, int(free * _RESERVE_SHARE)))
     return min((each for each in (free, *_inherited()) if each is not None), default=None)
@@ -47,11 +46,7 @@ def usable_memory(root: Path = Path("/")) -> int | None:
 
 def private_bytes() -> int:
     """Return the memory of this process that counts toward the limit; 0 where unknown."""
-    for line in _lines(Path("/proc/self/status")):
-        name, _, value = line.partition(":")
-        if name == "VmData":
-            return int(value.split()[0]) << 10
-    return 0
+    return (_field(Path("/proc/self/status"), "VmData") or 0) << 10
 
 
 def _inherited() -> Iterator[int]:
@@ -60,13 +55,6 @@ def _inherited() -> Iterator[int]:
             limit, _ = resource.getrlimit(which)
             if limit != resource.RLIM_INFINITY:
                 yield int(limit * _SHARE_OF_LIMIT)
-
-
-def _free_in_machine(root: Path) -> Iterator[int]:
-    for line in _lines(root / "proc/meminfo"):
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            yield int(value.split()[0]) << 10
 
 
 def _free_in_groups(root: Path) -> Iterator[int]:
@@ -93,17 +81,18 @@ def _free_in_group(mount: Path, path: str, names: tuple[str, str, str]) -> Itera
     for group in {mount, *(mount / each for each in (inner, *inner.parents))}:
         limit, usage = _number(group / limit_name), _number(group / usage_name)
         if limit is not None and usage is not None:
-            cache = 0
-            for line in _lines(group / "memory.stat"):
-                key, _, value = line.partition(" ")
-                if key == cache_name:
-                    cache = int(value)
-            yield max(0, limit - usage + cache)
+            yield max(0, limit - usage + (_field(group / "memory.stat", cache_name) or 0))
 
 
 def _number(file: Path) -> int | None:
     text = "".join(_lines(file)).strip()
     return int(text) if text.isdigit() else None  # no limit is called "max"
+
+
+def _field(file: Path, name: str) -> int | None:
+    """Return the number behind a name in a file of the system."""
+    fields = (line.replace(":", " ").split() for line in _lines(file))
+    return next((int(words[1]) for words in fields if words[:1] == [name]), None)
 
 
 def _lines(file: Path) -> list[str]:
@@ -112,9 +101,6 @@ def _lines(file: Path) -> list[str]:
     except OSError:  # another system, or another version of it
         return []
 
-
-if sys.platform != "win32":
-    import resource
 
 #: With less, an engine can't even start.
 LEAST_MEMORY = 256 << 20

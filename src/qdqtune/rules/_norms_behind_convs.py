@@ -5,17 +5,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._op_classes import COPY_OPS, is_op
+from qdqtune.graph._op_classes import CONV_OPS, COPY_OPS, NORM_OPS, POOL_OPS, is_op
 from qdqtune.qdq._op_units import role_rule
 from qdqtune.records._placement import Edge
 from qdqtune.rules._placement_draft import Draft, rule
 from qdqtune.rules._tracing import readers_through, source_through
 
-_NORMS = (
-    "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization",
-    "SimplifiedLayerNormalization", "SkipLayerNormalization",
-)  # fmt: skip
-_CONVS = ("Conv", "ConvTranspose")
 _PASSING = COPY_OPS | {"Cast"}
 _POINTWISE = frozenset(
     {
@@ -23,7 +18,7 @@ _POINTWISE = frozenset(
         "HardSwish", "LeakyRelu", "Mul", "PRelu", "Relu", "Sigmoid", "Softplus", "Sub", "Tanh",
     }
 )  # fmt: skip
-_POOLS = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "ReduceMean")
+_POOLS = POOL_OPS | {"ReduceMean"}
 _DEPTH = 10
 # A block of ConvNeXt V2 has some 40 ops, with its GELU and normalizations decomposed.
 _LARGEST_BRANCH = 100
@@ -56,7 +51,7 @@ def _partitions(draft: Draft) -> dict[str, frozenset[str]]:
     """What quantized Convs make, alone or in a block: each op with the Convs behind it."""
     found: dict[str, frozenset[str]] = {}
     for node in draft.index.nodes:
-        if is_op(node, *_CONVS):
+        if is_op(node, *CONV_OPS):
             if draft.is_chosen(node):
                 found[node.name or ""] = frozenset([node.name or ""])
         elif is_op(node, *_POINTWISE):
@@ -80,7 +75,7 @@ def _block_convs(draft: Draft, add: ir.Node) -> frozenset[str]:
         return frozenset()
     for skipped, branch in (names, reversed(names)):
         readers = readers_through(draft.index, skipped, _PASSING)
-        first = {node.name or "" for node in readers if is_op(node, *_CONVS)} & draft.chosen
+        first = {node.name or "" for node in readers if is_op(node, *CONV_OPS)} & draft.chosen
         last = _last_convs(draft, branch, skipped) if first else frozenset()
         if last:
             return last | first
@@ -96,7 +91,7 @@ def _last_convs(draft: Draft, branch: str, skipped: str) -> frozenset[str]:
         node = draft.index.value[tensor].producer()
         if node is None or tensor == skipped or len(seen) > _LARGEST_BRANCH:
             return frozenset()
-        if is_op(node, *_CONVS) and draft.is_chosen(node):
+        if is_op(node, *CONV_OPS) and draft.is_chosen(node):
             found.add(node.name or "")
             continue
         activations = {
@@ -124,7 +119,7 @@ def _activation_edges(index: GraphIndex, node: ir.Node) -> list[Edge]:
     data = next(iter(index.reads(node)), "")
     if not data or not index.is_float(data):
         return []
-    if node.op_type in _NORMS:
+    if node.op_type in NORM_OPS:
         return [Edge(data, node.name or "", 0)]
     return _decomposed(index, data, node) if is_op(node, "ReduceMean") else []
 

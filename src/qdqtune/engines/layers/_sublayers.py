@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from qdqtune.engines.layers._wiring import ModelWiring
-from qdqtune.graph._op_classes import COPY_OPS, QDQ_OPS
+from qdqtune.graph._op_classes import COPY_OPS, NORM_OPS, POINTWISE_OPS, QDQ_OPS, WEIGHTED_OPS
 
 
 class _Role(enum.Enum):
@@ -27,31 +27,18 @@ class _Role(enum.Enum):
     ALONE = "alone"
 
 
-_PRODUCTS = frozenset(
-    {"Conv", "ConvTranspose", "Einsum", "FusedConv", "FusedMatMul", "Gemm", "MatMul", "MatMulNBits"}
-)
+_PRODUCTS = WEIGHTED_OPS | {"Einsum", "FusedConv", "FusedMatMul", "MatMulNBits"}
 _SOFTMAXES = frozenset({"LogSoftmax", "Softmax"})
-_NORMS = frozenset(
-    {
-        "GroupNormalization", "InstanceNormalization", "LRN", "LayerNormalization",
-        "LpNormalization", "MeanVarianceNormalization", "RMSNormalization",
-        "SimplifiedLayerNormalization", "SkipLayerNormalization",
-        "SkipSimplifiedLayerNormalization",
-    }
-)  # fmt: skip
+_NORMS = NORM_OPS | {
+    "LRN", "LpNormalization", "MeanVarianceNormalization", "SkipSimplifiedLayerNormalization"
+}  # fmt: skip
 _MOVES = (
     COPY_OPS | QDQ_OPS | {"Cast", "CastLike", "Concat", "DepthToSpace", "Shape", "SpaceToDepth"}
 )
-_TAILS = frozenset(
-    {
-        "Abs", "Add", "And", "BatchNormalization", "BiasGelu", "Ceil", "Celu", "Clip", "Cos", "Div",
-        "Elu", "Equal", "Erf", "Exp", "FastGelu", "Floor", "Gelu", "Greater", "GreaterOrEqual",
-        "HardSigmoid", "HardSwish", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log",
-        "Max", "Mean", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "Or", "PRelu", "Pow", "QuickGelu",
-        "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign",
-        "Sqrt", "Sub", "Sum", "Swish", "Tanh", "ThresholdedRelu", "Where", "Xor",
-    }
-)  # fmt: skip
+_TAILS = POINTWISE_OPS | {
+    "And", "BiasGelu", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "IsInf", "IsNaN",
+    "Less", "LessOrEqual", "Mean", "Mod", "Not", "Or", "Round", "Sign", "Sum", "Xor",
+}  # fmt: skip
 _ROLES = (
     (_PRODUCTS, _Role.PRODUCT), (_SOFTMAXES, _Role.SOFTMAX), (_NORMS, _Role.NORM),
     (_MOVES, _Role.MOVE), (_TAILS, _Role.TAIL),

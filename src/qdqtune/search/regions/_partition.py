@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
+from qdqtune.graph._op_classes import POOL_OPS, WEIGHTED_OPS, is_op
 from qdqtune.search.regions._wiring import wiring_of
 
 
@@ -58,9 +58,7 @@ def _meet(a: int, b: int, parent: list[int], depth: list[int], jump: list[int]) 
 #: How many nodes may lie between a divergent node and the one where its paths meet again.
 LARGEST_INTERIOR = 100
 
-_HEAVY_OPS = (
-    *sorted(WEIGHTED_OPS), "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "Resize",
-)  # fmt: skip
+_HEAVY_OPS = WEIGHTED_OPS | POOL_OPS | {"Resize"}
 
 
 class Limits(NamedTuple):

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from qdqtune.engines.layers._naming import TRANSPARENT, Kind, kind_of
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._op_classes import COPY_OPS, is_standard
+from qdqtune.graph._op_classes import COPY_OPS, POINTWISE_OPS, is_standard
 from qdqtune.records._layers import MappedLayer
 from qdqtune.search.regions._wiring import Wiring, wiring_of
 from qdqtune.search.subgraphs._convex import Flow
@@ -34,14 +34,6 @@ COMPUTING = frozenset({Role.LEAD, Role.WORK, Role.POINTWISE})
 _WHOLE_TYPES = frozenset({ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64})
 _LEAD_KINDS = frozenset({Kind.CONVOLUTION, Kind.PRODUCT})
 _LEAD_OPS = frozenset({"Einsum", "GRU", "LSTM", "RNN"})
-_POINTWISE_OPS = frozenset(
-    {
-        "Abs", "Add", "BatchNormalization", "Celu", "Clip", "Cos", "Div", "Elu", "Erf", "Exp",
-        "FastGelu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Max", "Min", "Mish",
-        "Mul", "Neg", "PRelu", "Pow", "QuickGelu", "Reciprocal", "Relu", "Selu", "Sigmoid", "Sin",
-        "Softplus", "Softsign", "Sqrt", "Sub", "Swish", "Tanh", "ThresholdedRelu", "Where",
-    }
-)  # fmt: skip
 
 
 def roles_of(index: GraphIndex, wiring: Wiring) -> list[Role]:
@@ -66,7 +58,7 @@ def _role(index: GraphIndex, node: ir.Node) -> Role:
         return Role.SHAPE
     if kind in TRANSPARENT or (node.op_type in COPY_OPS and is_standard(node)):
         return Role.ASIDE
-    return Role.POINTWISE if node.op_type in _POINTWISE_OPS else Role.WORK
+    return Role.POINTWISE if node.op_type in POINTWISE_OPS else Role.WORK
 
 
 def _is_whole(index: GraphIndex, node: ir.Node) -> bool:
