@@ -1,7 +1,4 @@
-"""Files that appear whole or not at all.
-
-Atomic writes, and temporary files that are removed even if their process was killed.
-"""
+"""Files that appear whole or not at all, and temporary files that are removed even after a kill."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from qdqtune.graph._disk_errors import REMOVE, NotPlainFileError, temporary_place
@@ -31,6 +27,8 @@ _OURS = re.compile(rf"\.?{_PREFIX}[0-9a-f]{{8}}({re.escape(_LOCK)}|{re.escape(_F
 
 _swept: set[str] = set()
 _swept_lock = threading.Lock()
+
+_CHUNK = 1 << 20
 
 
 class TemporaryFolder:
@@ -65,12 +63,7 @@ class TemporaryFolder:
     def __enter__(self) -> Path:
         return self.path
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.cleanup()
 
     def cleanup(self) -> None:
@@ -154,9 +147,6 @@ def _remove(folder: Path, lock: Path, descriptor: int) -> None:
             lock.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
-
-
-_CHUNK = 1 << 20
 
 
 def kind_at(path: Path) -> str:

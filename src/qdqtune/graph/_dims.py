@@ -27,6 +27,22 @@ _BETWEEN_NAMES = re.compile(r"[-+*/(),\d\s]*")
 _LONGEST = 300
 _DEEPEST = 30
 
+_Number = Fraction | None
+_OPERATORS: dict[type[ast.operator], Callable[..., Fraction | int]] = {
+    ast.Add: Fraction.__add__,
+    ast.Sub: Fraction.__sub__,
+    ast.Mult: Fraction.__mul__,
+    ast.Div: Fraction.__truediv__,
+    ast.FloorDiv: Fraction.__floordiv__,
+}
+_FUNCTIONS: dict[str, Callable[..., Fraction | int]] = {
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "ceiling": math.ceil,
+    "min": lambda *numbers: min(numbers),
+    "max": lambda *numbers: max(numbers),
+}
+
 
 def dims_of(value: ir.Value) -> tuple[Dim, ...] | None:
     """Return the dims of a graph input or output, None for unknown ones; None for unknown rank."""
@@ -79,9 +95,6 @@ class _NotAnExpression(Exception):
     """The text does not follow the grammar."""
 
 
-_Number = Fraction | None
-
-
 def _parsed(text: str, names: list[str]) -> ast.expr:
     """Parse an expression, with a number in place of each name, which is added to `names`."""
 
@@ -127,19 +140,3 @@ def _value(node: ast.expr, sizes: Sequence[int | None], depth: int = 0) -> _Numb
         return Fraction(function(*known)) if len(known) == len(numbers) else None
     except (ZeroDivisionError, TypeError):  # TypeError: too few or too many arguments
         return None
-
-
-_OPERATORS: dict[type[ast.operator], Callable[..., Fraction | int]] = {
-    ast.Add: Fraction.__add__,
-    ast.Sub: Fraction.__sub__,
-    ast.Mult: Fraction.__mul__,
-    ast.Div: Fraction.__truediv__,
-    ast.FloorDiv: Fraction.__floordiv__,
-}
-_FUNCTIONS: dict[str, Callable[..., Fraction | int]] = {
-    "floor": math.floor,
-    "ceil": math.ceil,
-    "ceiling": math.ceil,
-    "min": lambda *numbers: min(numbers),
-    "max": lambda *numbers: max(numbers),
-}

@@ -1,7 +1,4 @@
-"""Write errors of the operating system as messages that a user can act on.
-
-The folder for temporary files.
-"""
+"""Write errors of the operating system as messages that a user can act on."""
 
 from __future__ import annotations
 
@@ -19,6 +16,12 @@ from qdqtune.records._untrusted_files import real_path
 _VARIABLES = ("TMPDIR", "TEMP", "TMP")
 _USUAL = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108  (names in there are random and private)
 
+_ROOM = "Check that the disk has room and the folder can be written to."
+REMOVE = "Remove it, or choose another place."
+"""Advice for when something else is at the path."""
+_NEXT_TO_NOTHING = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def temporary_place() -> Path:
     """Return the folder that `tempfile` would choose.
@@ -32,13 +35,6 @@ def temporary_place() -> Path:
         if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
             return Path(folder).absolute()
     return Path.cwd()
-
-
-_ROOM = "Check that the disk has room and the folder can be written to."
-REMOVE = "Remove it, or choose another place."
-"""Advice for when something else is at the path."""
-_NEXT_TO_NOTHING = 1 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class NotPlainFileError(OSError):

@@ -1,7 +1,4 @@
-"""External data: weights in files next to the model, checked.
-
-Read on demand and never memory-mapped.
-"""
+"""External data: weights in files next to the model, checked, and read on demand, never mapped."""
 
 from __future__ import annotations
 
@@ -23,6 +20,12 @@ from qdqtune.resources._limits import current_limits
 
 # Bytes copied at a time; a file is read no further than needed.
 _CHUNK_BYTES = 1 << 24
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+# Some readers take any key for the name of an attribute to set.
+_KEYS = frozenset({"location", "offset", "length", "checksum"})
+_MOST_DIGITS = 19
+_SMALL_BYTES = 16 << 20
 
 
 class FileTensor(ir.ExternalTensor):
@@ -139,14 +142,6 @@ def read_weights(model: ir.Model) -> None:
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
                 value.const_value = FileTensor.of(value.const_value)
-
-
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-
-# Some readers take any key for the name of an attribute to set.
-_KEYS = frozenset({"location", "offset", "length", "checksum"})
-_MOST_DIGITS = 19
-_SMALL_BYTES = 16 << 20
 
 
 def check_external_data(tensors: Iterable[onnx.TensorProto], model_file: Path) -> None:

@@ -62,11 +62,7 @@ def model_from_proto(proto: onnx.ModelProto, name: str = "The model") -> ir.Mode
     Raises:
         ModelError: If it is not a valid ONNX model, or its weights are not in it.
     """
-    copy = onnx.ModelProto()
-    try:
-        copy.CopyFrom(proto)
-    except EncodeError:  # it is over 2 GiB, and copied by way of one message
-        copy = _copied_in_parts(proto, name)
+    copy = _copied(proto, name)
     check_not_empty(copy, Path(name))
     if any(each.data_location == onnx.TensorProto.EXTERNAL for each in contents(copy).tensors):
         raise ModelError(
@@ -76,11 +72,11 @@ def model_from_proto(proto: onnx.ModelProto, name: str = "The model") -> ir.Mode
     return _checked(copy, Path(name))
 
 
-def _copied_in_parts(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """Copy a model without creating a message that holds more than one weight.
+def _copied(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """Copy a model weight by weight: protobuf copies by way of a message of at most 2 GiB.
 
     Raises:
-        ModelError: If even that is too large.
+        ModelError: If a single part is too large.
     """
     copy = onnx.ModelProto()
     try:

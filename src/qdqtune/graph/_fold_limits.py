@@ -55,6 +55,14 @@ _BROADCASTING = frozenset(
 )  # fmt: skip
 _MOVES = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
+# Limits on the characters of symbolic dims behind one value, and on the outputs of one node.
+_MOST_SYMBOLS = 1 << 16
+_MOST_PARTS = 1 << 12
+# onnxscript does not treat larger constants as shapes.
+_LARGEST_SHAPE = 10
+_JOINING = ("Add", "Concat")
+_KEEPING = ("Abs", "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+
 
 class FoldLimits:
     """Decides which standard ops on constants are folded, and tracks the total cost.
@@ -211,16 +219,6 @@ def _becomes_weight(value: ir.Value) -> bool:
                 seen.add(user.outputs[0])
                 pending.append(user.outputs[0])
     return False
-
-
-# Limits on the characters of symbolic dims behind one value, and on the outputs of one node.
-_MOST_SYMBOLS = 1 << 16
-_MOST_PARTS = 1 << 12
-# onnxscript does not treat larger constants as shapes.
-_LARGEST_SHAPE = 10
-
-_JOINING = ("Add", "Concat")
-_KEEPING = ("Abs", "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
 def runaway_nodes(model: ir.Model) -> list[ir.Node]:

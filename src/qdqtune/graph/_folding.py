@@ -33,6 +33,17 @@ from qdqtune.graph._shapes import infer_shapes
 from qdqtune.graph._weights import retyped, values_of
 from qdqtune.records._errors import ModelError
 
+_BATCHNORM_RULES = (
+    fuse_batchnorm_into_conv_rule,
+    fuse_batchnorm_into_conv_transpose_rule,
+    fuse_batchnorm_into_gemm_rule,
+)
+# The first file format in which weights need not be inputs.
+_FREE_WEIGHTS_IR_VERSION = 4
+# Our limits apply before anything is computed; onnxscript checks only the result.
+_NO_LIMIT = 1 << 62
+_ELSEWHERE = "qdqtune.aside"
+
 
 class WriteKernelShapesPass(ir.passes.InPlacePass):
     """Gives every Conv its `kernel_shape`.
@@ -137,18 +148,6 @@ def _absorb(add: ir.Node, conv: ir.Node, bias: ir.Value, name: str) -> None:
     conv.resize_inputs(3)
     conv.replace_input_with(2, add_constant(graph, name, ir.Tensor(values, name=name)))
     take_over(add, conv.outputs[0])
-
-
-_BATCHNORM_RULES = (
-    fuse_batchnorm_into_conv_rule,
-    fuse_batchnorm_into_conv_transpose_rule,
-    fuse_batchnorm_into_gemm_rule,
-)
-# The first file format in which weights need not be inputs.
-_FREE_WEIGHTS_IR_VERSION = 4
-# Our limits apply before anything is computed; onnxscript checks only the result.
-_NO_LIMIT = 1 << 62
-_ELSEWHERE = "qdqtune.aside"
 
 
 def fold(model: ir.Model, *, keep_qdq: bool = False) -> bool:

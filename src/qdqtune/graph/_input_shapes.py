@@ -95,7 +95,10 @@ def resolve_shapes(model: ir.Model, request: InputRequest) -> dict[str, tuple[in
                 f"The input {name!r} has no shape in the model, not even a rank.",
                 f"Give one: --shapes {name}:1x3x224x224.",
             )
-        shapes[name] = tuple(_size(dim, ones) for dim in dims)
+        shapes[name] = tuple(
+            dim if isinstance(dim, int) else (dim is not None and evaluate(dim, ones)) or 1
+            for dim in dims
+        )
     _warn_of_open(bound, shapes)
     return shapes
 
@@ -108,7 +111,8 @@ def input_named(inputs: Inputs, name: str) -> str:
     """
     if name in inputs:
         return name
-    listed = f"Its inputs: {', '.join(_shown(*item) for item in inputs.items()) or 'none'}."
+    shown = [f"{each}:{shape_text(dims)}" for each, dims in inputs.items()]
+    listed = f"Its inputs: {', '.join(shown) or 'none'}."
     if name:
         close = difflib.get_close_matches(name, inputs, n=1)
         hint = f"Did you mean {close[0]!r}? " if close else ""
@@ -204,12 +208,6 @@ def _check_shape(
             )
 
 
-def _size(dim: Dim, ones: Mapping[str, int]) -> int:
-    if isinstance(dim, int):
-        return dim
-    return (evaluate(dim, ones) if dim is not None else None) or 1
-
-
 def _warn_of_open(bound: Inputs, shapes: Mapping[str, tuple[int, ...]]) -> None:
     places: dict[str, list[str]] = {}
     unnamed: dict[str, str] = {}
@@ -230,7 +228,3 @@ def _warn_of_open(bound: Inputs, shapes: Mapping[str, tuple[int, ...]]) -> None:
         ", ".join([*open_dims, *unnamed]),
         " ".join(flags),
     )
-
-
-def _shown(name: str, dims: Dims | None) -> str:
-    return f"{name}:{shape_text(dims)}"

@@ -1,7 +1,4 @@
-"""The shapes that a model is measured at.
-
-Complete, and such that it fits into memory and terminates.
-"""
+"""The shapes that a model is measured at: complete, small enough for memory, and terminating."""
 
 from __future__ import annotations
 
@@ -31,6 +28,24 @@ from qdqtune.resources._limits import current_limits
 
 # The cheapest body takes an engine about a microsecond.
 _MOST_TRIPS = 1 << 26
+
+_CHANNELS, _PIXELS, _FRAMES, _TOKENS = 3, 224, 16, 128
+# Common names of dims, with a plausible size for each.
+_BY_NAME = (
+    (re.compile(r"chan|^c$", re.IGNORECASE), _CHANNELS),
+    (re.compile(r"height|width|^[hw]$|pixel|image|img", re.IGNORECASE), _PIXELS),
+    (re.compile(r"seq|len|token|time|step|^[lst]$", re.IGNORECASE), _TOKENS),
+    (re.compile(r"batch", re.IGNORECASE), 1),
+)
+_BY_RANK = {
+    4: (1, _CHANNELS, _PIXELS, _PIXELS),
+    5: (1, _CHANNELS, _FRAMES, _PIXELS, _PIXELS),
+}
+# Ops that preserve an input's layout, before the first op with weights.
+_SAME_LAYOUT = (
+    "Add", "BatchNormalization", "Cast", "Clip", "DequantizeLinear", "Div", "Identity", "Mul",
+    "QuantizeLinear", "Sub",
+)  # fmt: skip
 
 
 def check_ends(model: ir.Model) -> None:
@@ -136,27 +151,6 @@ def _bits(value: ir.Value) -> int:
     dtype = value.dtype
     is_sized = dtype not in (None, ir.DataType.STRING, ir.DataType.UNDEFINED)
     return dtype.bitwidth if dtype is not None and is_sized else 8
-
-
-_CHANNELS, _PIXELS, _FRAMES, _TOKENS = 3, 224, 16, 128
-
-# Common names of dims, with a plausible size for each.
-_BY_NAME = (
-    (re.compile(r"chan|^c$", re.IGNORECASE), _CHANNELS),
-    (re.compile(r"height|width|^[hw]$|pixel|image|img", re.IGNORECASE), _PIXELS),
-    (re.compile(r"seq|len|token|time|step|^[lst]$", re.IGNORECASE), _TOKENS),
-    (re.compile(r"batch", re.IGNORECASE), 1),
-)
-_BY_RANK = {
-    4: (1, _CHANNELS, _PIXELS, _PIXELS),
-    5: (1, _CHANNELS, _FRAMES, _PIXELS, _PIXELS),
-}
-
-# Ops that preserve an input's layout, before the first op with weights.
-_SAME_LAYOUT = (
-    "Add", "BatchNormalization", "Cast", "Clip", "DequantizeLinear", "Div", "Identity", "Mul",
-    "QuantizeLinear", "Sub",
-)  # fmt: skip
 
 
 def measured_shapes(

@@ -1,7 +1,4 @@
-"""Checks of a model with ONNX's own checker and shape inference.
-
-In a forked copy of the process that may crash.
-"""
+"""ONNX's own checker and shape inference, in a forked copy of the process that may crash."""
 
 from __future__ import annotations
 
@@ -26,6 +23,10 @@ from qdqtune.resources._parent_death import end_with_parent
 _LIMIT_S = 120.0
 _ROOM_BYTES = 1 << 30
 _DONE = b"."
+
+# Tensors up to this size may be shapes and axes, whose values the checks need.
+_SMALL_BYTES = 1024
+_PLACEHOLDER = "qdqtune: this shape is a placeholder"
 
 
 def call_guarded(action: Callable[[], bytes], room_bytes: int = _ROOM_BYTES) -> bytes | None:
@@ -93,11 +94,6 @@ def _read(pipe: int, deadline: float) -> bytes:
             break
         chunks.append(chunk)
     return b"".join(chunks)
-
-
-# Tensors up to this size may be shapes and axes, whose values the checks need.
-_SMALL_BYTES = 1024
-_PLACEHOLDER = "qdqtune: this shape is a placeholder"
 
 
 def invalidity(proto: onnx.ModelProto, found: Contents) -> str:

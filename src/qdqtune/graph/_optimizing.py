@@ -1,7 +1,4 @@
-"""Optimizes a model without destroying the quantization in it.
-
-Folding, removal of no-ops, merging of duplicates.
-"""
+"""Optimizing a model that may be quantized: folding, removal of no-ops, merging of duplicates."""
 
 from __future__ import annotations
 
@@ -33,6 +30,28 @@ _SHAPE_OPS = ("Expand", "Flatten", "Reshape", "Tile")
 # From the first opset on, a Dropout does nothing unless training mode is set, which is possible
 # from the second on.
 _PLAIN_DROPOUT, _TRAINED_DROPOUT = 7, 12
+
+_RANDOM_OPS = frozenset(
+    {
+        "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+        "RandomUniformLike",
+    }
+)  # fmt: skip
+_PLAIN = frozenset(
+    {
+        ir.AttributeType.FLOAT, ir.AttributeType.FLOATS, ir.AttributeType.INT,
+        ir.AttributeType.INTS, ir.AttributeType.STRING, ir.AttributeType.STRINGS,
+    }
+)  # fmt: skip
+# Larger constants than this are not compared as attributes.
+_MOST_BYTES = 1024
+# onnx_ir copies all inputs of a node for each one that is replaced, so the inputs of nodes with
+# more inputs than this are left alone.
+_MOST_INPUTS = 1000
+# Elements compared first: few weights with an equal start differ later.
+_FIRST_ELEMENTS = 256
+# The first file format in which an input may have a default; before, all weights were inputs.
+_DEFAULTS_IR_VERSION = 4
 
 
 def remove_no_ops(graph: ir.Graph | ir.Function, opset: int) -> int:
@@ -72,27 +91,6 @@ def _does_nothing(node: ir.Node, opset: int) -> bool:
 
 def _is_static(value: ir.Value) -> bool:
     return value.shape is not None and all(isinstance(dim, int) and dim >= 0 for dim in value.shape)
-
-
-_RANDOM_OPS = frozenset(
-    {
-        "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-        "RandomUniformLike",
-    }
-)  # fmt: skip
-_PLAIN = frozenset(
-    {
-        ir.AttributeType.FLOAT, ir.AttributeType.FLOATS, ir.AttributeType.INT,
-        ir.AttributeType.INTS, ir.AttributeType.STRING, ir.AttributeType.STRINGS,
-    }
-)  # fmt: skip
-# Larger constants than this are not compared as attributes.
-_MOST_BYTES = 1024
-# onnx_ir copies all inputs of a node for each one that is replaced, so the inputs of nodes with
-# more inputs than this are left alone.
-_MOST_INPUTS = 1000
-# Elements compared first: few weights with an equal start differ later.
-_FIRST_ELEMENTS = 256
 
 
 def merge_nodes(graph: ir.Graph | ir.Function) -> int:
@@ -197,10 +195,6 @@ def _parted(
         assert value.const_value is not None
         found[look(value.const_value)].append(value)
     return (same for same in found.values() if len(same) > 1)
-
-
-# The first file format in which an input may have a default; before, all weights were inputs.
-_DEFAULTS_IR_VERSION = 4
 
 
 def optimize_graph(model: ir.Model) -> OptimizeCounts:

@@ -1,7 +1,4 @@
-"""Parses a file into a model's proto, or says why that failed.
-
-Computes its digest including external weights.
-"""
+"""Parsing a file into a model's proto, and a digest of it that includes external weights."""
 
 from __future__ import annotations
 
@@ -25,6 +22,9 @@ if TYPE_CHECKING:
 # Maximum size of a protobuf message, and maximum depth of nested messages.
 _LARGEST_FILE = (1 << 31) - 1
 _DEEPEST = 100
+
+DIGEST_BYTES = 16
+"""Size of all digests here."""
 
 
 def parse_model(file: Path) -> onnx.ModelProto:
@@ -120,10 +120,6 @@ def _not_onnx(file: Path, content: bytes) -> ModelError:
 def _unreadable(file: Path, error: OSError | ValueError) -> ModelError:
     why = getattr(error, "strerror", None) or error
     return ModelError(f"{file} can't be read: {why}.", "Check its path and permissions.")
-
-
-DIGEST_BYTES = 16
-"""Size of all digests here."""
 
 
 def model_digest(

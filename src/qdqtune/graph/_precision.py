@@ -1,6 +1,6 @@
-"""Converting a model between float32, float16 and bfloat16.
+"""Converting a model between float32, float16 and bfloat16, and emulating half precision.
 
-Emulating half precision for engines without kernels.
+The emulation is for engines without half-precision kernels.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _OLDEST_OPSET = 7
 _NEWEST_OPSET = 22
 # Before this version of the format, weights had to be listed among the inputs.
 _FREE_WEIGHTS_IR_VERSION = 4
+
+_SMALL_BYTES = 1 << 16
 
 
 def convert_precision(
@@ -116,9 +118,6 @@ def _needed_opset(model: ir.Model, change: Change) -> int:
 
 def _count_casts(model: ir.Model) -> int:
     return sum(is_op(node, "Cast") for node in model.graph)
-
-
-_SMALL_BYTES = 1 << 16
 
 
 def compute_in_float32(model: ir.Model) -> dict[str, str]:

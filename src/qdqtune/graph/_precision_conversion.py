@@ -1,7 +1,4 @@
-"""Plans the type of every value and reader.
-
-Then changes types and inserts as few Casts as possible.
-"""
+"""Converting float types: a plan of every value's type, and as few Casts as possible."""
 
 from __future__ import annotations
 
@@ -25,6 +22,8 @@ from qdqtune.graph._weights import constant_of, retyped
 
 # Ops that join or pad values, besides those with one input.
 _PASSTHROUGH_OPS = COPY_OPS | {"Concat", "DepthToSpace", "Pad", "SpaceToDepth"}
+
+_SUFFIX = {dtype: precision.value for precision, dtype in DTYPE.items()}
 
 
 class Plan:
@@ -179,9 +178,6 @@ class Plan:
             or position not in self._slots_of(user).input_set
             for user, position in value.uses()
         )
-
-
-_SUFFIX = {dtype: precision.value for precision, dtype in DTYPE.items()}
 
 
 class Retyping:

@@ -1,7 +1,4 @@
-"""Rules for the nodes that stay float32 when a model is converted to half precision.
-
-The graph patterns they look for.
-"""
+"""Rules for the nodes that stay float32 when a model is converted to half precision."""
 
 from __future__ import annotations
 
@@ -37,6 +34,18 @@ _MASKING = (
     "Less", "LessOrEqual", "Max", "Min", "Pad", "Reshape", "ScatterElements", "ScatterND", "Slice",
     "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
 )  # fmt: skip
+
+#: Ops whose result is a sum or product of so many or such large terms that half precision is
+#: insufficient for any input.
+SENSITIVE_OPS = frozenset(
+    {"CumSum", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "ReduceSumSquare"}
+)
+_SUMS = ("GlobalAveragePool", "ReduceMean", "ReduceSum")
+# Ops where integers computed in floats must be exact.
+_EXACT = ("Ceil", "Cos", "Floor", "Mod", "Round", "Sin")
+_LOOK_UP = ("Gather", "GatherElements", "GatherND")
+_INTEGER_SUMS = ("ConvInteger", "MatMulInteger")
+Named = Iterator[tuple[ir.Node, str]]
 
 
 def behind_casts(value: ir.Value) -> ir.Value:
@@ -110,20 +119,6 @@ def gives_integers(node: ir.Node) -> bool:
     """Whether the node converts floats to integers."""
     dtype = dtype_of(node.outputs[0])
     return is_op(node, "Cast") and dtype is not None and dtype.is_integer()
-
-
-#: Ops whose result is a sum or product of so many or such large terms that half precision is
-#: insufficient for any input.
-SENSITIVE_OPS = frozenset(
-    {"CumSum", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "ReduceSumSquare"}
-)
-
-_SUMS = ("GlobalAveragePool", "ReduceMean", "ReduceSum")
-# Ops where integers computed in floats must be exact.
-_EXACT = ("Ceil", "Cos", "Floor", "Mod", "Round", "Sin")
-_LOOK_UP = ("Gather", "GatherElements", "GatherND")
-_INTEGER_SUMS = ("ConvInteger", "MatMulInteger")
-Named = Iterator[tuple[ir.Node, str]]
 
 
 class Keeper:

@@ -1,7 +1,4 @@
-"""A model serialized once in parts.
-
-From which variants and subgraphs can be written many times per second.
-"""
+"""A model serialized once in parts, from which variants and subgraphs are written quickly."""
 
 from __future__ import annotations
 
@@ -23,6 +20,9 @@ from qdqtune.graph._op_classes import has_body
 from qdqtune.graph._protobuf import field_head, field_part
 from qdqtune.graph._weights import WeightStore
 from qdqtune.records._errors import ModelError
+
+Dims = Sequence["int | str | None"]
+"""A shape; names and None are open dims."""
 
 
 class PreparedModel:
@@ -223,10 +223,6 @@ def _is_external(tensor: onnx.TensorProto) -> bool:
 def _place(tensor: onnx.TensorProto) -> tuple[str, int, int]:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     return entries["location"], int(entries["offset"]), int(entries["length"])
-
-
-Dims = Sequence["int | str | None"]
-"""A shape; names and None are open dims."""
 
 
 def extract(

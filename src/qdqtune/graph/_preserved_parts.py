@@ -1,7 +1,4 @@
-"""Parts of a model that passes must preserve.
-
-Control-flow bodies, local functions and quantization.
-"""
+"""Parts of a model that passes must preserve: bodies, local functions and quantization."""
 
 from __future__ import annotations
 
@@ -14,6 +11,20 @@ import onnx_ir.passes.common as passes
 
 from qdqtune.graph._index import results_in
 from qdqtune.graph._op_classes import BODY_TYPES, QDQ_OPS, bodies_of, has_body, is_op
+
+#: Ops with bit-identical results wherever they are computed: they move numbers, or round once, as
+#: IEEE 754 requires. An Exp, a fast square root or a sum in another order may differ in the last
+#: bit, and so would a scale.
+ROUNDED_ALIKE = frozenset(
+    {
+        "Abs", "Add", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "Div",
+        "Equal", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater",
+        "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mul", "Neg", "Not",
+        "ReduceMax", "ReduceMin", "Relu", "Reshape", "Round", "Shape",
+        "Sign", "Size", "Slice", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze",
+        "Where",
+    }
+)  # fmt: skip
 
 
 @contextmanager
@@ -79,21 +90,6 @@ def body_shapes_kept(model: ir.Model) -> Iterator[None]:
     finally:
         for value, kind, shape in before:
             value.type, value.shape = kind, shape
-
-
-#: Ops with bit-identical results wherever they are computed: they move numbers, or round once, as
-#: IEEE 754 requires. An Exp, a fast square root or a sum in another order may differ in the last
-#: bit, and so would a scale.
-ROUNDED_ALIKE = frozenset(
-    {
-        "Abs", "Add", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "Div",
-        "Equal", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater",
-        "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mul", "Neg", "Not",
-        "ReduceMax", "ReduceMin", "Relu", "Reshape", "Round", "Shape",
-        "Sign", "Size", "Slice", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze",
-        "Where",
-    }
-)  # fmt: skip
 
 
 def qdq_count(model: ir.Model) -> Counter[str]:

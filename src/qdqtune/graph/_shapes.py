@@ -1,7 +1,4 @@
-"""Shapes and element types of intermediate tensors.
-
-From ONNX's shape inference without the weights.
-"""
+"""Shapes and element types of intermediate tensors, by ONNX's shape inference without weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Model validation, for cases that native code crashes on, reports poorly or does not check.
-
-Such as functions that expand without bound.
-"""
+"""Model validation for cases that native code crashes on, reports poorly or does not check."""
 
 from __future__ import annotations
 
@@ -31,6 +28,12 @@ _TRILLION = 10**12
 
 Function = tuple[str, str, str]
 _Calls = dict[Function, Counter[Function]]
+
+_EXPORT_AGAIN = "Export it again, or see what `onnx.checker.check_model` says about it."
+MOST_DIMS = 32
+"""Maximum rank of a tensor held in memory: NumPy before 2.0 supports no more."""
+# Names are looked up, compared and printed throughout.
+_LONGEST_NAME = 1 << 16
 
 
 def check_calls(proto: onnx.ModelProto, file: Path) -> None:
@@ -138,13 +141,6 @@ def _callees_first(calls: _Calls, file: Path) -> list[Function]:
             "Inline them: onnx.inliner.inline_local_functions(model).",
         )
     return order
-
-
-_EXPORT_AGAIN = "Export it again, or see what `onnx.checker.check_model` says about it."
-MOST_DIMS = 32
-"""Maximum rank of a tensor held in memory: NumPy before 2.0 supports no more."""
-# Names are looked up, compared and printed throughout.
-_LONGEST_NAME = 1 << 16
 
 
 def check_model(proto: onnx.ModelProto, found: Contents, file: Path) -> None:

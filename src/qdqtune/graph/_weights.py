@@ -1,7 +1,4 @@
-"""Weights and other constants.
-
-Read in chunks, converted to another float type, and stored in a file that all candidates share.
-"""
+"""Weights and other constants: read in chunks, converted, stored in a file that models share."""
 
 from __future__ import annotations
 
@@ -36,6 +33,13 @@ _SLAB_BYTES = 1 << 24
 _INDEX_WORDS = 3
 # More digits than the size of any file.
 _MOST_DIGITS = 18
+
+# Ops that preserve the numbers of a constant.
+_TRANSPARENT = ("Cast", "CastLike", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+# No exporter writes longer chains; querying each node of a chain of 100,000 would take minutes.
+_MOST_TRANSPARENT = 32
+# Smaller tensors are converted at once, larger ones when they are written.
+_LAZY_BYTES = 1 << 12
 
 
 def values_of(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
@@ -259,15 +263,6 @@ def _write(tensor: ir.TensorProtocol, file: BinaryIO | _Comparing | _Summing) ->
         return
     for slab in slabs(values):  # a transposed view: copying by element would take minutes
         ir.Tensor(np.ascontiguousarray(values[slab]), tensor.dtype).tofile(file)
-
-
-# Ops that preserve the numbers of a constant.
-_TRANSPARENT = ("Cast", "CastLike", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze")
-# No exporter writes longer chains; querying each node of a chain of 100,000 would take minutes.
-_MOST_TRANSPARENT = 32
-
-# Smaller tensors are converted at once, larger ones when they are written.
-_LAZY_BYTES = 1 << 12
 
 
 @dataclass(frozen=True)

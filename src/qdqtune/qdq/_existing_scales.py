@@ -10,6 +10,14 @@ import onnx_ir as ir
 from qdqtune.qdq._encoding import Array, Encoding, TensorFormat, encode_range
 from qdqtune.records._placement import Placement
 
+_WHOLE = 127  # steps to each side in eight bits
+# Element types that hold the same steps, and the value in their middle.
+_CENTER = {ir.DataType.INT8: 0, ir.DataType.UINT8: 128}
+_WITH_RANGE = (
+    ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16,
+    ir.DataType.FLOAT8E4M3FN,
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ReadEncoding:
@@ -50,15 +58,6 @@ class ReadResult:
     pairs: int = 0
     left: int = 0
     rounded: int = 0
-
-
-_WHOLE = 127  # steps to each side in eight bits
-# Element types that hold the same steps, and the value in their middle.
-_CENTER = {ir.DataType.INT8: 0, ir.DataType.UINT8: 128}
-_WITH_RANGE = (
-    ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16,
-    ir.DataType.FLOAT8E4M3FN,
-)  # fmt: skip
 
 
 def tells_range(given: ReadEncoding) -> bool:

@@ -1,6 +1,6 @@
 """Float weights and activations that a Q/DQ model only implies.
 
-Weights behind a Transpose or Cast, activations that a saturating Q stands for.
+Weights may lie behind a Transpose or Cast; a saturating Q may stand for an activation.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from qdqtune.graph._editing import add_constant
 from qdqtune.graph._index import FreeNames
 from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
 from qdqtune.qdq._existing_scales import ReadEncoding
+
+# Ops whose results have both signs, and behind which an activation can have stood.
+_SIGNED_OPS = WEIGHTED_OPS | {"Add", "BatchNormalization", "Mul", "Sub"}
+# The one upper bound that is common enough to be told from a calibrated maximum.
+_SIX = 6.0
 
 
 def propagates_weight(user: ir.Node, graph: ir.Graph) -> bool:
@@ -41,12 +46,6 @@ def propagate(
         return ir.Tensor(constant.numpy().transpose(order).astype(dtype.numpy(), copy=False), dtype)
 
     return ir.LazyTensor(make, dtype, ir.Shape(dims), name=user.outputs[0].name), encoding
-
-
-# Ops whose results have both signs, and behind which an activation can have stood.
-_SIGNED_OPS = WEIGHTED_OPS | {"Add", "BatchNormalization", "Mul", "Sub"}
-# The one upper bound that is common enough to be told from a calibrated maximum.
-_SIX = 6.0
 
 
 def stands_for_activation(value: ir.Value, encoding: ReadEncoding) -> bool:

@@ -22,6 +22,10 @@ from qdqtune.records._placement import Edge, Placement
 
 _SPLIT_OPS = ("Gather", "Slice", "Split")
 
+# Used when somebody insists on an op that the dialect has no rule for.
+_PLAIN = OpRule(inputs=None, output=Output.FLOAT)
+_PLAIN_WEIGHTED = OpRule(inputs=(0, 1), weight=1, output=Output.FLOAT)
+
 
 def parted_result(index: GraphIndex, node: ir.Node) -> list[str]:
     """The op's result, its bias added, if nothing but moves lead from it to parts of it."""
@@ -47,11 +51,6 @@ def _is_moved(node: ir.Node) -> bool:
     """Whether something moves a part before it is used."""
     users = (user for output in node.outputs for user, _ in output.uses())
     return is_op(node, *_SPLIT_OPS) and any(is_op(user, *COPY_OPS) for user in users)
-
-
-# Used when somebody insists on an op that the dialect has no rule for.
-_PLAIN = OpRule(inputs=None, output=Output.FLOAT)
-_PLAIN_WEIGHTED = OpRule(inputs=(0, 1), weight=1, output=Output.FLOAT)
 
 
 def rule_of(dialect: Dialect, node: ir.Node) -> OpRule | None:

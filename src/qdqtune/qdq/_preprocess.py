@@ -1,7 +1,4 @@
-"""Getting a model ready to be quantized.
-
-Folded, at a sufficient opset, without Q/DQ or integer ops of its own.
-"""
+"""Getting a model ready to be quantized: folded, at a sufficient opset, and float."""
 
 from __future__ import annotations
 
@@ -31,6 +28,10 @@ _DYNAMIC = frozenset({"ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"})
 _DYNAMIC_MICROSOFT = ("DynamicQuantize", "MatMulIntegerToFloat", "QAttention")
 
 _MICROSOFT = "com.microsoft"
+
+_logger = logging.getLogger(__name__)
+Preparation = Callable[[ir.Model], object]
+"""Changes a model in place."""
 
 
 def refuse_integer_ops(model: ir.Model, path: str | Path) -> None:
@@ -68,12 +69,6 @@ def _is_one(node: ir.Node, standard: frozenset[str], microsoft: tuple[str, ...])
 
 def _counted(ops: Counter[str]) -> str:
     return ", ".join(f"{count} {op_type}" for op_type, count in ops.most_common(3))
-
-
-_logger = logging.getLogger(__name__)
-
-Preparation = Callable[[ir.Model], object]
-"""Changes a model in place."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from qdqtune.qdq._op_units import (
 )
 from qdqtune.records._placement import Edge, Placement
 
+_NOTHING = Placement()
+
 
 class SharedEncodings:
     """The tensors of a graph by what they are copies of.
@@ -105,9 +107,6 @@ class Siblings:
     def is_multiplied(self, siblings: tuple[str, ...]) -> bool:
         """Whether one of these takes the place of a weight."""
         return not self._multiplied.isdisjoint(siblings)
-
-
-_NOTHING = Placement()
 
 
 class QuantizationPlanner:

@@ -23,6 +23,16 @@ _SHARE_OF_LIMIT = 0.75
 # Less than this is useless, and may change at any moment.
 _LEAST = 1 << 30
 
+#: With less, an engine can't even start.
+LEAST_MEMORY = 256 << 20
+_MEMORY_SIGNS = (
+    "bad_alloc", "MemoryError", "Failed to allocate memory", "Cannot allocate memory",
+    "Unable to allocate", "out of memory", "Out of memory", "bad allocation", "failed to allocate",
+    "could not allocate", "not enough memory",
+)  # fmt: skip
+# GPU memory is not limited here.
+_OF_GPUS = ("cuda", "gpu", "device memory")
+
 
 def usable_memory(root: Path = Path("/")) -> int | None:
     """Return the bytes that one process can take without harming the machine.
@@ -100,18 +110,6 @@ def _lines(file: Path) -> list[str]:
         return file.read_text().splitlines()
     except OSError:  # another system, or another version of it
         return []
-
-
-#: With less, an engine can't even start.
-LEAST_MEMORY = 256 << 20
-
-_MEMORY_SIGNS = (
-    "bad_alloc", "MemoryError", "Failed to allocate memory", "Cannot allocate memory",
-    "Unable to allocate", "out of memory", "Out of memory", "bad allocation", "failed to allocate",
-    "could not allocate", "not enough memory",
-)  # fmt: skip
-# GPU memory is not limited here.
-_OF_GPUS = ("cuda", "gpu", "device memory")
 
 
 @dataclass(frozen=True)
