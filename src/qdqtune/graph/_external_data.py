@@ -194,8 +194,7 @@ def external_files(model_file: Path) -> set[Path]:
     folder = model_file.absolute().parent
     return {
         real_path(folder / entry.value)
-        for tensor in contents(proto).tensors
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for tensor in contents(proto).external
         for entry in tensor.external_data
         if entry.key == "location" and "\0" not in entry.value
     }

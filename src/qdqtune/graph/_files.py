@@ -64,7 +64,7 @@ def model_from_proto(proto: onnx.ModelProto, name: str = "The model") -> ir.Mode
     """
     copy = _copied(proto, name)
     check_not_empty(copy, Path(name))
-    if any(each.data_location == onnx.TensorProto.EXTERNAL for each in contents(copy).tensors):
+    if contents(copy).external:
         raise ModelError(
             f"{name} has weights in files beside it, and nothing says where it lies.",
             "Give the path of its file instead.",

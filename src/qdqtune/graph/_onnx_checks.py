@@ -140,13 +140,11 @@ def skeleton(proto: onnx.ModelProto, found: Contents) -> onnx.ModelProto:
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
             value.type.tensor_type.shape.SetInParent()
             value.doc_string = _PLACEHOLDER
-    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in found.tensors):
-        for tensor in contents(bones).tensors:
-            # The checker would look for the file in the current working directory.
-            if tensor.data_location == onnx.TensorProto.EXTERNAL:
-                tensor.ClearField("external_data")
-                tensor.ClearField("data_location")
-                tensor.dims[:] = [0]
+    for tensor in contents(bones).external if found.external else ():
+        # The checker would look for the file in the current working directory.
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+        tensor.dims[:] = [0]
     return bones
 
 

@@ -138,14 +138,11 @@ def model_digest(
         ModelError: If the model or its weights can't be read.
     """
     proto = parse_model(model_file)
-    for tensor in contents(proto).tensors:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            digest = known(tensor)
-            if digest is None:
-                digest = stored_digest(tensor, model_file)
-            tensor.ClearField("external_data")
-            tensor.ClearField("data_location")
-            tensor.raw_data = digest
+    for tensor in contents(proto).external:
+        digest = known(tensor)
+        tensor.raw_data = stored_digest(tensor, model_file) if digest is None else digest
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
     serialized = proto.SerializeToString(deterministic=True)
     return hashlib.blake2b(serialized, digest_size=DIGEST_BYTES).hexdigest()
 

@@ -159,6 +159,11 @@ class Contents:
     is_text: bool = True
     longest_name: int = 0
 
+    @property
+    def external(self) -> list[onnx.TensorProto]:
+        """The tensors whose values are in other files."""
+        return [t for t in self.tensors if t.data_location == onnx.TensorProto.EXTERNAL]
+
 
 def contents(proto: onnx.ModelProto) -> Contents:
     """Walk over a model: its graph, control-flow bodies, functions, and training graphs."""

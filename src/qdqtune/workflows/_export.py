@@ -172,13 +172,12 @@ def _is_as_older_versions_wrote(file: Path, known: _Tried) -> bool:
         return False
     unchecked = [] if known.sha256 is not None else [file.name]
     checksums = indexed_checksums(file.with_name(WEIGHTS_FILE))
-    for tensor in contents(parse_model(file)).tensors:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            place, found = _checksum(tensor, file)
-            if place not in checksums:
-                unchecked.append(f"the weight {tensor.name!r}")
-            elif found not in checksums[place]:
-                return False
+    for tensor in contents(parse_model(file)).external:
+        place, found = _checksum(tensor, file)
+        if place not in checksums:
+            unchecked.append(f"the weight {tensor.name!r}")
+        elif found not in checksums[place]:
+            return False
     if unchecked:
         _logger.warning(
             "%s was written by a version of qdqtune that kept no digests: %s can't be checked. "

@@ -135,11 +135,10 @@ def _link_or_copy(source: Path, target: Path) -> None:
 def _ranges(proto: onnx.ModelProto) -> set[tuple[str, int, int]]:
     """Files, and where in them weights lie; a length of -1 is all the rest."""
     found = set()
-    for tensor in contents(proto).tensors:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            said = {entry.key: entry.value for entry in tensor.external_data}
-            place = int(said.get("offset") or 0), int(said.get("length") or -1)
-            found.add((said.get("location", ""), *place))
+    for tensor in contents(proto).external:
+        said = {entry.key: entry.value for entry in tensor.external_data}
+        place = int(said.get("offset") or 0), int(said.get("length") or -1)
+        found.add((said.get("location", ""), *place))
     return found
 
 

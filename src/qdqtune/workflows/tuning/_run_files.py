@@ -12,8 +12,6 @@ import socket
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-import onnx
-
 from qdqtune.graph._atomic_files import kind_at, remove, sha256_of, sync, writing
 from qdqtune.graph._external_data import check_external_data
 from qdqtune.graph._parsing import parse_model
@@ -279,12 +277,11 @@ def sha256_with_weights(model: Path) -> str:
     Raises:
         ModelError: If it is no model, or weights are missing or not plain files in its folder.
     """
-    tensors = contents(parse_model(model)).tensors
+    tensors = contents(parse_model(model)).external
     check_external_data(tensors, model)
     locations = {
         entry.value
         for tensor in tensors
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
         for entry in tensor.external_data
         if entry.key == "location"
     }
