@@ -227,6 +227,10 @@ class InspectConfig(DialectConfig, SizeConfig):
 
     TITLE: ClassVar[str] = "regions"
 
+    engine: str = option(
+        "auto", NAME, "the engine whose dialect is used, and that runs the model if it is run",
+        "--engine",
+    )  # fmt: skip
     max_sequence_size: int = option(
         10, whole(1), "longest sequence of ops inside a composite region", "--max_sequence_size"
     )

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import html
 from collections.abc import Mapping
 
@@ -53,54 +52,29 @@ def _escaped(text: str) -> str:
     return html.escape(printable(message(text)))
 
 
-@functools.singledispatch
 def table_of(result: Result) -> Table:
     """Build the table of a result; by default, every number and text of its JSON form."""
-    return Table(("", "value"), list(_facts(result.to_dict())))
-
-
-@table_of.register
-def _(result: TuneResult) -> Table:
-    return summary_table(result.summary)
-
-
-@table_of.register
-def _(result: QuantizeResult) -> Table:
-    return op_table(result.report.decisions)
-
-
-@table_of.register
-def _(report: QuantizeReport) -> Table:
-    return op_table(report.decisions)
-
-
-@table_of.register
-def _(record: BenchRecord) -> Table:
-    return bench_table(record)
-
-
-@table_of.register
-def _(report: ErrorReport) -> Table:
-    return layers_table(report, 0) if report.layers else outputs_table(report)
-
-
-@table_of.register
-def _(report: OptimizeReport) -> Table:
-    return changes_table(report.counts)
-
-
-@table_of.register
-def _(record: Inspection) -> Table:
-    rows = [
-        (op_type, str(can), str(all_ - can)) for op_type, (can, all_) in record.quantizable.items()
-    ]
-    return Table(("op", "quantizable", "float or fused"), rows, right=(1, 2))
-
-
-@table_of.register
-def _(report: VerifyReport) -> Table:
-    rows = [(check.name, check.outcome.value, check.text) for check in report.all_checks]
-    return Table(("check", "outcome", "what was compared"), rows)
+    match result:
+        case TuneResult():
+            return summary_table(result.summary)
+        case QuantizeResult():
+            return op_table(result.report.decisions)
+        case QuantizeReport():
+            return op_table(result.decisions)
+        case BenchRecord():
+            return bench_table(result)
+        case ErrorReport():
+            return layers_table(result, 0) if result.layers else outputs_table(result)
+        case OptimizeReport():
+            return changes_table(result.counts)
+        case Inspection():
+            counts = result.quantizable.items()
+            rows = [(op_type, str(can), str(all_ - can)) for op_type, (can, all_) in counts]
+            return Table(("op", "quantizable", "float or fused"), rows, right=(1, 2))
+        case VerifyReport():
+            rows = [(check.name, check.outcome.value, check.text) for check in result.all_checks]
+            return Table(("check", "outcome", "what was compared"), rows)
+    return Table(("", "value"), _facts(result.to_dict()))
 
 
 def _facts(value: Mapping[str, object]) -> list[tuple[str, str]]:
