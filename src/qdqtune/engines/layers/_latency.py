@@ -1,7 +1,4 @@
-"""Attributes the latency of a model to its ops.
-
-That of an extracted subgraph to its work and its borders.
-"""
+"""Attributes the latency of a model to its ops, and that of a subgraph to its work and borders."""
 
 from __future__ import annotations
 
@@ -28,6 +25,9 @@ from qdqtune.records._measurement import LayerTime
 
 # Below this, the known layers are no better than an estimate from sizes.
 _LEAST_KNOWN = 0.5
+
+_OUTPUT_OF = " output "
+_FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 
 def shares_of_latency(index: GraphIndex, layers: Sequence[LayerTime]) -> dict[str, float]:
@@ -82,10 +82,6 @@ def _work(index: GraphIndex, node: ir.Node) -> float:
 def _size(index: GraphIndex, value: ir.Value | None) -> int:
     shape = index.shape(value.name) if value is not None and value.name else None
     return math.prod(dim or 1 for dim in shape) if shape else 0
-
-
-_OUTPUT_OF = " output "
-_FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 
 @dataclass

@@ -19,6 +19,8 @@ from qdqtune.engines.tensorrt._settings import STRONG, WEAK, Settings, ShapeRang
 _NO_DRIVER = "catchCudaError"
 _MOST_REASONS = 3
 
+_MIB = 1 << 20
+
 
 class Library:
     """One of the two, with what it says while it works.
@@ -124,9 +126,6 @@ def telling(messages: Iterable[str]) -> str:
     listed = [" ".join(message.split()) for message in messages if message.strip()]
     kept = [message for message in listed if _NO_DRIVER not in message] or listed
     return "; ".join(list(dict.fromkeys(kept))[:_MOST_REASONS])
-
-
-_MIB = 1 << 20
 
 
 class BuildError(RuntimeError):

@@ -27,6 +27,11 @@ PLAN, LAYERS = ".plan", ".layers.json"
 _MOST_BYTES = 4 << 30
 _CHUNK = 1 << 20
 
+NO_CACHE = "none"
+"""What the option says if no file is wanted."""
+_logger = logging.getLogger(__name__)
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.]+")
+
 
 class PlanCache:
     """A folder with built engines, which several processes may use at once.
@@ -154,13 +159,6 @@ def _read_chunks(path: Path, offset: int, length: int) -> Iterator[bytes]:
                 raise OSError(f"{path} ends before the weights that a model has in it")
             left -= len(chunk)
             yield chunk
-
-
-NO_CACHE = "none"
-"""What the option says if no file is wanted."""
-
-_logger = logging.getLogger(__name__)
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.]+")
 
 
 def library_stamp(path: str) -> str:

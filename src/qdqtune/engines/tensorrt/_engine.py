@@ -55,6 +55,13 @@ if TYPE_CHECKING:
 
 _PROFILE_WARMUP_RUNS = 2
 
+# The build target where there is no GPU: Ada, the oldest with float8.
+_WITHOUT_GPU = "sm89"
+# Options that determine where a built engine comes from, but not its content.
+_NOT_BUILT_IN = (
+    "plan_cache", "timing_cache", "cuda_graph", "min_shapes", "opt_shapes", "max_shapes",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class BuildContext:
@@ -286,14 +293,6 @@ def _grown(range_: ShapeRange, values: tuple[int, ...]) -> ShapeRange:
         if len(values) == len(range_.usual)
         else ShapeRange(values, values, values)
     )
-
-
-# The build target where there is no GPU: Ada, the oldest with float8.
-_WITHOUT_GPU = "sm89"
-# Options that determine where a built engine comes from, but not its content.
-_NOT_BUILT_IN = (
-    "plan_cache", "timing_cache", "cuda_graph", "min_shapes", "opt_shapes", "max_shapes",
-)  # fmt: skip
 
 
 class TensorRtEngine:

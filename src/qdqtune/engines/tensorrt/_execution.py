@@ -21,6 +21,19 @@ _MODULES = ("cuda.bindings.runtime", "cuda.cudart")
 _INSTALL = "pip install cuda-python"
 Array = npt.NDArray[Any]
 
+_RUNS_AHEAD = 2
+_DTYPES: dict[str, Any] = {
+    "FLOAT": np.float32,
+    "HALF": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "FP8": ml_dtypes.float8_e4m3fn,
+    "INT8": np.int8,
+    "UINT8": np.uint8,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "BOOL": np.bool_,
+}
+
 
 class CudaError(RuntimeError):
     """A call of CUDA failed."""
@@ -174,20 +187,6 @@ def _bindings() -> Any:
         except (ImportError, OSError) as error:
             reasons.append(str(error))
     raise ImportError(f"CUDA's Python bindings can't be imported ({reasons[0]}): {_INSTALL}")
-
-
-_RUNS_AHEAD = 2
-_DTYPES: dict[str, Any] = {
-    "FLOAT": np.float32,
-    "HALF": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "FP8": ml_dtypes.float8_e4m3fn,
-    "INT8": np.int8,
-    "UINT8": np.uint8,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "BOOL": np.bool_,
-}
 
 
 class ExecutionError(RuntimeError):

@@ -12,6 +12,39 @@ from qdqtune.engines.tensorrt._layers import Layer, LayerTensor
 from qdqtune.graph._index import GraphIndex
 from qdqtune.records._layers import MappedLayer
 
+_LOW_PRECISION = frozenset({"Int8", "FP8"})
+_COPY = re.compile(r"^Reformatting CopyNode for | copy$|_copy_(?:input|output)$")
+_REFORMAT = "Reformat"
+# Generated kernels are named after their operations, in four letters each.
+_GENERATED = re.compile(r"^__myl_(?P<does>[A-Z][A-Za-z0-9]*?)(?:_\d+)*_myl\d+_\d+$")
+_MOVES = "(?:Move|Tran|Resh|Conc|Slic)*"
+_COPIES = re.compile("^(?:Move|Tran|Resh|Cast)+$")
+_QUANTIZES = re.compile(f"^{_MOVES}(?:Cast)?(?:Mul|Div)(?:MinMax|MaxMin)?(?:Roun)?Cast{_MOVES}$")
+_DEQUANTIZES = re.compile(f"^{_MOVES}Cast{_MOVES}Mul(?:Cast)?{_MOVES}$")
+_BOTH = re.compile(
+    f"^{_MOVES}(?:Cast)?(?:Mul|Div)(?:MinMax|MaxMin)RounCastCastMul(?:Cast)?{_MOVES}$"
+)
+# Operations that remain after a kernel that sums up integer products.
+_RESCALES = re.compile(f"^{_MOVES}Mul(?:Cast)?{_MOVES}$")
+_BETWEEN = re.compile(r" \+ | \|\| |\+|, |\.\.\.|[()\[\]{}]")
+_COPY_FOR = re.compile(r"^Reformatting CopyNode for (?:Input|Output) Tensor \d+ to ")
+_FOREIGN = re.compile(r"^\{ForeignNode\[(?P<ends>.*)\]\}", re.DOTALL)
+_TO = "..."
+_PROFILE = re.compile(r" \[profile \d+\]")
+_KERNEL = re.compile(r"_myl\d+_\d+$")
+_CLONE = re.compile(r"_clone_\d+$")
+_NUMBER = re.compile(r"_\d+$")
+_UNNAMED = "node_of_"
+_HELPER = re.compile(r"\(Unnamed Layer\* \d+\) \[\w+\]")
+_AROUND = (
+    "reshape_before_", "reshape_after_", "unsqueeze_node_after_", "copied_squeeze_after_",
+    "squeeze_after_", "unsqueeze_after_",
+)  # fmt: skip
+# Reformats follow each other once or twice.
+_FARTHEST = 10
+# Names with more separators are not searched for; every end is tried for each start.
+_MOST_SEPARATORS = 40
+
 
 class LayerKind(enum.Enum):
     """What a layer spends its time on."""
@@ -32,7 +65,6 @@ _KINDS = {
     LayerKind.QDQ: Kind.TYPE,
     LayerKind.OTHER: Kind.MOVE,
 }
-_LOW_PRECISION = frozenset({"Int8", "FP8"})
 _BY_TYPE = {
     "Constant": LayerKind.OTHER,
     "MyelinReformat": LayerKind.REFORMAT,
@@ -42,20 +74,6 @@ _BY_TYPE = {
     "trainStation": LayerKind.OTHER,
     "wait": LayerKind.OTHER,
 }
-_COPY = re.compile(r"^Reformatting CopyNode for | copy$|_copy_(?:input|output)$")
-_REFORMAT = "Reformat"
-
-# Generated kernels are named after their operations, in four letters each.
-_GENERATED = re.compile(r"^__myl_(?P<does>[A-Z][A-Za-z0-9]*?)(?:_\d+)*_myl\d+_\d+$")
-_MOVES = "(?:Move|Tran|Resh|Conc|Slic)*"
-_COPIES = re.compile("^(?:Move|Tran|Resh|Cast)+$")
-_QUANTIZES = re.compile(f"^{_MOVES}(?:Cast)?(?:Mul|Div)(?:MinMax|MaxMin)?(?:Roun)?Cast{_MOVES}$")
-_DEQUANTIZES = re.compile(f"^{_MOVES}Cast{_MOVES}Mul(?:Cast)?{_MOVES}$")
-_BOTH = re.compile(
-    f"^{_MOVES}(?:Cast)?(?:Mul|Div)(?:MinMax|MaxMin)RounCastCastMul(?:Cast)?{_MOVES}$"
-)
-# Operations that remain after a kernel that sums up integer products.
-_RESCALES = re.compile(f"^{_MOVES}Mul(?:Cast)?{_MOVES}$")
 
 
 def kind_of(layer: Layer) -> LayerKind:
@@ -91,26 +109,6 @@ def _kind_of_generated(layer: Layer, does: str) -> LayerKind:
 
 def _low(tensors: tuple[LayerTensor, ...]) -> bool:
     return any(tensor.dtype in _LOW_PRECISION for tensor in tensors)
-
-
-_BETWEEN = re.compile(r" \+ | \|\| |\+|, |\.\.\.|[()\[\]{}]")
-_COPY_FOR = re.compile(r"^Reformatting CopyNode for (?:Input|Output) Tensor \d+ to ")
-_FOREIGN = re.compile(r"^\{ForeignNode\[(?P<ends>.*)\]\}", re.DOTALL)
-_TO = "..."
-_PROFILE = re.compile(r" \[profile \d+\]")
-_KERNEL = re.compile(r"_myl\d+_\d+$")
-_CLONE = re.compile(r"_clone_\d+$")
-_NUMBER = re.compile(r"_\d+$")
-_UNNAMED = "node_of_"
-_HELPER = re.compile(r"\(Unnamed Layer\* \d+\) \[\w+\]")
-_AROUND = (
-    "reshape_before_", "reshape_after_", "unsqueeze_node_after_", "copied_squeeze_after_",
-    "squeeze_after_", "unsqueeze_after_",
-)  # fmt: skip
-# Reformats follow each other once or twice.
-_FARTHEST = 10
-# Names with more separators are not searched for; every end is tried for each start.
-_MOST_SEPARATORS = 40
 
 
 class NodeNames:

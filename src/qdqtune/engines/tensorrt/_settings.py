@@ -1,7 +1,4 @@
-"""Options of TensorRT, the same for the library and trtexec.
-
-Including the ranges of input shapes.
-"""
+"""Options that all forms of TensorRT share, including the ranges of input shapes."""
 
 from __future__ import annotations
 
@@ -20,6 +17,18 @@ OpenDims = Mapping[str, tuple[int | None, ...]]
 
 # 'a:b':1x2 or x:1x2, where the last colon before the sizes ends the name.
 _ITEM = re.compile(r"(?:'([^']*)'|([^',]+?)):(scalar|\d+(?:x\d+)*|)(?:,|$)")
+
+STRONG, WEAK = "strong", "weak"
+"""Whether types are those of the model, or the builder's choice."""
+FLOAT_TYPES = ("fp16", "bf16", "fp32")
+COMMON = (
+    "typing", "precision", "level", "workspace_mib", "min_shapes", "opt_shapes", "max_shapes",
+    "plugins", "timing_cache", "plan_cache", "cuda_graph", "device",
+)  # fmt: skip
+"""Options that every form of TensorRT has."""
+_LEVELS = range(6)
+_LOW_FLOATS = {"fp16": "float16", "bf16": "bfloat16"}
+_FIRST_WITH_TF32 = 80
 
 
 @dataclass(frozen=True)
@@ -178,20 +187,6 @@ def sizes_text(shape: Shape) -> str:
 def quoted(name: str) -> str:
     """A name as it is typed before a colon."""
     return f"'{name}'" if ":" in name or "," in name else name
-
-
-STRONG, WEAK = "strong", "weak"
-"""Whether types are those of the model, or the builder's choice."""
-FLOAT_TYPES = ("fp16", "bf16", "fp32")
-
-COMMON = (
-    "typing", "precision", "level", "workspace_mib", "min_shapes", "opt_shapes", "max_shapes",
-    "plugins", "timing_cache", "plan_cache", "cuda_graph", "device",
-)  # fmt: skip
-"""Options that every form of TensorRT has."""
-_LEVELS = range(6)
-_LOW_FLOATS = {"fp16": "float16", "bf16": "bfloat16"}
-_FIRST_WITH_TF32 = 80
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,20 @@ _NARROWED = {"float64": np.dtype(np.float32)}
 _NARROWED_BEFORE_10 = {**_NARROWED, "int64": np.dtype(np.int32)}
 _FIRST_WITH_INT64 = Version(10)
 
+# How far single times may be from the summary before they are not trusted.
+_NEAR = 0.02
+_OUTPUT = re.compile(
+    r'\{\s*"name"\s*:\s*"(?P<name>[^\n]*?)"\s*,\s*"dimensions"\s*:\s*"(?P<dims>[^"]*)"'
+    r'\s*,\s*"values"\s*:\s*\[(?P<values>[^\]]*)\]'
+)
+# Six digits take about ten characters: 100 million values.
+_OUTPUTS_BYTES = 1 << 30
+_logger = logging.getLogger(__name__)
+UNKNOWN_GPU, UNKNOWN_ISA = "unknown GPU", "unknown"
+# In arguments that list files, these stand between the files.
+_SEPARATORS = frozenset(",:'")
+_WITHOUT_SEPARATORS = Path("/tmp")  # noqa: S108  (what is made there has a name of its own)
+
 
 def write_feeds(feeds: Feeds, folder: Path, name: str, version: Version) -> dict[str, Path]:
     """Writes the bytes of each input to a file of its own.
@@ -83,14 +97,6 @@ def write_feeds(feeds: Feeds, folder: Path, name: str, version: Version) -> dict
             path.write_bytes(array.astype(dtype).tobytes())
         files[key] = path
     return files
-
-
-# How far single times may be from the summary before they are not trusted.
-_NEAR = 0.02
-_OUTPUT = re.compile(
-    r'\{\s*"name"\s*:\s*"(?P<name>[^\n]*?)"\s*,\s*"dimensions"\s*:\s*"(?P<dims>[^"]*)"'
-    r'\s*,\s*"values"\s*:\s*\[(?P<values>[^\]]*)\]'
-)
 
 
 def last_times_ms(text: str, runs: int, median_ms: float) -> list[float] | None:
@@ -147,10 +153,6 @@ def _array(match: re.Match[str], dtype_name: str) -> Any:
     if values.size != int(np.prod(shape)):
         raise ValueError(f"trtexec wrote {values.size} values of the output '{match['name']}'")
     return values.reshape(shape)
-
-
-# Six digits take about ten characters: 100 million values.
-_OUTPUTS_BYTES = 1 << 30
 
 
 class TrtexecSession:
@@ -309,14 +311,6 @@ def _first_read(*paths: Path | None) -> tuple[Layer, ...]:
 
 def _read(path: Path, most: int = TEXT_BYTES) -> str:
     return read_bytes(path, most).decode(errors="replace")
-
-
-_logger = logging.getLogger(__name__)
-
-UNKNOWN_GPU, UNKNOWN_ISA = "unknown GPU", "unknown"
-# In arguments that list files, these stand between the files.
-_SEPARATORS = frozenset(",:'")
-_WITHOUT_SEPARATORS = Path("/tmp")  # noqa: S108  (what is made there has a name of its own)
 
 
 class TrtexecEngine:

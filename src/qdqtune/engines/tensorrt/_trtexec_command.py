@@ -1,7 +1,4 @@
-"""The arguments of trtexec for a build, timed runs, a profile and outputs.
-
-The command that builds a model as measured.
-"""
+"""The arguments of trtexec for builds and runs, and the command that builds what was measured."""
 
 from __future__ import annotations
 
@@ -48,6 +45,8 @@ _LOW = {
     "--int4": frozenset({"int4", "uint4"}),
 }
 _PROFILES = ("--dumpProfile", "--exportProfile")
+
+_PLAN = "model.engine"
 
 
 def build_arguments(
@@ -199,9 +198,6 @@ def _cuda_graph(usage: TrtexecSettings) -> list[str]:
     requested = usage.settings.cuda_graph
     flag = {True: "--useCudaGraph", False: "--noCudaGraph", None: ""}[requested]
     return [flag] if flag and takes(usage.version, flag) else []
-
-
-_PLAN = "model.engine"
 
 
 def build_line(info: EngineInfo, file: Path, shapes: Mapping[str, Shape], name: str) -> str:

@@ -1,7 +1,4 @@
-"""Starts trtexec and reads what it prints, in bounded memory and on bounded disk.
-
-Times, and the reason of a failure.
-"""
+"""Calls of trtexec: what it prints, in bounded memory, and the reason of a failure."""
 
 from __future__ import annotations
 
@@ -23,8 +20,9 @@ from qdqtune.resources._parent_death import end_with_parent
 _GPU_TIME = re.compile(r"\[I\] GPU Compute Time: .*?median = ([0-9.eE+-]+|[+-]?inf|[+-]?nan) ms")
 _UNKNOWN_OPTION = re.compile(r"Unknown option: (\S+)")
 _PASSED = re.compile(r"^&&&& PASSED ", re.MULTILINE)
-_TIME_STAMP = re.compile(r"^\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] ")
-_LEVEL = re.compile(r"^(?:\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] )?\[([VIWEF])\] (?:\[TRT\] ?)?")
+_STAMP = r"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] "
+_TIME_STAMP = re.compile(f"^{_STAMP}")
+_LEVEL = re.compile(rf"^(?:{_STAMP})?\[([VIWEF])\] (?:\[TRT\] ?)?")
 _SOURCE = re.compile(r"^(?:[\w./-]+\.(?:cpp|h|cu):\d+: )+")
 _NODE = re.compile(r"While parsing node number (\d+) \[(.*)\]")
 _NODE_NAME = re.compile(r'^Node name: (.+)$|\bname: "([^"\n]+)"', re.MULTILINE)
@@ -41,6 +39,16 @@ _CONSEQUENCES = re.compile(
 )
 _NO_KERNEL = re.compile(r"Could not find any implementation for node")
 _LONGEST = 400
+
+_LONGEST_LINE = 8000
+_HEAD_LINES, _TAIL_LINES = 4000, 1000
+_CHUNK = 1 << 16
+# Progress, which a verbose build has tens of thousands of lines of.
+_PROGRESS = re.compile(rf"^{_STAMP}\[[VIW]\] ")
+_TELLING = ("GPU Compute Time", "[E]", "[F]", "&&&& ", "TensorRT version")
+# Two streams in one pipe: a message may begin, and end, in the middle of another's line.
+_CUT = re.compile(rf"^(.+?)({_STAMP}\[[VIWEF]\] [^\n]*)\n((?!{_STAMP}|&&&& )[^\n]*)$", re.MULTILINE)
+_GLUED = re.compile(rf"(?<=.)(?={_STAMP}\[[VIWEF]\] |&&&& (?:PASSED|FAILED) )")
 
 
 def gpu_median_ms(text: str) -> float | None:
@@ -143,18 +151,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-_LONGEST_LINE = 8000
-_HEAD_LINES, _TAIL_LINES = 4000, 1000
-_CHUNK = 1 << 16
-_STAMP = r"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] "
-# Progress, which a verbose build has tens of thousands of lines of.
-_PROGRESS = re.compile(rf"^{_STAMP}\[[VIW]\] ")
-_TELLING = ("GPU Compute Time", "[E]", "[F]", "&&&& ", "TensorRT version")
-# Two streams in one pipe: a message may begin, and end, in the middle of another's line.
-_CUT = re.compile(rf"^(.+?)({_STAMP}\[[VIWEF]\] [^\n]*)\n((?!{_STAMP}|&&&& )[^\n]*)$", re.MULTILINE)
-_GLUED = re.compile(rf"(?<=.)(?={_STAMP}\[[VIWEF]\] |&&&& (?:PASSED|FAILED) )")
 
 
 @dataclass(frozen=True)

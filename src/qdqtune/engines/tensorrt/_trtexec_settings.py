@@ -50,6 +50,13 @@ _INSTEAD = {
     _POOLS: "say --workspace",
 }
 
+OWN_OPTIONS = ("path", "args", "warmup_ms")
+"""Beside those that every form of TensorRT has."""
+_REMOTE, _SAFE = "--remoteAutoTuningConfig", "--safe"
+_NO_TF32 = "--noTF32"
+_WARMUP_MS = 200
+_FIRST_STRONG = Version(10)
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -138,15 +145,6 @@ def _cuda_graph(words: Sequence[str]) -> bool | None:
     if len(said) > 1:
         raise ValueError(f"args has {' and '.join(_CUDA_GRAPH)}: leave one out")
     return said.pop() if said else None
-
-
-OWN_OPTIONS = ("path", "args", "warmup_ms")
-"""Beside those that every form of TensorRT has."""
-
-_REMOTE, _SAFE = "--remoteAutoTuningConfig", "--safe"
-_NO_TF32 = "--noTF32"
-_WARMUP_MS = 200
-_FIRST_STRONG = Version(10)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,23 @@ _HELP_LIMIT_S = 120.0
 # The whole help has about 25 kB.
 _HELP_BYTES = 1 << 20
 
+NOT_WHEN_SAFE = frozenset(
+    {
+        "--dumpLayerInfo", "--dumpProfile", "--exportLayerInfo", "--exportProfile",
+        "--profilingVerbosity", "--separateProfileRun",
+    }
+)  # fmt: skip
+"""What `--safe` forbids."""
+DISPENSABLE = NOT_WHEN_SAFE | {"--loadInputs", "--exportOutput", "--exportTimes"}
+"""Options without which models can still be built and timed."""
+PLUGIN_FLAGS = frozenset(
+    {"--staticPlugins", "--plugins", "--dynamicPlugins", "--setPluginsToSerialize"}
+)
+"""Options that name a library each; they may be said more than once."""
+FLOAT_FLAGS = ("--fp16", "--bf16", "--best")
+PRECISION_FLAGS = (*FLOAT_FLAGS, "--int8", "--fp8", "--int4")
+"""What a builder may choose from in a weakly typed network."""
+
 
 class Version(NamedTuple):
     """A version of TensorRT."""
@@ -168,25 +185,6 @@ _TOLERATED = {
     **dict.fromkeys(("--noDataTransfers", "--useSpinWait", "--separateProfileRun"), _NEVER),
     "--workspace": _V10,
 }
-
-NOT_WHEN_SAFE = frozenset(
-    {
-        "--dumpLayerInfo", "--dumpProfile", "--exportLayerInfo", "--exportProfile",
-        "--profilingVerbosity", "--separateProfileRun",
-    }
-)  # fmt: skip
-"""What `--safe` forbids."""
-DISPENSABLE = NOT_WHEN_SAFE | {"--loadInputs", "--exportOutput", "--exportTimes"}
-"""Options without which models can still be built and timed."""
-
-PLUGIN_FLAGS = frozenset(
-    {"--staticPlugins", "--plugins", "--dynamicPlugins", "--setPluginsToSerialize"}
-)
-"""Options that name a library each; they may be said more than once."""
-
-FLOAT_FLAGS = ("--fp16", "--bf16", "--best")
-PRECISION_FLAGS = (*FLOAT_FLAGS, "--int8", "--fp8", "--int4")
-"""What a builder may choose from in a weakly typed network."""
 
 
 def takes(version: Version, flag: str) -> bool:
