@@ -32,6 +32,8 @@ from qdqtune.search.patterns._state_file import (
 from qdqtune.search.regions._region import Region, RegionType, walk
 from qdqtune.search.regions._region_search import CombinedRegionSearch
 
+_log = logging.getLogger(__name__)
+
 #: Node names and op types to quantize, inputs to leave float, op types with quantized outputs.
 OrtSettings = tuple[list[str], list[str], list[tuple[ir.Node, ir.Node, str]], list[str]]
 
@@ -69,9 +71,6 @@ def ort_settings(index: GraphIndex, edges: Collection[Edge], quant_type: str) ->
                 left_float.append((producer, node, name))
     op_types = sorted({node.op_type for node in nodes})
     return [node.name or "" for node in nodes], op_types, left_float, sorted(outputs)
-
-
-_log = logging.getLogger(__name__)
 
 
 class QDQAutotunerBase(TuningSession):

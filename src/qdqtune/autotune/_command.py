@@ -37,6 +37,8 @@ from qdqtune.search._config import (
     get_node_filter_list,
 )
 
+_logger = logging.getLogger(__name__)
+
 __all__ = ["apply_mode_presets", "get_parser", "log_benchmark_config", "main", "run_autotune"]
 
 
@@ -191,8 +193,6 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
         _explicit_default_dq_dtype=False,
     )
 
-
-_logger = logging.getLogger(__name__)
 
 _WITHOUT_TRTEXEC = (
     "Leave --use_trtexec out and name what measures with --engine; in subgraph mode, --graph_json "

@@ -1,7 +1,4 @@
-"""A pattern in one model: its regions there.
-
-The edges that a scheme comes to in one dialect.
-"""
+"""The patterns of a model: their regions, and the edges that schemes quantize in a dialect."""
 
 from __future__ import annotations
 
@@ -26,6 +23,8 @@ from qdqtune.search.patterns._region_pattern import RegionPattern
 from qdqtune.search.patterns._scheme import InsertionScheme, scheme_in
 from qdqtune.search.regions._canonical import CanonicalRegion, canonical_region
 from qdqtune.search.regions._region import Region
+
+_log = logging.getLogger(__name__)
 
 
 class EdgeClosure:
@@ -102,9 +101,6 @@ class EdgeClosure:
             producer = first.producer() if first is not None else None
         made = producer is not None and producer.name in self._kernels
         return made or any(edge.node in self._kernels for edge in self._index.readers(tensor))
-
-
-_log = logging.getLogger(__name__)
 
 
 class TunedPattern:

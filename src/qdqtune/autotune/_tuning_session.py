@@ -33,6 +33,8 @@ from qdqtune.search.patterns._pattern_cache import PatternCache, PatternSchemes
 from qdqtune.search.regions._region import Region
 from qdqtune.search.regions._region_search import adopt_regions
 
+_log = logging.getLogger(__name__)
+
 
 def target_dialect(asked: Dialect | str | None, quant_type: str) -> Dialect:
     """The dialect that was asked for, or that of the engine on this machine.
@@ -62,9 +64,6 @@ def _native() -> Dialect:
         return native_dialect(registry.resolve(registry.AUTO))
     except EngineError:
         return native_dialect(registry.GUIDES_MODULE)
-
-
-_log = logging.getLogger(__name__)
 
 
 class TuningSession:

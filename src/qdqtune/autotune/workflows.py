@@ -46,6 +46,8 @@ from qdqtune.workflows._source_model import open_source
 from qdqtune.workflows.tuning._folder import RANGES, STATE
 from qdqtune.workflows.tuning._tune import tune
 
+_logger = logging.getLogger(__name__)
+
 __all__ = [
     "Benchmark",
     "EngineBenchmark",
@@ -60,8 +62,6 @@ __all__ = [
     "subgraph_autotuning_workflow",
 ]
 
-
-_logger = logging.getLogger(__name__)
 
 _Path = str | os.PathLike[str]
 

@@ -19,6 +19,8 @@ from qdqtune.records._errors import UsageError
 from qdqtune.records._untrusted_files import read_text
 from qdqtune.search._errors import AutotunerError
 
+_log = logging.getLogger(__name__)
+
 #: Quant types, with the least and the greatest zero point of each.
 ZERO_POINTS = {"int8": (-128, 127), "uint8": (0, 255), "fp8": (0, 0)}
 
@@ -156,8 +158,6 @@ def _check_number(
     high = f", and at most {most:g}" if math.isfinite(most) else ""
     raise AutotunerError(f"{name} is {value!r}.", f"It is a number {low}{high}.")
 
-
-_log = logging.getLogger(__name__)
 
 #: Schemes per region, and how often each is run, by mode.
 MODE_PRESETS: Mapping[str, Mapping[str, int]] = MappingProxyType(

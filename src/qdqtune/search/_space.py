@@ -23,6 +23,8 @@ from qdqtune.search.regions._canonical import CanonicalRegion, canonical_region
 from qdqtune.search.regions._region import Region, leaves
 from qdqtune.search.regions._region_search import CombinedRegionSearch
 
+_logger = logging.getLogger(__name__)
+
 State = frozenset[int]
 """Numbers of the groups that are quantized."""
 
@@ -201,9 +203,6 @@ class Space:
 def _tensors(node: ir.Node) -> list[str]:
     values = (*node.inputs, *node.outputs)
     return [value.name for value in values if value is not None and value.name]
-
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from qdqtune.search.patterns._scheme import InsertionScheme, scheme_from_tensors
 from qdqtune.search.patterns._yaml_files import YamlFile, read_yaml, write_yaml
 from qdqtune.search.regions._region import KeyedList, Region
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass
 class PatternSchemes:
@@ -90,8 +92,6 @@ class PatternSchemes:
             pattern = RegionPattern(signature, size)
         return cls(pattern, [InsertionScheme.from_dict(scheme) for scheme in schemes])
 
-
-_log = logging.getLogger(__name__)
 
 KIND = "pattern_cache"
 SCHEMA = SCHEMAS[KIND]

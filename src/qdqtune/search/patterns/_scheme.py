@@ -1,7 +1,4 @@
-"""Schemes: sets of insertion points for one pattern.
-
-With their measurements or from names of quantized tensors.
-"""
+"""Schemes: sets of insertion points for one pattern, measured or from names of tensors."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequen
 from enum import Enum
 from typing import Any, Generic, TypeVar, overload
 
+_log = logging.getLogger(__name__)
+
 Item = TypeVar("Item")
 
 
@@ -66,9 +68,6 @@ class KeyedList(MutableSequence[Item], Generic[Item]):
 
     def __repr__(self) -> str:
         return repr(list(self))
-
-
-_log = logging.getLogger(__name__)
 
 
 class RegionType(Enum):

@@ -19,6 +19,18 @@ from qdqtune.search.strategies._strategy import (
     Trial,
 )
 
+_NOTHING: State = frozenset()
+# Proposals whose placements are looked at: two of them may come to the same one.
+_SHORTLIST = 24
+# A saving too small to be seen, for which fewer pairs are the better choice.
+_IDLE = 0.0005
+# Candidates in a row that may bring nothing, by group and sweep.
+_IDLE_PER_SWEEP = 3
+_MOST_RIVALS = 2
+# Candidates that the last two steps may need.
+_RESERVED = _MOST_RIVALS + 1
+# Expected differences up to this count as none.
+_DIGITS = 9
 _WORLDS = 8
 # The model is simpler than machines are, and therefore too sure of itself.
 _OPTIMISM = 2.0
@@ -98,20 +110,6 @@ def expected_improvement(mean: Floats, deviation: Floats) -> Floats:
     below = np.array([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in distance])
     result: Floats = mean * below + deviation * np.exp(-0.5 * distance**2) / _NORMAL
     return result
-
-
-_NOTHING: State = frozenset()
-# Proposals whose placements are looked at: two of them may come to the same one.
-_SHORTLIST = 24
-# A saving too small to be seen, for which fewer pairs are the better choice.
-_IDLE = 0.0005
-# Candidates in a row that may bring nothing, by group and sweep.
-_IDLE_PER_SWEEP = 3
-_MOST_RIVALS = 2
-# Candidates that the last two steps may need.
-_RESERVED = _MOST_RIVALS + 1
-# Expected differences up to this count as none.
-_DIGITS = 9
 
 
 class BayesianSearch(SteppedStrategy):

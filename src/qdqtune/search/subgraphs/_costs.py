@@ -1,7 +1,4 @@
-"""The costs of an assembly: from the times of subgraphs.
-
-Corrected by the layers of whole models.
-"""
+"""The costs of an assembly: from the times of subgraphs, corrected by layers of whole models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The search: what a mode has to offer, region mode.
-
-The loop that asks a strategy and tells it the answers.
-"""
+"""The interface of modes, region mode, and the loop that asks a strategy and tells it scores."""
 
 from __future__ import annotations
 
@@ -26,6 +23,8 @@ from qdqtune.workflows.tuning._preflight import latency_shares, seeds_of
 from qdqtune.workflows.tuning._run_records import RunRecords
 from qdqtune.workflows.tuning._search_problem import SearchProblem
 from qdqtune.workflows.tuning._setup import TuningTarget
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,6 @@ class RegionMode(Mode):
         task = SearchTask(space, seeds, limits, request.config.seed)
         return SearchProblem(space, make_strategy(task, request.config.strategy), seeds)
 
-
-_logger = logging.getLogger(__name__)
 
 _FLOAT: State = frozenset()
 # A step that takes longer is told before it begins.

@@ -53,6 +53,8 @@ from qdqtune.workflows.tuning._setup import TuningTarget
 from qdqtune.workflows.tuning._subgraph_costs import SubgraphCache, SubgraphProfiling
 from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler
 
+_logger = logging.getLogger(__name__)
+
 
 def find_engine_groups(
     ctx: RunContext, target: TuningTarget, index: GraphIndex, plain: Path, cache: SubgraphCache
@@ -131,8 +133,6 @@ def _write_layer_file(
     copy_log(log, folder.build_log(request.model, float_type))
     return layers
 
-
-_logger = logging.getLogger(__name__)
 
 RAW = "raw"
 NOT_TRIED = ("weighted ops", "weighted ops and what is between")
