@@ -46,6 +46,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup
 def pytest_configure() -> None:
     """Starts what takes long to start once, or not at all."""
     use_in_process_engine()
+    # What a loss of power leaves is not tested; waiting for disks takes half of a simulated run.
+    os.fsync = lambda _: None  # type: ignore[assignment]
     # Every worker of OpenVINO would find this out by itself, in half a second.
     if registry.available("openvino").usable:
         limit = settings_of(SessionOptions()).max_cpu_isa

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from qdqtune.engines import _registry as registry
-from qdqtune.engines import _worker
+from qdqtune.engines import _worker, _worker_main
 from qdqtune.engines._process import ChildProcess, FailureKind, WorkerFailure
 from qdqtune.engines._worker_main import Server
 from qdqtune.graph._atomic_files import open_to_append
@@ -80,6 +80,8 @@ def start_child(engine: str, *arguments: Any) -> ChildProcess | InProcessChild:
 def use_in_process_engine() -> None:
     """The simulated engine's workers are none from here on."""
     _worker.ChildProcess = start_child  # type: ignore[assignment,misc]
+    # A worker's memory is given back by looking at all of it, which here is that of all tests.
+    _worker_main._give_memory_back = lambda: None
 
 
 @contextlib.contextmanager

@@ -209,9 +209,9 @@ def test_what_ships_is_compared_with_the_model_as_given(
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("", ""),
+        pytest.param("", "", marks=pytest.mark.slow),
         ("build_fails@half", "in float16 the engine does not run it"),
-        ("build_fails@.onnx", None),
+        pytest.param("build_fails@.onnx", None, marks=pytest.mark.slow),
     ],
 )
 def test_what_the_engine_refuses_is_tuned_as_given_or_not_at_all(

@@ -122,7 +122,9 @@ def test_half_precision_models_get_half_precision_scales(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
-@pytest.mark.parametrize("first", [False, True], ids=["on the way", "before"])
+@pytest.mark.parametrize(
+    "first", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["on the way", "before"]
+)
 def test_what_is_not_quantized_can_be_half_floats(
     precision: Precision, first: bool, tmp_path: Path
 ) -> None:

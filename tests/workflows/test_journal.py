@@ -45,12 +45,6 @@ HEADER: dict[str, Any] = {
 DETAILS = {"latency_ms": 1.5, "reference_ms": 2.0}
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read back here was not lost by a machine that went down."""
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-
-
 def write(path: Path, measurements: int = 6, header: dict[str, Any] = HEADER) -> list[bytes]:
     """A journal of some measurements; its lines."""
     journal = Journal(path, header)

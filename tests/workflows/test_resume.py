@@ -404,7 +404,9 @@ def consistent(run: Path) -> dict[str, Any]:
     return dict(summary)
 
 
-@pytest.mark.parametrize("is_external", [False, True], ids=["inside", "external"])
+@pytest.mark.parametrize(
+    "is_external", [pytest.param(False, marks=SLOW), True], ids=["inside", "external"]
+)
 def test_a_kill_while_handing_over_leaves_the_old_result_or_the_new_one(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_external: bool
 ) -> None:

@@ -84,6 +84,7 @@ def test_regions_have_the_numbers_of_the_inspection_and_of_the_models(
 
 
 @pytest.mark.parametrize("given_type", ["float32", "float16"])
+@pytest.mark.slow
 def test_regions_of_a_converted_model_are_those_of_the_float_model(
     given_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,7 @@ def tuned(
     return result, events
 
 
+@pytest.mark.slow
 def test_a_real_engine_is_asked_about_subgraphs_and_then_about_few_assemblies(
     tuned: tuple[TuneResult, list[TuneEvent]],
 ) -> None:

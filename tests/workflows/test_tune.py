@@ -127,6 +127,7 @@ def test_kept_float_keeps_external_data_too(tmp_path: Path) -> None:
         worker.open(result.model)
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_at_no_cost(resnet: Path, tmp_path: Path) -> None:
     noisy = {"engine_options": {"seed": "3"}, "output_dir": tmp_path / "run"}
     first = simulated(resnet, **noisy)
@@ -137,6 +138,7 @@ def test_the_same_command_goes_on_at_no_cost(resnet: Path, tmp_path: Path) -> No
     assert again.placement == first.placement
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_short_ends_like_one_that_was_not(resnet: Path, tmp_path: Path) -> None:
     noisy = {"engine_options": {"seed": "5"}}
     whole = simulated(resnet, output_dir=tmp_path / "whole", **noisy)
@@ -378,6 +380,7 @@ def test_b18_a_file_that_lost_places_is_not_handed_over(
     assert not (tmp_path / "run/optimized_final.onnx").exists()
 
 
+@pytest.mark.slow
 def test_b19_integer_inputs_are_in_their_range(tmp_path: Path) -> None:
     path = tmp_path / "bert.onnx"
     onnx.save(zoo.build("bert", layers=1, width=64, sequence=8, vocabulary=50), path)
