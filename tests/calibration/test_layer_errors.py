@@ -13,6 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from qdqtune import zoo
+from qdqtune._command_configs import InsertConfig
 from qdqtune.calibration._layer_errors import op_errors, own_errors
 from qdqtune.calibration._layer_errors_model import Wiring
 from qdqtune.calibration._layer_errors_pairs import Pairing
@@ -30,7 +31,7 @@ from qdqtune.records._accuracy import OpError, TensorError
 from qdqtune.records._errors import EngineError, ModelError
 from qdqtune.records._precision import Precision
 from qdqtune.records._ranges import CalibrationSource, Ranges
-from qdqtune.workflows._insert import Choice, select
+from qdqtune.workflows._insert import select
 from tests.conftest import model_from_text
 
 Feeds = dict[str, np.ndarray]
@@ -134,8 +135,9 @@ class Prepared:
         self, dialect: str, quant_type: str = "int8", nodes: tuple[str, ...] = ()
     ) -> Path:
         index, dialect_choice = self.base.index, DIALECTS[dialect]
-        choice = Choice(nodes=nodes) if nodes else Choice(ops=["Conv", "Gemm", "Add"])
-        placement = select(index, dialect_choice, quant_type, choice).placement
+        ops = () if nodes else ("Conv", "Gemm", "Add")
+        config = InsertConfig(ops=ops, nodes=nodes, quant_type=quant_type)
+        placement = select(index, dialect_choice, config).placement
         inserter = Inserter(self.base, dialect_choice, quant_type, self.ranges)
         return inserter.write(placement, f"{dialect}-{quant_type}-{len(nodes)}")
 

@@ -235,3 +235,13 @@ def test_inspect_region_search(models: dict[str, str], capsys: Capture) -> None:
     assert all(isinstance(region, Region) for region in every)
     kept = {region.id for region in walk(some)}
     assert kept < {region.id for region in walk(every)}
+
+
+@pytest.mark.parametrize(
+    ("engine", "dialect"), [("tensorrt8", "tensorrt-8"), ("tensorrt10", "tensorrt")]
+)
+def test_an_engine_may_be_named_with_its_version(
+    models: dict[str, str], capsys: Capture, engine: str, dialect: str
+) -> None:
+    assert main(["inspect", models["mixed"], "--engine", engine, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["dialect"] == dialect

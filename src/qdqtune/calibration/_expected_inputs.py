@@ -69,7 +69,7 @@ def fits(shape: Shape, dims: Sequence[int | None]) -> bool:
     )
 
 
-def misfit(where: str, shape: Shape, expected: ExpectedInput) -> UsageError:
+def _misfit(where: str, shape: Shape, expected: ExpectedInput) -> UsageError:
     """The error for a shape that an input can't take, with advice for the usual mistakes."""
     dims = expected.dims or ()
     wanted = ", ".join("?" if dim is None else str(dim) for dim in dims)
@@ -317,4 +317,4 @@ def _ways(where: str, shape: Shape, expected: ExpectedInput, split_open: bool) -
             return [whole]
         if batch and shape[0] > batch:
             return [Layout(shape[0] // batch, batch, (batch, *shape[1:]))]
-    raise misfit(where, shape, expected)
+    raise _misfit(where, shape, expected)

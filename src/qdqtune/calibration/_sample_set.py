@@ -38,7 +38,7 @@ __all__ = ["ExpectedInput", "SampleSet", "expected_inputs", "open_samples"]
 _FUNCTION = re.compile(r".+:[^\W\d]\w*")
 
 
-def tables_of(
+def _tables_of(
     user: UserFunction, inputs: Sequence[ExpectedInput], remarks: Remarks
 ) -> Iterator[Table]:
     """The user's samples as tables, made while they are read.
@@ -188,11 +188,11 @@ def open_samples(
     user, again = _user_samples(source)
 
     def read() -> Iterator[Feeds]:
-        return itertools.islice(_feeds(tables_of(user, inputs, remarks), inputs, remarks), limit)
+        return itertools.islice(_feeds(_tables_of(user, inputs, remarks), inputs, remarks), limit)
 
     known = None
     if _is_stack(source):
-        count = sum(table.samples for table in tables_of(user, inputs, remarks))
+        count = sum(table.samples for table in _tables_of(user, inputs, remarks))
         known = count if limit is None else min(count, limit)
     return SampleSet(user.label, inputs, read if again else _Spool(read()).__iter__, known)
 

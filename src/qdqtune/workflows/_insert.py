@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,65 +52,6 @@ from qdqtune.workflows._sample_provider import (
 from qdqtune.workflows._source_model import Source, open_source
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What the user selected to quantize; the fields add up.
-
-    Attributes:
-        ops: Op types.
-        nodes: Node names.
-        tensors: Tensor names.
-        placement: A placement file, used unchanged.
-    """
-
-    ops: Sequence[str] = ()
-    nodes: Sequence[str] = ()
-    tensors: Sequence[str] = ()
-    placement: str | os.PathLike[str] | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self.ops or self.nodes or self.tensors or self.placement is not None)
-
-
-def select(index: GraphIndex, dialect: Dialect, quant_type: str, choice: Choice) -> Selection:
-    """Turn a selection into one placement.
-
-    Raises:
-        UsageError: If nothing was selected, or the model lacks something in the selection.
-    """
-    parts = []
-    if choice.ops:
-        parts.append(select_ops(index, dialect, choice.ops, quant_type))
-    if choice.nodes:
-        parts.append(select_nodes(index, dialect, choice.nodes, quant_type))
-    if choice.tensors:
-        parts.append(select_tensors(index, dialect, choice.tensors))
-    if choice.placement is not None:
-        parts.append(Selection(_read_placement(choice.placement, index)))
-    if not parts:
-        raise UsageError(
-            "Nothing was chosen to be quantized.",
-            "Name op types (--ops Conv,MatMul), nodes, tensors, or a placement file.",
-        )
-    left_float = {name: reason for part in parts for name, reason in part.left_float.items()}
-    quantized = tuple(dict.fromkeys(name for part in parts for name in part.quantized))
-    return Selection(merge(part.placement for part in parts), quantized, left_float)
-
-
-def _read_placement(path: str | os.PathLike[str], index: GraphIndex) -> Placement:
-    try:
-        text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"The placement file {path} can't be read: {error}.", "Check the path."
-        ) from None
-    placement = Placement.from_json(text, str(path))
-    made_for = parse_json(text, str(path)).get("model")
-    if made_for and made_for != fingerprint(index.model):
-        _logger.warning("%s was made for another model, or another version of this one", path)
-    return placement
 
 
 @configured_to_file(InsertConfig)
@@ -204,18 +144,18 @@ class _Insertion:
         return quantized, self._report(base.index, selection, attempts, best)
 
     def _selection(self) -> Selection:
-        source, config, quant_type = self.source, self.config, self.config.quant_type
-        choice = Choice(config.ops, config.nodes, config.tensors, config.placement)
+        source, config = self.source, self.config
+        is_chosen = config.ops or config.nodes or config.tensors or config.placement is not None
         with at_shapes(source.model, self.provider.shapes):
             index = GraphIndex(source.model)
-            if choice or source.reading is None:
-                selection = select(index, self.dialect, quant_type, choice)
+            if is_chosen or source.reading is None:
+                selection = select(index, self.dialect, config)
             elif self._is_same_language():
                 nodes = sorted({edge.node for edge in source.reading.placement.edges if edge.node})
                 selection = Selection(source.reading.placement, tuple(nodes))
             else:
                 placement = source.reading.placement
-                selection = translate(index, self.dialect, quant_type, placement)
+                selection = translate(index, self.dialect, config.quant_type, placement)
         if selection.placement:
             return selection
         reasons = "; ".join(sorted(set(selection.left_float.values())))
@@ -269,3 +209,42 @@ class _Attempt:
     method: RangeMethod
     inserter: Inserter
     quality: Quality
+
+
+def select(index: GraphIndex, dialect: Dialect, config: InsertConfig) -> Selection:
+    """Turn what was chosen into one placement.
+
+    Raises:
+        UsageError: If nothing was chosen, or the model lacks something of it.
+    """
+    parts = []
+    if config.ops:
+        parts.append(select_ops(index, dialect, config.ops, config.quant_type))
+    if config.nodes:
+        parts.append(select_nodes(index, dialect, config.nodes, config.quant_type))
+    if config.tensors:
+        parts.append(select_tensors(index, dialect, config.tensors))
+    if config.placement is not None:
+        parts.append(Selection(_read_placement(config.placement, index)))
+    if not parts:
+        raise UsageError(
+            "Nothing was chosen to be quantized.",
+            "Name op types (--ops Conv,MatMul), nodes, tensors, or a placement file.",
+        )
+    left_float = {name: reason for part in parts for name, reason in part.left_float.items()}
+    quantized = tuple(dict.fromkeys(name for part in parts for name in part.quantized))
+    return Selection(merge(part.placement for part in parts), quantized, left_float)
+
+
+def _read_placement(path: str | os.PathLike[str], index: GraphIndex) -> Placement:
+    try:
+        text = read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"The placement file {path} can't be read: {error}.", "Check the path."
+        ) from None
+    placement = Placement.from_json(text, str(path))
+    made_for = parse_json(text, str(path)).get("model")
+    if made_for and made_for != fingerprint(index.model):
+        _logger.warning("%s was made for another model, or another version of this one", path)
+    return placement

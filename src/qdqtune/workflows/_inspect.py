@@ -56,7 +56,7 @@ def inspect(model: AnyModel, config: InspectConfig) -> Inspection:
         with at_shapes(source.model, resolve_shapes(source.model, config.input_request)):
             index = GraphIndex(source.model)
             planner = QuantizationPlanner(index, dialect_choice, quant_type)
-            answer = answer_of(config.why, planner, path) if config.why is not None else None
+            answer = _answer_of(config.why, planner, path) if config.why is not None else None
             regions = CombinedRegionSearch(index, config.max_sequence_size).search_regions()
             tree = _Tree(regions, index, by_shape=config.by_shape)
             known = {*planner.units, *planner.left_float}
@@ -174,7 +174,7 @@ def _by_reason(planner: QuantizationPlanner) -> dict[str, tuple[str, ...]]:
     return {reason: tuple(names) for reason, names in ordered}
 
 
-def answer_of(tensor: str, planner: QuantizationPlanner, path: Path) -> TensorAnswer:
+def _answer_of(tensor: str, planner: QuantizationPlanner, path: Path) -> TensorAnswer:
     """Where a tensor could be quantized, and why not elsewhere.
 
     Args:

@@ -88,7 +88,7 @@ def fix_shapes(
         rewritten = _apply(loaded, declared, bound)
         with TemporaryFolder(target.parent) as folder:
             staged = save_model(loaded, folder / target.name)
-            proof = try_shapes(source, staged, loaded)
+            proof = _try_shapes(source, staged, loaded)
             publish(folder, target.parent, force=force)
     return _report(name_of(model), loaded, os.fspath(output), rewritten, proof)
 
@@ -142,7 +142,7 @@ def _tensor(value: ir.Value) -> TensorDims:
     return TensorDims(value.name or "", dtype.name.lower() if dtype else "", dims_of(value))
 
 
-def try_shapes(source: Path, staged: Path, model: ir.Model) -> Proof:
+def _try_shapes(source: Path, staged: Path, model: ir.Model) -> Proof:
     """Check a file with new shapes, run it, and compare it sample by sample where that makes sense.
 
     A fault that the old file has, too, is not held against the new one.
