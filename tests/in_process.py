@@ -42,7 +42,7 @@ class InProcessChild:
 
     def request(self, op: str, _timeout_s: float, **arguments: Any) -> Any:
         self._number += 1
-        with contextlib.redirect_stderr(self._log), _variables(self._environment):
+        with contextlib.redirect_stderr(self._log or io.StringIO()), _variables(self._environment):
             line = self._server.answer({"number": self._number, "op": op, **arguments})
         reply = json.loads(line)
         if "result" not in reply:
