@@ -14,7 +14,7 @@ import pytest
 from tests.promises.killing import SITUATIONS
 
 ROOT = Path(__file__).parents[2]
-SAMPLE = ("fresh", "restart", "subgraph", "hand_over_other")
+SAMPLE = ("subgraph", "hand_over_other")
 
 
 def killing(folder: Path, *arguments: str) -> dict[str, dict[str, Any]]:

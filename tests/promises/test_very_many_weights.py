@@ -113,7 +113,7 @@ def _calls(model: Path, command: str) -> int:
     return count
 
 
-SAMPLED = [("convert", "_joined"), ("convert", "_repeated"), ("optimize", "_joined")]
+SAMPLED = [("optimize", "_joined")]
 ALL = [(command, form) for command in COMMANDS for form in MODELS]
 
 
