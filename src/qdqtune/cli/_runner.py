@@ -10,14 +10,16 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qdqtune.graph._disk_errors import full_disk
 from qdqtune.records._errors import OutputError, QdqtuneError, UsageError
-from qdqtune.records._json_form import Record
 from qdqtune.records._printable import message
 from qdqtune.resources._limits import resource_limits, this_process_limited
 from qdqtune.workflows._interrupts import interrupt_on_signals
+
+if TYPE_CHECKING:
+    from qdqtune.records._json_form import Record
 
 _ELSEWHERE = "Write it to a file on another disk."
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -93,7 +95,7 @@ def show(
     if options.format == "text":
         print(text())
         return
-    print(json.dumps(result.to_dict() if isinstance(result, Record) else result, indent=1))
+    print(json.dumps(result if isinstance(result, Mapping) else result.to_dict(), indent=1))
     if warning := getattr(result, "warning", ""):
         logging.getLogger("qdqtune").warning("%s", warning)
 
