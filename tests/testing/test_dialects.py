@@ -18,6 +18,7 @@ from qdqtune.qdq.dialects import DIALECTS, dialects, plugins
 from qdqtune.records._errors import UsageError
 from qdqtune.testing import DialectConformance
 from qdqtune.workflows._insert import insert
+from qdqtune.workflows._quantize import quantize
 from tests.conftest import matmul_file
 
 PAGE = Path(__file__).parents[2] / "docs" / "dialects.md"
@@ -64,6 +65,11 @@ def test_a_plugin_is_a_dialect_like_any_other(site: Path, tmp_path: Path) -> Non
         dialect_named("my_dialect").format_of("fp8")
     with pytest.raises(UsageError, match="Did you mean my_dialect"):
         dialect_named("my_dialekt")
+
+
+def test_rules_apply_in_the_dialect_of_a_plugin(site: Path, tmp_path: Path) -> None:
+    result = quantize(matmul_file(tmp_path), engine="tensorrt", dialect="my_dialect")
+    assert result.placement.edges
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""Which rules apply to which engine, and in which order: the first word about an op stands."""
+"""Which rules apply in which dialect, and in which order: the first word about an op stands."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from qdqtune.engines.layers._latency import estimated_shares
+from qdqtune.qdq._dialect import Dialect, Output
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.rules._attention import attention
 from qdqtune.rules._bias_adds import bias_adds
@@ -48,7 +49,13 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "tensorrt": _TENSOR_CORES,
     "tensorrt-8": _TENSOR_CORES,
 }
-"""The rules by dialect."""
+"""The rules by built-in dialect."""
+
+
+def rules_of(dialect: Dialect) -> tuple[Rule, ...]:
+    """The rules of a dialect; one of a plugin has those of engines that need the same Q/DQ."""
+    needs_units = any(rule.output is Output.REQUIRED for rule in dialect.rules.values())
+    return RULES.get(dialect.name, _WHOLE_UNITS if needs_units else _ON_INPUTS)
 
 
 def draft_placement(
@@ -67,7 +74,7 @@ def draft_placement(
     """
     shares = estimated_shares(planner.index) if shares is None else shares
     draft = Draft(planner, quant_type, constraints or Constraints(), shares)
-    rules = RULES[planner.dialect.name]
+    rules = rules_of(planner.dialect)
     version = None
     while version != draft.version:
         version = draft.version

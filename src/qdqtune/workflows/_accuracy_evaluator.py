@@ -216,7 +216,7 @@ class AccuracyEvaluator:
         samples: Makes the inputs.
         kernels: The engine whose arithmetic counts: the one whose dialect the candidates are in.
             None if it can't run here; candidates are then run as written.
-        roughly: Number of samples to use for `approximate_sqnr_db`; None is all of them.
+        approximate_samples: Number of samples for `approximate_sqnr_db`; None is all of them.
         reference: The model that `base` was converted from, to compare with instead; in a folder
             where files may be written beside it.
 
