@@ -84,7 +84,7 @@ def get_parser() -> argparse.ArgumentParser:
     add_config(parser, TuneConfig, EngineFlagsConfig, without=("preset",))  # called mode here
     add_limits(parser)
     add_format(parser)
-    parser.set_defaults(command_line="python -m qdqtune.autotune")
+    parser.set_defaults(command_line="python -m qdqtune.autotune", plugin_libraries=None)
     return parser
 
 
