@@ -98,12 +98,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     "house|houses|rooms": {"house_lo": "a file of another package"},
 }
 
-#: Code that is about to be replaced by one `SearchStrategy` and by stages that return values: old
-#: words that it may use until then, and in which folders.
-TEMPORARY = {
-    "Searching": ("src/qdqtune/workflows/tuning/",),
-}
-
 #: Folders and pages that are searched, and what of them is not: this file, and recorded data.
 SEARCHED = (
     "src", "docs", "benchmarks", "tools", "tests", "README.md", "CHANGELOG.md", "CONTRIBUTING.md",
@@ -128,8 +122,6 @@ def find_words(root: Path) -> list[Finding]:
         for old, new in {**WORDS, **NAMES, **PHRASES}.items():
             if not any(form.split()[0].lower() in lower for form in old.split("|")):
                 continue  # far faster than the pattern
-            if inside.as_posix().startswith(TEMPORARY.get(old, ("-",))):
-                continue
             if _pattern(old).search(inside.as_posix().removesuffix(".py")):
                 found.append((inside, 0, _advice(inside.name, new)))
             left = text

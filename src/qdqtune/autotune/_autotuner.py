@@ -217,7 +217,7 @@ class QDQAutotunerBase(TuningSession):
         else:
             level = logging.WARNING if 4 * len(tensors) < asked else logging.INFO
             _log.log(level, "%d of the %d quantized tensors are in the model", len(tensors), asked)
-        self._imports.append(frozenset(tensors))
+        self._progress.imports.append(frozenset(tensors))
         for tuned in self._book.by_signature.values():
             add_to_cache(self._cache, tuned, tuned.from_tensors(tensors))
         return len(tensors)
@@ -229,7 +229,7 @@ class QDQAutotunerBase(TuningSession):
             OutputError: If it can't be written.
         """
         self._require_initialized()
-        current = self._profiling
+        current = self._progress.profiling
         if current is not None:
             remember(self._cache, current)
         write_state(
@@ -240,7 +240,7 @@ class QDQAutotunerBase(TuningSession):
                 *self.profiled_patterns,
                 *([current.schemes, *current.parts] if current is not None else []),
             ],
-            current_signature=self._unfinished
+            current_signature=self._progress.unfinished
             if current is None
             else current.schemes.pattern_signature,
             header=self._header(),
@@ -275,10 +275,10 @@ class QDQAutotunerBase(TuningSession):
         if state.baseline_latency_ms is not None:
             self.baseline_latency_ms = state.baseline_latency_ms
         self._load_cache(input_path)
-        self._unfinished = state.current_signature
-        self._profiling = None
+        self._progress.unfinished = state.current_signature
+        self._progress.profiling = None
         self.current_profile_region = None
-        self._measured, self._whole = {}, iter(())
+        self._progress.measured, self._progress.whole_models = {}, iter(())
 
     def _load_cache(self, path: str | os.PathLike[str]) -> None:
         """The cache only says what to try first: a damaged one is no reason to stop."""

@@ -6,7 +6,7 @@ import copy
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from qdqtune.autotune._pattern_profiling import (
     PatternResults,
@@ -66,6 +66,27 @@ def _native() -> Dialect:
         return native_dialect(registry.GUIDES_MODULE)
 
 
+@dataclass
+class _Progress:
+    """What a session knows since it was initialized.
+
+    Attributes:
+        profiling: The pattern that is being profiled.
+        book: The patterns of the regions, as they were last asked for.
+        imports: Tensors that imported models quantize.
+        unfinished: Signature of the pattern whose profiling a saved state broke off.
+        measured: Latencies by what was quantized.
+        whole_models: Whole models that are still to be tried.
+    """
+
+    profiling: Profiling | None = None
+    book: PatternResults | None = None
+    imports: list[frozenset[str]] = field(default_factory=list)
+    unfinished: str | None = None
+    measured: dict[frozenset[Edge], float] = field(default_factory=dict)
+    whole_models: Iterator[Schemes] | None = None
+
+
 class TuningSession:
     """Hands out schemes and takes latencies; what becomes of them is its subclasses' business.
 
@@ -108,12 +129,7 @@ class TuningSession:
         self._asked_dialect = dialect
         self._dialect: Dialect | None = None
         self._seed = seed
-        self._profiling: Profiling | None = None
-        self._known_book: PatternResults | None = None
-        self._imports: list[frozenset[str]] = []
-        self._unfinished: str | None = None
-        self._measured: dict[frozenset[Edge], float] = {}
-        self._whole: Iterator[Schemes] | None = None
+        self._progress = _Progress()
 
     @property
     def graph(self) -> GraphIndex:
@@ -135,18 +151,18 @@ class TuningSession:
     @property
     def current_profile_pattern_schemes(self) -> PatternSchemes | None:
         """The schemes of the pattern that is being profiled; None if none is, or it is done."""
-        return self._profiling.schemes if self._profiling is not None else None
+        return self._progress.profiling.schemes if self._progress.profiling is not None else None
 
     @property
     def current_insertion_scheme_index(self) -> int:
         """The place of the scheme that was generated last; -1 if there is none."""
-        return self._profiling.index if self._profiling is not None else -1
+        return self._progress.profiling.index if self._progress.profiling is not None else -1
 
     @current_insertion_scheme_index.setter
     def current_insertion_scheme_index(self, index: int) -> None:
         self._require_region()
-        if self._profiling is not None:
-            self._profiling.select(index)
+        if self._progress.profiling is not None:
+            self._progress.profiling.select(index)
 
     def initialize(
         self, config: Config | None = None, pattern_cache: PatternCache | None = None
@@ -173,11 +189,7 @@ class TuningSession:
             max_entries_per_pattern=self.config.pattern_cache_max_entries_per_pattern,
         )
         self.current_profile_region = None
-        self._profiling = self._known_book = None
-        self._imports = []
-        self._unfinished = None
-        self._measured = {}
-        self._whole = None
+        self._progress = _Progress()
         self.initialized = True
         self._warn_if_nothing()
         self._say("%d regions of %d patterns", len(self.regions), len(self._book.by_signature))
@@ -198,10 +210,13 @@ class TuningSession:
             raise InvalidSchemeError(
                 f"{region!r} is not one of this autotuner's regions.", "Take it from `regions`."
             )
-        if commit and self._profiling is not None:
-            self.profiled_patterns += [self._profiling.schemes, *self._profiling.parts]
-            remember(self._cache, self._profiling)
-        self._profiling = None
+        if commit and self._progress.profiling is not None:
+            self.profiled_patterns += [
+                self._progress.profiling.schemes,
+                *self._progress.profiling.parts,
+            ]
+            remember(self._cache, self._progress.profiling)
+        self._progress.profiling = None
         self.current_profile_region = region
         if region is not None:
             self._begin(self._book.of_region[region])
@@ -220,7 +235,11 @@ class TuningSession:
             InvalidSchemeError: If there is no region to tune.
         """
         self._require_region()
-        return self._profiling.generate(self._whole_models()) if self._profiling else -1
+        return (
+            self._progress.profiling.generate(self._whole_models())
+            if self._progress.profiling
+            else -1
+        )
 
     def submit(self, latency_ms: float, success: bool = True) -> None:
         """Tell what was measured: first ever the float model, then each generated scheme.
@@ -238,21 +257,21 @@ class TuningSession:
         is_sound = success and 0 < latency_ms < math.inf
         if self.baseline_latency_ms is not None:
             self._require_region()
-            if self._profiling is None:
+            if self._progress.profiling is None:
                 raise InvalidSchemeError(
                     "The pattern of this region was profiled before.", "Go on to the next region."
                 )
-            self._profiling.submit(latency_ms, success=is_sound)
+            self._progress.profiling.submit(latency_ms, success=is_sound)
             return
         if not is_sound:
             raise AutotunerError(
                 f"The float model failed, or its latency of {latency_ms} ms is none.",
                 "Measure the model that export_onnx(insert_qdq=False) writes, and submit that.",
             )
-        self.baseline_latency_ms = self._measured[frozenset()] = latency_ms
+        self.baseline_latency_ms = self._progress.measured[frozenset()] = latency_ms
         self._say("the float model takes %.4f ms", latency_ms)
-        if self._profiling is not None:
-            self._profiling.enter_empty(latency_ms)
+        if self._progress.profiling is not None:
+            self._progress.profiling.enter_empty(latency_ms)
 
     def _find_regions(self, graph_changed: bool) -> Iterable[Region]:
         """The regions to tune; here those that somebody set."""
@@ -267,11 +286,11 @@ class TuningSession:
     @property
     def _book(self) -> PatternResults:
         """The patterns of the regions, which somebody may have set anew."""
-        if self._known_book is None or list(self._known_book.of_region) != self.regions:
+        if self._progress.book is None or list(self._progress.book.of_region) != self.regions:
             self.regions = adopt_regions(self.regions, self.graph)
             closure = EdgeClosure(self.graph, self.dialect, self.config.default_quant_type)
-            self._known_book = PatternResults(self.regions, self.graph, closure)
-        return self._known_book
+            self._progress.book = PatternResults(self.regions, self.graph, closure)
+        return self._progress.book
 
     def _warn_if_nothing(self) -> None:
         why = self._book.closure.why_nothing
@@ -284,11 +303,11 @@ class TuningSession:
         done = by_signature(self.profiled_patterns)
         own, structure = done.get(tuned.pattern.signature), done.get(tuned.plain.signature)
         known = own or structure
-        is_unfinished = known is not None and known.pattern_signature == self._unfinished
+        is_unfinished = known is not None and known.pattern_signature == self._progress.unfinished
         if known is not None and is_done(known, tuned) and not is_unfinished:
             self._say("%s was profiled before", tuned.pattern.get_short_signature())
             return
-        seeds = seeds_of(tuned, self._imports, self._cache, self.config)
+        seeds = seeds_of(tuned, self._progress.imports, self._cache, self.config)
         if own is not None:
             if is_part(own) and self.baseline_latency_ms is not None:
                 own.schemes[0].latency_ms = self._best_latency_ms(self.baseline_latency_ms)
@@ -297,31 +316,35 @@ class TuningSession:
         elif structure is not None:  # it may stand for other shapes, too, and stays
             seeds = [*copy.deepcopy(tuned.fitting(structure.schemes)), *seeds]
         if is_unfinished:
-            self._unfinished = None
+            self._progress.unfinished = None
         others = self._choices(best=True, with_imports=False)
-        self._profiling = Profiling(tuned, seeds, others, self._measured, self.config, self._seed)
+        self._progress.profiling = Profiling(
+            tuned, seeds, others, self._progress.measured, self.config, self._seed
+        )
         if self.baseline_latency_ms is not None:
-            self._profiling.enter_empty(self._best_latency_ms(self.baseline_latency_ms))
+            self._progress.profiling.enter_empty(self._best_latency_ms(self.baseline_latency_ms))
 
     def _whole_models(self) -> Iterator[Schemes]:
         """Whole models to try; none once a pattern is done, or without the float latency."""
-        if self.profiled_patterns or not self._measured:
+        if self.profiled_patterns or not self._progress.measured:
             return iter(())
-        if self._whole is None and self.config.maximum_mutations:
+        if self._progress.whole_models is None and self.config.maximum_mutations:
             patterns = self._book.by_signature.values()
-            self._whole = whole_model_schemes(
-                patterns, self._book.closure, self._cache, self._seed, self._measured
+            self._progress.whole_models = whole_model_schemes(
+                patterns, self._book.closure, self._cache, self._seed, self._progress.measured
             )
-        return self._whole or iter(())
+        return self._progress.whole_models or iter(())
 
     def _choices(self, best: bool, with_imports: bool = True) -> Schemes:
         """The scheme of each pattern that has one.
 
         Candidates are compared with what was measured: imported schemes are not part of them.
         """
-        is_candidate = self._profiling is not None and not best
+        is_candidate = self._progress.profiling is not None and not best
         imported = self.pattern_cache if with_imports and not is_candidate else None
-        return self._book.choices(self.profiled_patterns, self._profiling, imported, best=best)
+        return self._book.choices(
+            self.profiled_patterns, self._progress.profiling, imported, best=best
+        )
 
     def _edges(self, best: bool) -> frozenset[Edge]:
         return edges_of(self._choices(best))

@@ -33,7 +33,9 @@ def take_engine_flags(options: argparse.Namespace, timing_cache: str | None) -> 
     options.max_shapes = options.max_shapes or told.most
     is_range = bool(options.min_shapes or options.max_shapes)
     options.built_for = ",".join(told.best) if is_range and told.best != options.shapes else ""
-    return EngineFlags(timing_cache or "", tuple(options.plugin_libraries or ()), tuple(told.others))
+    return EngineFlags(
+        timing_cache or "", tuple(options.plugin_libraries or ()), tuple(told.others)
+    )
 
 
 def chosen_engine(options: argparse.Namespace) -> tuple[str, dict[str, str]]:

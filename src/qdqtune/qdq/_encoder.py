@@ -61,6 +61,16 @@ class _Operands:
     bias: Edge | None
 
 
+@dataclass(frozen=True)
+class _KnownEncodings:
+    """Encodings that were computed once; weights are also known as widened for a bias."""
+
+    activations: dict[tuple[TensorFormat, tuple[str, ...]], Encoding] = field(default_factory=dict)
+    weights: dict[tuple[str, int | None], Encoding] = field(default_factory=dict)
+    fitted: dict[tuple[object, ...], Encoding] = field(default_factory=dict)
+    biases: dict[tuple[object, ...], Encoding] = field(default_factory=dict)
+
+
 class Encoder:
     """Finds encodings for the edges of a placement; what it computed once it remembers.
 
@@ -90,16 +100,13 @@ class Encoder:
         self._shared = SharedEncodings(index, dialect)
         self._operands: dict[str, _Operands] = {}
         self._roles: dict[Edge, Role] = {}
-        self._activations: dict[tuple[TensorFormat, tuple[str, ...]], Encoding] = {}
-        self._weights: dict[tuple[str, int | None], Encoding] = {}
-        self._fitted: dict[tuple[object, ...], Encoding] = {}
-        self._biases: dict[tuple[object, ...], Encoding] = {}
+        self._known = _KnownEncodings()
 
     def with_ranges(self, ranges: Ranges) -> Encoder:
         """Another one, with other ranges; what doesn't depend on them is shared."""
         other = copy.copy(self)
         other.ranges = ranges
-        other._activations = {}
+        other._known = replace(self._known, activations={})
         return other
 
     def digest(self) -> str:
@@ -176,9 +183,9 @@ class Encoder:
                 )
         data, weight = self._data(operands, siblings), self._weight(operands, siblings)
         key = (edge.tensor, data.key, weight.key)
-        if key not in self._biases:
-            self._biases[key] = encode_bias(self._values(edge.tensor), data, weight)
-        return self._biases[key]
+        if key not in self._known.biases:
+            self._known.biases[key] = encode_bias(self._values(edge.tensor), data, weight)
+        return self._known.biases[key]
 
     def _data(self, operands: _Operands, siblings: Siblings) -> Encoding:
         tensor = operands.data.tensor
@@ -199,14 +206,14 @@ class Encoder:
     def _together(self, tensors: tuple[str, ...], layout: TensorFormat) -> Encoding:
         """The one encoding of tensors: what came with the model if that is the same for all."""
         key = (layout, tensors)
-        if key not in self._activations:
+        if key not in self._known.activations:
             given = [self._given_activation(tensor, layout) for tensor in tensors]
             first = given[0]
             if first is None or any(each is None or each.key != first.key for each in given):
                 lows, highs = zip(*map(self._span, tensors, given), strict=True)
                 first = encode_range(min(lows), max(highs), layout, self._precision(tensors[0]))
-            self._activations[key] = first
-        return self._activations[key]
+            self._known.activations[key] = first
+        return self._known.activations[key]
 
     def _span(self, tensor: str, given: Encoding | None) -> tuple[float, float]:
         """The range of a tensor's values: what came with the model goes before what was seen."""
@@ -234,9 +241,9 @@ class Encoder:
         if not self.index.is_constant(name):
             return self._activation(name, siblings)
         key = (name, operands.axis)
-        if key not in self._weights:
-            self._weights[key] = self._new_weight(name, operands.axis)
-        encoding, bias = self._weights[key], operands.bias
+        if key not in self._known.weights:
+            self._known.weights[key] = self._new_weight(name, operands.axis)
+        encoding, bias = self._known.weights[key], operands.bias
         if bias is None or bias not in siblings.wanted:
             return encoding
         return self._fit(encoding, name, bias.tensor, self._data(operands, siblings))
@@ -251,14 +258,14 @@ class Encoder:
     def _fit(self, encoding: Encoding, weight: str, bias: str, data: Encoding) -> Encoding:
         """The weight's encoding, coarser where the bias would not fit into int32 otherwise."""
         key = (weight, bias, encoding.axis, data.key)
-        if key not in self._fitted:
+        if key not in self._known.fitted:
             least = least_weight_scale(self._values(bias), data)
             if (encoding.scale < least).any():
                 least = least if encoding.axis is not None else least.max()
                 coarser = np.maximum(encoding.scale, least).astype(self._precision(weight).numpy())
                 encoding = replace(encoding, scale=coarser.astype(np.float32))
-            self._fitted[key] = encoding
-        return self._fitted[key]
+            self._known.fitted[key] = encoding
+        return self._known.fitted[key]
 
     def _operands_of(self, name: str) -> _Operands:
         if name not in self._operands:
