@@ -82,7 +82,7 @@ def slow(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
 
     def open_slowly(worker: Worker, *arguments: Any, **options: Any) -> Any:
         opened = build(worker, *arguments, **options)
-        if "simulated" in worker._engine:
+        if "simulated" in worker.engine:
             clock.slept_s += BUILD_S
             return type(opened)(**{**vars(opened), "build_s": BUILD_S})
         return opened

@@ -191,7 +191,7 @@ def test_a_model_that_protobuf_cannot_copy_whole_is_copied_in_parts() -> None:
     proto = zoo.build("resnet18", image=32, width=8, blocks=(1,))
     onnx.helper.set_model_props(proto, {"key": "value"})
     proto.functions.append(onnx.FunctionProto(name="f", domain="d"))
-    assert files._copied_in_parts(proto, "model") == proto
+    assert files._copied(proto, "model") == proto
 
 
 def test_a_model_without_its_weights_is_refused(proto: onnx.ModelProto, tmp_path: Path) -> None:
