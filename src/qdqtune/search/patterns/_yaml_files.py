@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -165,7 +165,8 @@ def _check_events(text: str) -> None:
         if number > _MOST_EVENTS:
             problem = f"it has more than {_MOST_EVENTS:,} values"
         if problem:
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+            mark = cast("yaml.Mark | None", event.start_mark)  # libyaml's marks are alike
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 def _is_long_number(value: str) -> bool:
