@@ -6,8 +6,7 @@ import os
 
 import onnx
 
-from qdqtune.graph._files import load_model, model_from_proto
-from qdqtune.graph._graphsurgeon import without_graphsurgeon
+from qdqtune.graph._files import load_model, model_from_proto, without_graphsurgeon
 from qdqtune.qdq._read_back import read
 
 __all__ = ["get_quantized_tensors"]

@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 
 from qdqtune.graph._folding import FoldConvBiasesPass, fold
-from qdqtune.graph._onnx_checks import inconsistency
+from qdqtune.graph._validity import inconsistency
 from tests.conftest import model_from_text
 
 CHANNELS, SIZE = 4, 5

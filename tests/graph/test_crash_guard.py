@@ -12,9 +12,9 @@ import onnx_ir as ir
 import psutil
 import pytest
 
-from qdqtune.graph import _onnx_checks as crash_guard
-from qdqtune.graph._onnx_checks import call_guarded
+from qdqtune.graph import _validity as crash_guard
 from qdqtune.graph._shapes import infer_shapes
+from qdqtune.graph._validity import call_guarded
 from qdqtune.resources._limits import resource_limits
 from tests.conftest import model_from_text
 
@@ -68,7 +68,7 @@ def test_the_users_timeout_counts() -> None:
 
 ORPHAN = """
 import os, sys, time
-from qdqtune.graph._onnx_checks import call_guarded
+from qdqtune.graph._validity import call_guarded
 
 def hang():
     print(os.getpid(), flush=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.graph._dims import evaluate, symbols_in
+from qdqtune.graph._input_shapes import evaluate, symbols_in
 
 SIZES = {"N": 4, "H": 9, "seq": 6, "DynamicDimension.0": 3, "batch-size": 2, "unk__12": 5}
 

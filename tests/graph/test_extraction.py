@@ -15,7 +15,7 @@ import pytest
 from qdqtune import zoo
 from qdqtune.calibration._tensor_capture import capture_tensors
 from qdqtune.engines._worker import Worker
-from qdqtune.graph._dims import dims_of
+from qdqtune.graph._input_shapes import dims_of
 from qdqtune.graph._prepared_model import PreparedModel, extract
 from qdqtune.graph._shapes import at_shapes
 from qdqtune.records._errors import ModelError

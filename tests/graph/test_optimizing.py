@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from onnx import helper, numpy_helper, parser
 
+from qdqtune.graph._editing import qdq_count
 from qdqtune.graph._fingerprint import fingerprint
 from qdqtune.graph._folding import fold
-from qdqtune.graph._onnx_checks import inconsistency
 from qdqtune.graph._optimizing import optimize_graph
-from qdqtune.graph._preserved_parts import qdq_count
+from qdqtune.graph._validity import inconsistency
 from tests.conftest import model_from_text
 from tests.models import SHAPE, small_models
 

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.graph._parsing import stored_digest
+from qdqtune.graph._fingerprint import stored_digest
 from qdqtune.graph._weights import WEIGHTS_FILE, WeightStore
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from qdqtune.graph._atomic_files import sha256_of
 from qdqtune.graph._files import load_model
+from qdqtune.graph._fingerprint import model_digest
 from qdqtune.graph._folding import fold
-from qdqtune.graph._parsing import model_digest
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._quantization_planner import QuantizationPlanner

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from qdqtune.autotune._pattern_profiling import add_to_cache, remember
 from qdqtune.autotune._tuned_model import AnyModel, CandidateWriter, Transform
 from qdqtune.autotune._tuning_session import TuningSession
-from qdqtune.graph._graphsurgeon import without_graphsurgeon
+from qdqtune.graph._files import without_graphsurgeon
 from qdqtune.graph._index import GraphIndex
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.records._placement import Edge, Placement

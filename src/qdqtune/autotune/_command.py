@@ -26,7 +26,7 @@ from qdqtune.cli._flags import (
 )
 from qdqtune.cli._runner import FAILED, INTERRUPTED, OK, USAGE, run_safely, set_up_logging, show
 from qdqtune.config import REGION, SUBGRAPH, WORKFLOWS, EngineFlagsConfig, TuneConfig
-from qdqtune.graph._disk_errors import temporary_place
+from qdqtune.graph._atomic_files import temporary_place
 from qdqtune.options import ENGINE_SPECIFIC, options_of
 from qdqtune.records._errors import EngineError, QdqtuneError, UsageError
 from qdqtune.search._config import (

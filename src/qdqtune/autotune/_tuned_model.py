@@ -28,10 +28,10 @@ from qdqtune.graph._fingerprint import fingerprint
 from qdqtune.graph._folding import fold
 from qdqtune.graph._index import GraphIndex, name_nodes
 from qdqtune.graph._input_shapes import resolve_shapes
-from qdqtune.graph._onnx_checks import inconsistency
 from qdqtune.graph._opset import raise_opset
 from qdqtune.graph._prepared_model import PreparedModel, external_bytes, inlined
 from qdqtune.graph._shapes import at_shapes
+from qdqtune.graph._validity import inconsistency
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._existing_scales import ReadEncoding, tells_range
 from qdqtune.qdq._insert import Inserter

@@ -16,8 +16,7 @@ from qdqtune.autotune import QDQAutotuner
 from qdqtune.config import SUBGRAPH
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.graph._atomic_files import TemporaryFolder
-from qdqtune.graph._files import load_model, model_from_proto, save_model
-from qdqtune.graph._graphsurgeon import without_graphsurgeon
+from qdqtune.graph._files import load_model, model_from_proto, save_model, without_graphsurgeon
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._prepared_model import Dims, PreparedModel, extract
 from qdqtune.graph._shapes import infer_shapes

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qdqtune.graph._dims import dims_of
-from qdqtune.graph._input_shapes import model_inputs
+from qdqtune.graph._input_shapes import dims_of, model_inputs
 from qdqtune.records._errors import ModelError, UsageError
 
 Shape = tuple[int, ...]

@@ -12,7 +12,7 @@ from onnx.helper import make_node, make_opsetid, make_tensor_value_info
 
 from qdqtune.calibration._instrumentation import PackedOutput
 from qdqtune.calibration._layer_errors_pairs import Pairing, reads
-from qdqtune.graph._disk_errors import writing
+from qdqtune.graph._atomic_files import writing
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import model_inputs
 from qdqtune.graph._weights import WeightStore

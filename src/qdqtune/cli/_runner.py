@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqtune.graph._disk_errors import full_disk
+from qdqtune.graph._atomic_files import full_disk
 from qdqtune.records._errors import OutputError, QdqtuneError, UsageError
 from qdqtune.records._printable import message
 from qdqtune.resources._limits import resource_limits, this_process_limited

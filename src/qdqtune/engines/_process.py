@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from qdqtune.engines._interface import InputSpec
 from qdqtune.engines._supervisor import END
 from qdqtune.engines._worker_log import OutputTail
-from qdqtune.graph._disk_errors import DiskError
+from qdqtune.graph._atomic_files import DiskError
 from qdqtune.records._errors import EngineError
 from qdqtune.records._measurement import MOST_MS, LayerTime
 from qdqtune.records._untrusted_files import (

@@ -13,8 +13,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from qdqtune.graph._atomic_files import TemporaryFolder
-from qdqtune.graph._disk_errors import writing
+from qdqtune.graph._atomic_files import TemporaryFolder, writing
 
 SCRATCH = "QDQTUNE_SCRATCH"
 """Variable that names the folder that goes with the worker."""

@@ -27,7 +27,7 @@ from qdqtune.engines._clock import waited_for_cpu_s
 from qdqtune.engines._interface import SessionOptions, VirtualTime
 from qdqtune.engines._worker_environment import read_arrays, scratch_folder, write_arrays
 from qdqtune.engines._worker_log import building
-from qdqtune.graph._disk_errors import full_disk
+from qdqtune.graph._atomic_files import full_disk
 from qdqtune.resources._limits import set_memory_limit
 
 if TYPE_CHECKING:

@@ -8,28 +8,130 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar, cast
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import EncodeError, Message
+from google.protobuf.message import DecodeError, EncodeError, Message
 
 from qdqtune.graph._atomic_files import TemporaryFolder, replacing, sync, writing
 from qdqtune.graph._external_data import (
     check_external_data,
     external_files,
+    is_lfs_pointer,
     load_attributes,
     read_weights,
 )
 from qdqtune.graph._index import name_nodes
-from qdqtune.graph._onnx_checks import first_line, inconsistency
-from qdqtune.graph._parsing import check_not_empty, parse_model
-from qdqtune.graph._protobuf import contents
-from qdqtune.graph._validity import check_model
+from qdqtune.graph._protobuf import contents, missing_bytes, nesting_depth
+from qdqtune.graph._validity import check_model, first_line, inconsistency
 from qdqtune.graph._weights import WeightStore, values_of
 from qdqtune.records._errors import ModelError, OutputError, UsageError
 from qdqtune.records._untrusted_files import real_path
+
+# Maximum size of a protobuf message, and maximum depth of nested messages.
+_LARGEST_FILE = (1 << 31) - 1
+_DEEPEST = 100
+
+
+def parse_model(file: Path) -> onnx.ModelProto:
+    """Read the proto of a model; external data is not loaded.
+
+    Raises:
+        ModelError: If there is no such file, or it is not an ONNX model, or it is empty.
+    """
+    _check_file(file)
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise _unreadable(file, error) from None
+    try:
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(content)
+    except DecodeError:
+        if nesting_depth(onnx.ModelProto.DESCRIPTOR, content, enough=_DEEPEST) >= _DEEPEST:
+            raise ModelError(
+                f"{file} is nested too deeply: no reader of ONNX files follows more than "
+                f"{_DEEPEST} messages inside each other, which is about 30 control-flow bodies.",
+                "Export it with flatter control flow.",
+            ) from None
+        raise _not_onnx(file, content) from None
+    if not content:
+        raise ModelError(f"{file} is empty.", "Export the model, or copy the file, once more.")
+    check_not_empty(proto, file)
+    return proto
+
+
+def check_not_empty(proto: onnx.ModelProto, file: Path) -> None:
+    """Make sure that a model is not empty.
+
+    Args:
+        proto: The model.
+        file: The model's file.
+
+    Raises:
+        ModelError: If it is empty.
+    """
+    if not proto.HasField("graph") or not proto.ir_version:
+        raise ModelError(
+            f"{file} is not an ONNX file: it holds no graph.",
+            "Copy it again if it may be incomplete; export to ONNX what is in another format.",
+        )
+    if not proto.graph.output:
+        raise ModelError(
+            f"{file} has no outputs: there is nothing that it could compute.",
+            "Check how it was exported.",
+        )
+    if not proto.graph.node:
+        raise ModelError(
+            f"{file} has an empty graph: there is nothing to quantize or time.",
+            "Check how it was exported.",
+        )
+
+
+def _check_file(file: Path) -> None:
+    try:
+        facts = file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelError(f"{file} does not exist.", "Check the path.") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from None
+    if stat.S_ISDIR(facts.st_mode):
+        raise ModelError(f"{file} is a folder.", "Name the .onnx file in it.")
+    if not stat.S_ISREG(facts.st_mode):
+        raise ModelError(f"{file} is not a plain file.", "Save the model to one first.")
+    if facts.st_size > _LARGEST_FILE:
+        raise ModelError(
+            f"{file} is larger than 2 GiB, which no ONNX file can be.",
+            "Save it with external data: onnx.save(model, path, save_as_external_data=True).",
+        )
+
+
+def _not_onnx(file: Path, content: bytes) -> ModelError:
+    if is_lfs_pointer(content):
+        return ModelError(
+            f"{file} is a Git LFS pointer, not the model itself.",
+            "Get the model: git lfs pull, in the repository that the file is from.",
+        )
+    missing = missing_bytes(onnx.ModelProto.DESCRIPTOR, content)
+    if missing:
+        return ModelError(
+            f"{file} is cut off: at least {missing} bytes of it are missing.",
+            "Copy or download it again.",
+        )
+    return ModelError(
+        f"{file} is not an ONNX file.",
+        "Export to ONNX what is in another format; a file that was damaged must be copied again.",
+    )
+
+
+def _unreadable(file: Path, error: OSError | ValueError) -> ModelError:
+    why = getattr(error, "strerror", None) or error
+    return ModelError(f"{file} can't be read: {why}.", "Check its path and permissions.")
+
 
 #: In a model's `meta`: whether its weights were external when it was loaded.
 EXTERNAL = "qdqtune.external_data"
@@ -300,3 +402,18 @@ def _weights_in(model: ir.Model, store: WeightStore | None) -> Iterator[None]:
     finally:
         for value, tensor in kept:
             value.const_value = tensor
+
+
+_PACKAGE = "onnx_graphsurgeon"
+
+T = TypeVar("T")
+
+
+def without_graphsurgeon(model: T) -> T:
+    """Export a graph of onnx_graphsurgeon as an `onnx.ModelProto`; return anything else as it is.
+
+    Whoever has such a graph has imported that package: it is no dependency.
+    """
+    if type(model).__module__.partition(".")[0] != _PACKAGE:
+        return model
+    return cast("T", sys.modules[_PACKAGE].export_onnx(model))

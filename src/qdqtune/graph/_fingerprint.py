@@ -1,16 +1,19 @@
-"""Content fingerprints: the same for equal models, whatever file they came from."""
+"""Digests of models: of what they compute, whatever file they came from, and of their files."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
-from qdqtune.graph._weights import chunks_of
-
-_DIGEST_BYTES = 16
+from qdqtune.graph._external_data import check_external_data, stored_bytes
+from qdqtune.graph._files import parse_model
+from qdqtune.graph._protobuf import contents
+from qdqtune.graph._weights import DIGEST_BYTES, chunks_of
 
 
 def fingerprint(model: ir.Model) -> str:
@@ -19,7 +22,7 @@ def fingerprint(model: ir.Model) -> str:
     Names count because placements refer to them. Doc strings, metadata, inferred shapes, and
     whether weights are external don't count.
     """
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     digest.update(repr(sorted(model.opset_imports.items())).encode())
     _update_graph(digest, model.graph)
     for key in sorted(model.functions):
@@ -30,7 +33,7 @@ def fingerprint(model: ir.Model) -> str:
 
 def tensor_digest(tensor: ir.TensorProtocol) -> str:
     """A hash of a tensor's type, shape and values."""
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
     if isinstance(tensor, ir.StringTensor):
         digest.update(repr(list(tensor.string_data())).encode())
@@ -86,7 +89,62 @@ def _attribute_text(attribute: ir.Attr) -> object:
 
 
 def _graph_digest(graphs: Iterable[ir.Graph]) -> str:
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for graph in graphs:
         _update_graph(digest, graph)
     return digest.hexdigest()
+
+
+def model_digest(
+    model_file: Path, known: Callable[[onnx.TensorProto], bytes | None] = lambda _: None
+) -> str:
+    """Return a digest that changes with any byte of a model, including external weights.
+
+    The position of weights within their files does not matter: repairing a weight file moves them.
+
+    Args:
+        model_file: The model.
+        known: Returns the digest of a tensor's external bytes if it is known; otherwise the bytes
+            are read.
+
+    Raises:
+        ModelError: If the model or its weights can't be read.
+    """
+    proto = parse_model(model_file)
+    for tensor in contents(proto).external:
+        digest = known(tensor)
+        tensor.raw_data = stored_digest(tensor, model_file) if digest is None else digest
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+    serialized = proto.SerializeToString(deterministic=True)
+    return hashlib.blake2b(serialized, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def stored_digest(tensor: onnx.TensorProto, model_file: Path) -> bytes:
+    """Return the digest of a tensor's bytes in an external file.
+
+    Raises:
+        ModelError: If they can't be read.
+    """
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for chunk in stored_chunks(tensor, model_file):
+        digest.update(chunk)
+    return digest.digest()
+
+
+def stored_chunks(tensor: onnx.TensorProto, model_file: Path) -> Iterator[bytes]:
+    """Yield a tensor's bytes from an external file, a chunk at a time.
+
+    Args:
+        tensor: The tensor; if the file reserves more room than it needs, all of it is read.
+        model_file: The model.
+
+    Raises:
+        ModelError: If they can't be read.
+    """
+    check_external_data([tensor], model_file)
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    file = model_file.absolute().parent / entries["location"]
+    offset = int(entries.get("offset", "0"))
+    length = int(entries.get("length", file.stat().st_size - offset))
+    return stored_bytes(tensor.name, file, offset, length)

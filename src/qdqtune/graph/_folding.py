@@ -15,21 +15,22 @@ from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_gemm_rule,
 )
 
-from qdqtune.graph._editing import add_constant, take_over
-from qdqtune.graph._fold_limits import FoldLimits, runaway_nodes
-from qdqtune.graph._index import FreeNames, name_apart_from_bodies, name_nodes, value_names
-from qdqtune.graph._onnx_checks import first_line
-from qdqtune.graph._op_classes import CONV_OPS, QDQ_OPS, is_op, is_standard
-from qdqtune.graph._preserved_parts import (
+from qdqtune.graph._editing import (
     ROUNDED_ALIKE,
+    add_constant,
     bodies_aside,
     body_shapes_kept,
     drop_unused_nodes,
     given_to_qdq,
     holds_qdq,
     pinned,
+    take_over,
 )
+from qdqtune.graph._fold_limits import FoldLimits, runaway_nodes
+from qdqtune.graph._index import FreeNames, name_apart_from_bodies, name_nodes, value_names
+from qdqtune.graph._op_classes import CONV_OPS, QDQ_OPS, is_op, is_standard
 from qdqtune.graph._shapes import infer_shapes
+from qdqtune.graph._validity import first_line
 from qdqtune.graph._weights import retyped, values_of
 from qdqtune.records._errors import ModelError
 

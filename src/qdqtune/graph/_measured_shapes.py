@@ -9,14 +9,17 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from qdqtune.graph._dims import Dim, dims_of, evaluate, symbols_in
 from qdqtune.graph._input_shapes import (
+    Dim,
     Dims,
     Inputs,
     bind_dims,
+    dims_of,
+    evaluate,
     input_dims,
     model_inputs,
     resolve_shapes,
+    symbols_in,
     symbols_of,
 )
 from qdqtune.graph._op_classes import input_at, is_op, weight_axis

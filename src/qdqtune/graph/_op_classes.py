@@ -44,7 +44,8 @@ QDQ_OPS = frozenset({QUANTIZE, DEQUANTIZE, "DynamicQuantizeLinear"})
 #: Types of the attributes that hold control-flow bodies.
 BODY_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
-FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+HALF_TYPES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+FLOAT_TYPES = HALF_TYPES | {ir.DataType.FLOAT}
 
 
 def is_standard(node: ir.Node) -> bool:

@@ -15,11 +15,9 @@ import onnx_ir as ir
 from onnxscript.version_converter import ConvertVersionPass
 
 from qdqtune.graph._index import GraphIndex, name_nodes
-from qdqtune.graph._onnx_checks import first_line
-from qdqtune.graph._op_classes import input_at, is_op
-from qdqtune.graph._precision_types import HALF_TYPES
+from qdqtune.graph._op_classes import HALF_TYPES, input_at, is_op
 from qdqtune.graph._shapes import infer_shapes
-from qdqtune.graph._validity import inline_functions
+from qdqtune.graph._validity import first_line, inline_functions
 from qdqtune.records._errors import ModelError
 
 _OLDEST = 7

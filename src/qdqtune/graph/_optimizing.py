@@ -10,18 +10,18 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from qdqtune.graph._editing import bypass
-from qdqtune.graph._external_data import FileTensor
-from qdqtune.graph._fingerprint import tensor_digest
-from qdqtune.graph._folding import fold
-from qdqtune.graph._op_classes import QDQ_OPS, WEIGHTED_OPS, has_body, is_op, is_standard
-from qdqtune.graph._preserved_parts import (
+from qdqtune.graph._editing import (
     all_nodes,
+    bypass,
     drop_unused_nodes,
     holds_qdq,
     pinned,
     qdq_count,
 )
+from qdqtune.graph._external_data import FileTensor
+from qdqtune.graph._fingerprint import tensor_digest
+from qdqtune.graph._folding import fold
+from qdqtune.graph._op_classes import QDQ_OPS, WEIGHTED_OPS, has_body, is_op, is_standard
 from qdqtune.records._errors import ModelError
 from qdqtune.records._results import OptimizeCounts
 

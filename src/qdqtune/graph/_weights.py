@@ -18,9 +18,10 @@ import onnx_ir as ir
 from qdqtune.graph._atomic_files import make_own, open_to_append, writing
 from qdqtune.graph._external_data import FileTensor
 from qdqtune.graph._op_classes import is_op
-from qdqtune.graph._parsing import DIGEST_BYTES
 from qdqtune.records._untrusted_files import open_plain, read_bytes
 
+DIGEST_BYTES = 16
+"""Size of all digests of models and weights."""
 WEIGHTS_FILE = "weights.bin"
 WEIGHTS_INDEX = "weights.index"
 

@@ -18,8 +18,7 @@ from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._options import EngineFlags, ShapeArguments
 from qdqtune.engines._worker import Worker
-from qdqtune.graph._atomic_files import TemporaryFolder, open_to_append
-from qdqtune.graph._disk_errors import writing
+from qdqtune.graph._atomic_files import TemporaryFolder, open_to_append, writing
 from qdqtune.graph._external_data import external_files
 from qdqtune.graph._files import load_model, write_text
 from qdqtune.graph._index import GraphIndex

@@ -25,9 +25,9 @@ from qdqtune.engines._worker import StoredFeeds, Worker, WorkerFailure
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import check_result, check_writable, load_model, publish, save_model
 from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import HALF_TYPES
 from qdqtune.graph._precision import compute_in_float32, convert_precision
 from qdqtune.graph._precision_rules import SENSITIVE_OPS
-from qdqtune.graph._precision_types import HALF_TYPES
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.graph._weights import unread_weights
 from qdqtune.records._errors import EngineError, ModelError, QdqtuneError, UsageError

@@ -11,9 +11,8 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from qdqtune.graph._files import load_model
+from qdqtune.graph._files import load_model, parse_model
 from qdqtune.graph._op_classes import COPY_OPS, WEIGHTED_OPS, is_op
-from qdqtune.graph._parsing import parse_model
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.qdq._preprocess import refuse_integer_ops
 from qdqtune.qdq._read_back import strip

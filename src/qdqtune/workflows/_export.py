@@ -14,9 +14,9 @@ import onnx
 
 from qdqtune.graph._atomic_files import sha256_of
 from qdqtune.graph._external_data import external_files
-from qdqtune.graph._files import EXTERNAL, check_targets, load_model, save_model
+from qdqtune.graph._files import EXTERNAL, check_targets, load_model, parse_model, save_model
+from qdqtune.graph._fingerprint import model_digest, stored_chunks
 from qdqtune.graph._op_classes import DEQUANTIZE
-from qdqtune.graph._parsing import model_digest, parse_model, stored_chunks
 from qdqtune.graph._protobuf import contents
 from qdqtune.graph._weights import WEIGHTS_FILE, indexed_checksums
 from qdqtune.qdq._read_back import read

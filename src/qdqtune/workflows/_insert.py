@@ -16,7 +16,7 @@ from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import check_result, check_targets, save_model, write_text
 from qdqtune.graph._fingerprint import fingerprint
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._precision_types import HALF_TYPES
+from qdqtune.graph._op_classes import HALF_TYPES
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import at_shapes
 from qdqtune.options import configured_to_file

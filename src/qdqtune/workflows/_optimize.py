@@ -10,10 +10,9 @@ from typing import overload
 import onnx
 import onnx_ir as ir
 
-from qdqtune.graph._files import check_targets, load_model, save_model
-from qdqtune.graph._onnx_checks import inconsistency
+from qdqtune.graph._files import check_targets, load_model, parse_model, save_model
 from qdqtune.graph._optimizing import optimize_graph
-from qdqtune.graph._parsing import parse_model
+from qdqtune.graph._validity import inconsistency
 from qdqtune.records._errors import ModelError
 from qdqtune.records._results import OptimizeReport
 from qdqtune.workflows._arguments import as_file, check_arguments, in_form_of, output_file

@@ -15,8 +15,6 @@ from qdqtune.engines import _registry as registry
 from qdqtune.engines._reference_engine import has_reference, reference_worker
 from qdqtune.engines._worker import Worker, WorkerFailure
 from qdqtune.graph._atomic_files import TemporaryFolder
-from qdqtune.graph._batch_size import BatchChange, batch_change, propagate_batch, with_batch
-from qdqtune.graph._dims import dims_of
 from qdqtune.graph._files import check_writable, load_model, publish, save_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import (
@@ -24,12 +22,19 @@ from qdqtune.graph._input_shapes import (
     Inputs,
     bind_dims,
     changes_fixed,
+    dims_of,
     input_dims,
     model_inputs,
     symbols_of,
 )
 from qdqtune.graph._op_classes import FLOAT_TYPES
-from qdqtune.graph._shapes import set_input_dims
+from qdqtune.graph._shapes import (
+    BatchChange,
+    batch_change,
+    propagate_batch,
+    set_input_dims,
+    with_batch,
+)
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of
 from qdqtune.records._results import Proof, ShapesReport, TensorDims

@@ -14,10 +14,9 @@ import onnx_ir as ir
 from qdqtune.graph._files import load_model
 from qdqtune.graph._folding import fold, make_ready
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._op_classes import DEQUANTIZE, WEIGHTED_OPS, is_op
+from qdqtune.graph._op_classes import DEQUANTIZE, HALF_TYPES, WEIGHTED_OPS, is_op
 from qdqtune.graph._optimizing import optimize_graph
 from qdqtune.graph._precision import convert_precision
-from qdqtune.graph._precision_types import HALF_TYPES
 from qdqtune.qdq._existing_scales import ReadEncoding, ReadResult
 from qdqtune.qdq._preprocess import Preparation, has_qdq, make_float
 from qdqtune.records._errors import UsageError

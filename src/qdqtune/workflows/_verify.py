@@ -15,7 +15,7 @@ from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._options import recorded_engine
 from qdqtune.engines._reopened_comparison import FEWEST_OPENINGS, combine
-from qdqtune.graph._parsing import parse_model
+from qdqtune.graph._files import parse_model
 from qdqtune.options import configured, shared
 from qdqtune.records._claim import Claim
 from qdqtune.records._errors import EngineError, QdqtuneError, UsageError

@@ -44,7 +44,7 @@ from qdqtune.engines.tensorrt._settings import (
     settings_of,
     widened,
 )
-from qdqtune.graph._disk_errors import writing
+from qdqtune.graph._atomic_files import writing
 from qdqtune.records._errors import OutputError
 from qdqtune.records._measurement import EngineInfo, LayerTime
 from qdqtune.records._untrusted_files import parse_json

@@ -47,8 +47,7 @@ from qdqtune.engines.tensorrt._trtexec_version import (
     joined,
     version_of,
 )
-from qdqtune.graph._atomic_files import TemporaryFolder
-from qdqtune.graph._disk_errors import writing
+from qdqtune.graph._atomic_files import TemporaryFolder, writing
 from qdqtune.records._measurement import EngineInfo, LayerTime
 from qdqtune.records._untrusted_files import TEXT_BYTES, parse_json, read_bytes
 

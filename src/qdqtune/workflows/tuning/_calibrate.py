@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qdqtune.calibration._random_inputs import Feeds
-from qdqtune.graph._precision_types import HALF_TYPES
+from qdqtune.graph._op_classes import HALF_TYPES
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._ranges import CalibrationSource, RangeMethod, Ranges

@@ -16,7 +16,7 @@ from qdqtune.engines._comparison import compare_files
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._timing import Round, gain_of
 from qdqtune.engines._worker import Worker
-from qdqtune.graph._parsing import model_digest
+from qdqtune.graph._fingerprint import model_digest
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._errors import EngineError, UsageError

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from qdqtune.graph._atomic_files import kind_at, remove, sha256_of, sync, writing
 from qdqtune.graph._external_data import check_external_data
-from qdqtune.graph._parsing import parse_model
+from qdqtune.graph._files import parse_model
 from qdqtune.graph._protobuf import contents
 from qdqtune.graph._weights import WEIGHTS_FILE, WEIGHTS_INDEX
 from qdqtune.records._errors import NewerSchemaError, OutputError, QdqtuneError, UsageError

@@ -14,12 +14,10 @@ from typing import ClassVar
 from qdqtune.calibration._random_inputs import random_inputs
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._options import float_type_in_effect
-from qdqtune.graph._atomic_files import sha256_of
-from qdqtune.graph._dims import dims_of
-from qdqtune.graph._disk_errors import writing
+from qdqtune.graph._atomic_files import sha256_of, writing
 from qdqtune.graph._files import load_model, save_model
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._input_shapes import resolve_shapes
+from qdqtune.graph._input_shapes import dims_of, resolve_shapes
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
