@@ -5,7 +5,7 @@ The emulation is for engines without half-precision kernels.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -49,7 +49,7 @@ class Plan:
     Attributes:
         kept: Name to reason for kept nodes.
         converted: Names of nodes that change.
-        saturating: Constants that hold masks or bounds beyond the range.
+        saturated: Names of constants whose values are clipped to the new range: masks and bounds.
         given: The new type of every affected value; of a constant, readers of another type get a
             copy.
 
@@ -72,15 +72,24 @@ class Plan:
         keeper = Keeper(model, change, keep_nodes, keep_ops)
         self._slots = keeper.slots
         self.kept = keeper.kept()
-        self.saturating = keeper.saturating
+        self._stays = set(self.kept)
         # When converting to float32 all other types are replaced, so keeping a node gains nothing.
-        between = self._in_between() if change.target != ir.DataType.FLOAT else set()
-        self._stays = between.union(self.kept)
+        if change.target != ir.DataType.FLOAT:
+            candidates = [node for node in self._graph if self._could_stay(node)]
+            self._stays.update(node.name or "" for node in candidates)
+            self._release_beside_changes(candidates)
         self.given = {
             value: self._new_type(value)
             for value in values_in(self._graph)
             if change.concerns(value)
         }
+        self.saturated = tuple(
+            value.name or ""
+            for value in self.given
+            if value in keeper.saturating
+            and constant_of(value) is not None
+            and change.target in self._wanted_types(value)
+        )
         self.converted = tuple(
             name
             for node in self._graph
@@ -105,7 +114,7 @@ class Plan:
         return dtype_of(value) if self._keep_io else self.change.target
 
     def _slots_of(self, node: ir.Node) -> Slots:
-        return self._slots.get(node.name or "", Slots(whole=True))
+        return self._slots.get(node, Slots(whole=True))
 
     def _new_type(self, value: ir.Value) -> ir.DataType:
         """Return a value's new type: readers decide for constants and nodes that choose."""
@@ -129,64 +138,40 @@ class Plan:
             wanted.add(self.wanted_outside(value))
         return wanted - {None}
 
-    def _in_between(self) -> set[str]:
-        """Return nodes that only move or compare values between kept nodes: they need no Cast.
+    def _release_beside_changes(self, candidates: Iterable[ir.Node]) -> None:
+        """Let those candidates change after all that have a neighbour of the new type.
 
-        All candidates are assumed to qualify; those with a neighbour that changes are removed until
-        none is left.
+        All are assumed to stay first, so that those in a row can.
         """
-        quiet = {
-            node.name or "": node
-            for node in self._graph
-            if node.name not in self.kept and self._could_stay(node)
-        }
-        pending = list(quiet.values())
+        pending = list(candidates)
         while pending:
             node = pending.pop()
-            if node.name not in quiet or self._is_among_staying(node, quiet):
+            name = node.name or ""
+            if name not in self._stays or name in self.kept or self._is_among_staying(node):
                 continue
-            del quiet[node.name]
+            self._stays.remove(name)
             pending += [user for output in node.outputs for user, _ in output.uses()]
             producers = [value.producer() for value in node.inputs if value is not None]
             pending += [producer for producer in producers if producer is not None]
-        return set(quiet)
 
     def _could_stay(self, node: ir.Node) -> bool:
+        """Whether a node only moves or compares values: between kept nodes, it needs no Cast."""
         found = self._slots_of(node)
         # A QuantizeLinear follows its DequantizeLinear: engines look for equal scales.
         if not found.concerned or chooses_type(node) or is_op(node, QUANTIZE):
             return False
         return is_op(node, *_PASSTHROUGH_OPS) or not found.outputs
 
-    def _is_among_staying(self, node: ir.Node, quiet: Collection[str]) -> bool:
+    def _is_among_staying(self, node: ir.Node) -> bool:
+        variables = [value for value in node.inputs if constant_of(value) is None]
         return all(
-            self._arrives_unchanged(value, quiet)
-            for value in node.inputs
+            self._new_type(value) == dtype_of(value)
+            for value in variables
             if value is not None and self.change.concerns(value)
-        ) and all(
-            self._leaves_unchanged(value, quiet)
+        ) and not any(
+            self.change.target in self._wanted_types(value)
             for value in node.outputs
             if self.change.concerns(value)
-        )
-
-    def _arrives_unchanged(self, value: ir.Value, quiet: Collection[str]) -> bool:
-        producer = value.producer()
-        if constant_of(value) is not None:
-            return True
-        if producer is None:
-            return self._keep_io
-        return producer.name in self.kept or producer.name in quiet or chooses_type(producer)
-
-    def _leaves_unchanged(self, value: ir.Value, quiet: Collection[str]) -> bool:
-        if value.is_graph_output() and not self._keep_io:
-            return False
-        return all(
-            user.graph is not self._graph
-            or user.name in self.kept
-            or user.name in quiet
-            or takes_any_type(user, position)
-            or position not in self._slots_of(user).input_set
-            for user, position in value.uses()
         )
 
 
@@ -196,10 +181,6 @@ class Retyping:
     Args:
         model: The model that the plan is for.
         plan: The plan.
-
-    Attributes:
-        saturated: Names of constants whose values were clipped to the new range.
-        modified: Whether anything changed.
     """
 
     def __init__(self, model: ir.Model, plan: Plan) -> None:
@@ -209,80 +190,51 @@ class Retyping:
         self._names = FreeNames(value_names(model))
         self._node_names = FreeNames(node.name for graph in self._graphs for node in graph)
         self._versions: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
-        self.saturated: list[str] = []
-        self.modified = False
 
-    def apply(self) -> None:
-        """Apply the plan."""
+    def apply(self) -> bool:
+        """Apply the plan; returns whether anything changed."""
+        given = self._plan.given
         casts = [node for node in self._graph if is_op(node, "Cast") and not _is_idle(node)]
-        uses = self._uses_in_other_types()
-        outputs = self._outputs_in_other_types()
-        for value, dtype in self._plan.given.items():
-            if dtype != dtype_of(value):
-                self._retype(value, dtype)
+        values = [value for value, dtype in given.items() if dtype != dtype_of(value)]
+        uses = [
+            (node, position, wanted)
+            for value, dtype in given.items()
+            for node, position in value.uses()
+            if (wanted := self._plan.wanted(node, position)) not in (None, dtype)
+        ]
+        outputs = [
+            (graph, position, wanted)
+            for graph in self._graphs
+            for position, value in enumerate(graph.outputs)
+            if value in given and (wanted := self._wanted_output(graph, value)) != given[value]
+        ]
+        for value in values:
+            _retype(value, given[value])
         for node, position, dtype in uses:
             source = node.inputs[position]
             assert source is not None
             node.replace_input_with(position, self._version(source, dtype))
         for graph, position, dtype in outputs:
             self._convert_output(graph, position, dtype)
-        for cast in casts:
-            if _is_idle(cast):
-                self.modified |= bypass(cast)
+        bypassed = [bypass(cast) for cast in casts if _is_idle(cast)]
+        return bool(values or uses or outputs) or any(bypassed)
 
-    def _uses_in_other_types(self) -> list[tuple[ir.Node, int, ir.DataType]]:
-        return [
-            (node, position, wanted)
-            for value, given in self._plan.given.items()
-            for node, position in value.uses()
-            if (wanted := self._plan.wanted(node, position)) not in (None, given)
-        ]
-
-    def _outputs_in_other_types(self) -> list[tuple[ir.Graph, int, ir.DataType]]:
-        found = []
-        for graph in self._graphs:
-            for position, value in enumerate(graph.outputs):
-                outside = graph is self._graph
-                wanted = self._plan.wanted_outside(value) if outside else dtype_of(value)
-                if value in self._plan.given and wanted not in (None, self._plan.given[value]):
-                    found.append((graph, position, wanted))
-        return found
-
-    def _retype(self, value: ir.Value, dtype: ir.DataType) -> None:
-        self.modified = True
-        producer = value.producer()
-        tensor = constant_of(value)
-        if tensor is not None:
-            self._note_saturation(value)
-            tensor = retyped(tensor, dtype, value.name)
-            if producer is None:
-                value.const_value = tensor
-            else:
-                producer.attributes.clear()
-                producer.attributes["value"] = ir.AttrTensor("value", tensor)
-        elif producer is not None:
-            set_output_type(producer, dtype)
-        value.type = ir.TensorType(dtype)
-        if producer is not None:
-            value.const_value = None
-
-    def _note_saturation(self, value: ir.Value) -> None:
-        if value in self._plan.saturating:
-            self.saturated.append(value.name or "")
+    def _wanted_output(self, graph: ir.Graph, value: ir.Value) -> ir.DataType:
+        dtype = self._plan.wanted_outside(value) if graph is self._graph else dtype_of(value)
+        assert dtype is not None  # it is one of those to be replaced, or their replacement
+        return dtype
 
     def _version(self, value: ir.Value, dtype: ir.DataType, *, own: bool = False) -> ir.Value:
         """Return the value in another type; `own` requests one that nothing else uses."""
         known = self._versions.get((value, dtype))
         if known is not None:
             return known
-        self.modified = True
         source, tensor = _before_cast(value), constant_of(value)
         if not own and tensor is None and source is not None and dtype_of(source) == dtype:
             version = source
         else:
             name = self._names.new(f"{value.name}_{_SUFFIX[dtype]}")
             if tensor is not None:
-                self._note_saturation(value)
                 version = add_constant(self._graph, name, retyped(tensor, dtype, name))
             else:
                 node_name = self._node_names.new(f"Cast_{name}")
@@ -302,6 +254,23 @@ class Retyping:
             name, suffix = value.name, _SUFFIX[self._plan.given[value]]
             value.name = self._names.new(f"{name}_{suffix}")
             version.name = name
+
+
+def _retype(value: ir.Value, dtype: ir.DataType) -> None:
+    """Change the type of a value, in place."""
+    producer, tensor = value.producer(), constant_of(value)
+    if tensor is not None:
+        tensor = retyped(tensor, dtype, value.name)
+    if producer is None:
+        value.const_value = tensor
+    else:
+        value.const_value = None
+        if tensor is None:
+            set_output_type(producer, dtype)
+        else:
+            producer.attributes.clear()
+            producer.attributes["value"] = ir.AttrTensor("value", tensor)
+    value.type = ir.TensorType(dtype)
 
 
 def _is_idle(cast: ir.Node) -> bool:
@@ -392,14 +361,13 @@ def convert_precision(
         sensitive = SENSITIVE_OPS if change.target in HALF_TYPES else ()
         ops = sensitive if keep_ops is None else keep_ops
         plan = Plan(model, change, keep_io=keep_io, keep_nodes=keep_nodes, keep_ops=ops)
-        retyping = Retyping(model, plan)
-        retyping.apply()
+        modified = Retyping(model, plan).apply()
         report = replace(
             report,
             converted=tuple(dict.fromkeys((*report.converted, *plan.converted))),
             kept={**report.kept, **plan.kept},
-            saturated=(*report.saturated, *retyping.saturated),
-            modified=report.modified or retyping.modified,
+            saturated=(*report.saturated, *plan.saturated),
+            modified=report.modified or modified,
         )
     return replace(report, casts=_count_casts(model) - casts)
 
@@ -446,7 +414,7 @@ def compute_in_float32(model: ir.Model) -> dict[str, str]:
     graph = model.graph
     change = Change(HALF_TYPES, ir.DataType.FLOAT, model.opset_imports.get("", 1))
     nodes = [node for node in graph if not is_op(node, "Cast", "Constant")]
-    found = {node: slots(node, change) for node in nodes}
+    found = {node: movable for node in nodes if (movable := slots(node, change)).whole}
     _widen_small_constants(graph, found)
     wide: dict[ir.Value, ir.Value] = {}
     rounded: dict[ir.Node, ir.Value] = {}
@@ -454,8 +422,6 @@ def compute_in_float32(model: ir.Model) -> dict[str, str]:
         if change.concerns(value):
             _round(value, graph, wide)
     for node, movable in found.items():
-        if not movable.whole:
-            continue
         for position in movable.inputs:
             source = node.inputs[position]
             assert source is not None
@@ -484,7 +450,7 @@ def _widen_small_constants(graph: ir.Graph, found: Mapping[ir.Node, Slots]) -> N
             and not value.is_graph_input()
             and not value.is_graph_output()
             and all(
-                node in found and found[node].whole and position in found[node].input_set
+                node in found and position in found[node].input_set
                 for node, position in value.uses()
             )
         ):

@@ -284,7 +284,7 @@ class Keeper:
         keep_ops: Op types to keep in any case.
 
     Attributes:
-        slots: Inputs and outputs that may change, by node name.
+        slots: Inputs and outputs that may change, by node.
         saturating: Constants whose values beyond the range are masks or bounds.
 
     Raises:
@@ -305,9 +305,7 @@ class Keeper:
         self._keep_ops = frozenset(keep_ops)
         self._known: dict[ir.Value, Magnitudes] = {}
         self.saturating: set[ir.Value] = set()
-        self.slots: dict[str, Slots] = {
-            node.name or "": slots(node, change) for node in self._nodes
-        }
+        self.slots = {node: slots(node, change) for node in self._nodes}
         _check_names(self._keep_nodes, [node.name or "" for node in model.graph])
 
     def kept(self) -> dict[str, str]:
@@ -318,8 +316,7 @@ class Keeper:
             rules += [self._integer_sums, self._exact_numbers]
         reasons: dict[str, str] = {}
         for node, reason in chain.from_iterable(rule() for rule in rules):
-            found = self.slots.get(node.name or "")
-            if found is not None and found.concerned:
+            if node in self.slots and self.slots[node].concerned:
                 reasons.setdefault(node.name or "", reason)
         return reasons
 
@@ -345,7 +342,7 @@ class Keeper:
             return "asked for by name"
         if is_op(node, *self._keep_ops):
             return f"{node.op_type} is sensitive to rounding, or was asked for"
-        if not self.slots[node.name or ""].whole:
+        if not self.slots[node].whole:
             name = self._change.target.name.lower()
             return f"{node.op_type} has no {name} form in opset {self._change.opset}"
         return ""
@@ -425,7 +422,7 @@ class Keeper:
         static = self._static_values()
         pending: list[ir.Value] = []
         for node in self._nodes:
-            found = self.slots[node.name or ""]
+            found = self.slots[node]
             reading = [value for value in node.inputs if value in static]
             if is_op(node, *_EXACT) and reading and self._change.concerns(node.inputs[0]):
                 yield node, "exact numbers, computed from integers"
