@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -12,6 +12,14 @@ from google.protobuf.message import Message
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
+
+_MESSAGE, _STRING = FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING
+_TENSOR_FIELDS = [
+    onnx.TensorProto.DESCRIPTOR.fields_by_name[name]
+    for name in ("name", "doc_string", "external_data", "metadata_props")
+]
+# Fields whose texts are no names.
+_LONG_TEXTS = ("doc_string", "value")
 
 
 def field_part(parent: type[Message], name: str, payload: bytes) -> bytes:
@@ -56,19 +64,15 @@ def nesting_depth(descriptor: Descriptor, data: bytes, *, enough: int) -> int:
     """
     deepest = 0
     pending = [(descriptor, memoryview(data), 1)]
-    while pending:
+    while pending and deepest < enough:
         message, content, depth = pending.pop()
         deepest = max(deepest, depth)
-        if deepest >= enough:
-            break
-        inner = {
-            field.number: field.message_type
-            for field in message.fields
-            if field.message_type is not None
-        }
-        for number, payload in _payloads(content):
-            if number in inner:
-                pending.append((inner[number], payload, depth + 1))
+        inner = {field.number: field.message_type for field in message.fields}
+        with contextlib.suppress(IndexError):
+            for number, kind, start, end in _fields(content):
+                kept = inner.get(number) if kind == _LENGTH_DELIMITED else None
+                if kept is not None and end <= len(content):
+                    pending.append((kept, content[start:end], depth + 1))
     return deepest
 
 
@@ -80,23 +84,15 @@ def missing_bytes(descriptor: Descriptor, data: bytes) -> int:
         data: The available part of its serialized form.
     """
     kinds = {field.number: _wire_types(field) for field in descriptor.fields}
-    content, position = memoryview(data), 0
+    missing = 0
     try:
-        while position < len(content):
-            tag, position = _read_varint(content, position)
-            kind = tag & 7
-            if kind not in kinds.get(tag >> 3, ()):
+        for number, kind, _, end in _fields(memoryview(data)):
+            if kind not in kinds.get(number, ()):
                 return 0
-            if kind == _LENGTH_DELIMITED:
-                length, position = _read_varint(content, position)
-                position += length
-            elif kind == _VARINT:
-                _, position = _read_varint(content, position)
-            else:
-                position += _FIXED_BYTES[kind]
+            missing = max(0, end - len(data))
     except IndexError:  # inside a number
         return 1
-    return position - len(content)
+    return missing
 
 
 def _wire_types(field: FieldDescriptor) -> tuple[int, ...]:
@@ -105,25 +101,26 @@ def _wire_types(field: FieldDescriptor) -> tuple[int, ...]:
     return (_VARINT, _LENGTH_DELIMITED) if is_number else (_LENGTH_DELIMITED,)
 
 
-def _payloads(content: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield the length-delimited fields of a message, up to the first error."""
+def _fields(content: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Yield number, wire type, start and end of each field; the last may end behind the content.
+
+    Raises:
+        IndexError: If the content ends inside a number.
+    """
     position = 0
-    with contextlib.suppress(IndexError):
-        while position < len(content):
-            tag, position = _read_varint(content, position)
-            kind = tag & 7
-            if kind == _LENGTH_DELIMITED:
-                length, position = _read_varint(content, position)
-                if position + length > len(content):
-                    return
-                yield tag >> 3, content[position : position + length]
-                position += length
-            elif kind == _VARINT:
-                _, position = _read_varint(content, position)
-            elif kind in _FIXED_BYTES:
-                position += _FIXED_BYTES[kind]
-            else:
-                return
+    while position < len(content):
+        tag, start = _read_varint(content, position)
+        kind = tag & 7
+        if kind == _LENGTH_DELIMITED:
+            length, start = _read_varint(content, start)
+            position = start + length
+        elif kind == _VARINT:
+            _, position = _read_varint(content, start)
+        elif kind in _FIXED_BYTES:
+            position = start + _FIXED_BYTES[kind]
+        else:
+            return
+        yield tag >> 3, kind, start, position
 
 
 def _read_varint(content: memoryview, position: int) -> tuple[int, int]:
@@ -149,7 +146,7 @@ class Contents:
         has_sparse: Whether some of them are parts of sparse ones.
         has_references: Whether attributes outside of functions refer to a function's.
         is_text: Whether all names and strings are valid UTF-8; others are parsed as bytes.
-        longest_name: Length of the longest node or tensor name.
+        longest_name: Length of the longest name of anything.
     """
 
     tensors: list[onnx.TensorProto] = field(default_factory=list)
@@ -166,28 +163,36 @@ class Contents:
 
 
 def contents(proto: onnx.ModelProto) -> Contents:
-    """Walk over a model: its graph, control-flow bodies, functions, and training graphs."""
+    """Walk over a model: its graph, control-flow bodies, functions, and training graphs.
+
+    An attribute's declared type is ignored: readers may go by the field alone.
+    """
     found = Contents()
     pending: list[tuple[Message, bool]] = [(proto, False)]
     while pending:
         message, in_function = pending.pop()
         in_function |= isinstance(message, onnx.FunctionProto)
-        inner: Iterable[Message] = ()
-        # The most frequent messages are not listed field by field, which takes time and, where
-        # values are large, memory.
         if isinstance(message, onnx.TensorProto):
             found.tensors.append(message)
-            _see_names(found, (message.name,), message.doc_string)
-            inner = message.external_data
-        elif isinstance(message, onnx.NodeProto):
-            names = (message.name, message.op_type, message.domain, *message.input, *message.output)
-            _see_names(found, names, message.doc_string)
-            inner = message.attribute
-        elif isinstance(message, onnx.ValueInfoProto):
-            _see_names(found, (message.name,), message.doc_string)
-            _see(found, (dim.dim_param for dim in message.type.tensor_type.shape.dim))
+            # Listing all of its fields would copy the values.
+            fields = [(kind, getattr(message, kind.name)) for kind in _TENSOR_FIELDS]
         else:
-            inner = _look_at(message, found, in_function=in_function)
+            fields = message.ListFields()
+        inner: list[Message] = []
+        for kind, value in fields:
+            if kind.type == _MESSAGE:
+                inner += [value] if isinstance(value, Message) else value
+            elif kind.type == _STRING:
+                for text in [value] if isinstance(value, str | bytes) else value:
+                    if type(text) is not str:
+                        found.is_text = False
+                    if len(text) > found.longest_name and kind.name not in _LONG_TEXTS:
+                        found.longest_name = len(text)
+        if isinstance(message, onnx.AttributeProto):
+            found.has_references |= bool(message.ref_attr_name) and not in_function
+            found.in_attributes += (each for each in inner if isinstance(each, onnx.TensorProto))
+        elif isinstance(message, onnx.SparseTensorProto):
+            found.has_sparse = True
         pending += ((each, in_function) for each in inner)
     return found
 
@@ -200,32 +205,3 @@ def nodes_within(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield node
             for attribute in node.attribute:
                 pending += (body.node for body in (attribute.g, *attribute.graphs))
-
-
-def _look_at(message: Message, found: Contents, *, in_function: bool) -> list[Message]:
-    """Visit a message; returns those in it.
-
-    An attribute's declared type is ignored: readers may go by the field alone.
-    """
-    inner: list[Message] = []
-    for kind, value in message.ListFields():
-        if kind.cpp_type == kind.CPPTYPE_MESSAGE:
-            inner += [value] if isinstance(value, Message) else value
-        elif kind.type == kind.TYPE_STRING:
-            _see(found, [value] if isinstance(value, str | bytes) else value)
-    if isinstance(message, onnx.AttributeProto):
-        found.has_references |= bool(message.ref_attr_name) and not in_function
-        found.in_attributes += (each for each in inner if isinstance(each, onnx.TensorProto))
-    found.has_sparse |= isinstance(message, onnx.SparseTensorProto)
-    return inner
-
-
-def _see(found: Contents, texts: Iterable[str | bytes]) -> None:
-    for text in texts:
-        if type(text) is not str:
-            found.is_text = False
-
-
-def _see_names(found: Contents, names: Sequence[str | bytes], doc_string: str | bytes) -> None:
-    _see(found, (doc_string, *names))
-    found.longest_name = max(found.longest_name, *map(len, names))

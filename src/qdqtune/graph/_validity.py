@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NoReturn
@@ -215,22 +215,18 @@ def check_calls(proto: onnx.ModelProto, file: Path) -> None:
     Raises:
         ModelError: If functions are recursive, or expand to more nodes than can be handled.
     """
-    names = [(each.domain, each.name, each.overload) for each in proto.functions]
-    if not names:
+    if not proto.functions:
         return
-    calls: _Calls = {name: Counter() for name in names}
-    written = Counter(dict.fromkeys(names, 0))
-    for name, function in zip(names, proto.functions, strict=True):
-        written[name] = _count(function.node, calls[name], calls)
-    order = _callees_first(calls, file)
-    from_graph: Counter[Function] = Counter()
-    nodes = _count(proto.graph.node, from_graph, calls)
-    total = nodes + _expanded(from_graph, written, calls, order)
-    if total > max(_MOST_NODES, _TIMES_WRITTEN * (nodes + written.total())):
+    calls = {(f.domain, f.name, f.overload): _ops_in(f.node) for f in proto.functions}
+    in_graph = _ops_in(proto.graph.node)
+    times = _times_called(in_graph, calls, file)
+    written = in_graph.total() + sum(ops.total() for ops in calls.values())
+    total = in_graph.total() + sum(times[name] * ops.total() for name, ops in calls.items())
+    if total > max(_MOST_NODES, _TIMES_WRITTEN * written):
         shown = f"{total:,}" if total < _TRILLION else "more than a trillion"
         raise ModelError(
             f"{file} has functions that call each other so often that they expand to {shown} "
-            f"nodes; {nodes + written.total():,} are in the file.",
+            f"nodes; {written:,} are in the file.",
             "Export it without functions, or with fewer calls inside of them.",
         )
 
@@ -244,45 +240,35 @@ def inline_functions(model: ir.Model) -> None:
     Raises:
         ModelError: If a function is called too often.
     """
-    calls: _Calls = {name: Counter() for name in model.functions}
-    for name, function in model.functions.items():
-        calls[name].update(n.op_identifier() for n in ir.traversal.RecursiveGraphIterator(function))
-    times = Counter(
-        node.op_identifier() for node in ir.traversal.RecursiveGraphIterator(model.graph)
-    )
-    for name in reversed(_callees_first(calls, Path("The model"))):
-        for callee, count in calls[name].items():
-            times[callee] += times[name] * count
-    called, count = max(((name, times[name]) for name in calls), key=lambda each: each[1])
-    if count > _MOST_INLINED_CALLS:
+    walk = ir.traversal.RecursiveGraphIterator
+    calls = {
+        name: Counter(node.op_identifier() for node in walk(function))
+        for name, function in model.functions.items()
+    }
+    in_graph = Counter(node.op_identifier() for node in walk(model.graph))
+    times = _times_called(in_graph, calls, Path("The model"))
+    called = max(calls, key=times.__getitem__)
+    if times[called] > _MOST_INLINED_CALLS:
         raise ModelError(
-            f"The function {called[1]!r} is called {count} times, and has to be inlined each time.",
+            f"The function {called[1]!r} is called {times[called]} times, and has to be inlined "
+            "each time.",
             "Inline it first: onnx.inliner.inline_local_functions(model).",
         )
     passes.InlinePass()(model)
 
 
-def _count(
-    nodes: Sequence[onnx.NodeProto], called: Counter[Function], known: Mapping[Function, object]
-) -> int:
-    """Count nodes, including bodies, and add up the functions that they call."""
-    count = 0
-    for node in nodes_within(nodes):
-        count += 1
-        callee = (node.domain, node.op_type, node.overload)
-        if callee in known:
-            called[callee] += 1
-    return count
+def _ops_in(nodes: Sequence[onnx.NodeProto]) -> Counter[Function]:
+    """Count the ops, including those in bodies; some of them may be functions."""
+    return Counter((node.domain, node.op_type, node.overload) for node in nodes_within(nodes))
 
 
-def _expanded(
-    roots: Counter[Function], written: Counter[Function], calls: _Calls, order: list[Function]
-) -> int:
-    """Return the number of nodes that calls expand to."""
-    size: dict[Function, int] = {}
-    for name in order:
-        size[name] = written[name] + sum(size[each] * n for each, n in calls[name].items())
-    return sum(size[name] * count for name, count in roots.items())
+def _times_called(in_graph: Counter[Function], calls: _Calls, file: Path) -> Counter[Function]:
+    """Return how often each function is called if all calls are expanded."""
+    times = Counter(in_graph)
+    for name in reversed(_callees_first(calls, file)):
+        for callee, count in calls[name].items():
+            times[callee] += times[name] * count
+    return times
 
 
 def _callees_first(calls: _Calls, file: Path) -> list[Function]:
@@ -297,8 +283,7 @@ def _callees_first(calls: _Calls, file: Path) -> list[Function]:
     except CycleError as error:
         names = ", ".join(repr(name) for _, name, _ in sorted(set(error.args[1]))[:3])
         raise ModelError(
-            f"{file} has functions that call themselves: {names}.",
-            "Export it again, or see what `onnx.checker.check_model` says about it.",
+            f"{file} has functions that call themselves: {names}.", _EXPORT_AGAIN
         ) from None
     depth: dict[Function, int] = {}
     for name in order:
