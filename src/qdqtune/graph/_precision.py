@@ -203,10 +203,10 @@ class Retyping:
             if (wanted := self._plan.wanted(node, position)) not in (None, dtype)
         ]
         outputs = [
-            (graph, position, wanted)
+            (graph, position, outside)
             for graph in self._graphs
             for position, value in enumerate(graph.outputs)
-            if value in given and (wanted := self._wanted_output(graph, value)) != given[value]
+            if value in given and (outside := self._wanted_output(graph, value)) != given[value]
         ]
         for value in values:
             _retype(value, given[value])
