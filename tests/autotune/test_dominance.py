@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.search.regions._partition import post_dominators
+from qdqtune.search.regions._region_search import post_dominators
 
 DEPTH = 20_000
 

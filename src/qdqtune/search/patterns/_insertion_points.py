@@ -226,7 +226,7 @@ class RegionOutputInsertionPoint(InsertionPoint):
         """Return the tensor as a whole."""
         tensor = self._tensor(form, index)
         producer = index.value[tensor].producer()
-        if tensor not in form.seen_outside or producer is None:
+        if tensor not in form.outputs or producer is None:
             raise InvalidSchemeError(f"{self} names a tensor that nobody outside sees.", _FOREIGN)
         output = list(producer.outputs).index(index.value[tensor])
         if why_not_output(index, index.position[producer.name or ""], output):
@@ -256,7 +256,7 @@ class RegionOutputInsertionPoint(InsertionPoint):
             RegionOutputInsertionPoint(region_index, None, output_index)
             for region_index, child in enumerate(form.children)
             for output_index, tensor in enumerate(child.outputs)
-            if tensor in form.seen_outside
+            if tensor in form.outputs
         ]
         points += [
             RegionOutputInsertionPoint(None, node_index, output_index)

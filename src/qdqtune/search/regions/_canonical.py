@@ -1,21 +1,26 @@
-"""The canonical form of a region, and its signature.
-
-Text that describes its structure completely.
-"""
+"""The canonical form of a region, and its signature: its whole structure as text."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
 from qdqtune.graph._index import GraphIndex
-from qdqtune.search.regions._canonical_order import Group, Layout, Tensor, lay_out, tensor_of
 from qdqtune.search.regions._region import Region
-from qdqtune.search.regions._structure import EXTERNAL, FIXED, Binding, Structure, read_structure
-from qdqtune.search.regions._wiring import Labels, Wiring, wiring_of
+from qdqtune.search.regions._structure import (
+    EXTERNAL,
+    FIXED,
+    Binding,
+    Structure,
+    StructureNode,
+    distinct_colours,
+    node_order,
+    read_structure,
+)
+from qdqtune.search.regions._wiring import Wiring, wiring_of
 
 EMPTY = "EMPTY"
 COMPOSITE_PREFIX = "COMPOSITE("
@@ -29,105 +34,185 @@ _QUOTED_OR_SHAPES = re.compile(
 )
 
 
-def write_signature(
-    structure: Structure, layout: Layout, texts: Sequence[str], *, shapes: bool
-) -> str:
-    """Write the signature of a structure.
-
-    A leaf is written `Conv[kernel_shape=3x3](e0,c,c)->Relu(%0)=>%1`: e0 is the first external
-    tensor, c a constant, - an omitted input, %0 the first node's output (%0.1 its second one), and
-    the outputs used outside follow =>. A composite is written
-    `COMPOSITE(leaf+leaf){e0;#0.0}=>#1.0`: the braces list, for each child, the sources of its
-    inputs; #0.0 is the first output of the first child. Types and shapes follow a colon; those of a
-    node's outputs follow an equals sign.
-
-    Args:
-        structure: The structure.
-        layout: Its canonical order.
-        texts: Text by label.
-        shapes: Whether to include types and shapes.
-    """
-    if not structure.nodes:
-        return EMPTY
-    return "".join(_Writer(structure, layout, texts, shapes=shapes).parts())
-
-
 def without_shapes(signature: str) -> str:
     """Remove types and shapes from a signature; one without them is returned unchanged."""
     return _QUOTED_OR_SHAPES.sub(lambda found: found.group(1) or "", signature)
 
 
-class _Writer:
-    def __init__(
-        self, structure: Structure, layout: Layout, texts: Sequence[str], *, shapes: bool
-    ) -> None:
-        self._structure = structure
-        self._layout = layout
-        self._texts = texts
-        self._shapes = shapes
-        self._place = {
-            number: place for group in layout.groups for place, number in enumerate(group.nodes)
-        }
-        self._child_place = {
-            child: place for group in layout.groups for place, child in enumerate(group.children)
-        }
+#: A tensor of a structure: the vertex that makes it, and which output.
+Tensor = tuple[int, int]
 
-    def parts(self) -> list[str]:
+
+@dataclass
+class Group:
+    """One region of the tree: what it consists of, each with its place in canonical order.
+
+    Attributes:
+        nodes: Its own nodes.
+        children: Its child groups, by their first node.
+        inputs: Tensors that it reads and doesn't produce, by first use.
+        outputs: Tensors that are used outside, by producer.
+        made_by: The child that produces each tensor that a child outputs.
+    """
+
+    nodes: dict[int, int] = field(default_factory=dict)
+    children: dict[int, int] = field(default_factory=dict)
+    inputs: dict[Tensor, int] = field(default_factory=dict)
+    outputs: dict[Tensor, int] = field(default_factory=dict)
+    made_by: dict[Tensor, int] = field(default_factory=dict)
+
+
+class Form:
+    """A structure in canonical order. Equal structures, however listed, have equal forms.
+
+    Args:
+        structure: The structure.
+
+    Attributes:
+        order: Nodes in canonical order: producers first, branches contiguous where possible.
+        operands: By node (as listed): its input positions in canonical order.
+        groups: By region of the tree, its border and its parts.
+    """
+
+    def __init__(self, structure: Structure) -> None:
+        self._structure = structure
+        colours = distinct_colours(structure)
+        self.order = node_order(structure, colours)
+        rank = colours[:]  # by vertex, what inputs of commutative ops are sorted by
+        for place, number in enumerate(self.order):
+            rank[number] = place
+        self.operands = [_operands(node, rank) for node in structure.nodes]
+        self.groups = [Group() for _ in structure.parents]
+        self._signatures: dict[bool, str] = {}
+        self._fill_groups()
+        self._add_borders()
+
+    def _fill_groups(self) -> None:
+        nodes, parents = self._structure.nodes, self._structure.parents
+        for number in self.order:
+            own = self.groups[nodes[number].group].nodes
+            own[number] = len(own)
+        waiting = set(range(1, len(parents)))
+        by_first_node = [nodes[number].group for number in self.order]
+        for group in (*by_first_node, *sorted(waiting, reverse=True)):
+            while group in waiting:
+                waiting.remove(group)
+                siblings = self.groups[parents[group]].children
+                siblings[group] = len(siblings)
+                group = parents[group]
+
+    def _add_borders(self) -> None:
+        """Compute inputs and outputs of every group."""
+        nodes, parents, groups = self._structure.nodes, self._structure.parents, self.groups
+        last = list(range(len(parents)))  # the last group inside each: they are listed depth first
+        for group in range(len(parents) - 1, 0, -1):
+            last[parents[group]] = max(last[parents[group]], last[group])
+
+        def around(group: int, other: int) -> Iterator[int]:
+            """Yield a group and those around it, up to the first that contains the other one."""
+            while group >= 0 and not group <= other <= last[group]:
+                yield group
+                group = parents[group]
+
+        readers: dict[Tensor, set[int]] = {}
+        for number in self.order:
+            for position in self.operands[number]:
+                kind, source, output, _ = nodes[number].slots[position]
+                if kind > EXTERNAL:
+                    continue
+                tensor = (source, output)
+                readers.setdefault(tensor, set()).add(nodes[number].group)
+                for group in around(nodes[number].group, -1 if kind else nodes[source].group):
+                    inputs = groups[group].inputs
+                    if tensor in inputs:
+                        break
+                    inputs[tensor] = len(inputs)
+        for number in self.order:
+            for output, (_, leaves) in enumerate(nodes[number].outputs):
+                tensor = (number, output)
+                for reader in (-1,) if leaves else readers.get(tensor, ()):
+                    for group in around(nodes[number].group, reader):
+                        groups[group].outputs.setdefault(tensor, len(groups[group].outputs))
+                        if group:
+                            groups[parents[group]].made_by[tensor] = group
+
+    def signature(self, *, shapes: bool) -> str:
+        """Return the structure as text.
+
+        A leaf is written `Conv[kernel_shape=3x3](e0,c,c)->Relu(%0)=>%1`: e0 is the first external
+        tensor, c a constant, - an omitted input, %0 the first node's output (%0.1 its second one),
+        and the outputs used outside follow =>. A composite is written
+        `COMPOSITE(leaf+leaf){e0;#0.0}=>#1.0`: the braces list, for each child, the sources of its
+        inputs; #0.0 is the first output of the first child. Types and shapes follow a colon; those
+        of a node's outputs follow an equals sign.
+
+        Args:
+            shapes: Whether to include types and shapes.
+        """
+        if not self._structure.nodes:
+            return EMPTY
+        if shapes not in self._signatures:
+            self._signatures[shapes] = "".join(self._parts(shapes))
+        return self._signatures[shapes]
+
+    def _parts(self, shapes: bool) -> Iterator[str]:
         """Yield the text in parts; iterative, since trees may be deep."""
-        parts: list[str] = []
         waiting: list[str | int] = [0]
         while waiting:
             item = waiting.pop()
             if isinstance(item, str):
-                parts.append(item)
+                yield item
                 continue
-            group = self._layout.groups[item]
-            nodes = "->".join(self._node(item, number) for number in group.nodes)
-            outputs = "=>" + ",".join(self._ref(item, tensor) for tensor in group.outputs)
+            group = self.groups[item]
+            nodes = "->".join(self._node(group, number, shapes) for number in group.nodes)
+            outputs = f"=>{self._refs(group, group.outputs)}"
             if not group.children:
-                parts.append(nodes + outputs)
+                yield nodes + outputs
                 continue
-            parts.append(f"{COMPOSITE_PREFIX}{nodes}|" if nodes else COMPOSITE_PREFIX)
-            waiting.append(f"){{{self._child_inputs(item)}}}{outputs}")
-            for place, child in reversed(list(enumerate(group.children))):
+            yield f"{COMPOSITE_PREFIX}{nodes}|" if nodes else COMPOSITE_PREFIX
+            read = ";".join(self._refs(group, self.groups[each].inputs) for each in group.children)
+            waiting.append(f"){{{read}}}{outputs}")
+            for child, place in reversed(group.children.items()):
                 waiting += [child, "+"] if place else [child]
-        return parts
 
-    def _child_inputs(self, group: int) -> str:
-        return ";".join(
-            ",".join(self._ref(group, tensor) for tensor in self._layout.groups[child].inputs)
-            for child in self._layout.groups[group].children
-        )
+    def _refs(self, group: Group, tensors: Iterable[Tensor]) -> str:
+        return ",".join(self._ref(group, tensor) for tensor in tensors)
 
-    def _ref(self, group: int, tensor: Tensor) -> str:
+    def _ref(self, group: Group, tensor: Tensor) -> str:
         """Return how a group refers to a tensor."""
-        border = self._layout.groups[group]
-        if tensor in border.inputs:
-            return f"e{border.inputs[tensor]}"
+        if tensor in group.inputs:
+            return f"e{group.inputs[tensor]}"
         number, output = tensor
-        if self._structure.nodes[number].group == group:
-            return f"%{self._place[number]}" + (f".{output}" if output else "")
-        child = border.made_by[tensor]
-        return f"#{self._child_place[child]}.{self._layout.groups[child].outputs[tensor]}"
+        if number in group.nodes:
+            return f"%{group.nodes[number]}" + (f".{output}" if output else "")
+        child = group.made_by[tensor]
+        return f"#{group.children[child]}.{self.groups[child].outputs[tensor]}"
 
-    def _node(self, group: int, number: int) -> str:
+    def _node(self, group: Group, number: int, shapes: bool) -> str:
         node = self._structure.nodes[number]
-        operands = ",".join(
-            self._operand(group, number, position) for position in self._layout.operands[number]
-        )
-        text = f"{self._texts[node.token]}({operands})"
-        if self._shapes:
-            kinds = (self._texts[out.label] if out.label >= 0 else "-" for out in node.outputs)
-            text += "=" + ";".join(kinds)
+        operands = []
+        for position in self.operands[number]:
+            kind, source, output, label = node.slots[position]
+            text = "c" if kind == FIXED else "-"
+            if kind <= EXTERNAL:
+                text = self._ref(group, (source, output))
+            operands.append(f"{text}:{label}" if shapes and label else text)
+        text = f"{node.token}({','.join(operands)})"
+        if shapes:
+            text += "=" + ";".join(out.label or "-" for out in node.outputs)
         return text
 
-    def _operand(self, group: int, number: int, position: int) -> str:
-        slot = self._structure.nodes[number].slots[position]
-        tensor = tensor_of(self._structure, number, position)
-        text = self._ref(group, tensor) if tensor else "c" if slot.kind == FIXED else "-"
-        if self._shapes and slot.kind in (EXTERNAL, FIXED):
-            text += f":{self._texts[slot.label]}"
-        return text
+
+def _operands(node: StructureNode, rank: list[int]) -> tuple[int, ...]:
+    positions = range(len(node.slots))
+    if not node.commutative:
+        return tuple(positions)
+
+    def key(position: int) -> tuple[int, int, int]:
+        kind, source, output, _ = node.slots[position]
+        return kind, rank[source] if kind <= EXTERNAL else 0, output
+
+    return tuple(sorted(positions, key=key))
 
 
 @dataclass(frozen=True)
@@ -145,24 +230,6 @@ class ChildForm:
     outputs: tuple[str, ...]
 
 
-@dataclass(eq=False)
-class Form:
-    """The form shared by all regions of one structure."""
-
-    structure: Structure
-    layout: Layout
-    labels: Labels
-    _signatures: dict[bool, str] = field(default_factory=dict)
-
-    def signature(self, *, shapes: bool) -> str:
-        """The structure as text."""
-        if shapes not in self._signatures:
-            self._signatures[shapes] = write_signature(
-                self.structure, self.layout, self.labels.texts, shapes=shapes
-            )
-        return self._signatures[shapes]
-
-
 class CanonicalRegion:
     """A region in canonical form.
 
@@ -170,25 +237,23 @@ class CanonicalRegion:
         form: The form of its structure.
         binding: What the structure's numbers stand for.
         wiring: The wiring of the graph.
-
-    Attributes:
-        form: The form.
     """
 
     def __init__(self, form: Form, binding: Binding, wiring: Wiring) -> None:
-        self.form = form
+        self._form = form
+        self._top = form.groups[0]
         self._binding = binding
         self._wiring = wiring
         self._child_edges: dict[int, dict[str, list[tuple[int, int]]]] = {}
 
     def signature(self, *, shapes: bool = False) -> str:
         """Return the region's structure as text, optionally with types and shapes."""
-        return self.form.signature(shapes=shapes)
+        return self._form.signature(shapes=shapes)
 
     @cached_property
     def nodes(self) -> tuple[int, ...]:
         """Index positions of all nodes, including children's, in canonical order."""
-        return tuple(self._binding.positions[number] for number in self.form.layout.order)
+        return tuple(self._binding.positions[number] for number in self._form.order)
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -201,14 +266,9 @@ class CanonicalRegion:
         return self._names(self._top.outputs)
 
     @cached_property
-    def seen_outside(self) -> frozenset[str]:
-        """The outputs, as a set for lookup."""
-        return frozenset(self.outputs)
-
-    @cached_property
     def children(self) -> tuple[ChildForm, ...]:
         """The children, by their first node."""
-        groups = self.form.layout.groups
+        groups = self._form.groups
         return tuple(
             ChildForm(
                 self._binding.regions[child],
@@ -221,22 +281,14 @@ class CanonicalRegion:
     @cached_property
     def own_nodes(self) -> tuple[int, ...]:
         """The nodes, in canonical order, that belong to the region itself and not to a child."""
-        structure = self.form.structure
-        order = self.form.layout.order
-        return tuple(
-            place for place, number in enumerate(order) if structure.nodes[number].group == 0
-        )
+        order = self._form.order
+        return tuple(place for place, number in enumerate(order) if number in self._top.nodes)
 
     @cached_property
     def own_outputs(self) -> tuple[tuple[int, int], ...]:
         """Outputs that its own nodes produce: position in canonical order, and output index."""
-        place = {number: place for place, number in enumerate(self.form.layout.order)}
-        made_by = self._top.made_by
-        return tuple(
-            (place[number], output)
-            for number, output in self._top.outputs
-            if (number, output) not in made_by
-        )
+        place = dict(zip(self._top.nodes, self.own_nodes, strict=True))
+        return tuple((place[made], output) for made, output in self._top.outputs if made in place)
 
     def edges_into_child(self, child: int, tensor: str) -> list[tuple[int, int]]:
         """Return where a child reads a tensor: positions of nodes and of their inputs."""
@@ -250,19 +302,15 @@ class CanonicalRegion:
 
     def input_positions(self, node_index: int) -> tuple[int, ...]:
         """Return the inputs of a node in canonical order."""
-        return self.form.layout.operands[self.form.layout.order[node_index]]
+        return self._form.operands[self._form.order[node_index]]
 
-    @property
-    def _top(self) -> Group:
-        return self.form.layout.groups[0]
-
-    def _names(self, tensors: dict[Tensor, int]) -> tuple[str, ...]:
-        inside = len(self._binding.positions)
+    def _names(self, tensors: Iterable[Tensor]) -> tuple[str, ...]:
+        positions, externals = self._binding.positions, self._binding.externals
         return tuple(
-            self._wiring.makes[self._binding.positions[number]][output].tensor
-            if number < inside
-            else self._binding.externals[number - inside]
-            for number, output in tensors
+            self._wiring.makes[positions[vertex]][output].tensor
+            if vertex < len(positions)
+            else externals[vertex - len(positions)]
+            for vertex, output in tensors
         )
 
 
@@ -278,8 +326,5 @@ def canonical_region(region: Region, index: GraphIndex) -> CanonicalRegion:
     wiring = wiring_of(index)
     structure, binding = read_structure(region, index, wiring)
     forms = _FORMS.setdefault(index, {})
-    form = forms.get(structure)
-    if form is None:
-        layout = lay_out(structure, wiring.labels.hashes)
-        form = forms[structure] = Form(structure, layout, wiring.labels)
+    form = forms.get(structure) or forms.setdefault(structure, Form(structure))
     return CanonicalRegion(form, binding, wiring)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from enum import Enum
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 _log = logging.getLogger(__name__)
 
@@ -26,13 +26,7 @@ class KeyedList(MutableSequence[Item], Generic[Item]):
         self._held = held
         self._assign = assign
 
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Item]: ...
-
-    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+    def __getitem__(self, index: Any) -> Any:
         return list(self._held.values())[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:

@@ -4,16 +4,227 @@ from __future__ import annotations
 
 import difflib
 import gc
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
+from itertools import count
+from typing import NamedTuple, TextIO
 
 from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import POOL_OPS, WEIGHTED_OPS, is_op
 from qdqtune.records._errors import UsageError
 from qdqtune.search._errors import AutotunerError
 from qdqtune.search.regions._canonical import canonical_region
-from qdqtune.search.regions._partition import Limits, Part, Partitioner, RegionOutline, refine_part
 from qdqtune.search.regions._region import Region, RegionType, walk
+from qdqtune.search.regions._wiring import wiring_of
+
+
+def post_dominators(successors: Sequence[Sequence[int]]) -> list[int]:
+    """For every node, find the first node that all paths from it to the exit pass through.
+
+    Nodes are in topological order. A virtual exit, number `len(successors)`, follows the nodes
+    without readers. Jump pointers find each meeting point in O(log n), however long a skip is.
+
+    Args:
+        successors: By node, its readers.
+    """
+    exit_ = len(successors)
+    parent = [exit_] * (exit_ + 1)
+    depth = [0] * (exit_ + 1)
+    jump = [exit_] * (exit_ + 1)
+    for node in range(exit_ - 1, -1, -1):
+        meeting = -1
+        for reader in successors[node]:
+            meeting = reader if meeting < 0 else _meet(meeting, reader, parent, depth, jump)
+            if meeting == exit_:
+                break
+        above = meeting if meeting >= 0 else exit_
+        parent[node] = above
+        depth[node] = depth[above] + 1
+        # Two jumps of equal length above combine into one of double length; otherwise it is a
+        # single step.
+        far = jump[above]
+        same = depth[above] - depth[far] == depth[far] - depth[jump[far]]
+        jump[node] = jump[far] if same else above
+    return parent[:exit_]
+
+
+def _meet(a: int, b: int, parent: list[int], depth: list[int], jump: list[int]) -> int:
+    """Return the deepest common ancestor, which may be one of the two."""
+    if depth[a] < depth[b]:
+        a, b = b, a
+    while depth[a] > depth[b]:
+        a = jump[a] if depth[jump[a]] >= depth[b] else parent[a]
+    while a != b:
+        if jump[a] == jump[b]:
+            a, b = parent[a], parent[b]
+        else:
+            a, b = jump[a], jump[b]
+    return a
+
+
+#: How many nodes may lie between a divergent node and the one where its paths meet again.
+LARGEST_INTERIOR = 100
+
+#: Weighted, pooling and resizing ops in one sequence.
+SEQUENCE_HEAVY_OPS = 3
+
+_HEAVY_OPS = WEIGHTED_OPS | POOL_OPS | {"Resize"}
+
+
+class Limits(NamedTuple):
+    """Maximum sizes of a part.
+
+    Attributes:
+        sequence_nodes: Nodes of a sequence, and of the tail of a convergence.
+        sequence_heavy_ops: Weighted, pooling and resizing ops of a sequence.
+        convergence_nodes: Nodes of a convergence.
+    """
+
+    sequence_nodes: float = math.inf
+    sequence_heavy_ops: float = math.inf
+    convergence_nodes: float = math.inf
+
+
+class Part(NamedTuple):
+    """A part of the partition.
+
+    Attributes:
+        nodes: Positions, in the order in which they were found.
+        converges: Whether it is a convergence (otherwise a sequence).
+    """
+
+    nodes: list[int]
+    converges: bool
+
+
+class Partitioner:
+    """Partitions sets of nodes of one graph.
+
+    Args:
+        index: The graph.
+    """
+
+    def __init__(self, index: GraphIndex) -> None:
+        self._wiring = wiring_of(index)
+        self._heavy = [is_op(node, *_HEAVY_OPS) for node in index.nodes]
+        self._meeting = post_dominators(self._wiring.successors)
+        size = len(index.nodes)
+        self._free = bytearray(size)  # in the set and in no part yet
+        self._inside = bytearray(size)  # in the set
+        self._enclosed = bytearray(size)  # between the ends of an accepted convergence
+        self._waiting = [0] * size  # number of its producers that are still free
+
+    def cut(self, nodes: Sequence[int], limits: Limits) -> list[Part]:
+        """Partition a set of nodes into disjoint parts that cover it.
+
+        Nodes outside the set count as already assigned.
+
+        Args:
+            nodes: Positions, ascending.
+            limits: Maximum sizes of a part.
+        """
+        for node in nodes:
+            self._inside[node] = self._free[node] = 1
+            self._enclosed[node] = 0
+        for node in nodes:
+            self._waiting[node] = sum(self._free[read] for read in self._wiring.predecessors[node])
+        parts: list[Part] = []
+        for node in nodes:
+            if self._is_divergent(node) and not self._enclosed[node]:
+                converged = self._converged(node, limits)
+                if converged:
+                    parts.append(Part(converged, converges=True))
+            if self._free[node]:
+                parts.append(Part(self._sequence(node, limits), converges=False))
+        for node in nodes:
+            self._inside[node] = 0
+        return parts
+
+    def divide(self, part: Part, sequence_nodes: int, least_nodes: float) -> list[Part]:
+        """Divide a part into convergences and short sequences; none if it stays whole.
+
+        Args:
+            part: The part.
+            sequence_nodes: Maximum number of nodes in a sequence.
+            least_nodes: Parts with fewer nodes are not divided.
+        """
+        if len(part.nodes) < least_nodes:
+            return []
+        # Each part is smaller than the whole, so dividing them again terminates.
+        limits = Limits(sequence_nodes, SEQUENCE_HEAVY_OPS, len(part.nodes) - 1)
+        parts = self.cut(sorted(part.nodes), limits)
+        return parts if len(parts) > 1 else []
+
+    def _is_divergent(self, node: int) -> bool:
+        return len(self._wiring.successors[node]) > 1
+
+    def _take(self, node: int) -> None:
+        self._free[node] = 0
+        for reader in self._wiring.successors[node]:
+            self._waiting[reader] -= 1
+
+    def _next(self, node: int) -> int | None:
+        """Return the only reader of a node, if all its other producers are already assigned."""
+        successors = self._wiring.successors[node]
+        if len(successors) != 1 or not self._free[successors[0]] or self._waiting[successors[0]]:
+            return None
+        return successors[0]
+
+    def _sequence(self, start: int, limits: Limits) -> list[int]:
+        """Follow a chain of nodes from this one up to and including the next divergent node."""
+        sequence: list[int] = []
+        heavy = 0
+        node: int | None = start
+        while node is not None:
+            heavy += self._heavy[node]
+            is_full = len(sequence) >= limits.sequence_nodes or heavy > limits.sequence_heavy_ops
+            if sequence and is_full:
+                break
+            sequence.append(node)
+            self._take(node)
+            node = self._next(node)
+        return sequence
+
+    def _converged(self, start: int, limits: Limits) -> list[int]:
+        """Return the free nodes on the paths from a divergent node, the meeting point and its tail.
+
+        The tail ends with the next divergent node, or before the next heavy op, which starts a new
+        part: this way the same block becomes the same region wherever it occurs.
+        """
+        end = self._meeting[start]
+        if end >= len(self._inside) or not self._inside[end]:
+            return []
+        interior = self._interior(start, end)
+        free = [node for node in (start, *sorted(interior), end) if self._free[node]]
+        if len(free) > limits.convergence_nodes or not any(self._free[node] for node in interior):
+            return []
+        for node in interior:
+            self._enclosed[node] = 1
+        ends_here = self._free[end]
+        for node in free:
+            self._take(node)
+        tail = self._next(end) if ends_here else None
+        most = min(limits.convergence_nodes, len(free) + limits.sequence_nodes)
+        while tail is not None and not self._heavy[tail] and len(free) < most:
+            free.append(tail)
+            self._take(tail)
+            tail = self._next(tail)
+        return free
+
+    def _interior(self, start: int, end: int) -> set[int]:
+        """Return all nodes between two; empty if too many, or if some are outside the set."""
+        found: set[int] = set()
+        waiting = [start]
+        while waiting:
+            for reader in self._wiring.successors[waiting.pop()]:
+                if reader == end or reader in found:
+                    continue
+                if len(found) >= LARGEST_INTERIOR or not self._inside[reader]:
+                    return set()
+                found.add(reader)
+                waiting.append(reader)
+        return found
 
 
 class RegionSearchBase:
@@ -22,15 +233,35 @@ class RegionSearchBase:
     Args:
         graph: The graph.
         root: An initial region.
+        maximum_sequence_region_size: Maximum number of nodes in a sequence inside a composite.
+        minimum_topdown_search_size: Regions with fewer nodes are not divided.
 
     Attributes:
         graph: The graph.
         regions: The outermost regions of the last search.
+
+    Raises:
+        UsageError: If a size is not at least 1.
     """
 
-    def __init__(self, graph: GraphIndex, root: Region | None = None) -> None:
+    def __init__(
+        self,
+        graph: GraphIndex,
+        root: Region | None = None,
+        *,
+        maximum_sequence_region_size: int = 10,
+        minimum_topdown_search_size: int = 10,
+    ) -> None:
         self.graph = graph
         self.regions: list[Region] = [root] if root is not None else []
+        self._sequence_nodes = maximum_sequence_region_size
+        self._least_nodes: float = minimum_topdown_search_size
+        smallest = min(maximum_sequence_region_size, minimum_topdown_search_size)
+        if smallest < 1:
+            raise UsageError(
+                f"Regions of {smallest} nodes can't be searched for.",
+                "Both sizes are whole numbers from 1 on.",
+            )
 
     def compute_region_boundaries(self, region: Region, include_constant: bool = False) -> None:
         """Set a region's inputs and outputs, in structural order.
@@ -44,10 +275,8 @@ class RegionSearchBase:
             nodes = (
                 self.graph.nodes[place] for place in canonical_region(region, self.graph).nodes
             )
-            read = (
-                value.name or "" for node in nodes for value in node.inputs if value is not None
-            )
-            region.inputs += filter(self.graph.is_constant, dict.fromkeys(read))
+            read = dict.fromkeys(name for node in nodes for name in self.graph.reads(node))
+            region.inputs += filter(self.graph.is_constant, read)
 
     def print_tree(
         self,
@@ -80,6 +309,39 @@ class RegionSearchBase:
                     print(f"{margin}  {title}: {', '.join(items[:max_items] + more)}", file=file)
             waiting += [(child, depth + 1) for child in reversed(each.children)]
 
+    def _build(self, parts: Sequence[Part] = (), first_id: int = 0, depth: int = 0) -> list[Region]:
+        """Build regions, numbered level by level.
+
+        Args:
+            parts: What is divided; nothing for the parts of the whole graph.
+            first_id: The number of the first region.
+            depth: The level of the first regions.
+        """
+        with _collector_paused():
+            partitioner = Partitioner(self.graph)
+            parts = parts or partitioner.cut(range(len(self.graph.nodes)), Limits())
+            numbers = count(first_id)
+            self.regions = []
+            level: list[tuple[Part, Region | None]] = [(part, None) for part in parts]
+            while level:
+                below: list[tuple[Part, Region | None]] = []
+                for part, parent in level:
+                    smaller: list[Part] = []
+                    if part.converges or parent is None:
+                        smaller = partitioner.divide(part, self._sequence_nodes, self._least_nodes)
+                    kind = RegionType.COMPOSITE if smaller else RegionType.LEAF
+                    region = Region(next(numbers), depth, kind)
+                    region.nodes.update(() if smaller else part.nodes)
+                    if parent is None:
+                        self.regions.append(region)
+                    else:
+                        parent.add_child(region)
+                    below += [(each, region) for each in smaller]
+                level, depth = below, depth + 1
+            for region in walk(self.regions):
+                compute_region_boundaries(region, self.graph)
+        return self.regions
+
 
 def compute_region_boundaries(region: Region, index: GraphIndex) -> None:
     """Set a region's inputs and outputs, in structural order."""
@@ -106,26 +368,15 @@ class CombinedRegionSearch(RegionSearchBase):
         maximum_sequence_region_size: int = 10,
         minimum_topdown_search_size: int = 10,
     ) -> None:
-        super().__init__(graph)
-        _check_sizes(maximum_sequence_region_size, minimum_topdown_search_size)
-        self._sequence_nodes = maximum_sequence_region_size
-        self._least_nodes = minimum_topdown_search_size
+        super().__init__(
+            graph,
+            maximum_sequence_region_size=maximum_sequence_region_size,
+            minimum_topdown_search_size=minimum_topdown_search_size,
+        )
 
     def search_regions(self) -> list[Region]:
         """Find the regions; their leaves are disjoint and cover the graph."""
-        with _collector_paused():
-            partitioner = Partitioner(self.graph)
-            outlines = [
-                refine_part(
-                    part,
-                    partitioner,
-                    sequence_nodes=self._sequence_nodes,
-                    least_nodes=self._least_nodes,
-                )
-                for part in _parts(self.graph, partitioner)
-            ]
-            self.regions = _regions(outlines, self.graph)
-        return self.regions
+        return self._build()
 
 
 TorchRegionBuilder = CombinedRegionSearch
@@ -141,10 +392,8 @@ class RegionPartitioner(RegionSearchBase):
 
     def partition_graph(self) -> list[Region]:
         """Partition the graph into disjoint leaves that cover it."""
-        with _collector_paused():
-            parts = _parts(self.graph, Partitioner(self.graph))
-            self.regions = _regions([RegionOutline(part.nodes) for part in parts], self.graph)
-        return self.regions
+        self._least_nodes = math.inf
+        return self._build()
 
 
 class TopDownRegionBuilder(RegionSearchBase):
@@ -169,60 +418,20 @@ class TopDownRegionBuilder(RegionSearchBase):
         maximum_sequence_region_size: int = 10,
         minimum_topdown_search_size: int = 10,
     ) -> None:
-        super().__init__(graph, root)
-        _check_sizes(maximum_sequence_region_size, minimum_topdown_search_size)
+        super().__init__(
+            graph,
+            root,
+            maximum_sequence_region_size=maximum_sequence_region_size,
+            minimum_topdown_search_size=minimum_topdown_search_size,
+        )
         self._root = root
         self._first_id = next_region_id
-        self._sequence_nodes = maximum_sequence_region_size
-        self._least_nodes = minimum_topdown_search_size
 
     def build_composite_region(self) -> Region:
         """Build a region with the same nodes, divided into smaller ones if it is large enough."""
         nodes = sorted(self._root.get_region_nodes_and_descendants())
-        outline = refine_part(
-            Part(nodes, converges=True),
-            Partitioner(self.graph),
-            sequence_nodes=self._sequence_nodes,
-            least_nodes=self._least_nodes,
-        )
-        self.regions = _regions([outline], self.graph, self._first_id, self._root.level)
-        return self.regions[0]
-
-
-def _check_sizes(sequence_nodes: int, least_nodes: int) -> None:
-    if sequence_nodes < 1 or least_nodes < 1:
-        raise UsageError(
-            f"Regions of {min(sequence_nodes, least_nodes)} nodes can't be searched for.",
-            "Both sizes are whole numbers from 1 on.",
-        )
-
-
-def _parts(graph: GraphIndex, partitioner: Partitioner) -> list[Part]:
-    return partitioner.cut(range(len(graph.nodes)), Limits())
-
-
-def _regions(
-    outlines: list[RegionOutline], graph: GraphIndex, number: int = 0, depth: int = 0
-) -> list[Region]:
-    """Build regions from outlines, numbered level by level."""
-    top: list[Region] = []
-    level: list[tuple[RegionOutline, Region | None]] = [(outline, None) for outline in outlines]
-    while level:
-        below: list[tuple[RegionOutline, Region | None]] = []
-        for outline, parent in level:
-            kind = RegionType.COMPOSITE if outline.children else RegionType.LEAF
-            region = Region(number, depth, kind)
-            region.nodes.update(outline.nodes)
-            number += 1
-            if parent is None:
-                top.append(region)
-            else:
-                parent.add_child(region)
-            below += [(child, region) for child in outline.children]
-        level, depth = below, depth + 1
-    for region in walk(top):
-        compute_region_boundaries(region, graph)
-    return top
+        part = Part(nodes, converges=True)
+        return self._build([part], self._first_id, self._root.level)[0]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,7 +18,10 @@ from qdqtune.records._errors import ModelError
 
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _DIGEST_BYTES = 8
-_BODY_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+_KIND_OF_LIST = {
+    ir.AttributeType[f"{kind}S"]: ir.AttributeType[kind]
+    for kind in ("FLOAT", "GRAPH", "INT", "STRING", "TENSOR")
+}
 
 
 def op_token(node: ir.Node) -> str:
@@ -49,27 +52,25 @@ def _word(text: str) -> str:
 
 
 def _attribute(attribute: ir.Attr) -> str:
-    value, kind = attribute.value, attribute.type
     if attribute.is_ref():
         return f"@{_word(attribute.ref_attr_name or '')}"
-    if kind == ir.AttributeType.TENSOR:
-        return f"#{tensor_digest(value)}"
-    if kind == ir.AttributeType.TENSORS:
-        return "x".join(f"#{tensor_digest(tensor)}" for tensor in value)
-    if kind in _BODY_TYPES:
-        return f"#{_digest(_body_lines([value] if kind == ir.AttributeType.GRAPH else value))}"
-    if kind == ir.AttributeType.STRING:
-        return _word(_decoded(value))
-    if kind == ir.AttributeType.STRINGS:
-        return "x".join(_word(_decoded(text)) for text in value)
-    if kind == ir.AttributeType.FLOAT:
-        return str(np.float32(value))
-    if kind == ir.AttributeType.FLOATS:
-        return "x".join(str(np.float32(number)) for number in value)
-    if kind == ir.AttributeType.INT:
-        return str(value)
-    if kind == ir.AttributeType.INTS:
-        return "x".join(map(str, value))
+    kind = _KIND_OF_LIST.get(attribute.type, attribute.type)
+    values = [attribute.value] if kind == attribute.type else attribute.value
+    if kind == ir.AttributeType.GRAPH:
+        return f"#{_digest(_body_lines(values))}"
+    return "x".join(_attribute_value(kind, value) for value in values)
+
+
+def _attribute_value(kind: ir.AttributeType, value: Any) -> str:
+    match kind:
+        case ir.AttributeType.TENSOR:
+            return f"#{tensor_digest(value)}"
+        case ir.AttributeType.STRING:
+            return _word(_decoded(value))
+        case ir.AttributeType.FLOAT:
+            return str(np.float32(value))
+        case ir.AttributeType.INT:
+            return str(value)
     return f"#{_digest([str(value)])}"
 
 
@@ -151,13 +152,11 @@ class Wiring:
         makes: By node: its outputs.
         successors: By node: the nodes that read it, each once, ascending.
         predecessors: By node: the nodes that it reads, each once, ascending.
-        tokens: By node: number of its token in `labels`.
+        tokens: By node: its op and attributes, as text.
         commutative: By node: whether its inputs can be swapped.
-        labels: Texts, numbered.
     """
 
     def __init__(self, index: GraphIndex) -> None:
-        self.labels = Labels()
         made = {
             id(value): (position, output)
             for position, node in enumerate(index.nodes)
@@ -165,7 +164,7 @@ class Wiring:
         }
         readers: list[list[list[int]]] = [[[] for _ in node.outputs] for node in index.nodes]
         self.reads: list[tuple[InputSource, ...]] = []
-        self.tokens: list[int] = []
+        self.tokens: list[str] = []
         self.commutative: list[bool] = []
         for position, node in enumerate(index.nodes):
             captured = index.captured(node)
@@ -178,9 +177,8 @@ class Wiring:
                     )
                 if read.producer >= 0:
                     readers[read.producer][read.output].append(position)
-            token = op_token(node) + (f"^{len(captured)}" if captured else "")
             self.reads.append(reads)
-            self.tokens.append(self.labels.number(token))
+            self.tokens.append(op_token(node) + (f"^{len(captured)}" if captured else ""))
             self.commutative.append(node.op_type in COMMUTATIVE_OPS and is_standard(node))
         outputs = {id(value) for value in index.model.graph.outputs}
         self.makes = [
@@ -195,36 +193,13 @@ class Wiring:
             _distinct([[read.producer for read in reads if read.producer >= 0]])
             for reads in self.reads
         ]
-        self._tensor_labels: dict[str, int] = {}
+        self._labels: dict[str, str] = {}
 
-    def tensor_label(self, index: GraphIndex, tensor: str) -> int:
-        """Return the label number of a tensor's type and shape."""
-        if tensor not in self._tensor_labels:
-            self._tensor_labels[tensor] = self.labels.number(tensor_label(index, tensor))
-        return self._tensor_labels[tensor]
-
-
-class Labels:
-    """Numbered texts, with a hash that is the same in every process.
-
-    Attributes:
-        texts: Text by number.
-        hashes: Hash by number.
-    """
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.hashes: list[int] = []
-        self._numbers: dict[str, int] = {}
-
-    def number(self, text: str) -> int:
-        """Return the number of a text."""
-        number = self._numbers.setdefault(text, len(self.texts))
-        if number == len(self.texts):
-            self.texts.append(text)
-            digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=7).digest()
-            self.hashes.append(int.from_bytes(digest, "little"))
-        return number
+    def tensor_label(self, index: GraphIndex, tensor: str) -> str:
+        """Return the type and shape of a tensor as text."""
+        if tensor not in self._labels:
+            self._labels[tensor] = tensor_label(index, tensor)
+        return self._labels[tensor]
 
 
 _WIRINGS: WeakKeyDictionary[GraphIndex, Wiring] = WeakKeyDictionary()
