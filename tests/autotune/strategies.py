@@ -11,9 +11,7 @@ from qdqtune.search.patterns._insertion_points import (
     NodeInputInsertionPoint,
     RegionOutputInsertionPoint,
 )
-from qdqtune.search.patterns._pattern_cache import PatternSchemes
-from qdqtune.search.patterns._region_pattern import RegionPattern
-from qdqtune.search.patterns._scheme import InsertionScheme
+from qdqtune.search.patterns._region_pattern import InsertionScheme, PatternSchemes, RegionPattern
 
 _PLACES = st.integers(0, 4)
 _NODE_INPUTS = st.builds(NodeInputInsertionPoint, _PLACES, _PLACES)

@@ -9,7 +9,6 @@ import pytest
 from qdqtune.autotune import ChildRegionOutputInsertionPoint
 from qdqtune.graph._index import GraphIndex
 from qdqtune.search._errors import InvalidSchemeError
-from qdqtune.search.patterns._eligibility import why_not, why_not_output
 from qdqtune.search.patterns._insertion_points import (
     ChildRegionInputInsertionPoint,
     InsertionPoint,
@@ -19,6 +18,8 @@ from qdqtune.search.patterns._insertion_points import (
     has_quantizable_operations,
     merge_resolved_insertion_points,
     to_placement,
+    why_not,
+    why_not_output,
 )
 from tests.autotune.graphs import composite, from_text, leaf, weight
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from qdqtune.search._errors import AutotunerError
 from qdqtune.search.patterns._insertion_points import NodeInputInsertionPoint
-from qdqtune.search.patterns._pattern_cache import PatternCache, PatternSchemes
-from qdqtune.search.patterns._region_pattern import RegionPattern
-from qdqtune.search.patterns._scheme import InsertionScheme
+from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.patterns._region_pattern import InsertionScheme, PatternSchemes, RegionPattern
 from tests.autotune.graphs import from_text, leaf, weight
 from tests.autotune.strategies import patterns, schemes
 

@@ -6,13 +6,13 @@ import pytest
 from benchmarks.regions import split_concat_chain
 
 from qdqtune.search._errors import InvalidSchemeError
-from qdqtune.search.patterns._eligibility import why_not
 from qdqtune.search.patterns._insertion_points import (
     ChildRegionInputInsertionPoint,
     NodeInputInsertionPoint,
     ResolvedInsertionPoint,
     merge_resolved_insertion_points,
     to_placement,
+    why_not,
 )
 from qdqtune.search.patterns._region_pattern import RegionPattern
 from qdqtune.search.regions._canonical import canonical_region

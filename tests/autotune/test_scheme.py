@@ -12,9 +12,7 @@ from qdqtune.search.patterns._insertion_points import (
     NodeInputInsertionPoint,
     RegionOutputInsertionPoint,
 )
-from qdqtune.search.patterns._pattern_cache import PatternSchemes
-from qdqtune.search.patterns._region_pattern import RegionPattern
-from qdqtune.search.patterns._scheme import InsertionScheme
+from qdqtune.search.patterns._region_pattern import InsertionScheme, PatternSchemes, RegionPattern
 
 A, B = NodeInputInsertionPoint(0, 0), NodeInputInsertionPoint(1, 0)
 

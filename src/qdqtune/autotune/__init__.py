@@ -37,9 +37,12 @@ if TYPE_CHECKING:
         resolve_region_io_insertion_points,
         skip_invalid_insertion_points,
     )
-    from qdqtune.search.patterns._pattern_cache import PatternCache, PatternSchemes
-    from qdqtune.search.patterns._region_pattern import RegionPattern
-    from qdqtune.search.patterns._scheme import InsertionScheme
+    from qdqtune.search.patterns._pattern_cache import PatternCache
+    from qdqtune.search.patterns._region_pattern import (
+        InsertionScheme,
+        PatternSchemes,
+        RegionPattern,
+    )
     from qdqtune.search.regions._region import Region, RegionType
     from qdqtune.search.regions._region_search import CombinedRegionSearch, region_of
 

@@ -21,8 +21,8 @@ from qdqtune.records._ranges import Ranges
 from qdqtune.search._config import Config
 from qdqtune.search._errors import AutotunerError, NewerVersionError
 from qdqtune.search.patterns._insertion_points import ResolvedInsertionPoint
-from qdqtune.search.patterns._pattern_cache import PatternCache, PatternSchemes
-from qdqtune.search.patterns._scheme import known_tensors
+from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.patterns._region_pattern import PatternSchemes, known_tensors
 from qdqtune.search.patterns._state_file import (
     SavedState,
     pattern_cache_path,

@@ -17,8 +17,8 @@ from qdqtune.records._placement import Edge
 from qdqtune.search._config import Config
 from qdqtune.search._errors import InvalidSchemeError
 from qdqtune.search.patterns._insertion_points import InsertionPoint
-from qdqtune.search.patterns._pattern_cache import PatternCache, PatternSchemes
-from qdqtune.search.patterns._scheme import InsertionScheme
+from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.patterns._region_pattern import InsertionScheme, PatternSchemes
 from qdqtune.search.regions._region import Region
 
 # How often, once every point was tested, the next step is a single point of the fastest scheme.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
 from qdqtune.graph._index import GraphIndex
@@ -19,9 +19,13 @@ from qdqtune.search.patterns._insertion_points import (
     points_in,
     to_placement,
 )
-from qdqtune.search.patterns._region_pattern import RegionPattern
-from qdqtune.search.patterns._scheme import InsertionScheme, scheme_in
-from qdqtune.search.regions._canonical import CanonicalRegion, canonical_region
+from qdqtune.search.patterns._region_pattern import (
+    InsertionScheme,
+    RegionPattern,
+    group_regions,
+    scheme_in,
+)
+from qdqtune.search.regions._canonical import CanonicalRegion
 from qdqtune.search.regions._region import Region
 
 _log = logging.getLogger(__name__)
@@ -107,8 +111,7 @@ class TunedPattern:
     """One structure with shapes, wherever it stands in a model.
 
     Args:
-        pattern: The structure with shapes.
-        plain: The structure alone.
+        forms: The regions of the pattern.
         index: The graph.
         closure: What places come to in the dialect.
 
@@ -118,22 +121,14 @@ class TunedPattern:
     """
 
     def __init__(
-        self,
-        pattern: RegionPattern,
-        plain: RegionPattern,
-        index: GraphIndex,
-        closure: EdgeClosure,
+        self, forms: Sequence[CanonicalRegion], index: GraphIndex, closure: EdgeClosure
     ) -> None:
-        self.pattern = pattern
-        self.plain = plain
+        self.pattern = RegionPattern.of_form(forms[0], shapes=True)
+        self.plain = RegionPattern.of_form(forms[0], shapes=False)
+        self._forms = forms
         self._index = index
         self._closure = closure
-        self._forms: list[CanonicalRegion] = []
         self._edges: dict[frozenset[InsertionPoint], frozenset[Edge]] = {}
-
-    def add(self, form: CanonicalRegion) -> None:
-        """Take in another region of the pattern."""
-        self._forms.append(form)
 
     @property
     def nodes(self) -> set[str]:
@@ -214,18 +209,9 @@ def patterns_of(
     Raises:
         AutotunerError: If a region doesn't fit the graph.
     """
-    known: dict[str, TunedPattern] = {}
+    listed = list(regions)
     found: dict[Region, TunedPattern] = {}
-    for region in regions:
-        form = canonical_region(region, index)
-        signature, size = form.signature(shapes=True), len(form.nodes)
-        if signature not in known:
-            known[signature] = TunedPattern(
-                RegionPattern(signature, size),
-                RegionPattern(form.signature(), size),
-                index,
-                closure,
-            )
-        known[signature].add(form)
-        found[region] = known[signature]
-    return found
+    for forms in group_regions(listed, index):
+        tuned = TunedPattern(forms, index, closure)
+        found.update((form.region, tuned) for form in forms)
+    return {region: found[region] for region in listed}

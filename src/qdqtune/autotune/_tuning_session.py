@@ -29,7 +29,8 @@ from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._placement import Edge
 from qdqtune.search._config import Config
 from qdqtune.search._errors import AutotunerError, AutotunerNotInitializedError, InvalidSchemeError
-from qdqtune.search.patterns._pattern_cache import PatternCache, PatternSchemes
+from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.patterns._region_pattern import PatternSchemes
 from qdqtune.search.regions._region import Region
 from qdqtune.search.regions._region_search import adopt_regions
 

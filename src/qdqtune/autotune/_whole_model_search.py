@@ -12,7 +12,7 @@ from qdqtune.records._placement import Edge
 from qdqtune.rules._order import draft_placement
 from qdqtune.search._space import Space, State, group_ops
 from qdqtune.search.patterns._pattern_cache import PatternCache
-from qdqtune.search.patterns._scheme import InsertionScheme
+from qdqtune.search.patterns._region_pattern import InsertionScheme
 from qdqtune.search.strategies._registry import make_strategy
 from qdqtune.search.strategies._strategy import Limits, Score, SearchTask
 from qdqtune.workflows.tuning._preflight import seeds_of

@@ -18,9 +18,9 @@ from qdqtune.records._placement import Edge, Placement
 from qdqtune.search._errors import InvalidSchemeError
 from qdqtune.search.patterns._insertion_points import to_placement
 from qdqtune.search.patterns._pattern_cache import PatternCache
-from qdqtune.search.patterns._region_pattern import PatternView, view_pattern
-from qdqtune.search.regions._canonical import CanonicalRegion, canonical_region
-from qdqtune.search.regions._region import Region, leaves
+from qdqtune.search.patterns._region_pattern import PatternView, group_regions, view_pattern
+from qdqtune.search.regions._canonical import CanonicalRegion
+from qdqtune.search.regions._region import leaves
 from qdqtune.search.regions._region_search import CombinedRegionSearch
 
 _logger = logging.getLogger(__name__)
@@ -259,45 +259,28 @@ def group_ops(
         planner: What can be quantized in it.
         cache: What other runs found.
     """
-    regions = CombinedRegionSearch(index).search_regions()
-    numbers: dict[str, int] = {}
-    forms: list[list[CanonicalRegion]] = []
-    firsts: list[Region] = []
-    found: dict[tuple[int, int], list[int]] = {}
-    parts = list(leaves(regions))
-    for region in parts:
-        form = canonical_region(region, index)
-        number = numbers.setdefault(form.signature(shapes=True), len(numbers))
-        if number == len(forms):
-            forms.append([])
-            firsts.append(region)
-        forms[number].append(form)
-        for role, position in enumerate(form.nodes):
-            name = index.nodes[position].name or ""
-            if name in planner.units:
-                found.setdefault((number, role), []).append(position)
-    signatures = list(numbers)
-    groups = [
-        Group(
-            signatures[number],
-            role,
-            index.nodes[positions[0]].op_type,
-            tuple(index.nodes[position].name or "" for position in sorted(positions)),
-            _group_key(index, index.nodes[positions[0]]),
-        )
-        for (number, role), positions in sorted(found.items(), key=lambda item: min(item[1]))
-    ]
-    views = tuple(
-        view_pattern(first, alike, index) for first, alike in zip(firsts, forms, strict=True)
-    )
+    regions = leaves(CombinedRegionSearch(index).search_regions())
+    patterns = group_regions(regions, index)
+    views = tuple(view_pattern(forms, index) for forms in patterns)
+    found: list[tuple[int, Group]] = []
+    for view, forms in zip(views, patterns, strict=True):
+        for role, places in enumerate(zip(*(form.nodes for form in forms), strict=True)):
+            nodes = [index.nodes[place] for place in sorted(places)]
+            names = tuple(node.name for node in nodes if node.name in planner.units)
+            if names:
+                signature, key = view.pattern.signature, _group_key(index, nodes[0])
+                group = Group(signature, role, nodes[0].op_type, names, key)
+                found.append((index.position[names[0]], group))
+    found.sort(key=lambda each: each[0])
     cached: set[Edge] = set()
     cached_patterns = 0
     if cache is not None:
         cached_patterns = cache.occurring(view.pattern for view in views)
-        for view, alike in zip(views, forms, strict=True):
-            for form in alike:
+        for view, forms in zip(views, patterns, strict=True):
+            for form in forms:
                 cached |= _cached_edges(cache, view, form, index)
-    return Grouping(tuple(groups), len(parts), views, frozenset(cached), cached_patterns)
+    groups = tuple(group for _, group in found)
+    return Grouping(groups, len(regions), views, frozenset(cached), cached_patterns)
 
 
 def _cached_edges(

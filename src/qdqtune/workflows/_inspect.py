@@ -23,11 +23,12 @@ from qdqtune.records._inspection import (
     TensorPlace,
 )
 from qdqtune.records._placement import Edge
-from qdqtune.search.patterns._eligibility import why_not, why_not_output
 from qdqtune.search.patterns._insertion_points import (
     NodeInputInsertionPoint,
     RegionOutputInsertionPoint,
     has_quantizable_operations,
+    why_not,
+    why_not_output,
 )
 from qdqtune.search.patterns._region_pattern import RegionPattern
 from qdqtune.search.regions._canonical import CanonicalRegion, canonical_region

@@ -1,96 +1,26 @@
-"""All schemes tried for a pattern, and a cache of the best ones, kept across runs and models."""
+"""A cache of the best schemes of patterns, kept across runs and models."""
 
 from __future__ import annotations
 
 import copy
 import logging
-import math
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.records._untrusted_files import SCHEMAS
 from qdqtune.search._errors import AutotunerError, InvalidSchemeError
-from qdqtune.search.patterns._region_pattern import RegionPattern
-from qdqtune.search.patterns._scheme import InsertionScheme, scheme_from_tensors
-from qdqtune.search.patterns._yaml_files import YamlFile, read_yaml, write_yaml
+from qdqtune.search.patterns._region_pattern import (
+    InsertionScheme,
+    PatternSchemes,
+    RegionPattern,
+    scheme_from_tensors,
+)
+from qdqtune.search.patterns._state_file import YamlFile, read_yaml, write_yaml
 from qdqtune.search.regions._region import KeyedList, Region
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class PatternSchemes:
-    """A pattern and its schemes.
-
-    Attributes:
-        pattern: The pattern.
-        schemes: The schemes, in the order in which they were made.
-    """
-
-    pattern: RegionPattern | None = None
-    schemes: list[InsertionScheme] = field(default_factory=list)
-
-    @property
-    def pattern_signature(self) -> str:
-        """The pattern's signature; empty if there is no pattern."""
-        return self.pattern.signature if self.pattern is not None else ""
-
-    @property
-    def pattern_size(self) -> int:
-        """Number of nodes in the pattern."""
-        return self.pattern.size if self.pattern is not None else 0
-
-    @property
-    def num_schemes(self) -> int:
-        """Number of schemes."""
-        return len(self.schemes)
-
-    @property
-    def best_scheme(self) -> InsertionScheme | None:
-        """The fastest scheme that was measured without an error; None if there is none."""
-        measured = [
-            scheme
-            for scheme in self.schemes
-            if not scheme.error and math.isfinite(scheme.latency_ms)
-        ]
-        return min(measured, key=lambda scheme: scheme.latency_ms, default=None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the serialized form."""
-        return {
-            "pattern_signature": self.pattern_signature,
-            "pattern_size": self.pattern_size,
-            "schemes": [scheme.to_dict() for scheme in self.schemes],
-        }
-
-    @classmethod
-    def from_dict(
-        cls, body: Mapping[str, Any], pattern: RegionPattern | None = None
-    ) -> PatternSchemes:
-        """Parse the serialized form.
-
-        Args:
-            body: The serialized form.
-            pattern: The pattern that they are for, if already known; it overrides the one in the
-                serialized form.
-
-        Raises:
-            InvalidSchemeError: If it is invalid.
-        """
-        signature = body.get("pattern_signature", "") if isinstance(body, Mapping) else None
-        size = body.get("pattern_size", 0) if isinstance(body, Mapping) else None
-        schemes = body.get("schemes", []) if isinstance(body, Mapping) else None
-        if not (isinstance(signature, str) and type(size) is int and isinstance(schemes, list)):
-            raise InvalidSchemeError(
-                "That is no list of schemes for a pattern.",
-                "It has pattern_signature, pattern_size and schemes.",
-            )
-        if pattern is None and signature:
-            pattern = RegionPattern(signature, size)
-        return cls(pattern, [InsertionScheme.from_dict(scheme) for scheme in schemes])
 
 
 KIND = "pattern_cache"
@@ -284,24 +214,18 @@ class PatternCache:
             found.setdefault(structure, set()).update(scheme.hash for scheme in each.schemes)
         return found
 
-    def _take(self, file: YamlFile, number: int, entry: object) -> None:
+    def _take(self, file: YamlFile, number: int, entry: Any) -> None:
         """Add the valid entries of one pattern in a file."""
-        where = file.where("pattern_schemes", number)
+
+        def skip(scheme: int, error: InvalidSchemeError) -> None:
+            where = file.where("pattern_schemes", number, "schemes", scheme)
+            _log.warning("%s: a damaged scheme is left out: %s", where, error.what)
+
         try:
-            whole = isinstance(entry, Mapping) and isinstance(entry.get("schemes", []), list)
-            pattern = PatternSchemes.from_dict(
-                {**entry, "schemes": []} if whole else entry  # type: ignore[arg-type, dict-item]
-            )
+            self.add_pattern_schemes(PatternSchemes.from_dict(entry, skip=skip))
         except InvalidSchemeError as error:
+            where = file.where("pattern_schemes", number)
             _log.warning("%s: a damaged entry is left out: %s", where, error.what)
-            return
-        for place, scheme in enumerate(entry.get("schemes", [])):  # type: ignore[attr-defined]
-            try:
-                pattern.schemes.append(InsertionScheme.from_dict(scheme))
-            except InvalidSchemeError as error:
-                where = file.where("pattern_schemes", number, "schemes", place)
-                _log.warning("%s: a damaged scheme is left out: %s", where, error.what)
-        self.add_pattern_schemes(pattern)
 
     def _kept(self, schemes: Iterable[InsertionScheme]) -> list[InsertionScheme]:
         """Return the fastest schemes that differ enough, up to the limit."""
@@ -310,14 +234,13 @@ class PatternCache:
             known = fastest.setdefault(scheme.hash, scheme)
             if not scheme.error and (known.error or scheme.latency_ms < known.latency_ms):
                 fastest[scheme.hash] = scheme
+        sound = [scheme for scheme in fastest.values() if not scheme.error]
         kept: list[InsertionScheme] = []
-        for scheme in sorted(fastest.values(), key=lambda each: each.latency_ms):
+        for scheme in sorted(sound, key=lambda each: each.latency_ms):
+            if all(scheme.distance(each) >= self.minimum_distance for each in kept):
+                kept.append(copy.deepcopy(scheme))
             if len(kept) == self.max_entries_per_pattern:
                 break
-            if not scheme.error and all(
-                scheme.distance(each) >= self.minimum_distance for each in kept
-            ):
-                kept.append(copy.deepcopy(scheme))
         return kept
 
 

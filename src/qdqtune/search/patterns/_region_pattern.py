@@ -1,24 +1,28 @@
-"""Patterns: the structure of a region, independent of names, and as it occurs in one model."""
+"""Patterns, which regions share, and schemes: sets of insertion points for one pattern."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import overload
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
 from qdqtune.records._placement import Edge
 from qdqtune.search._errors import InvalidSchemeError
 from qdqtune.search.patterns._insertion_points import (
+    POINT_KINDS,
+    ChildRegionInputInsertionPoint,
     InsertionPoint,
+    NodeInputInsertionPoint,
     RegionOutputInsertionPoint,
     ResolvedInsertionPoint,
     points_in,
     to_placement,
 )
-from qdqtune.search.patterns._scheme import InsertionScheme
 from qdqtune.search.regions._canonical import (
     COMPOSITE_PREFIX,
     CanonicalRegion,
@@ -27,7 +31,121 @@ from qdqtune.search.regions._canonical import (
 )
 from qdqtune.search.regions._region import Region
 
+LARGEST_MS = 1e300
+"""The largest finite latency that a file may contain."""
+
 _HASH_DIGITS = 32
+# What files call the three lists of points.
+_POINT_KEYS = ("nodes_insertion_points", "child_region_inputs", "region_outputs")
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS]
+
+
+@dataclass
+class InsertionScheme:
+    """Which points of a pattern get a Q/DQ pair.
+
+    Attributes:
+        node_inputs: Inputs of the region's own nodes.
+        child_region_inputs: Inputs of children.
+        region_outputs: Tensors that leave the region.
+        latency_ms: The measured latency; infinite if not measured.
+        error: Whether it failed.
+        profile_timestamp: When it was measured, in ISO 8601.
+    """
+
+    node_inputs: list[NodeInputInsertionPoint] = field(default_factory=list)
+    child_region_inputs: list[ChildRegionInputInsertionPoint] = field(default_factory=list)
+    region_outputs: list[RegionOutputInsertionPoint] = field(default_factory=list)
+    latency_ms: float = math.inf
+    error: bool = False
+    profile_timestamp: str | None = None
+
+    @classmethod
+    def of(cls, points: Iterable[InsertionPoint]) -> InsertionScheme:
+        """Build a scheme with these points, not measured yet."""
+        scheme = cls()
+        lists = dict(zip(POINT_KINDS, scheme._lists(), strict=True))
+        for point in points:
+            if type(point) not in lists:
+                raise TypeError(f"{type(point).__name__} is not a kind of insertion point.")
+            lists[type(point)].append(point)
+        return scheme
+
+    @property
+    def hash(self) -> str:
+        """A hash that is equal for schemes with the same points in any order."""
+        keys = [sorted({point.key for point in points}) for points in self._lists()]
+        return _hash(repr(keys))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no points."""
+        return not any(self._lists())
+
+    @property
+    def is_profiled(self) -> bool:
+        """Whether it was measured, or failed."""
+        return self.error or math.isfinite(self.latency_ms)
+
+    def points(self) -> list[InsertionPoint]:
+        """Return all its points."""
+        return [*self.node_inputs, *self.child_region_inputs, *self.region_outputs]
+
+    def distance(self, other: InsertionScheme) -> int:
+        """Return the number of points that only one of the two has."""
+        return len(set(self.points()) ^ set(other.points()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the serialized form."""
+        return {
+            "latency_ms": float(self.latency_ms),
+            "error": self.error,
+            "profile_timestamp": self.profile_timestamp,
+            **{
+                key: [point.to_dict() for point in points]
+                for key, points in zip(_POINT_KEYS, self._lists(), strict=True)
+            },
+            "hash": self.hash,
+        }
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> InsertionScheme:
+        """Parse the serialized form.
+
+        Raises:
+            InvalidSchemeError: If it is invalid.
+        """
+        if not isinstance(body, Mapping):
+            raise InvalidSchemeError(f"{body!r} is not a scheme.", "A scheme is a mapping.")
+        latency_ms = body.get("latency_ms", math.inf)
+        timestamp = body.get("profile_timestamp")
+        if isinstance(latency_ms, bool) or not isinstance(latency_ms, int | float):
+            raise InvalidSchemeError(
+                f"The latency {latency_ms!r} is not a number.", "Give it in ms."
+            )
+        if not (0 < latency_ms < LARGEST_MS or latency_ms == math.inf):
+            raise InvalidSchemeError(
+                f"The latency {latency_ms!r} is no time.",
+                "Give milliseconds, or .inf if nothing was measured.",
+            )
+        points: list[InsertionPoint] = []
+        for key, kind in zip(_POINT_KEYS, POINT_KINDS, strict=True):
+            entries = body.get(key, [])
+            if not isinstance(entries, list):
+                what = f"{key} is {entries!r}."
+                raise InvalidSchemeError(what, "It is a list of insertion points.")
+            points += [kind.from_dict(entry) for entry in entries]
+        scheme = cls.of(points)
+        scheme.latency_ms = float(latency_ms)
+        scheme.error = bool(body.get("error", False))
+        scheme.profile_timestamp = None if timestamp is None else str(timestamp)
+        return scheme
+
+    def _lists(self) -> tuple[list[Any], list[Any], list[Any]]:
+        return self.node_inputs, self.child_region_inputs, self.region_outputs
 
 
 class RegionPattern:
@@ -53,7 +171,11 @@ class RegionPattern:
             graph: The graph.
             shapes: Whether to include the types and shapes of all tensors.
         """
-        form = canonical_region(region, graph)
+        return cls.of_form(canonical_region(region, graph), shapes=shapes)
+
+    @classmethod
+    def of_form(cls, form: CanonicalRegion, *, shapes: bool) -> RegionPattern:
+        """Like `from_region`, for a region whose canonical form is already known."""
         return cls(form.signature(shapes=shapes), len(form.nodes))
 
     @property
@@ -78,7 +200,7 @@ class RegionPattern:
 
     def get_hash(self) -> str:
         """Return a hash of the signature, 32 hex digits."""
-        return hashlib.sha256(self.signature.encode()).hexdigest()[:_HASH_DIGITS]
+        return _hash(self.signature)
 
     def get_short_signature(self, max_length: int = 80) -> str:
         """Return the signature, truncated if too long."""
@@ -167,10 +289,8 @@ class RegionPattern:
         return "\n".join(lines)
 
     def _fits(self, form: CanonicalRegion) -> bool:
-        return self.size == len(form.nodes) and self.signature in (
-            form.signature(),
-            form.signature(shapes=True),
-        )
+        signatures = (form.signature(), form.signature(shapes=True))
+        return self.size == len(form.nodes) and self.signature in signatures
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RegionPattern) and self.signature == other.signature
@@ -183,6 +303,136 @@ class RegionPattern:
 
     def __repr__(self) -> str:
         return f"RegionPattern({self.signature!r}, size={self.size})"
+
+
+@dataclass
+class PatternSchemes:
+    """A pattern and its schemes.
+
+    Attributes:
+        pattern: The pattern.
+        schemes: The schemes, in the order in which they were made.
+    """
+
+    pattern: RegionPattern | None = None
+    schemes: list[InsertionScheme] = field(default_factory=list)
+
+    @property
+    def pattern_signature(self) -> str:
+        """The pattern's signature; empty if there is no pattern."""
+        return self.pattern.signature if self.pattern is not None else ""
+
+    @property
+    def pattern_size(self) -> int:
+        """Number of nodes in the pattern."""
+        return self.pattern.size if self.pattern is not None else 0
+
+    @property
+    def num_schemes(self) -> int:
+        """Number of schemes."""
+        return len(self.schemes)
+
+    @property
+    def best_scheme(self) -> InsertionScheme | None:
+        """The fastest scheme that was measured without an error; None if there is none."""
+        measured = [each for each in self.schemes if each.is_profiled and not each.error]
+        return min(measured, key=lambda scheme: scheme.latency_ms, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the serialized form."""
+        return {
+            "pattern_signature": self.pattern_signature,
+            "pattern_size": self.pattern_size,
+            "schemes": [scheme.to_dict() for scheme in self.schemes],
+        }
+
+    @classmethod
+    def from_dict(
+        cls,
+        body: Mapping[str, Any],
+        pattern: RegionPattern | None = None,
+        skip: Callable[[int, InvalidSchemeError], None] | None = None,
+    ) -> PatternSchemes:
+        """Parse the serialized form.
+
+        Args:
+            body: The serialized form.
+            pattern: The pattern that they are for, if already known; it overrides the one in the
+                serialized form.
+            skip: Told the number of each invalid scheme, which is then left out.
+
+        Raises:
+            InvalidSchemeError: If it is invalid.
+        """
+        known = body if isinstance(body, Mapping) else {"schemes": None}
+        signature, size = known.get("pattern_signature", ""), known.get("pattern_size", 0)
+        listed = known.get("schemes", [])
+        if not (isinstance(signature, str) and type(size) is int and isinstance(listed, list)):
+            raise InvalidSchemeError(
+                "That is no list of schemes for a pattern.",
+                "It has pattern_signature, pattern_size and schemes.",
+            )
+        if pattern is None and signature:
+            pattern = RegionPattern(signature, size)
+        found = cls(pattern)
+        for number, scheme in enumerate(listed):
+            try:
+                found.schemes.append(InsertionScheme.from_dict(scheme))
+            except InvalidSchemeError as error:
+                if skip is None:
+                    raise
+                skip(number, error)
+        return found
+
+
+# Suffixes that tools append to a tensor's name for the two sides of its pair.
+_SIDES = re.compile(
+    r"(?:_qdq|_n\d+_i\d+)?_(?:quantized|dequantized)$|_(?:Quantize|Dequantize)Linear_Output(?:_\d+)?$"
+    r"|_(?:relu|clip)$"  # for an activation that a Q replaced; reading restores it
+)
+
+
+def known_tensors(index: GraphIndex, names: Iterable[str]) -> set[str]:
+    """Find the tensors of a model that these names refer to.
+
+    A name that the model doesn't have may be that of a Q or DQ output. It then refers to the tensor
+    before the pair, if the rest of the name identifies it.
+    """
+    found: set[str] = set()
+    for name in names:
+        meant = name if name in index.value else _SIDES.sub("", name)
+        if meant in index.value:
+            found.add(meant)
+    return found
+
+
+def scheme_from_tensors(
+    region: Region, index: GraphIndex, names: Collection[str]
+) -> InsertionScheme:
+    """Return the scheme that quantizes these tensors in a region, where they are points.
+
+    A point of an op with two activations counts only if both are named; weights are included.
+
+    Args:
+        region: The region.
+        index: The graph.
+        names: Names of tensors, or of the outputs of their Q or DQ.
+    """
+    return scheme_in(canonical_region(region, index), index, known_tensors(index, names))
+
+
+def scheme_in(
+    form: CanonicalRegion, index: GraphIndex, tensors: Collection[str]
+) -> InsertionScheme:
+    """Like `scheme_from_tensors`, for a region in canonical form and tensors of the model."""
+    named = frozenset(tensors)
+
+    def is_named(point: InsertionPoint) -> bool:
+        places = {place.tensor_name for place in point.resolve_in(form, index)}
+        activations = {name for name in places if not index.is_constant(name)}
+        return (activations or places) <= named
+
+    return InsertionScheme.of(filter(is_named, points_in(form, index)))
 
 
 @dataclass(frozen=True)
@@ -228,12 +478,24 @@ class PatternView:
         return InsertionScheme.of(each for each in self.edges if is_chosen(each, self.edges[each]))
 
 
-def view_pattern(first: Region, forms: Sequence[CanonicalRegion], index: GraphIndex) -> PatternView:
-    """View a pattern through one of its regions.
+def group_regions(regions: Iterable[Region], index: GraphIndex) -> list[list[CanonicalRegion]]:
+    """Put regions in canonical form; those with the same structure and shapes are together.
+
+    Raises:
+        AutotunerError: If a region doesn't fit the graph.
+    """
+    found: dict[str, list[CanonicalRegion]] = {}
+    for region in regions:
+        form = canonical_region(region, index)
+        found.setdefault(form.signature(shapes=True), []).append(form)
+    return list(found.values())
+
+
+def view_pattern(forms: Sequence[CanonicalRegion], index: GraphIndex) -> PatternView:
+    """View a pattern through the first of its regions.
 
     Args:
-        first: The region.
-        forms: Canonical forms of all regions of the pattern, that of `first` first.
+        forms: Canonical forms of all regions of the pattern.
         index: The model, with shapes.
     """
     form = forms[0]
@@ -243,11 +505,11 @@ def view_pattern(first: Region, forms: Sequence[CanonicalRegion], index: GraphIn
     }
     readers = {edge.node for places in edges.values() for edge in places if edge.node}
     return PatternView(
-        RegionPattern(form.signature(shapes=True), len(form.nodes)),
-        RegionPattern(form.signature(), len(form.nodes)),
-        first,
+        RegionPattern.of_form(form, shapes=True),
+        RegionPattern.of_form(form, shapes=False),
+        form.region,
         len(forms),
         frozenset(index.nodes[position].name or "" for each in forms for position in each.nodes),
-        {point: frozenset(places) for point, places in edges.items() if places},
+        {point: places for point, places in edges.items() if places},
         frozenset(name for name in readers if is_op(index.node[name], *WEIGHTED_OPS)),
     )

@@ -237,9 +237,13 @@ class CanonicalRegion:
         form: The form of its structure.
         binding: What the structure's numbers stand for.
         wiring: The wiring of the graph.
+
+    Attributes:
+        region: The region.
     """
 
     def __init__(self, form: Form, binding: Binding, wiring: Wiring) -> None:
+        self.region = binding.regions[0]
         self._form = form
         self._top = form.groups[0]
         self._binding = binding

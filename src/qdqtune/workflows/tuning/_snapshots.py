@@ -21,9 +21,8 @@ from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._tuning import Summary
 from qdqtune.search._config import Config
 from qdqtune.search._errors import AutotunerError, NewerVersionError
-from qdqtune.search.patterns._pattern_cache import PatternCache, PatternSchemes
-from qdqtune.search.patterns._region_pattern import PatternView
-from qdqtune.search.patterns._scheme import InsertionScheme
+from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.patterns._region_pattern import InsertionScheme, PatternSchemes, PatternView
 from qdqtune.search.patterns._state_file import pattern_cache_path, read_state, write_state
 from qdqtune.search.strategies._strategy import speedup_of
 from qdqtune.workflows.tuning._folder import (
