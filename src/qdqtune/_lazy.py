@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and `__dir__` of a package that re-exports names of its modules.
+    package: str, modules: Mapping[str, str], only: Collection[str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return the `__getattr__`, `__dir__` and `__all__` of a package that re-exports names.
 
     Args:
         package: The package's name.
-        homes: The module that defines each name.
+        modules: The names that each module defines, separated by spaces.
+        only: Which of these names the package has; None for all of them.
     """
+    homes = {
+        name: module
+        for module, names in modules.items()
+        for name in names.split()
+        if only is None or name in only
+    }
 
     def __getattr__(name: str) -> Any:  # noqa: N807 - what it will be
         if name not in homes:
@@ -28,4 +35,4 @@ def lazy_names(
     def __dir__() -> list[str]:  # noqa: N807 - what it will be
         return sorted({*vars(sys.modules[package]), *homes})
 
-    return __getattr__, __dir__
+    return __getattr__, __dir__, sorted(homes)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qdqtune.autotune._aliases import getters as _getters
+from qdqtune._lazy import lazy_names as _lazy_names
+from qdqtune.autotune._aliases import HOMES as _HOMES
 from qdqtune.autotune._aliases import install as _install
 
 if TYPE_CHECKING:
@@ -82,4 +83,4 @@ __all__ = [
 
 _install()
 
-__getattr__, __dir__ = _getters(__name__, __all__)
+__getattr__, __dir__, _ = _lazy_names(__name__, _HOMES, __all__)

@@ -10,25 +10,18 @@ from typing import TYPE_CHECKING
 from qdqtune._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from qdqtune.calibration._ranges import collect_ranges
-    from qdqtune.calibration._sample_set import SampleSet, open_samples
-    from qdqtune.calibration._tensor_capture import observe_shapes
-    from qdqtune.records._ranges import CalibrationSource
+    from qdqtune.calibration._ranges import collect_ranges as collect_ranges
+    from qdqtune.calibration._sample_set import SampleSet as SampleSet
+    from qdqtune.calibration._sample_set import open_samples as open_samples
+    from qdqtune.calibration._tensor_capture import observe_shapes as observe_shapes
+    from qdqtune.records._ranges import CalibrationSource as CalibrationSource
 
-__all__ = [
-    "CalibrationSource",
-    "SampleSet",
-    "collect_ranges",
-    "observe_shapes",
-    "open_samples",
-]
-
-_HOMES = {
-    "CalibrationSource": "qdqtune.records._ranges",
-    "SampleSet": "qdqtune.calibration._sample_set",
-    "collect_ranges": "qdqtune.calibration._ranges",
-    "observe_shapes": "qdqtune.calibration._tensor_capture",
-    "open_samples": "qdqtune.calibration._sample_set",
-}
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "qdqtune.calibration._ranges": "collect_ranges",
+        "qdqtune.calibration._sample_set": "SampleSet open_samples",
+        "qdqtune.calibration._tensor_capture": "observe_shapes",
+        "qdqtune.records._ranges": "CalibrationSource",
+    },
+)

@@ -10,38 +10,25 @@ from typing import TYPE_CHECKING
 from qdqtune._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from qdqtune.engines._entries import DialectChoice, EngineEntry
-    from qdqtune.engines._interface import Engine, InputSpec, Session, SessionOptions
-    from qdqtune.engines._worker import Worker, WorkerFailure
-    from qdqtune.engines.layers._latency import estimated_shares
-    from qdqtune.records._measurement import EngineInfo, LayerTime
+    from qdqtune.engines._entries import DialectChoice as DialectChoice
+    from qdqtune.engines._entries import EngineEntry as EngineEntry
+    from qdqtune.engines._interface import Engine as Engine
+    from qdqtune.engines._interface import InputSpec as InputSpec
+    from qdqtune.engines._interface import Session as Session
+    from qdqtune.engines._interface import SessionOptions as SessionOptions
+    from qdqtune.engines._worker import Worker as Worker
+    from qdqtune.engines._worker import WorkerFailure as WorkerFailure
+    from qdqtune.engines.layers._latency import estimated_shares as estimated_shares
+    from qdqtune.records._measurement import EngineInfo as EngineInfo
+    from qdqtune.records._measurement import LayerTime as LayerTime
 
-__all__ = [
-    "DialectChoice",
-    "Engine",
-    "EngineEntry",
-    "EngineInfo",
-    "InputSpec",
-    "LayerTime",
-    "Session",
-    "SessionOptions",
-    "Worker",
-    "WorkerFailure",
-    "estimated_shares",
-]
-
-_HOMES = {
-    "DialectChoice": "qdqtune.engines._entries",
-    "Engine": "qdqtune.engines._interface",
-    "EngineEntry": "qdqtune.engines._entries",
-    "EngineInfo": "qdqtune.records._measurement",
-    "InputSpec": "qdqtune.engines._interface",
-    "LayerTime": "qdqtune.records._measurement",
-    "Session": "qdqtune.engines._interface",
-    "SessionOptions": "qdqtune.engines._interface",
-    "Worker": "qdqtune.engines._worker",
-    "WorkerFailure": "qdqtune.engines._worker",
-    "estimated_shares": "qdqtune.engines.layers._latency",
-}
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "qdqtune.engines._entries": "DialectChoice EngineEntry",
+        "qdqtune.engines._interface": "Engine InputSpec Session SessionOptions",
+        "qdqtune.engines._worker": "Worker WorkerFailure",
+        "qdqtune.engines.layers._latency": "estimated_shares",
+        "qdqtune.records._measurement": "EngineInfo LayerTime",
+    },
+)

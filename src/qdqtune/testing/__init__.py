@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any
 from qdqtune._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from qdqtune.testing._bench import Bench, EngineUnderTest
-    from qdqtune.testing._conformance import EngineConformance
-    from qdqtune.testing._dialects import DialectConformance
+    from qdqtune.testing._bench import Bench as Bench
+    from qdqtune.testing._bench import EngineUnderTest as EngineUnderTest
+    from qdqtune.testing._conformance import EngineConformance as EngineConformance
+    from qdqtune.testing._dialects import DialectConformance as DialectConformance
 
-__all__ = ["Bench", "DialectConformance", "EngineConformance", "EngineUnderTest"]
-
-_HOMES = {
-    "Bench": "qdqtune.testing._bench",
-    "DialectConformance": "qdqtune.testing._dialects",
-    "EngineConformance": "qdqtune.testing._conformance",
-    "EngineUnderTest": "qdqtune.testing._bench",
-}
-
-_import_name, __dir__ = lazy_names(__name__, _HOMES)
+_import_name, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "qdqtune.testing._bench": "Bench EngineUnderTest",
+        "qdqtune.testing._conformance": "EngineConformance",
+        "qdqtune.testing._dialects": "DialectConformance",
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
