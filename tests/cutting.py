@@ -22,7 +22,7 @@ from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records._measurement import LayerTime
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import CalibrationSource, Ranges
-from qdqtune.records._subgraphs import BY_LAYERS, SchemeTimes, SubgraphTimes
+from qdqtune.records._tuning import BY_LAYERS, SchemeTimes, SubgraphTimes
 from qdqtune.rules._order import draft_placement
 from qdqtune.search.subgraphs._distinct_subgraphs import (
     NONE,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from qdqtune.records._errors import QdqtuneError as QdqtuneError
     from qdqtune.records._errors import UsageError as UsageError
     from qdqtune.records._inputs import InputRequest as InputRequest
-    from qdqtune.records._inspection import Inspection as Inspection
     from qdqtune.records._layers import GroupsRecord as GroupsRecord
     from qdqtune.records._layers import LayersRecord as LayersRecord
     from qdqtune.records._measurement import BenchRecord as BenchRecord
@@ -34,10 +33,11 @@ if TYPE_CHECKING:
     from qdqtune.records._ranges import RangeMethod as RangeMethod
     from qdqtune.records._results import Candidate as Candidate
     from qdqtune.records._results import ExportReport as ExportReport
+    from qdqtune.records._results import Inspection as Inspection
     from qdqtune.records._results import ShapesReport as ShapesReport
     from qdqtune.records._tuning import TuneResult as TuneResult
     from qdqtune.records._verification import VerifyReport as VerifyReport
-    from qdqtune.resources._limits import resource_limits as resource_limits
+    from qdqtune.resources import resource_limits as resource_limits
     from qdqtune.workflows._bench import bench as bench
     from qdqtune.workflows._compare import compare as compare
     from qdqtune.workflows._export import export as export
@@ -60,17 +60,16 @@ __getattr__, __dir__, __all__ = lazy_names(
         "qdqtune.records._accuracy": "ErrorReport",
         "qdqtune.records._errors": "EngineError ModelError OutputError QdqtuneError UsageError",
         "qdqtune.records._inputs": "InputRequest",
-        "qdqtune.records._inspection": "Inspection",
         "qdqtune.records._layers": "GroupsRecord LayersRecord",
         "qdqtune.records._measurement": "BenchRecord",
         "qdqtune.records._placement": "Placement",
         "qdqtune.records._precision": "Precision",
         "qdqtune.records._quantization": "InsertReport QuantizeResult StripReport",
         "qdqtune.records._ranges": "RangeMethod",
-        "qdqtune.records._results": "Candidate ExportReport ShapesReport",
+        "qdqtune.records._results": "Candidate ExportReport Inspection ShapesReport",
         "qdqtune.records._tuning": "TuneResult",
         "qdqtune.records._verification": "VerifyReport",
-        "qdqtune.resources._limits": "resource_limits",
+        "qdqtune.resources": "resource_limits",
         "qdqtune.workflows._bench": "bench",
         "qdqtune.workflows._compare": "compare",
         "qdqtune.workflows._export": "export list_candidates",

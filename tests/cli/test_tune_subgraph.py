@@ -21,11 +21,10 @@ from qdqtune.cli.main import main
 from qdqtune.graph._files import load_model
 from qdqtune.qdq._read_back import read
 from qdqtune.records._placement import Placement
-from qdqtune.records._subgraphs import Batch
-from qdqtune.records._tuning import TuneEvent, TuneResult
+from qdqtune.records._tuning import Batch, TuneEvent, TuneResult
+from qdqtune.report._formatting import text_table
 from qdqtune.report._progress import event_line, tune_progress
-from qdqtune.report._subgraphs import batches_table
-from qdqtune.report._tuning import tune_text
+from qdqtune.report._tuning import batches_table, tune_text
 from qdqtune.workflows.tuning._time_budget import PRESETS
 from tests.cli.test_tune import summary
 
@@ -222,14 +221,15 @@ def shown(**changes: object) -> str:
 
 
 def test_the_table_shows_where_the_subgraphs_were_wrong() -> None:
-    rows = [line.split() for line in batches_table(BATCHES).splitlines()[2:]]
+    table = text_table(*batches_table(BATCHES))
+    rows = [line.split() for line in table.splitlines()[2:]]
     assert rows == [
         ["raw", "19", "0", "3.210x", "1.700x", "1.2", "%"],
         ["everything", "24", "0", "2.900x", "2.800x", "0.4", "%", "taken"],
         ["batches", "0", "12", "1.040x", "failed"],
     ]
     text = shown()
-    assert batches_table(BATCHES) in text
+    assert table in text
     assert "over float; those of schemes, batches and doubts are over the best before them." in text
     assert "30 benchmarks (1 failed, 4 known from before) of whole models, " in text
     assert "best blanket" not in text

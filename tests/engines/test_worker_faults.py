@@ -19,7 +19,7 @@ from tests.engines.conftest import PATH
 from qdqtune.engines import _process as process
 from qdqtune.engines._worker import FailureKind, Worker, WorkerFailure
 from qdqtune.records._errors import OutputError
-from qdqtune.resources._limits import resource_limits
+from qdqtune.resources import resource_limits
 
 FEEDS = {"x": np.zeros(1, dtype=np.float32)}
 

@@ -15,7 +15,7 @@ import pytest
 from qdqtune.graph import _validity as crash_guard
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.graph._validity import call_guarded
-from qdqtune.resources._limits import resource_limits
+from qdqtune.resources import resource_limits
 from tests.conftest import model_from_text
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from qdqtune.graph._measured_shapes import check_fits
 from qdqtune.records._errors import ModelError
-from qdqtune.resources._limits import resource_limits
+from qdqtune.resources import resource_limits
 from tests.conftest import model_from_text
 
 TERA = 1 << 40

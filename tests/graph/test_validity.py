@@ -12,7 +12,7 @@ import pytest
 from qdqtune.graph._files import load_model
 from qdqtune.graph._input_shapes import InputRequest, resolve_shapes
 from qdqtune.records._errors import ModelError, UsageError
-from qdqtune.resources._limits import resource_limits
+from qdqtune.resources import resource_limits
 from tests.conftest import model_from_text
 
 

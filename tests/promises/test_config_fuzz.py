@@ -410,7 +410,7 @@ def test_a_journal_with_sound_checksums(
 
 
 def _list_in_words(list_candidates: Callable[[Path], Any], folder: Path) -> None:
-    from qdqtune.report._export import candidates_record, candidates_text
+    from qdqtune.report._tuning import candidates_record, candidates_text
 
     candidates = list_candidates(folder)
     candidates_text(candidates)
@@ -442,7 +442,7 @@ def _go_on(journal_class: Any, path: Path) -> None:
 @pytest.fixture(scope="module")
 def subgraph_cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What subgraph mode keeps, with something in every part of it."""
-    from qdqtune.records._subgraphs import BY_LAYERS, Batch, SchemeTimes, SubgraphTimes
+    from qdqtune.records._tuning import BY_LAYERS, Batch, SchemeTimes, SubgraphTimes
     from qdqtune.search.subgraphs._costs import ObservedCosts
     from qdqtune.workflows.tuning._subgraph_costs import SubgraphCache
 
@@ -487,8 +487,7 @@ def test_the_cache_of_subgraph_mode(
 @pytest.mark.parametrize("mode", ["region", "subgraph"])
 def test_the_summary_of_an_earlier_run(mode: str) -> None:
     """It is told again if nothing better was found: what is read can be told."""
-    from qdqtune.records._subgraphs import Batch
-    from qdqtune.records._tuning import Summary, TuneResult
+    from qdqtune.records._tuning import Batch, Summary, TuneResult
     from qdqtune.report._tuning import tune_text
 
     sound = Summary.from_dict(json.loads(OLD_SUMMARY.read_text())).to_dict()

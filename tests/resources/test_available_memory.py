@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.resources._limits import usable_memory
+from qdqtune.resources import usable_memory
 
 GIB = 1 << 30
 V1, V2 = "4:memory:/a/b\n2:cpu:/\n0::/\n", "0::/a/b\n"
@@ -73,7 +73,7 @@ def test_a_limit_that_was_set_around_us_counts(which: str) -> None:
     script = f"""
 import resource
 resource.setrlimit(resource.{which}, ({4 * GIB}, {4 * GIB}))
-from qdqtune.resources._limits import usable_memory
+from qdqtune.resources import usable_memory
 print(usable_memory())
 """
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)

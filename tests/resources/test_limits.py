@@ -11,7 +11,7 @@ import pytest
 import qdqtune
 from qdqtune.records._errors import UsageError
 from qdqtune.records._untrusted_files import parse_size, size_text
-from qdqtune.resources._limits import current_limits, is_out_of_memory
+from qdqtune.resources import current_limits, is_out_of_memory
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from qdqtune.records._accuracy import ErrorReport
 from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._ranges import CalibrationSource
-from qdqtune.report._error_report import error_text
+from qdqtune.report._bench import error_text
 from qdqtune.workflows._insert import insert
 from tests.conftest import model_from_text
 

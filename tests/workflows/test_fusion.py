@@ -14,7 +14,7 @@ from qdqtune.records._errors import EngineError, ModelError, QdqtuneError, Usage
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._layers import GroupRecord, GroupsRecord, MappedLayer
 from qdqtune.records._measurement import EngineInfo
-from qdqtune.report._layers import groups_text
+from qdqtune.report._inspection import groups_text
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup
 from qdqtune.workflows._layers import groups_of
 from qdqtune.workflows.tuning._layer_groups import spent_by_group

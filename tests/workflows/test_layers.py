@@ -11,7 +11,7 @@ from qdqtune.records._errors import ModelError, QdqtuneError, UsageError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._layers import BETWEEN, NAMED, LayersRecord, MappedLayer
 from qdqtune.records._measurement import EngineInfo
-from qdqtune.report._layers import layers_text
+from qdqtune.report._inspection import layers_text
 from qdqtune.workflows._layers import layers_of
 from tests.conftest import model_from_text
 

@@ -21,8 +21,7 @@ import pytest
 from benchmarks.subgraph_models import random_model
 
 from qdqtune.records._errors import OutputError
-from qdqtune.records._subgraphs import BY_TOTAL, Batch, SchemeTimes, SubgraphTimes
-from qdqtune.records._tuning import TuneResult
+from qdqtune.records._tuning import BY_TOTAL, Batch, SchemeTimes, SubgraphTimes, TuneResult
 from qdqtune.search.subgraphs._costs import ObservedCosts
 from qdqtune.search.subgraphs._distinct_subgraphs import Subgraph
 from qdqtune.workflows.tuning._subgraph_costs import SubgraphCache

@@ -20,8 +20,7 @@ from qdqtune.qdq._op_units import canonical
 from qdqtune.qdq._read_back import read
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest
-from qdqtune.records._subgraphs import BY_LAYERS, BY_TOTAL
-from qdqtune.records._tuning import TuneEvent, TuneResult
+from qdqtune.records._tuning import BY_LAYERS, BY_TOTAL, TuneEvent, TuneResult
 from qdqtune.search.strategies._strategy import Effort
 from qdqtune.workflows.tuning._time_budget import PRESETS, TimeBudget
 from qdqtune.workflows.tuning._tune import tune

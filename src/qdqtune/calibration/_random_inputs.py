@@ -23,7 +23,7 @@ from qdqtune.graph._measured_shapes import check_ends, measured_shapes
 from qdqtune.graph._op_classes import FLOAT_TYPES, is_op
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._inputs import InputRequest
-from qdqtune.resources._limits import current_limits
+from qdqtune.resources import current_limits
 
 _logger = logging.getLogger(__name__)
 

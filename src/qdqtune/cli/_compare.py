@@ -40,7 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from qdqtune.report._error_report import error_text
+    from qdqtune.report._bench import error_text
     from qdqtune.report._progress import progress_bar
     from qdqtune.workflows._compare import compare
 

@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _write_list(options: argparse.Namespace, tool: str, config: ExportConfig) -> None:
     from qdqtune.graph._files import check_writable, write_text
-    from qdqtune.report._export import exclusion_list
+    from qdqtune.report._tuning import exclusion_list
     from qdqtune.workflows._exclusion_list import float_nodes
 
     output = options.output
@@ -75,7 +75,7 @@ def _write_list(options: argparse.Namespace, tool: str, config: ExportConfig) ->
 
 
 def _write_candidate(options: argparse.Namespace, config: ExportConfig) -> None:
-    from qdqtune.report._export import candidates_record, candidates_text
+    from qdqtune.report._tuning import candidates_record, candidates_text
     from qdqtune.workflows._export import export, list_candidates
 
     candidates = list_candidates(options.folder)
@@ -91,7 +91,7 @@ def _write_candidate(options: argparse.Namespace, config: ExportConfig) -> None:
 
 
 def _chosen(folder: str, candidate: str | None, candidates: Sequence[Candidate]) -> Candidate:
-    from qdqtune.report._export import candidates_text
+    from qdqtune.report._tuning import candidates_text
 
     for one in candidates:
         if one.id == candidate:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from qdqtune.graph._atomic_files import full_disk
 from qdqtune.records._errors import OutputError, QdqtuneError, UsageError
 from qdqtune.records._printable import message
-from qdqtune.resources._limits import resource_limits, this_process_limited
+from qdqtune.resources import resource_limits, this_process_limited
 from qdqtune.workflows._interrupts import interrupt_on_signals
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from qdqtune.records._plugins import Plugins, find_plugins
+from qdqtune.records._health import Plugins, find_plugins
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from qdqtune.records._untrusted_files import (
     text_in,
     whole_in,
 )
-from qdqtune.resources._limits import is_out_of_memory, out_of_memory_text
+from qdqtune.resources import is_out_of_memory, out_of_memory_text
 
 _MAX_REPLY_BYTES = 64 * 1024 * 1024
 _LONGEST_POLL_S = 3600.0  # the system counts in 32 bits

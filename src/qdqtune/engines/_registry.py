@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from qdqtune.engines._entries import BUILTIN_ENGINES, EngineEntry, find_engines
 from qdqtune.engines._gpu import find_gpus
 from qdqtune.records._errors import EngineError, UsageError
-from qdqtune.records._plugins import Plugins
+from qdqtune.records._health import Plugins
 
 if TYPE_CHECKING:
     from qdqtune.records._measurement import EngineInfo

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import NoReturn
 
-from qdqtune.resources._parent_death import end_with_parent
+from qdqtune.resources import end_with_parent
 
 END = signal.SIGUSR1
 """Signal that tells a supervisor to end the worker, everything it started, and itself."""

@@ -29,7 +29,7 @@ from qdqtune.engines._worker_environment import LOGS, OPENING, SCRATCH, read_arr
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._external_data import is_small
 from qdqtune.records._measurement import EngineInfo, LayerTime, Measurement
-from qdqtune.resources._limits import current_limits
+from qdqtune.resources import current_limits
 
 if TYPE_CHECKING:
     from qdqtune.engines._interface import Feeds, Outputs

@@ -28,7 +28,7 @@ from qdqtune.engines._interface import SessionOptions, VirtualTime
 from qdqtune.engines._worker_environment import read_arrays, scratch_folder, write_arrays
 from qdqtune.engines._worker_log import building
 from qdqtune.graph._atomic_files import full_disk
-from qdqtune.resources._limits import set_memory_limit
+from qdqtune.resources import set_memory_limit
 
 if TYPE_CHECKING:
     from qdqtune.engines._interface import Engine, Session

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from qdqtune.graph._protobuf import Contents, contents
 from qdqtune.records._errors import ModelError
 from qdqtune.records._untrusted_files import open_plain, real_path, size_text
-from qdqtune.resources._limits import current_limits
+from qdqtune.resources import current_limits
 
 # Bytes copied at a time; a file is read no further than needed.
 _CHUNK_BYTES = 1 << 24

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
-from qdqtune.resources._limits import current_limits
+from qdqtune.resources import current_limits
 
 # In elements. Constants stored in compact form are expanded up to the first size, and up to the
 # second if they are weights (the largest layer of VGG has 103 million).

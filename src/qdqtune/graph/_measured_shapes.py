@@ -27,7 +27,7 @@ from qdqtune.graph._shapes import set_input_dims, shapes_restored, variables
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._inputs import InputRequest, shape_text
 from qdqtune.records._untrusted_files import size_text
-from qdqtune.resources._limits import current_limits
+from qdqtune.resources import current_limits
 
 # The cheapest body takes an engine about a microsecond.
 _MOST_TRIPS = 1 << 26

@@ -25,8 +25,7 @@ import onnx_ir.passes.common as passes
 
 from qdqtune.graph._protobuf import Contents, contents, nodes_within
 from qdqtune.records._errors import ModelError
-from qdqtune.resources._limits import current_limits, private_bytes, set_memory_limit
-from qdqtune.resources._parent_death import end_with_parent
+from qdqtune.resources import current_limits, end_with_parent, private_bytes, set_memory_limit
 
 _LIMIT_S = 120.0
 _ROOM_BYTES = 1 << 30

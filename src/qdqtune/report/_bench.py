@@ -1,13 +1,16 @@
-"""The output of `bench` and `verify`."""
+"""The output of `bench`, `verify` and `compare`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 
+from qdqtune.records._accuracy import ErrorReport, LayerError, OutputError, TensorError
 from qdqtune.records._measurement import FLOAT32, BenchmarkEntry, BenchRecord, EngineInfo
-from qdqtune.records._printable import message, printable
-from qdqtune.records._verification import Check, Outcome, VerifyReport
-from qdqtune.report._formatting import Table, text_table
+from qdqtune.records._printable import message
+from qdqtune.records._verification import Outcome, VerifyReport
+from qdqtune.report._formatting import Line, Table, counted, page, shortened, some
 
 _MOST_INPUTS = 6
 _SQNR = "output SQNR"
@@ -16,23 +19,19 @@ _SQNR = "output SQNR"
 def bench_text(record: BenchRecord) -> str:
     """Format a table of every model against the first."""
     table = bench_table(record)
-    failed = [
-        f"{printable(one.path)} failed: {_lines(one.measurement.error or '')}"
-        for one in record.entries
-        if not one.measurement.ok
-    ]
     comparisons = [one.against_first for one in record.entries if one.against_first]
-    levels = {each.confidence for each in comparisons}
-    lines = [*engine_lines(record.engine), *inputs_lines(record.inputs), "", text_table(*table)]
-    if levels:
-        least = min(levels)
+    lines: list[Line] = [*engine_lines(record.engine), *inputs_lines(record.inputs), "", table]
+    if comparisons:
+        least = min(each.confidence for each in comparisons)
         lines += ["", f"Speedup is over the first model, with its {100 * least:g} % interval."]
-    waiting = max((each.contention for each in comparisons), default=0.0)
-    if waiting > 0.0:
-        lines += busy_lines(waiting)
+    lines += busy_lines(max((each.contention for each in comparisons), default=0.0))
     if _SQNR in table.header:
         lines.append("Output SQNR is against the first model, on the inputs it was timed with.")
-    return "\n".join([*lines, *failed])
+    for one in record.entries:
+        if one.measurement.error is not None:
+            first, *rest = one.measurement.error.splitlines() or [""]
+            lines += [f"{one.path} failed: {first}", *(f"    {line}" for line in rest)]
+    return page(lines)
 
 
 def bench_table(record: BenchRecord) -> Table:
@@ -46,7 +45,13 @@ def bench_table(record: BenchRecord) -> Table:
 
 
 def busy_lines(share: float) -> list[str]:
-    """Explain what waiting for a core means for the comparison, and how to avoid it."""
+    """Explain what waiting for a core means for the comparison, and how to avoid it.
+
+    Args:
+        share: Share of the time that the engine waited; 0 gives no lines.
+    """
+    if share <= 0.0:
+        return []
     waited = f"the engine waited for a core {100 * share:.0f} % of the time"
     if share >= 1.0:
         waited = "all in all, the engine's threads waited longer for cores than the runs took"
@@ -60,10 +65,8 @@ def busy_lines(share: float) -> list[str]:
 
 def engine_lines(engine: EngineInfo) -> list[str]:
     """Return which engine measured, with a warning if its times are simulated."""
-    if engine.name != "simulated":
-        return [engine_line(engine)]
     warning = "These times are simulated: they say nothing about a real machine."
-    return [engine_line(engine), warning]
+    return [engine_line(engine), *([warning] if engine.name == "simulated" else [])]
 
 
 def inputs_lines(inputs: Mapping[str, str]) -> list[str]:
@@ -73,10 +76,7 @@ def inputs_lines(inputs: Mapping[str, str]) -> list[str]:
         inputs: Shape of each input, as text; empty gives no line.
     """
     shown = [f"{name} {shape}" for name, shape in inputs.items()]
-    more = len(shown) - _MOST_INPUTS
-    if more > 0:
-        shown = [*shown[:_MOST_INPUTS], f"and {more} more"]
-    return [printable(f"Inputs: {', '.join(shown)}")] if shown else []
+    return [f"Inputs: {some(shown, _MOST_INPUTS)}"] if shown else []
 
 
 def engine_line(engine: EngineInfo) -> str:
@@ -87,11 +87,7 @@ def engine_line(engine: EngineInfo) -> str:
     line = f"{engine.name} {engine.version}{shown} on {engine.device}{isa}"
     if engine.float_type not in ("", FLOAT32):
         line += f"; float32 is computed in {engine.float_type}"
-    return printable(line)
-
-
-def _lines(text: str) -> str:
-    return "\n    ".join(printable(line) for line in text.splitlines())
+    return line
 
 
 def _row(entry: BenchmarkEntry) -> list[str]:
@@ -111,12 +107,16 @@ _VERDICTS = {
     Outcome.DIFFERS: "It is NOT what it was said to be.",
     Outcome.UNVERIFIED: "It can't be verified.",
 }
+_DOUBTS = {Outcome.UNVERIFIED: "can't be verified: ", Outcome.DIFFERS: "DIFFERS: "}
 
 
 def verify_text(report: VerifyReport) -> str:
     """The comparison, then each part of the claim; the last line is the verdict."""
     table = [bench_text(report.bench), ""] if report.bench is not None else []
-    lines = [_check_line(check) for check in report.all_checks]
+    lines = [
+        f"{check.name.capitalize()}: {_DOUBTS.get(check.outcome, '')}{check.text}."
+        for check in report.all_checks
+    ]
     if report.ignored:
         lines.append(
             f"Ignored, because a run's folder must not decide it: {', '.join(report.ignored)}."
@@ -130,7 +130,117 @@ def verify_text(report: VerifyReport) -> str:
     return "\n".join([*table, *map(message, lines)])
 
 
-def _check_line(check: Check) -> str:
-    doubt = "can't be verified: " if check.outcome is Outcome.UNVERIFIED else ""
-    differs = "DIFFERS: " if check.outcome is Outcome.DIFFERS else ""
-    return f"{check.name.capitalize()}: {doubt}{differs}{check.text}."
+_OUTPUTS = ("output", "SQNR dB", "cosine", "max error", "max value", "equal")
+_LAYERS = (
+    "own dB", "", "accumulated dB", "cosine", "max error", "max value", "op", "node", "inputs",
+)  # fmt: skip
+# A bar is full at 0 dB, where noise is as strong as the signal, and empty at this level.
+_QUIET_DB = 60.0
+_BAR_WIDTH = 12
+_STEPS = "▁▂▃▄▅▆▇█"
+_LINE_WIDTH = 60
+_LONGEST_NAME = 44
+
+
+def error_text(report: ErrorReport, top: int) -> str:
+    """Format the errors of the outputs, then of the layers, worst first.
+
+    Args:
+        report: The errors.
+        top: The maximum number of layers to show; 0 shows all.
+    """
+    how = ", every op as it is written"
+    if not report.as_written:
+        how = "; layers are run op by op, as they are written"
+    lines: list[Line] = [
+        engine_line(report.engine) + how,
+        f"{report.quantized_model} against {report.float_model}, {report.samples}",
+        "",
+        outputs_table(report) if report.outputs else "The models have no output in common.",
+        "",
+        *_layer_lines(report, top),
+    ]
+    return page(lines, report.warning)
+
+
+def outputs_table(report: ErrorReport) -> Table:
+    """Build the table of the outputs that both models have."""
+    rows = [_output_row(output) for output in report.outputs]
+    width = len(_OUTPUTS) - all(output.error is not None for output in report.outputs)
+    return Table(_OUTPUTS, rows, right=(1, 2, 3, 4, 5)).only(range(width))
+
+
+def layers_table(report: ErrorReport, top: int) -> Table:
+    """Build the table of the layers, worst first.
+
+    Args:
+        report: The errors.
+        top: The maximum number to show; 0 shows all.
+    """
+    rows = [_layer_row(each) for each in report.worst_first[: top or None]]
+    return Table(_LAYERS, rows, right=(0, 2, 3, 4, 5))
+
+
+def _output_row(output: OutputError) -> list[str]:
+    if output.error is None:
+        return [output.name, "", "", "", "", f"{100 * output.equal:.4g} %"]
+    return [output.name, _db(output.error.sqnr_db), *_differences(output.error), ""]
+
+
+def _layer_row(layer: LayerError) -> list[str]:
+    own, accumulated = layer.own, layer.accumulated
+    return [
+        _db(own.sqnr_db),
+        "█" * round(_noise(own.sqnr_db) * _BAR_WIDTH),
+        _db(accumulated.sqnr_db) if accumulated is not None else "",
+        *_differences(own),
+        own.op_type,
+        shortened(own.node, _LONGEST_NAME),
+        " x ".join(own.inputs).replace(" per ", "/"),
+    ]
+
+
+def _differences(error: TensorError) -> list[str]:
+    return [f"{error.cosine:.5f}", f"{error.max_error:.3g}", f"{error.max_value:.3g}"]
+
+
+def _layer_lines(report: ErrorReport, top: int) -> list[Line]:
+    if report.failure:
+        return [f"Layers could not be compared: {report.failure}"]
+    lines: list[Line] = []
+    if report.layers:
+        table = layers_table(report, top)
+        more = len(report.layers) - len(table.rows)
+        lines = [
+            table,
+            *([f"and {counted(more, 'more layer')}: --top 0 shows all"] if more else []),
+            "",
+            "own: what the layer's own quantization adds; accumulated: what it is off in the model",
+            f"own, first layer to last:         {_course([each.own for each in report.layers])}",
+        ]
+        accumulated = [each.accumulated for each in report.layers if each.accumulated]
+        if accumulated:
+            lines.append(f"accumulated, first layer to last: {_course(accumulated)}")
+    missing = len(report.unpaired)
+    if missing:
+        what = "quantized op has a result" if missing == 1 else "quantized ops have results"
+        lines.append(f"{missing} {what} that the float model does not have, by name")
+    return lines
+
+
+def _course(errors: Sequence[TensorError]) -> str:
+    """Plot noise as a line of steps; each step is the highest of the levels that it covers."""
+    levels = [_noise(error.sqnr_db) for error in errors]
+    width = min(len(levels), _LINE_WIDTH)
+    bounds = [position * len(levels) // width for position in range(width + 1)]
+    peaks = [max(levels[low:high]) for low, high in itertools.pairwise(bounds)]
+    return "".join(_STEPS[round(peak * (len(_STEPS) - 1))] for peak in peaks)
+
+
+def _noise(db: float) -> float:
+    """Return the noise from 0 (none) to 1 (as strong as the signal)."""
+    return min(1.0, max(0.0, 1.0 - db / _QUIET_DB))
+
+
+def _db(db: float) -> str:
+    return f"{db:.1f}" if math.isfinite(db) else "exact" if db > 0 else "lost"

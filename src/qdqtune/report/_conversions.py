@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from qdqtune.records._inputs import shape_text
-from qdqtune.records._precision import PrecisionReport
-from qdqtune.records._printable import printable
 from qdqtune.records._results import (
     ConvertReport,
     OptimizeCounts,
@@ -12,7 +10,7 @@ from qdqtune.records._results import (
     Proof,
     ShapesReport,
 )
-from qdqtune.report._formatting import Table, some, text_table
+from qdqtune.report._formatting import Line, Table, page, some
 
 _MEGABYTE = 1 << 20
 _MOST_NAMES = 3
@@ -22,9 +20,9 @@ def optimization_text(report: OptimizeReport) -> str:
     """Format as text: a table of what changed, and how."""
     counts = report.counts
     before, after = sum(counts.before.values()), sum(counts.after.values())
-    lines = [printable(f"{report.output}: {before} nodes before, {after} now")]
+    lines: list[Line] = [f"{report.output}: {before} nodes before, {after} now"]
     if counts.changed:
-        lines.append(text_table(*changes_table(counts)))
+        lines.append(changes_table(counts))
     told = {
         "folded or unused nodes": counts.folded,
         "no-ops": counts.no_ops,
@@ -33,14 +31,14 @@ def optimization_text(report: OptimizeReport) -> str:
         "unused functions": counts.unused_functions,
     }
     gone = [f"{count} {what}" for what, count in told.items() if count > 0]
-    lines.append(f"gone: {', '.join(gone) or 'nothing'}")
-    lines.append(
+    lines += [
+        f"gone: {', '.join(gone) or 'nothing'}",
         f"weights: {report.bytes_before / _MEGABYTE:.1f} MiB before, "
-        f"{report.bytes_after / _MEGABYTE:.1f} MiB now"
-    )
+        f"{report.bytes_after / _MEGABYTE:.1f} MiB now",
+    ]
     if counts.qdq:
         lines.append(f"all {counts.qdq} quantization nodes stayed as they were")
-    return "\n".join(lines)
+    return page(lines)
 
 
 def changes_table(counts: OptimizeCounts) -> Table:
@@ -61,7 +59,11 @@ def conversion_text(report: ConvertReport) -> str:
     ]
     if conversion.opset is not None:
         lines.append(f"raised to opset {conversion.opset}, where ops have a form in {name}")
-    lines += _kept_lines(conversion)
+    by_reason: dict[str, list[str]] = {}
+    for node, reason in conversion.kept.items():
+        by_reason.setdefault(reason, []).append(node)
+    for reason, nodes in sorted(by_reason.items(), key=lambda item: -len(item[1])):
+        lines.append(f"kept: {some(nodes, _MOST_NAMES)}, {reason}")
     if conversion.saturated:
         names = some(conversion.saturated, _MOST_NAMES)
         lines.append(f"saturated: {names}, numbers beyond the range of {name}")
@@ -72,15 +74,7 @@ def conversion_text(report: ConvertReport) -> str:
             f"WARNING: outputs are no longer finite: {report.overflow} is the first to overflow. "
             f"Keep it and what follows: --keep_nodes {report.overflow}"
         )
-    return "\n".join(printable(line) for line in lines)
-
-
-def _kept_lines(conversion: PrecisionReport) -> list[str]:
-    by_reason: dict[str, list[str]] = {}
-    for node, reason in conversion.kept.items():
-        by_reason.setdefault(reason, []).append(node)
-    ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
-    return [f"kept: {some(nodes, _MOST_NAMES)}, {reason}" for reason, nodes in ordered]
+    return page(lines)
 
 
 _PROOFS = {
@@ -98,14 +92,15 @@ def shapes_text(report: ShapesReport) -> str:
         for kind, tensors in (("input", report.inputs), ("output", report.outputs))
         for tensor in tensors
     ]
-    lines = [text_table(["", "name", "type", "shape"], rows)]
+    lines: list[Line] = [Table(["", "name", "type", "shape"], rows)]
     if report.symbols:
-        lines += ["", f"Open dims with a name: {printable(', '.join(report.symbols))}"]
+        lines += ["", f"Open dims with a name: {', '.join(report.symbols)}"]
     if report.rewritten:
-        names = printable(", ".join(report.rewritten[:_MOST_NAMES]))
-        more = ", …" if len(report.rewritten) > _MOST_NAMES else ""
-        count = len(report.rewritten)
-        lines += ["", f"The batch was written into {count} Reshape node(s): {names}{more}"]
+        names = some(report.rewritten, _MOST_NAMES)
+        lines += [
+            "",
+            f"The batch was written into {len(report.rewritten)} Reshape node(s): {names}",
+        ]
     if report.output is not None:
-        lines += ["", f"{printable(report.output)}: {_PROOFS[report.proof]}"]
-    return "\n".join(lines)
+        lines += ["", f"{report.output}: {_PROOFS[report.proof]}"]
+    return page(lines)

@@ -1,15 +1,15 @@
-"""Text for terminals and pipes: tables, lists of names, counts and durations."""
+"""Text for terminals and pipes: pages of lines and tables, lists of names, counts, durations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from qdqtune.records._printable import printable
 
 
 class Table(NamedTuple):
-    """The content of a table, for any output: `text_table(*table)`, or a notebook.
+    """The content of a table, for any output: a line of `page`, or a notebook.
 
     Attributes:
         header: Column titles.
@@ -30,6 +30,22 @@ class Table(NamedTuple):
         )
 
 
+Line = str | Table
+
+
+def page(lines: Iterable[Line], warning: str = "") -> str:
+    """Join lines and tables; control characters are replaced, so that no name can add a line.
+
+    Args:
+        lines: The lines; each is one line, whatever is in it.
+        warning: The last line; empty for none.
+    """
+    shown = [*lines, warning] if warning else lines
+    return "\n".join(
+        text_table(*line) if isinstance(line, Table) else printable(line) for line in shown
+    )
+
+
 def text_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
 ) -> str:
@@ -42,7 +58,7 @@ def text_table(
         right: Indices of the right-aligned columns.
     """
     cells = [[printable(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     cells.insert(1, ["-" * width for width in widths])
     lines = [
         "  ".join(

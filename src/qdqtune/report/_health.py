@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from qdqtune.records._health import EngineHealth, GpuHealth, Health
-from qdqtune.records._printable import printable
 from qdqtune.records._untrusted_files import size_text
-from qdqtune.report._formatting import text_table
+from qdqtune.report._formatting import Line, Table, page
+
+_COLUMNS = ("engine", "usable", "version", "dialect", "isa", "float32 in", "device, or why not")
 
 
 def health_text(health: Health) -> str:
     """Format as text."""
-    rows = [
-        [
-            engine.name,
-            _usable(engine),
-            engine.version or "-",
-            engine.dialect or "-",
-            engine.isa or "-",
-            engine.float_type or "-",
-            _where(engine),
-        ]
-        for engine in health.engines
-    ]
-    columns = ["engine", "usable", "version", "dialect", "isa", "float32 in", "device, or why not"]
     arithmetic = _arithmetic(health.saturates_u8s8)
-    machine = f"Python {health.python}; CPU {health.cpu}, {health.isa}: {arithmetic}."
+    lines: list[Line] = [
+        f"Python {health.python}; CPU {health.cpu}, {health.isa}: {arithmetic}.",
+        _gpus(health.gpu),
+    ]
+    if health.max_memory is not None:
+        limit = size_text(health.max_memory)
+        lines.append(f"Each process that reads or runs a model may take {limit} (--max_memory).")
+    lines += ["", Table(_COLUMNS, [_row(engine) for engine in health.engines])]
     notes = [_limited(engine, health) for engine in health.engines if engine.limited is not None]
     notes += [
         f"{engine.name} computes float32 in {engine.float_type} here, which is faster and less "
@@ -37,30 +32,17 @@ def health_text(health: Health) -> str:
         f"{broken.reason}"
         for broken in health.broken
     ]
-    parts = [
-        f"{machine}\n{printable(_gpus(health.gpu))}{_memory(health.max_memory)}",
-        text_table(columns, rows),
-        *map(printable, notes),
-    ]
-    return "\n\n".join(parts)
+    for note in notes:
+        lines += ["", note]
+    return page(lines)
 
 
-def _memory(limit: int | None) -> str:
-    if limit is None:
-        return ""
-    return f"\nEach process that reads or runs a model may take {size_text(limit)} (--max_memory)."
-
-
-def _usable(engine: EngineHealth) -> str:
-    if engine.usable:
-        return "yes"
-    return "for layers" if engine.lists_layers else "no"
-
-
-def _where(engine: EngineHealth) -> str:
-    """Return what the engine runs on, or why it doesn't run."""
-    told = engine.device if engine.usable else engine.reason
-    return f"{told}; {engine.program}" if engine.program else told
+def _row(engine: EngineHealth) -> list[str]:
+    usable = "yes" if engine.usable else "for layers" if engine.lists_layers else "no"
+    facts = (engine.version, engine.dialect, engine.isa, engine.float_type)
+    where = engine.device if engine.usable else engine.reason
+    where = f"{where}; {engine.program}" if engine.program else where
+    return [engine.name, usable, *(fact or "-" for fact in facts), where]
 
 
 def _gpus(gpu: GpuHealth) -> str:

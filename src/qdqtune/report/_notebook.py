@@ -9,16 +9,14 @@ import html
 from collections.abc import Mapping
 
 from qdqtune.records._accuracy import ErrorReport
-from qdqtune.records._inspection import Inspection
 from qdqtune.records._measurement import BenchRecord
 from qdqtune.records._printable import message, printable
 from qdqtune.records._quantization import QuantizeReport, QuantizeResult
-from qdqtune.records._results import OptimizeReport, Result
+from qdqtune.records._results import Inspection, OptimizeReport, Result
 from qdqtune.records._tuning import TuneResult
 from qdqtune.records._verification import VerifyReport
-from qdqtune.report._bench import bench_table
+from qdqtune.report._bench import bench_table, layers_table, outputs_table
 from qdqtune.report._conversions import changes_table
-from qdqtune.report._error_report import layers_table, outputs_table
 from qdqtune.report._formatting import Table
 from qdqtune.report._quantization import op_table
 from qdqtune.report._tuning import summary_table

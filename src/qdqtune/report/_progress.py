@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qdqtune.records._printable import message, printable
 from qdqtune.records._tuning import TuneEvent
 from qdqtune.report._formatting import duration
-from qdqtune.report._subgraphs import STAGE as SUBGRAPHS
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import ProgressColumn
 
+_SUBGRAPHS = "subgraphs"  # the stage whose steps are subgraphs instead of whole models
+# Seldom, because redrawing the bar takes time on the machine that is measuring.
+_REFRESHES_PER_S = 2
+_WIDEST = 48
 
-def _ignore(_done: int, _total: int | None) -> None:
-    pass
+Watch = Callable[[TuneEvent], None]
 
 
 @contextmanager
@@ -35,24 +38,11 @@ def progress_bar(title: str, *, quiet: bool) -> Iterator[Callable[[int, int | No
     if quiet or not sys.stderr.isatty():
         yield _ignore
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-
-        def advance(done: int, total: int | None) -> None:
-            bar.update(task, completed=done, total=total)
-
-        yield advance
-
-
-# Seldom, because redrawing the bar takes time on the machine that is measuring.
-_REFRESHES_PER_S = 2
-_WIDEST = 48
-
-Watch = Callable[[TuneEvent], None]
+    with _live(title, *columns) as update:
+        yield lambda done, total: update(completed=done, total=total)
 
 
 @contextmanager
@@ -65,13 +55,37 @@ def tune_progress(*, quiet: bool) -> Iterator[Watch]:
     Yields:
         A callback for the run.
     """
-    if quiet:
-        yield lambda _event: None
-    elif sys.stderr.isatty():
-        with _bar() as bar, _logs_above():
-            yield _Live(bar).show
-    else:
-        yield _print_line
+    if quiet or not sys.stderr.isatty():
+        yield _ignore if quiet else _print_line
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+
+    # Show only our own fields, and no markup: a message can contain names from the model.
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[count]}", markup=False),
+        TextColumn("best {task.fields[best]:.3f}x", markup=False),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}", markup=False),
+    )
+    with _live("starting", *columns, count="", best=1.0, left="") as update:
+
+        def show(event: TuneEvent) -> None:
+            # Only the search knows the quality of its best result; its columns show its state.
+            is_search = event.planned is not None
+            shown = event.stage if is_search else f"{event.stage}: {event.message}"
+            counted = "subgraph " if event.stage == _SUBGRAPHS else ""
+            update(
+                description=printable(shown)[:_WIDEST],
+                completed=_done(event),
+                total=event.planned,
+                count=f"{counted}{_done(event)}/{event.planned}" if event.planned else "",
+                left="" if event.eta_s is None else _left(event.stage, event.eta_s),
+                **({"best": event.speedup} if is_search else {}),
+            )
+
+        yield show
 
 
 @contextmanager
@@ -85,22 +99,17 @@ def step_progress(*, quiet: bool) -> Iterator[Watch]:
         A callback for the steps.
     """
     if quiet or not sys.stderr.isatty():
-        yield (lambda _event: None) if quiet else _print_line
+        yield _ignore if quiet else _print_line
         return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
     # No markup: a message can contain names from the model.
-    columns = (
-        SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    )  # fmt: skip
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True) as bar, _logs_above():
-        task = bar.add_task("starting", total=None)
+    step = TextColumn("{task.description}", markup=False)
+    with _live("starting", SpinnerColumn(), step, TimeElapsedColumn()) as update:
 
         def show(event: TuneEvent) -> None:
             left = "" if event.eta_s is None else f", {_left(event.stage, event.eta_s)}"
-            bar.update(task, description=printable(f"{event.stage}: {event.message}{left}"))
+            update(description=printable(f"{event.stage}: {event.message}{left}"))
 
         yield show
 
@@ -110,12 +119,37 @@ def event_line(event: TuneEvent) -> str:
     facts = [_benchmarks(event)] if event.benchmarks or event.planned else []
     if event.known:
         facts.append(f"{event.known} known from before")
-    if event.planned and event.stage != SUBGRAPHS:
+    if event.planned and event.stage != _SUBGRAPHS:
         facts.append(f"{event.speedup:.3f}x so far")
     if event.eta_s is not None:
         facts.append(_left(event.stage, event.eta_s))
     also = f" ({', '.join(facts)})" if facts else ""
     return message(f"[{duration(event.seconds)}] {event.stage}: {event.message}{also}")
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
+
+def _print_line(event: TuneEvent) -> None:
+    sys.stderr.write(event_line(event) + "\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def _live(title: str, *columns: ProgressColumn, **fields: Any) -> Iterator[Callable[..., None]]:
+    """Show a bar, with log lines above it; yields a function that updates what it shows."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        refresh_per_second=_REFRESHES_PER_S,
+    )
+    with bar, _logs_above():
+        yield functools.partial(bar.update, bar.add_task(title, total=None, **fields))
 
 
 @contextmanager
@@ -131,13 +165,8 @@ def _logs_above() -> Iterator[None]:
                 handler.setStream(stream)
 
 
-def _print_line(event: TuneEvent) -> None:
-    sys.stderr.write(event_line(event) + "\n")
-    sys.stderr.flush()
-
-
 def _benchmarks(event: TuneEvent) -> str:
-    if event.stage == SUBGRAPHS:
+    if event.stage == _SUBGRAPHS:
         return f"subgraph {_done(event)} of {event.planned}"
     if event.planned is None:
         return f"{event.benchmarks} benchmarks"
@@ -146,57 +175,8 @@ def _benchmarks(event: TuneEvent) -> str:
 
 def _left(stage: str, eta_s: float) -> str:
     """Format the time left; while subgraphs are timed, the duration of whole models is unknown."""
-    return f"{duration(eta_s)} left{' for subgraphs' if stage == SUBGRAPHS else ''}"
-
-
-def _count(event: TuneEvent) -> str:
-    if not event.planned:
-        return ""
-    return f"{'subgraph ' if event.stage == SUBGRAPHS else ''}{_done(event)}/{event.planned}"
+    return f"{duration(eta_s)} left{' for subgraphs' if stage == _SUBGRAPHS else ''}"
 
 
 def _done(event: TuneEvent) -> int:
     return event.benchmarks + event.known
-
-
-def _bar() -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    # Show only our own fields, and no markup: a message can contain names from the model.
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[count]}", markup=False),
-        TextColumn("best {task.fields[best]:.3f}x", markup=False),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}", markup=False),
-        console=Console(stderr=True),
-        transient=True,
-        refresh_per_second=_REFRESHES_PER_S,
-    )
-
-
-class _Live:
-    """The bar, updated on each event."""
-
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-        self._best = 1.0
-        self._task = bar.add_task("starting", total=None, count="", best=self._best, left="")
-
-    def show(self, event: TuneEvent) -> None:
-        if event.planned is not None:  # only the search knows the quality of its best result
-            self._best = event.speedup
-        # The other columns show the search's state.
-        is_search = event.planned is not None
-        shown = event.stage if is_search else f"{event.stage}: {event.message}"
-        self._bar.update(
-            self._task,
-            description=printable(shown)[:_WIDEST],
-            completed=_done(event),
-            total=event.planned,
-            count=_count(event),
-            best=self._best,
-            left="" if event.eta_s is None else _left(event.stage, event.eta_s),
-        )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from qdqtune.records._printable import printable
 from qdqtune.records._quantization import Decision, InsertReport, QuantizeReport, StripReport
 from qdqtune.records._ranges import CalibrationSource
 from qdqtune.report._bench import busy_lines
-from qdqtune.report._formatting import Table, cell, text_table
+from qdqtune.report._formatting import Line, Table, cell, page
 
 
 def near_limit_line(sqnr_db: float, min_sqnr_db: float) -> str:
@@ -26,6 +25,12 @@ def float_error_line(float_type: str, sqnr_db: float) -> str:
         f"The float model itself is {sqnr_db:.1f} dB from float32 there, computed in "
         f"{float_type or 'another type'}."
     )
+
+
+def _others(tried_db: Mapping[str, float], method: str, unit: str = "") -> str:
+    """Return the results of the range methods that were not chosen."""
+    shown = (f"{name} {db:.1f}{unit}" for name, db in tried_db.items() if name != method)
+    return ", ".join(shown)
 
 
 def insertion_text(report: InsertReport) -> str:
@@ -46,14 +51,10 @@ def insertion_text(report: InsertReport) -> str:
         also = f", {given:.1f} dB against the file as given" if given is not None else ""
         lines.append(f"output {name}: SQNR {db:.1f} dB against float{also}")
     if report.calibration is CalibrationSource.DATA:
-        others = ", ".join(
-            f"{method} {db:.1f} dB"
-            for method, db in report.tried_db.items()
-            if method != report.method.value
-        )
+        others = _others(report.tried_db, report.method.value, " dB")
         than = f" ({others})" if others else ""
         lines.append(f"calibrated on {report.calibrated_on}, {report.method.value} ranges{than}")
-    return "\n".join(map(printable, [*lines, *filter(None, [report.warning])]))
+    return page(lines, report.warning)
 
 
 def stripping_text(report: StripReport) -> str:
@@ -71,7 +72,7 @@ def stripping_text(report: StripReport) -> str:
         )
     for name, db in report.sqnr_db.items():
         lines.append(f"output {name}: the quantized file is at SQNR {db:.1f} dB")
-    return "\n".join(printable(line) for line in lines)
+    return page(lines)
 
 
 _MOST_REASONS = 3
@@ -84,11 +85,11 @@ def quantize_text(report: QuantizeReport, *, every_node: bool = False) -> str:
         report: The result of the quantization.
         every_node: Whether to list every op with its own error, too.
     """
-    lines = [text_table(*op_table(report.decisions)), ""]
+    lines: list[Line] = [op_table(report.decisions), ""]
     if every_node:
         lines += [_node_table(report.decisions), ""]
-    lines += [printable(line) for line in (*_placed(report), *_measured(report))]
-    return "\n".join([*lines, *filter(None, [report.warning])])
+    lines += [*_placed(report), *_accuracy(report), *_latency(report), *_written(report)]
+    return page(lines, report.warning)
 
 
 def op_table(decisions: Sequence[Decision]) -> Table:
@@ -108,14 +109,13 @@ def op_table(decisions: Sequence[Decision]) -> Table:
         ]
         more = len(reasons) - len(shown)
         shown += [f"and {more} more: see -v"] if more else []
-        count = sum(left[name].values())
         first, *rest = shown or [""]
-        rows.append([name, str(quantized[name] or ""), str(count or ""), first])
+        rows.append([name, str(quantized[name] or ""), str(left[name].total() or ""), first])
         rows += [["", "", "", reason] for reason in rest]
     return Table(["op", "quantized", "float", "why float"], rows, right=(1, 2))
 
 
-def _node_table(decisions: Sequence[Decision]) -> str:
+def _node_table(decisions: Sequence[Decision]) -> Table:
     rows = [
         [
             each.node,
@@ -126,17 +126,21 @@ def _node_table(decisions: Sequence[Decision]) -> str:
         ]
         for each in decisions
     ]
-    return text_table(["node", "op", "", "own dB", "why"], rows, right=(3,))
+    return Table(["node", "op", "", "own dB", "why"], rows, right=(3,))
 
 
 def _placed(report: QuantizeReport) -> list[str]:
     if report.kept_float:
         return ["The table shows what was tried."] if report.comparison is not None else []
-    lines = _converted(report)
-    lines += [
-        f"{len(report.placement.tensors)} tensors are {report.quant_type}, in the "
-        f"{report.dialect} dialect."
+    lines = [
+        f"{report.qdq_pairs} tensors are {report.quant_type}, in the {report.dialect} dialect."
     ]
+    if report.converted_from:
+        lines.insert(
+            0,
+            f"The model is {report.converted_from}, for which {report.dialect} has no integer "
+            "kernels: what is not quantized is float32 now. Inputs and outputs keep their types.",
+        )
     for rule, count in Counter(report.added.values()).items():
         lines.append(f"Of {count} of them, readers without an integer kernel, too: {rule}.")
     accuracy = sum(each.rule == "accuracy" for each in report.decisions)
@@ -145,18 +149,7 @@ def _placed(report: QuantizeReport) -> list[str]:
     return lines
 
 
-def _converted(report: QuantizeReport) -> list[str]:
-    given = report.converted_from
-    if not given:
-        return []
-    return [
-        f"The model is {given}, for which {report.dialect} has no integer kernels: what is not "
-        f"quantized is float32 now. Inputs and outputs keep their types."
-    ]
-
-
-def _measured(report: QuantizeReport) -> list[str]:
-    before, after = report.bytes_before, report.bytes_after
+def _accuracy(report: QuantizeReport) -> list[str]:
     lines = []
     for name in dict.fromkeys((*report.sqnr_db, *report.scores_db)):
         found = [f"SQNR {report.sqnr_db[name]:.1f} dB"] if name in report.sqnr_db else []
@@ -171,20 +164,9 @@ def _measured(report: QuantizeReport) -> list[str]:
     if report.near_min_sqnr and worst is not None and report.allowed_sqnr_db is not None:
         lines.append(near_limit_line(worst, report.allowed_sqnr_db))
     if report.calibration == CalibrationSource.DATA.value:
-        others = ", ".join(
-            f"{method} {db:.1f}"
-            for method, db in report.tried_db.items()
-            if method != report.method
-        )
+        others = _others(report.tried_db, report.method)
         than = f" (worst output; others: {others} dB)" if others else ""
         lines.append(f"Calibrated on {report.calibrated_on}, {report.method} ranges{than}.")
-    lines += _latency(report)
-    if report.kept_float:
-        lines.append(f"The model is handed back as it was: {report.reason}.")
-    else:
-        lines.append(f"Size {_megabytes(before)} -> {_megabytes(after)} ({after / before:.2f}x).")
-    if report.output is not None:
-        lines.append(f"Written: {report.output}")
     return lines
 
 
@@ -192,14 +174,18 @@ def _latency(report: QuantizeReport) -> list[str]:
     found = report.comparison
     if found is None or report.baseline_ms is None or report.final_ms is None:
         return [f"Latency was not measured: {report.not_timed}."]
-    busy = busy_lines(found.contention) if found.contention > 0.0 else []
     return [
         f"Latency on {report.engine}: as given {report.baseline_ms:.3f} ms, quantized "
         f"{report.final_ms:.3f} ms, {found.ratio:.3f}x ({found.low:.3f} to {found.high:.3f}, "
         f"{100 * found.confidence:g} %).",
-        *busy,
+        *busy_lines(found.contention),
     ]
 
 
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.2f} MB"
+def _written(report: QuantizeReport) -> list[str]:
+    if report.kept_float:
+        result = f"The model is handed back as it was: {report.reason}."
+    else:
+        before, after = report.bytes_before, report.bytes_after
+        result = f"Size {before / 1e6:.2f} MB -> {after / 1e6:.2f} MB ({after / before:.2f}x)."
+    return [result, *([f"Written: {report.output}"] if report.output is not None else [])]

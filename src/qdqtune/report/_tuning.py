@@ -1,57 +1,65 @@
-"""The final output of `tune` and of `python -m qdqtune.autotune`, and that of a dry run."""
+"""The output of `tune` and of `python -m qdqtune.autotune`, of a dry run, and of `export`."""
 
 from __future__ import annotations
 
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
 from qdqtune.records._inputs import shape_text
 from qdqtune.records._measurement import FLOAT32
-from qdqtune.records._printable import printable
+from qdqtune.records._printable import message
 from qdqtune.records._ranges import CalibrationSource
+from qdqtune.records._results import Candidate
 from qdqtune.records._tuning import AS_GIVEN as UNCHANGED
-from qdqtune.records._tuning import Summary, TunePlan, TuneResult
+from qdqtune.records._tuning import Batch, Summary, TunePlan, TuneResult
 from qdqtune.report._bench import busy_lines, engine_lines, inputs_lines
-from qdqtune.report._formatting import Table, cell, duration, text_table
+from qdqtune.report._formatting import Line, Table, cell, duration, page, shortened
 from qdqtune.report._inspection import in_float32_line
 from qdqtune.report._quantization import float_error_line, near_limit_line
-from qdqtune.report._subgraphs import AS_GIVEN, MODE, batches_lines, plan_lines, subgraph_lines
 
+_SUBGRAPH = "subgraph"
+_AS_GIVEN = "as given"  # the seed with the placement of a model that was already quantized
 _STOPPED = {
     "budget": "The time was up before the search was over; the same command resumes it.",
     "max_benchmarks": "No more benchmarks were allowed; with a larger number the search goes on.",
     "interrupted": "The search was interrupted; the same command resumes it.",
 }
 _COLUMNS = ("model", "median ms", "speedup", "interval", "output SQNR", "metric")
-_NUMBERS = (1, 2, 4, 5)
+_ALWAYS = 4  # columns that are shown even without values
 # With fewer processes, the spread between them can't be estimated.
 _FEWEST_OPENINGS = 3
-_ALWAYS = 4  # columns that are shown even without values
 
 
 def tune_text(result: TuneResult) -> str:
     """Format as text; the last line warns if the scales can't be trusted."""
     summary = result.summary
     shapes = {name: shape_text(shape) for name, shape in summary.shapes.items()}
-    lines = [
+    lines: list[Line] = [
         *engine_lines(summary.engine),
         *inputs_lines(shapes),
         "",
-        text_table(*summary_table(summary)),
+        summary_table(summary),
         "",
     ]
     if summary.batches:
-        lines += [*batches_lines(summary), ""]
-    lines += [printable(line) for line in _verdict(summary)]
-    if summary.contention > 0.0:
-        lines += busy_lines(summary.contention)
-    lines += [printable(line) for line in _accuracy(summary)]
-    lines += [printable(line) for line in _effort(summary)]
-    lines += [printable(line) for line in _files(result)]
-    return "\n".join([*lines, *filter(None, [result.warning])])
+        lines += [*_batches(summary), ""]
+    lines += [
+        *_verdict(summary),
+        *busy_lines(summary.contention),
+        *_accuracy(summary),
+        *_effort(summary),
+        *_files(result),
+    ]
+    return page(lines, result.warning)
 
 
 def summary_table(summary: Summary) -> Table:
     """Build the table of the original model, the best blanket placement and the result."""
     metric = summary.metric or {}
-    baseline = AS_GIVEN if AS_GIVEN in summary.seeds else _float_name(summary)
+    baseline = _AS_GIVEN if _AS_GIVEN in summary.seeds else _float_name(summary)
     rows = [_row(baseline, summary.baseline_ms, metric=metric.get("float"))]
     blanket = summary.blanket
     if blanket is not None:
@@ -73,7 +81,7 @@ def summary_table(summary: Summary) -> Table:
         )
     )  # fmt: skip
     shown = [n for n in range(len(_COLUMNS)) if n < _ALWAYS or any(row[n] for row in rows)]
-    return Table(_COLUMNS, rows, _NUMBERS).only(shown)
+    return Table(_COLUMNS, rows, right=(1, 2, 4, 5)).only(shown)
 
 
 def _row(
@@ -95,21 +103,28 @@ def _row(
     ]
 
 
+def _float_name(summary: Summary) -> str:
+    if summary.converted_from:
+        return f"as given ({summary.converted_from})"
+    if summary.precision != UNCHANGED:
+        return summary.precision
+    computed_in = summary.engine.float_type
+    return "float" if computed_in in ("", FLOAT32) else f"float ({computed_in})"
+
+
 def _verdict(summary: Summary) -> list[str]:
-    if summary.kept_float:
-        reason = summary.reason.rstrip(".") or "nothing that was tried is faster"
-        if summary.precision != UNCHANGED:
-            kept = f"{summary.precision} model is kept"
-        elif AS_GIVEN in summary.seeds:
-            kept = "model is kept as given, byte for byte"
-        else:
-            kept = "float model is kept, byte for byte"
-        return [f"The {kept}: {reason}.", *_scale(summary), *_converted(summary)]
-    return [
-        *_scale(summary),
-        *_converted(summary),
-        f"{summary.qdq_pairs} tensors are {summary.quant_type}, in the {summary.dialect} dialect.",
-    ]
+    how = [*_scale(summary), *_converted(summary)]
+    if not summary.kept_float:
+        written = f"{summary.qdq_pairs} tensors are {summary.quant_type}"
+        return [*how, f"{written}, in the {summary.dialect} dialect."]
+    reason = summary.reason.rstrip(".") or "nothing that was tried is faster"
+    if summary.precision != UNCHANGED:
+        kept = f"{summary.precision} model is kept"
+    elif _AS_GIVEN in summary.seeds:
+        kept = "model is kept as given, byte for byte"
+    else:
+        kept = "float model is kept, byte for byte"
+    return [f"The {kept}: {reason}.", *how]
 
 
 def _scale(summary: Summary) -> list[str]:
@@ -118,9 +133,10 @@ def _scale(summary: Summary) -> list[str]:
     if summary.kept_float and blanket is None:
         return []
     over = "as given" if summary.precision == UNCHANGED else f"in {summary.precision}"
+    where = f", in {summary.openings} processes one after the other" if summary.openings > 1 else ""
     lines = [
         f"Speedups are over the model {over}, with {100 * summary.confidence:g} % intervals, all "
-        f"timed in turns at the end{_in_processes(summary.openings)}."
+        f"timed in turns at the end{where}."
     ]
     if 0 < summary.openings < _FEWEST_OPENINGS:
         lines.append(
@@ -134,23 +150,6 @@ def _scale(summary: Summary) -> list[str]:
     return lines
 
 
-def _in_processes(openings: int) -> str:
-    return f", in {openings} processes one after the other" if openings > 1 else ""
-
-
-def _float_name(summary: Summary) -> str:
-    if summary.converted_from:
-        return f"as given ({summary.converted_from})"
-    if summary.precision != UNCHANGED:
-        return summary.precision
-    computed_in = summary.engine.float_type
-    return "float" if computed_in in ("", FLOAT32) else f"float ({computed_in})"
-
-
-def _compared_with(summary: Summary) -> str:
-    return "float" if summary.precision == UNCHANGED else "the model as given"
-
-
 def _converted(summary: Summary) -> list[str]:
     """Say how the model was converted before tuning."""
     if summary.converted_from:
@@ -161,22 +160,20 @@ def _converted(summary: Summary) -> list[str]:
     if summary.precision == UNCHANGED:
         why = summary.precision_reason
         return [f"The model was tuned as given: {why}."] if why else []
-    error = summary.precision_sqnr_db
-    far = f", {error:.1f} dB from the model as given" if error is not None else ""
-    gain = summary.precision_speedup
-    fast = f", {gain:.2f}x as fast as that" if gain is not None else ""
+    far = cell(summary.precision_sqnr_db, ".1f", " dB from the model as given")
+    fast = cell(summary.precision_speedup, ".2f", "x as fast as that")
+    facts = ", ".join(filter(None, [f"to {summary.precision} first", far, fast]))
     return [
-        f"The model was converted to {summary.precision} first{far}{fast}: the engine takes types "
-        "as they are written. --precision float32 leaves it as it is."
+        f"The model was converted {facts}: the engine takes types as they are written. "
+        "--precision float32 leaves it as it is."
     ]
 
 
 def _accuracy(summary: Summary) -> list[str]:
     lines = []
     if summary.output_sqnr_db is not None and not summary.kept_float:
-        lines.append(
-            f"Output SQNR {summary.output_sqnr_db:.1f} dB against {_compared_with(summary)}."
-        )
+        against = "float" if summary.precision == UNCHANGED else "the model as given"
+        lines.append(f"Output SQNR {summary.output_sqnr_db:.1f} dB against {against}.")
         if summary.float_sqnr_db is not None:
             lines.append(float_error_line(summary.engine.float_type, summary.float_sqnr_db))
         if summary.near_min_sqnr and summary.allowed_sqnr_db is not None:
@@ -199,22 +196,20 @@ def _effort(summary: Summary) -> list[str]:
     details = [f"{summary.failed} failed"] if summary.failed else []
     details += [f"{summary.memo_hits} known from before"] if summary.memo_hits else []
     also = f" ({', '.join(details)})" if details else ""
-    if summary.mode == MODE:
+    what = f"{summary.groups} choices in {summary.regions} regions ({summary.patterns} patterns)"
+    lines = []
+    if summary.mode == _SUBGRAPH:
         what = "whole models"
-        subgraphs = subgraph_lines(summary)
-    else:
-        what = (
-            f"{summary.groups} choices in {summary.regions} regions ({summary.patterns} patterns)"
-        )
-        subgraphs = []
+        lines = _subgraphs(summary)
     this_run = "This run: " if summary.runs > 1 else ""
-    lines = [
-        *subgraphs,
+    lines.append(
         f"{this_run}{summary.benchmarks} benchmarks{also} of {what}, {duration(seconds.total)}: "
         f"building {duration(seconds.building)}, timing {duration(seconds.timing)}, "
-        f"own {duration(seconds.own)}.",
-    ]
-    if _is_begun(summary):
+        f"own {duration(seconds.own)}."
+    )
+    # Otherwise there was time for no more than the float model.
+    is_begun = summary.stopped != "budget" or summary.total_benchmarks + summary.memo_hits > 0
+    if is_begun:
         lines.append(
             f"Noise: the model against itself {summary.noise.ratio:.3f}x; "
             f"{summary.noise.text.removesuffix('.')}."
@@ -229,14 +224,9 @@ def _effort(summary: Summary) -> list[str]:
             f"Nothing better was found in this run: the result is that of run {summary.result_run}."
             " Its figures are from summary.json; `qdqtune verify` measures them again."
         )
-    if summary.stopped in _STOPPED and _is_begun(summary):
+    if summary.stopped in _STOPPED and is_begun:
         lines.append(_STOPPED[summary.stopped])
     return lines
-
-
-def _is_begun(summary: Summary) -> bool:
-    """Whether there was time for more than the float model."""
-    return summary.stopped != "budget" or summary.total_benchmarks + summary.memo_hits > 0
 
 
 def _files(result: TuneResult) -> list[str]:
@@ -260,32 +250,181 @@ def plan_text(plan: TunePlan) -> str:
             for reason, count in sorted(plan.left_float.items(), key=lambda item: -item[1])
         ),
     ]
-    if plan.mode == MODE:
-        lines += plan_lines(plan)
+    what = "benchmarks"
+    if plan.mode == _SUBGRAPH:
+        what = "assemblies of the whole model"
+        lines.append(
+            f"what {plan.engine} fuses is found out in a run, and each distinct subgraph is timed "
+            "alone, as float and quantized"
+        )
     else:
         seeds = (f"{name} ({count} tensors)" for name, count in plan.seeds.items())
         lines += [
             f"{plan.regions} regions, {plan.patterns} patterns, {plan.groups} choices",
             f"first tried: {', '.join(seeds) or 'nothing'}",
-            f"at most {plan.benchmarks} benchmarks on {plan.engine}; nothing was measured or "
-            "written",
         ]
-    return "\n".join(printable(line) for line in lines)
+    end = f"at most {plan.benchmarks} {what} on {plan.engine}; nothing was measured or written"
+    return page([*lines, end])
 
 
 def autotune_text(result: TuneResult) -> str:
     """Return the two lines that scripts look for, followed by the output of `tune`."""
-    return f"{speedup_text(result.summary)}\n\n{tune_text(result)}"
-
-
-def speedup_text(summary: Summary) -> str:
-    """Format the latency before and after."""
+    summary = result.summary
     return (
         f"Baseline: {_milliseconds(summary.baseline_ms)} ms\n"
-        f"Final: {_milliseconds(summary.final_ms)} ms ({summary.speedup:.3f}x speedup)"
+        f"Final: {_milliseconds(summary.final_ms)} ms ({summary.speedup:.3f}x speedup)\n\n"
+        f"{tune_text(result)}"
     )
 
 
 def _milliseconds(latency_ms: float) -> str:
     """Format with two decimals, or as many as a small model needs."""
     return f"{latency_ms:.2f}" if latency_ms >= 1.0 else f"{latency_ms:.3g}"
+
+
+_TRIALS = (
+    "tried on the whole model", "quantized", "dropped", "predicted", "measured", "std error", "",
+)  # fmt: skip
+_RAW = "raw"
+# As a difference of logarithms.
+_FAR = 0.1
+_FAR_OFF = "Subgraph timings predicted the whole model poorly: region mode may find more."
+# The search's prefix for a step from the best so far; all other steps start from the float model.
+_STEPS = frozenset({"batches", "doubts", "schemes"})
+
+
+def _batches(summary: Summary) -> list[Line]:
+    """Report what was tried on the whole model, and how to read it."""
+    tried = {batch.stage for batch in summary.batches}
+    timed, subgraphs = _subgraph_counts(summary)
+    note = f"Quantized and dropped count fusion groups{' that were timed' * (timed < subgraphs)}; "
+    if _AS_GIVEN in summary.seeds:
+        note += (
+            "speedups in this table are over the float model inside, that of the result is over "
+            "the model as given"
+        )
+    else:
+        note += "speedups are over float"
+    if tried & _STEPS:
+        note += "; those of schemes, batches and doubts are over the best before them"
+    # An assembly without Q/DQ is the float model, which is not timed against itself.
+    if _RAW not in tried and timed == subgraphs > 0:
+        note += ". By the subgraph timings, all of it should stay float"
+    # Whole-model choices without a row, because they turned out to equal another one.
+    first = {speedup: name for name, speedup in reversed([*summary.seeds.items()]) if name in tried}
+    same = [
+        f"{name}: the same as {first[speedup]}."
+        for name, speedup in summary.seeds.items()
+        if name not in tried and speedup in first
+    ]
+    is_far = timed > 0 and _is_far_off(summary.batches)
+    table = batches_table(summary.batches, has_costs=timed > 0)
+    return [table, f"{note}.", *same, *([_FAR_OFF] if is_far else [])]
+
+
+def batches_table(batches: Sequence[Batch], *, has_costs: bool = True) -> Table:
+    """Build the table of whole-model trials and the predictions from subgraphs.
+
+    Args:
+        batches: The trials.
+        has_costs: Whether any subgraph was timed, so that there are predictions.
+    """
+    rows = [
+        [
+            batch.stage,
+            str(batch.quantized) if has_costs else "-",
+            str(batch.dropped) if has_costs else "-",
+            f"{batch.predicted:.3f}x" if has_costs or batch.predicted != 1.0 else "-",
+            "failed" if batch.measured is None else f"{batch.measured:.3f}x",
+            "" if batch.measured is None else f"{100 * batch.error:.1f} %",
+            "taken" if batch.accepted else "",
+        ]
+        for batch in batches
+    ]
+    return Table(_TRIALS, rows, right=(1, 2, 3, 4, 5))
+
+
+def _is_far_off(batches: Sequence[Batch]) -> bool:
+    """Whether most predictions were far from the measurements."""
+    errors = [
+        abs(math.log(batch.measured / batch.predicted))
+        for batch in batches
+        if batch.measured and batch.predicted > 0.0
+    ]
+    return bool(errors) and statistics.median(errors) > _FAR
+
+
+def _subgraph_counts(summary: Summary) -> tuple[int, int]:
+    """Return how many distinct subgraphs were timed, and how many there are."""
+    timed = summary.subgraphs.get("pieces", 0)
+    return timed, summary.subgraphs.get("all_pieces", timed)
+
+
+def _subgraphs(summary: Summary) -> list[str]:
+    """Report how many subgraphs there were, and how many were timed; empty if unknown."""
+    found, benchmarks = summary.subgraphs, summary.subgraph_benchmarks
+    if not found:  # the run ended before it found any
+        return [f"{benchmarks} benchmarks of subgraphs."] if benchmarks else []
+    timed, subgraphs = _subgraph_counts(summary)
+    groups = f"{found['groups']} fusion groups ({found['structural']} by structure alone)"
+    if timed < subgraphs:  # what can be quantized is known only for the timed ones
+        why = ": the time was up" if summary.stopped == "budget" else ""
+        told = f" {benchmarks} benchmarks of them." if benchmarks else ""
+        return [f"{groups}. {timed} of {subgraphs} distinct subgraphs were timed{why}.{told}"]
+    return [
+        f"{groups}, {found['units']} could be quantized: {subgraphs} distinct subgraphs, "
+        f"{f'{benchmarks} benchmarks of them' if benchmarks else 'known from before'}."
+    ]
+
+
+_LONGEST_FAILURE = 60
+
+
+def candidates_text(candidates: Sequence[Candidate], most: int | None = None) -> str:
+    """Format a table of candidates, fastest first.
+
+    Args:
+        candidates: The candidates to show.
+        most: The maximum number to show.
+    """
+    if not candidates:
+        return "Nothing was tried in this run."
+    ordered = sorted(candidates, key=lambda one: -(one.speedup or 0.0))
+    header = ["candidate", "tensors", "latency ms", "speedup", ""]
+    table = Table(header, [_candidate_row(one) for one in ordered[:most]], right=(1, 2, 3))
+    more = len(ordered) - len(table.rows)
+    return page([table, *([f"and {more} more: --list"] if more else [])])
+
+
+def _candidate_row(one: Candidate) -> list[str]:
+    remark = "float" if one.tensors == 0 else ""
+    if one.failure is not None:
+        first = message(one.failure).split("\n", 1)[0]
+        remark = f"failed: {shortened(first, _LONGEST_FAILURE)}"
+    elif one.tensors is None:
+        remark = "no file"
+    return [
+        one.id,
+        cell(one.tensors, "d"),
+        cell(one.latency_ms, ".3f"),
+        cell(one.speedup, ".3f", "x"),
+        remark,
+    ]
+
+
+def candidates_record(candidates: Sequence[Candidate]) -> dict[str, Any]:
+    """Build the JSON form, in the order in which they were tried."""
+    listed = [one.to_dict() for one in candidates]
+    return {"kind": "candidates", "schema": 1, "candidates": listed}
+
+
+def exclusion_list(tool: str, names: Sequence[str]) -> list[str] | dict[str, list[str]]:
+    """Return a list of nodes not to quantize, in the format that a tool takes.
+
+    Args:
+        tool: One of `EXCLUSION_TOOLS`.
+        names: Names of nodes.
+    """
+    if tool == "modelopt":  # it matches regular expressions at the beginning of names
+        return [f"^{re.escape(name)}$" for name in names]
+    return {"names": list(names)} if tool == "nncf" else list(names)

@@ -12,7 +12,7 @@ from qdqtune.engines._worker import Worker, WorkerFailure
 from qdqtune.records._errors import QdqtuneError
 from qdqtune.records._health import EngineHealth, Health, IsaLimit
 from qdqtune.records._measurement import FLOAT32, EngineInfo
-from qdqtune.resources._limits import current_limits
+from qdqtune.resources import current_limits
 
 _ANSWER_TIMEOUT_S = 60.0
 

@@ -15,14 +15,14 @@ from qdqtune.options import configured
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq._selection import unknown
 from qdqtune.records._errors import UsageError
-from qdqtune.records._inspection import (
+from qdqtune.records._placement import Edge
+from qdqtune.records._results import (
     Inspection,
     PatternRecord,
     RegionRecord,
     TensorAnswer,
     TensorPlace,
 )
-from qdqtune.records._placement import Edge
 from qdqtune.search.patterns._insertion_points import (
     NodeInputInsertionPoint,
     RegionOutputInsertionPoint,

@@ -13,7 +13,7 @@ from benchmarks.subgraph_models import random_model
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.records._measurement import LayerTime
-from qdqtune.records._subgraphs import BY_LAYERS, SchemeTimes, SubgraphTimes
+from qdqtune.records._tuning import BY_LAYERS, SchemeTimes, SubgraphTimes
 from qdqtune.search._space import Space
 from qdqtune.search.subgraphs._assembly import Costs, Crossing
 from qdqtune.search.subgraphs._costs import ObservedCosts, costs_of, look_at, refined

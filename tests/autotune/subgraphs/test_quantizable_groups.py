@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qdqtune.records._subgraphs import BY_LAYERS, SchemeTimes, SubgraphTimes
+from qdqtune.records._tuning import BY_LAYERS, SchemeTimes, SubgraphTimes
 from qdqtune.search._space import Form, Space
 from qdqtune.search.subgraphs._distinct_subgraphs import FULL, NONE, RULES, WEIGHTS, Subgraph
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup

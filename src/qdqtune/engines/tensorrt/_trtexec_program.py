@@ -14,7 +14,7 @@ from pathlib import Path
 
 from qdqtune.engines.tensorrt._build_log import open_log
 from qdqtune.engines.tensorrt._trtexec_version import DISPENSABLE, Version, name_of
-from qdqtune.resources._parent_death import end_with_parent
+from qdqtune.resources import end_with_parent
 
 # The prefix keeps "Total GPU Compute Time" and what verbose lines explain out.
 _GPU_TIME = re.compile(r"\[I\] GPU Compute Time: .*?median = ([0-9.eE+-]+|[+-]?inf|[+-]?nan) ms")

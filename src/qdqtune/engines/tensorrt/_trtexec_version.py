@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from qdqtune.resources._parent_death import end_with_parent
+from qdqtune.resources import end_with_parent
 
 PROGRAM = "trtexec"
 _BANNER = re.compile(r"&&&& \w+ TensorRT\.trtexec \[TensorRT v(\d+)\]")

@@ -10,7 +10,7 @@ from qdqtune.qdq.dialects._onnxruntime import ONNXRUNTIME, ONNXRUNTIME_NO_VNNI
 from qdqtune.qdq.dialects._openvino import OPENVINO, OPENVINO_NO_VNNI
 from qdqtune.qdq.dialects._tensorrt import TENSORRT, TENSORRT_8
 from qdqtune.records._errors import UsageError
-from qdqtune.records._plugins import Plugins, find_plugins
+from qdqtune.records._health import Plugins, find_plugins
 
 GROUP = "qdqtune.dialects"
 """The entry points by which other packages announce theirs."""

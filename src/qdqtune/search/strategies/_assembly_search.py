@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qdqtune.config import SUBGRAPH
-from qdqtune.records._subgraphs import Batch
+from qdqtune.records._tuning import Batch
 from qdqtune.search._space import State
 from qdqtune.search.strategies._strategy import (
     SEEDS,

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import ClassVar, TypeVar
 
 from qdqtune.config import REGION
-from qdqtune.records._subgraphs import Batch
+from qdqtune.records._tuning import Batch
 from qdqtune.search._space import Space, State
 
 SEEDS = "seeds"

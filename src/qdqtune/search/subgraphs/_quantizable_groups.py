@@ -10,7 +10,7 @@ from qdqtune.graph._op_classes import WEIGHTED_OPS
 from qdqtune.qdq._dialect import Output
 from qdqtune.qdq._op_units import role_rule
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
-from qdqtune.records._subgraphs import SchemeTimes, SubgraphTimes
+from qdqtune.records._tuning import SchemeTimes, SubgraphTimes
 from qdqtune.search._space import Form, Group, State
 from qdqtune.search.subgraphs._distinct_subgraphs import (
     FULL,

@@ -17,8 +17,14 @@ from qdqtune.engines import _registry as registry
 from qdqtune.graph._atomic_files import remove, writing
 from qdqtune.graph._files import write_text
 from qdqtune.graph._prepared_model import Dims
-from qdqtune.records._subgraphs import Batch, SubgraphTimes, checked_ms
-from qdqtune.records._tuning import BY_BUDGET, FINISHED, INTERRUPTED
+from qdqtune.records._tuning import (
+    BY_BUDGET,
+    FINISHED,
+    INTERRUPTED,
+    Batch,
+    SubgraphTimes,
+    checked_ms,
+)
 from qdqtune.records._untrusted_files import SCHEMAS, check_schema, parse_json, read_text
 from qdqtune.search.subgraphs._costs import ObservedCosts
 from qdqtune.search.subgraphs._distinct_subgraphs import Subgraph

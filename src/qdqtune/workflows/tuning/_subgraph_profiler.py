@@ -36,7 +36,7 @@ from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._measurement import LayerTime, Measurement
-from qdqtune.records._subgraphs import BY_LAYERS, BY_TOTAL, SchemeTimes, SubgraphTimes
+from qdqtune.records._tuning import BY_LAYERS, BY_TOTAL, SchemeTimes, SubgraphTimes
 from qdqtune.search.strategies._strategy import Effort
 from qdqtune.search.subgraphs._distinct_subgraphs import NONE, Content, Subgraph, placement_inside
 from qdqtune.workflows.tuning._time_budget import Preset

@@ -1,8 +1,11 @@
-"""Limits on memory and time under which models are read, built and run."""
+"""Limits on memory and time of this process and its children, and their end with the parent."""
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -228,3 +231,21 @@ def _seconds(given: float | None) -> float | None:
             "None leaves each step the time that it usually may take.",
         )
     return given
+
+
+_PR_SET_PDEATHSIG = 1
+# Loaded here: nothing can be loaded between fork and exec.
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def end_with_parent(parent: int | None = None, by: int = signal.SIGKILL) -> None:
+    """Ask Linux to signal this process when its parent dies; a no-op on other systems.
+
+    Args:
+        parent: The parent's id, if it may already be dead; then this process ends at once.
+        by: The signal.
+    """
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(0)
