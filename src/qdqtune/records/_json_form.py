@@ -50,7 +50,10 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; a number without bounds is None."""
         head = {"kind": self.KIND, "schema": self.SCHEMA} if self.KIND else {}
-        return {**head, **{name: json_form(read(self)) for name, read in self._attributes()}}
+        return {
+            **head,
+            **{name: json_form(attrgetter(each)(self)) for name, each in self._attributes()},
+        }
 
     @classmethod
     def from_dict(cls: type[R], value: object, name: str = "") -> R:
@@ -67,25 +70,28 @@ class Record:
         """
         body = object_in(value, name or "it")
         hints, known = _hints(cls), fields(cls)  # type: ignore[arg-type]
-        derived = {"kind", "schema", *(each for each, _ in cls._attributes())}
-        unknown = body.keys() - derived - {each.name for each in known}
+        names = {attribute: each for each, attribute in cls._attributes()}
+        names |= {each.name: names.get(each.name, each.name) for each in known}
+        unknown = body.keys() - {"kind", "schema", *names.values()}
         if unknown:
             raise TypeError(f"{name or 'it'} has an unknown field: {min(unknown)}")
         found = {}
         for each in known:
-            if each.name in body:
-                full = f"{name}.{each.name}" if name else each.name
+            key = names[each.name]
+            if key in body:
+                full = f"{name}.{key}" if name else key
                 is_open = each.metadata == UNBOUNDED
-                found[each.name] = _read(body[each.name], hints[each.name], full, is_open)
+                found[each.name] = _read(body[key], hints[each.name], full, is_open)
             elif each.default is MISSING and each.default_factory is MISSING:
-                raise KeyError(each.name)
+                raise KeyError(key)
         return cls(**found)
 
     @classmethod
-    def _attributes(cls) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    def _attributes(cls) -> Iterator[tuple[str, str]]:
+        """Yield the names in the JSON form, each with the attribute that it holds."""
         for each in cls.JSON.split() or [field.name for field in fields(cls)]:  # type: ignore[arg-type]
             name, _, attribute = each.partition("=")
-            yield name, attrgetter(attribute or name)
+            yield name, attribute or name
 
 
 def json_form(value: Any) -> Any:
@@ -133,6 +139,8 @@ def _read(value: Any, wanted: Any, name: str, is_open: bool = False) -> Any:
         return math.inf if value is None and is_open else number_in(value, name, -LARGEST, LARGEST)
     if wanted in _SIMPLE:
         return _SIMPLE[wanted](value, name)
+    if isinstance(wanted, type) and issubclass(wanted, Enum):
+        return wanted(value)
     return value if wanted is Any else wanted.from_dict(value, name)
 
 

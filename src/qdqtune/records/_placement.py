@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from qdqtune.records._errors import LimitError, UsageError
-from qdqtune.records._untrusted_files import SCHEMAS, check_schema, parse_json
+from qdqtune.records._untrusted_files import SCHEMAS, parse_json, versioned
 
-SCHEMA = SCHEMAS["placement"]
 _DIGEST_BYTES = 16
 _MADE_BY = "Such files are made by `qdqtune insert … --save_placement FILE`."
 
@@ -76,7 +75,7 @@ class Placement:
         """
         body = {
             "kind": "placement",
-            "schema": SCHEMA,
+            "schema": SCHEMAS["placement"],
             "model": model_fingerprint,
             "outputs": sorted(self.outputs),
             "edges": [list(edge) for edge in sorted(self.edges)],
@@ -95,39 +94,20 @@ class Placement:
             UsageError: If the text is not a placement of a schema that this version knows.
         """
         try:
-            body = parse_json(text, source)
+            body = versioned(parse_json(text, source), "placement", source)
         except LimitError:
             raise
         except ValueError as error:
             raise UsageError(f"{source} is not a placement file: {error}.", _MADE_BY) from None
-        if not isinstance(body, dict) or body.get("kind") != "placement":
-            raise UsageError(
-                f'{source} is not a placement file: it has no "kind": "placement".', _MADE_BY
-            )
-        check_schema("placement", body.get("schema"), source)
-        if body.get("schema") != SCHEMA:
-            raise UsageError(
-                f"{source} has placement schema {body.get('schema')!r}, not {SCHEMA}.",
-                "Use the version of qdqtune that wrote it, or write it again.",
-            )
-        return cls(_edges(body, source), _outputs(body, source))
-
-
-def _edges(body: Mapping[str, Any], source: str) -> frozenset[Edge]:
-    edges = body.get("edges", [])
-    if not isinstance(edges, list):
-        raise UsageError(f'{source}: "edges" must be a list.', _MADE_BY)
-    for edge in edges:
-        if not (isinstance(edge, list) and [type(part) for part in edge] == [str, str, int]):
-            raise UsageError(
-                f"{source}: {edge!r} is not an edge.",
-                "An edge is [tensor name, reader's node name, input index].",
-            )
-    return frozenset(Edge(*edge) for edge in edges)
-
-
-def _outputs(body: Mapping[str, Any], source: str) -> frozenset[str]:
-    outputs = body.get("outputs", [])
-    if not isinstance(outputs, list) or not all(isinstance(name, str) for name in outputs):
-        raise UsageError(f'{source}: "outputs" must be a list of tensor names.', _MADE_BY)
-    return frozenset(outputs)
+        edges, outputs = body.get("edges", []), body.get("outputs", [])
+        if not isinstance(edges, list):
+            raise UsageError(f'{source}: "edges" must be a list.', _MADE_BY)
+        for edge in edges:
+            if not (isinstance(edge, list) and [type(part) for part in edge] == [str, str, int]):
+                raise UsageError(
+                    f"{source}: {edge!r} is not an edge.",
+                    "An edge is [tensor name, reader's node name, input index].",
+                )
+        if not isinstance(outputs, list) or not all(isinstance(name, str) for name in outputs):
+            raise UsageError(f'{source}: "outputs" must be a list of tensor names.', _MADE_BY)
+        return cls.of(edges, outputs)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar
 
 from qdqtune.records._errors import LimitError, UsageError
-from qdqtune.records._untrusted_files import SCHEMAS, check_schema, parse_json
-
-SCHEMA = SCHEMAS["ranges"]
+from qdqtune.records._json_form import Record
+from qdqtune.records._untrusted_files import SCHEMAS, parse_json, versioned
 
 
 class CalibrationSource(str, Enum):
@@ -44,7 +43,7 @@ RANDOM_WARNING = (
 
 
 @dataclass(frozen=True)
-class Ranges:
+class Ranges(Record):
     """Smallest and largest value per tensor.
 
     Attributes:
@@ -52,6 +51,10 @@ class Ranges:
         source: Real data, or random inputs.
         samples: Number of input sets that were run.
     """
+
+    KIND: ClassVar[str] = "ranges"
+    SCHEMA: ClassVar[int] = SCHEMAS["ranges"]
+    JSON: ClassVar[str] = "source samples ranges=by_tensor"
 
     by_tensor: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     source: CalibrationSource = CalibrationSource.RANDOM
@@ -64,14 +67,8 @@ class Ranges:
 
     def to_json(self) -> str:
         """Write the file form, `ranges.json`."""
-        body = {
-            "kind": "ranges",
-            "schema": SCHEMA,
-            "source": self.source.value,
-            "samples": self.samples,
-            "ranges": {name: list(pair) for name, pair in sorted(self.by_tensor.items())},
-        }
-        return json.dumps(body, indent=1) + "\n"
+        body = self.to_dict()
+        return json.dumps(body | {"ranges": dict(sorted(body["ranges"].items()))}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, name: str = "ranges") -> Ranges:
@@ -85,22 +82,13 @@ class Ranges:
             UsageError: If the text is not a ranges file.
         """
         try:
-            body = parse_json(text, name)
-            if body["kind"] == "ranges":
-                check_schema("ranges", body["schema"], name)
-            if body["kind"] != "ranges" or body["schema"] != SCHEMA:
-                raise ValueError(f"kind {body['kind']!r}, schema {body['schema']!r}")
-            pairs = {
-                tensor: (float(low), float(high)) for tensor, (low, high) in body["ranges"].items()
-            }
-            if not all(
-                math.isfinite(low) and low <= high < math.inf for low, high in pairs.values()
-            ):
-                raise ValueError("a range is not finite, or its low end is above its high end")
-            return cls(pairs, CalibrationSource(body["source"]), int(body["samples"]))
+            found = cls.from_dict(versioned(parse_json(text, name), "ranges", name))
+            if any(low > high for low, high in found.by_tensor.values()):
+                raise ValueError("the low end of a range is above its high end")
+            return found
         except LimitError:
             raise
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise UsageError(
                 f"{name} is not a ranges file: {error}.", "Calibrate again to get one."
             ) from None

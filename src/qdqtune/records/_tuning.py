@@ -13,7 +13,7 @@ from qdqtune.records._measurement import MOST_MS, EngineInfo
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import RANDOM_WARNING, CalibrationSource
 from qdqtune.records._results import Result
-from qdqtune.records._untrusted_files import SCHEMAS, check_schema, object_in
+from qdqtune.records._untrusted_files import SCHEMAS, versioned
 
 _OF_SUBGRAPHS = {"groups", "structural", "units"}
 
@@ -75,11 +75,6 @@ class Noise(Record):
     detectable: float
 
     @property
-    def is_loud(self) -> bool:
-        """Whether noise hides small gains."""
-        return self.detectable > _LOUD
-
-    @property
     def hides_everything(self) -> bool:
         """Whether even a model twice as fast could not be distinguished from the original."""
         return self.detectable > _DEAFENING
@@ -88,7 +83,7 @@ class Noise(Record):
     def text(self) -> str:
         """The detectable difference, with advice if the noise is high."""
         seen = f"a screening sees differences from {100 * self.detectable:.1f} % on"
-        return f"{seen}: the machine is busy. {QUIETER}" if self.is_loud else seen
+        return f"{seen}: the machine is busy. {QUIETER}" if self.detectable > _LOUD else seen
 
 
 @dataclass(frozen=True)
@@ -182,7 +177,6 @@ class Summary(Record):
             measurement.
         final_sha256: Hash of the written model, so that it can be recognized.
         conditions: Conditions the result had to satisfy; results are comparable only if these are
-            equal.
             equal.
         subgraph_benchmarks: Forms of subgraphs that were built and timed, in subgraph mode.
         subgraph_failed: Those of them that the engine refused.
@@ -329,11 +323,7 @@ class Summary(Record):
             TypeError: If a part of it has an unknown field.
             ValueError: If a field has an invalid value.
         """
-        body = object_in(value, name)
-        if body["kind"] == cls.KIND:
-            check_schema(cls.KIND, body["schema"], name)
-        if body["kind"] != cls.KIND or not 1 <= body["schema"] <= cls.SCHEMA:
-            raise ValueError("this is not a summary that this version can read")
+        body = versioned(value, cls.KIND, name)
         known = {each: body[each] for each in cls.__dataclass_fields__ if each in body}
         summary = super().from_dict(known)
         least_db = summary.min_sqnr_db

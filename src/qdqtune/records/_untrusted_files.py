@@ -102,6 +102,27 @@ def object_in(value: object, name: str) -> dict[str, Any]:
     return value
 
 
+def versioned(value: object, kind: str, source: str) -> dict[str, Any]:
+    """Return the content of a file, if it is of a kind and schema that this version reads.
+
+    Args:
+        value: The parsed file.
+        kind: The kind of file.
+        source: The file's name in messages.
+
+    Raises:
+        NewerSchemaError: If a newer version wrote it.
+        ValueError: If it is something else.
+    """
+    body = object_in(value, "it")
+    if body.get("kind") != kind:
+        raise ValueError(f'it has no "kind": "{kind}"')
+    check_schema(kind, body.get("schema"), source)
+    if body.get("schema") != SCHEMAS[kind]:
+        raise ValueError(f"its schema is {body.get('schema')!r}, not {SCHEMAS[kind]}")
+    return body
+
+
 def list_in(value: object, name: str) -> list[Any]:
     """Return the list in a field; see `object_in`."""
     if not isinstance(value, list):
