@@ -47,26 +47,10 @@ class InputRequest:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shapes", _checked_shapes(self.shapes))
-        _check_sizes(self.dims)
-        _check_pairs(self.ranges)
+        _check_dims(self.dims)
+        _check_ranges(self.ranges)
         if not _is_whole(self.seed) or self.seed < 0:
             raise UsageError(f"seed is {self.seed!r}.", "It must be a whole number from 0 on.")
-        for name, shape in self.shapes.items():
-            if any(size is not None and size < 1 for size in shape):
-                what = f"of the input {name!r}" if name else "given"
-                raise UsageError(
-                    f"The shape {shape_text(shape)} {what} has a size below 1.",
-                    "Write ? for a dim that stays as the model has it.",
-                )
-        for symbol, size in self.dims.items():
-            if size < 1:
-                raise UsageError(f"The dim {symbol!r} can't be {size}.", "Sizes are from 1 up.")
-        for name, (low, high) in self.ranges.items():
-            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-                raise UsageError(
-                    f"There are no numbers from {low} to {high} (the range of {name!r}).",
-                    "Write the lowest value first: NAME:LOW:HIGH.",
-                )
 
     @classmethod
     def from_text(
@@ -133,7 +117,7 @@ def _checked_shapes(shapes: object) -> dict[str, tuple[int | None, ...]]:
     advice = 'Map names of inputs to their sizes: {"image": (1, 3, 224, 224)}.'
     if not isinstance(shapes, Mapping):
         raise UsageError(f"The shapes are {shapes!r:.80}, not a dict.", advice)
-    found = {}
+    found: dict[str, tuple[int | None, ...]] = {}
     for name, shape in shapes.items():
         if not isinstance(name, str):
             raise UsageError(f"The name of an input is {name!r:.80}, not a text.", advice)
@@ -145,19 +129,28 @@ def _checked_shapes(shapes: object) -> dict[str, tuple[int | None, ...]]:
                 "Sizes must be whole numbers, or None for a dim that stays as the model has it.",
             )
         found[name] = tuple(None if size is None else int(size) for size in shape)
+        if any(size is not None and size < 1 for size in found[name]):
+            what = f"of the input {name!r}" if name else "given"
+            raise UsageError(
+                f"The shape {shape_text(found[name])} {what} has a size below 1.",
+                "Write ? for a dim that stays as the model has it.",
+            )
     return found
 
 
-def _check_sizes(dims: object) -> None:
+def _check_dims(dims: object) -> None:
     if not isinstance(dims, Mapping) or not all(
         isinstance(name, str) and _is_whole(size) for name, size in dims.items()
     ):
         raise UsageError(
             f"dims is {dims!r:.80}.", 'Map names of dims to whole numbers: {"batch": 8}.'
         )
+    for name, size in dims.items():
+        if size < 1:
+            raise UsageError(f"The dim {name!r} can't be {size}.", "Sizes are from 1 up.")
 
 
-def _check_pairs(ranges: object) -> None:
+def _check_ranges(ranges: object) -> None:
     advice = 'Map names of inputs to their lowest and highest value: {"ids": (0, 999)}.'
     if not isinstance(ranges, Mapping):
         raise UsageError(f"ranges is {ranges!r:.80}, not a dict.", advice)
@@ -165,6 +158,12 @@ def _check_pairs(ranges: object) -> None:
         is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
         if not is_pair or not all(isinstance(end, Real) for end in pair):
             raise UsageError(f"The range of the input {name!r} is {pair!r:.80}.", advice)
+        low, high = pair
+        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+            raise UsageError(
+                f"There are no numbers from {low} to {high} (the range of {name!r}).",
+                "Write the lowest value first: NAME:LOW:HIGH.",
+            )
 
 
 def _is_whole(value: object) -> bool:
@@ -192,12 +191,9 @@ def shape_text(dims: Iterable[int | str | None] | None) -> str:
     if dims is None:
         return "[...]"
     listed = list(dims)
-    if not listed:
-        return "[]"
-    if any(isinstance(dim, str) for dim in listed):
-        # A name may have an x in it.
-        return f"[{','.join('?' if dim is None else str(dim) for dim in listed)}]"
-    return "x".join("?" if dim is None else str(dim) for dim in listed)
+    shown = ["?" if dim is None else str(dim) for dim in listed]
+    is_named = any(isinstance(dim, str) for dim in listed)  # a name may have an x in it
+    return f"[{','.join(shown)}]" if is_named or not shown else "x".join(shown)
 
 
 def _items(
