@@ -84,7 +84,16 @@ class Record:
                 found[each.name] = _read(body[key], hints[each.name], full, is_open)
             elif each.default is MISSING and each.default_factory is MISSING:
                 raise KeyError(key)
-        return cls(**found)
+        record = cls(**found)
+        record.check()
+        return record
+
+    def check(self) -> None:
+        """Check what was read beyond the types of its fields.
+
+        Raises:
+            ValueError: If it can't be.
+        """
 
     @classmethod
     def _attributes(cls) -> Iterator[tuple[str, str]]:

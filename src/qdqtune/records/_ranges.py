@@ -60,6 +60,11 @@ class Ranges(Record):
     source: CalibrationSource = CalibrationSource.RANDOM
     samples: int = 0
 
+    def check(self) -> None:
+        """See `Record.check`."""
+        if any(low > high for low, high in self.by_tensor.values()):
+            raise ValueError("the low end of a range is above its high end")
+
     def digest(self) -> str:
         """A short hash of every range, for memo keys."""
         text = json.dumps(sorted(self.by_tensor.items()))
@@ -82,10 +87,7 @@ class Ranges(Record):
             UsageError: If the text is not a ranges file.
         """
         try:
-            found = cls.from_dict(versioned(parse_json(text, name), "ranges", name))
-            if any(low > high for low, high in found.by_tensor.values()):
-                raise ValueError("the low end of a range is above its high end")
-            return found
+            return cls.from_dict(versioned(parse_json(text, name), "ranges", name))
         except LimitError:
             raise
         except (KeyError, TypeError, ValueError) as error:

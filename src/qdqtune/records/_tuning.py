@@ -13,7 +13,7 @@ from qdqtune.records._measurement import MOST_MS, EngineInfo
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import RANDOM_WARNING, CalibrationSource
 from qdqtune.records._results import Result
-from qdqtune.records._untrusted_files import SCHEMAS, versioned
+from qdqtune.records._untrusted_files import SCHEMAS, number_in, versioned
 
 _OF_SUBGRAPHS = {"groups", "structural", "units"}
 
@@ -324,14 +324,16 @@ class Summary(Record):
             ValueError: If a field has an invalid value.
         """
         body = versioned(value, cls.KIND, name)
-        known = {each: body[each] for each in cls.__dataclass_fields__ if each in body}
-        summary = super().from_dict(known)
-        least_db = summary.min_sqnr_db
-        if least_db is not None and not (isinstance(least_db, int | float) and 0 <= least_db < 1e9):
-            raise ValueError("the least SQNR is none")
-        if summary.subgraphs and not summary.subgraphs.keys() >= _OF_SUBGRAPHS:
+        return super().from_dict(
+            {key: body[key] for key in cls.__dataclass_fields__ if key in body}
+        )
+
+    def check(self) -> None:
+        """See `Record.check`."""
+        if self.min_sqnr_db is not None:
+            number_in(self.min_sqnr_db, "the least SQNR", 0.0, 1e9)
+        if self.subgraphs and not self.subgraphs.keys() >= _OF_SUBGRAPHS:
             raise ValueError("some counts of subgraph mode are missing")
-        return summary
 
 
 @dataclass(frozen=True, repr=False)
@@ -451,15 +453,12 @@ class SchemeTimes(Record):
     layout_ms: tuple[float, ...] = ()
     error: str | None = None
 
-    @classmethod
-    def from_dict(cls, value: object, name: str = "") -> SchemeTimes:
-        """Read the JSON form; see `Record.from_dict`."""
-        found = super().from_dict(value, name)
-        for ms in (found.total_ms, found.inside_ms, *found.conversion_ms, *found.layout_ms):
+    def check(self) -> None:
+        """See `Record.check`."""
+        for ms in (self.total_ms, self.inside_ms, *self.conversion_ms, *self.layout_ms):
             checked_ms(ms)
-        if len(found.conversion_ms) != len(found.layout_ms):
+        if len(self.conversion_ms) != len(self.layout_ms):
             raise ValueError("borders are missing")
-        return found
 
 
 @dataclass(frozen=True)
@@ -482,14 +481,11 @@ class SubgraphTimes(Record):
         """One of the forms, if it could be timed."""
         return next((f for f in self.forms if f.scheme == scheme and f.error is None), None)
 
-    @classmethod
-    def from_dict(cls, value: object, name: str = "") -> SubgraphTimes:
-        """Read the JSON form; see `Record.from_dict`."""
-        found = super().from_dict(value, name)
-        timed = [form for form in found.forms if form.error is None]
+    def check(self) -> None:
+        """See `Record.check`."""
+        timed = [form for form in self.forms if form.error is None]
         if len({len(form.conversion_ms) for form in timed}) > 1:
             raise ValueError("the forms of a subgraph have different borders")
-        return found
 
 
 @dataclass(frozen=True)
@@ -514,24 +510,16 @@ class Batch(Record):
     error: float
     accepted: bool
 
-    @classmethod
-    def from_dict(cls, value: object, name: str = "") -> Batch:
-        """Read the JSON form; see `Record.from_dict`."""
-        found = super().from_dict(value, name)
-        if found.predicted <= 0.0 or (found.measured is not None and found.measured <= 0.0):
+    def check(self) -> None:
+        """See `Record.check`."""
+        if self.predicted <= 0.0 or (self.measured is not None and self.measured <= 0.0):
             raise ValueError("a speedup is none")
-        return found
 
 
-def checked_ms(value: Any) -> float:
-    """Validate a time in milliseconds.
+def checked_ms(value: object) -> float:
+    """Return a time of a subgraph in milliseconds.
 
     Raises:
-        TypeError: If it is not a number.
-        ValueError: If it is not a plausible time for a subgraph.
+        ValueError: If it is not a plausible one.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no time")
-    if not 0.0 <= value <= MOST_MS:
-        raise ValueError(f"{value!r} ms is no time")
-    return float(value)
+    return number_in(value, "a time", 0.0, MOST_MS)
