@@ -31,6 +31,7 @@ from qdqtune.options import (
     PATH,
     SWITCH,
     Config,
+    keyword,
     one_of,
     option,
     whole,
@@ -46,7 +47,7 @@ class OverwriteConfig(Config):
 
     TITLE: ClassVar[str] = OutputConfig.TITLE
 
-    force: bool = option(False, SWITCH, "replace files that exist", "--force")
+    force: bool = option(False, SWITCH, "replace files that exist")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +56,12 @@ class DialectConfig(Config):
 
     TITLE: ClassVar[str] = QuantizationConfig.TITLE
 
-    engine: str = option(
-        "auto", NAME, "the engine whose dialect is used; it need not be installed", "--engine"
-    )
+    engine: str = option("auto", NAME, "the engine whose dialect is used; it need not be installed")
     dialect: str | None = option(
-        None, NAME, "a dialect by name, instead of the engine's own on this machine", "--dialect"
+        None, NAME, "a dialect by name, instead of the engine's own on this machine"
     )
     quant_type: str = option(
-        "int8", one_of(QUANT_TYPES), "what to quantize to, as the dialect offers", "--quant_type"
+        "int8", one_of(QUANT_TYPES), "what to quantize to, as the dialect offers"
     )
 
 
@@ -72,22 +71,20 @@ class InsertConfig(DialectConfig, CalibrationConfig, InputConfig, OverwriteConfi
 
     TITLE: ClassVar[str] = "what to quantize (all of these together)"
 
-    ops: Sequence[str] = option((), replace(NAMES, metavar="OP"), "all ops of these types", "--ops")
-    nodes: Sequence[str] = option(
-        (), replace(NAMES, metavar="NODE"), "the nodes of these names", "--nodes"
-    )
+    ops: Sequence[str] = option((), replace(NAMES, metavar="OP"), "all ops of these types")
+    nodes: Sequence[str] = option((), replace(NAMES, metavar="NODE"), "the nodes of these names")
     tensors: Sequence[str] = option(
-        (), replace(NAMES, metavar="TENSOR"), "the tensors of these names", "--tensors"
+        (), replace(NAMES, metavar="TENSOR"), "the tensors of these names"
     )
-    placement: Path | None = option(None, PATH, "a placement.json, exactly as it is", "--placement")
+    placement: Path | None = option(None, PATH, "a placement.json, exactly as it is")
     high_precision_dtype: Precision | str | None = option(
-        None, FLOAT_TYPE, "float type of what is not quantized", "--high_precision_dtype",
-        default_text="the model's own", title=QuantizationConfig.TITLE,
+        None, FLOAT_TYPE, "float type of what is not quantized", default_text="the model's own",
+        title=QuantizationConfig.TITLE,
     )  # fmt: skip
     save_placement: Path | None = option(
-        None, PATH, "also write the placement", "--save_placement", title=OverwriteConfig.TITLE
+        None, PATH, "also write the placement", title=OverwriteConfig.TITLE
     )
-    progress: Callable[[int, int | None], None] | None = option(
+    progress: Callable[[int, int | None], None] | None = keyword(
         None, FUNCTION, "called with the samples calibrated and their number, if known"
     )
 
@@ -103,12 +100,8 @@ class StripConfig(InputConfig, OverwriteConfig):
 
     TITLE: ClassVar[str] = OverwriteConfig.TITLE
 
-    weights_from: Any = option(
-        None, MODEL, "the float model that has the original weights", "--weights_from"
-    )
-    save_placement: Path | None = option(
-        None, PATH, "also write the placement: what was quantized", "--save_placement"
-    )
+    weights_from: Any = option(None, MODEL, "the float model that has the original weights")
+    save_placement: Path | None = option(None, PATH, "also write the placement: what was quantized")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,17 +110,13 @@ class ConvertConfig(InputConfig, OverwriteConfig):
 
     TITLE: ClassVar[str] = "precision"
 
-    to: str | None = option(None, FLOAT_TYPE, "the type to convert to", "--to", required=True)
-    keep_io: bool = option(
-        True, SWITCH, "inputs and outputs keep their types", "--keep_io", "--no_keep_io",
-        default_text="yes",
-    )  # fmt: skip
+    to: str | None = option(None, FLOAT_TYPE, "the type to convert to", required=True)
+    keep_io: bool = option(True, SWITCH, "inputs and outputs keep their types", default_text="yes")
     keep_nodes: Sequence[str] = option(
-        (), replace(NAMES, metavar="NODE"), "names of nodes that keep their precision",
-        "--keep_nodes",
-    )  # fmt: skip
+        (), replace(NAMES, metavar="NODE"), "names of nodes that keep their precision"
+    )
     keep_ops: Sequence[str] = option(
-        (), replace(NAMES, metavar="OP"), "op types that keep their precision", "--keep_ops"
+        (), replace(NAMES, metavar="OP"), "op types that keep their precision"
     )
 
 
@@ -137,9 +126,7 @@ class ShapesConfig(OverwriteConfig):
 
     TITLE: ClassVar[str] = "sizes to fix"
 
-    batch_size: int | None = option(
-        None, whole(1), "the leading dim of every input", "--batch_size"
-    )
+    batch_size: int | None = option(None, whole(1), "the leading dim of every input")
     inputs: ShapesOrRequest | None = option(
         None, INPUTS, "the shapes to fix", "--set", "--shapes", "--dim"
     )
@@ -151,16 +138,15 @@ class ExportConfig(OverwriteConfig):
 
     is_list: bool = option(False, SWITCH, "list the candidates", "--list")
     candidate: str | None = option(
-        None, replace(NAME, metavar="ID"), "the candidate to write; see --list", "--candidate"
+        None, replace(NAME, metavar="ID"), "the candidate to write; see --list"
     )
     exclusion_list: str | None = option(
         None, one_of(EXCLUSION_TOOLS),
         "write the nodes that stay float, in the form in which this tool takes nodes to exclude",
-        "--exclusion_list",
     )  # fmt: skip
     against: Any = option(
         None, MODEL, "with --exclusion_list: the float model whose node names are used",
-        "--against", default_text="that of the run",
+        default_text="that of the run",
     )  # fmt: skip
 
 
@@ -171,7 +157,7 @@ class CompareConfig(EngineConfig, InputConfig):
     TITLE: ClassVar[str] = "data"
 
     engine: str | None = option(  # type: ignore[assignment]
-        None, NAME, "the engine whose kernels compute the outputs", "--engine",
+        None, NAME, "the engine whose kernels compute the outputs",
         default_text="each op is run as it is written",
     )  # fmt: skip
     data: Any = option(
@@ -183,7 +169,7 @@ class CompareConfig(EngineConfig, InputConfig):
         None, whole(1), "use this many samples", "--samples", "--calibration_samples",
         default_text="at most 32 of the data, or 8 random ones",
     )  # fmt: skip
-    progress: Callable[[int, int | None], None] | None = option(
+    progress: Callable[[int, int | None], None] | None = keyword(
         None, FUNCTION,
         "called in each of two rounds with the samples done and their number, if known",
     )  # fmt: skip
@@ -196,14 +182,14 @@ class VerifyConfig(EngineConfig, InputConfig):
     TITLE: ClassVar[str] = "what to check with"
 
     engine: str | None = option(  # type: ignore[assignment]
-        None, NAME, "the engine that runs the models", "--engine",
+        None, NAME, "the engine that runs the models",
         default_text="that of the run, else the one usable here",
     )  # fmt: skip
     against: Any = option(
-        None, MODEL, "the float model", "--against", default_text="baseline.onnx beside the model"
+        None, MODEL, "the float model", default_text="baseline.onnx beside the model"
     )
     runs: int | None = option(
-        None, whole(1), "timed runs per model", "--runs",
+        None, whole(1), "timed runs per model",
         default_text="as many as take a few seconds per model",
     )  # fmt: skip
     calibration_data: Any = option(
@@ -216,7 +202,7 @@ class VerifyConfig(EngineConfig, InputConfig):
         None, whole(1), "use at most this many samples, as the run did", "--calibration_samples",
         "--samples",
     )  # fmt: skip
-    progress: Callable[[int, int], None] | None = option(
+    progress: Callable[[int, int], None] | None = keyword(
         None, FUNCTION, "called with the rounds done and planned"
     )
 
@@ -228,18 +214,17 @@ class InspectConfig(DialectConfig, SizeConfig):
     TITLE: ClassVar[str] = "regions"
 
     engine: str = option(
-        "auto", NAME, "the engine whose dialect is used, and that runs the model if it is run",
-        "--engine",
-    )  # fmt: skip
+        "auto", NAME, "the engine whose dialect is used, and that runs the model if it is run"
+    )
     max_sequence_size: int = option(
-        10, whole(1), "longest sequence of ops inside a composite region", "--max_sequence_size"
+        10, whole(1), "longest sequence of ops inside a composite region"
     )
     by_shape: bool = option(
-        False, SWITCH, "tell patterns apart by types and shapes, too, as tuning does", "--by_shape"
+        False, SWITCH, "tell patterns apart by types and shapes, too, as tuning does"
     )
     why: str | None = option(
         None, replace(NAME, metavar="TENSOR"),
-        "show only where this tensor can be quantized, and why not elsewhere", "--why",
+        "show only where this tensor can be quantized, and why not elsewhere",
     )  # fmt: skip
 
 
@@ -249,7 +234,7 @@ class LayersConfig(EngineConfig, SizeConfig, ShapeRangeConfig):
 
     TITLE: ClassVar[str] = "layers and groups"
 
-    runs: int = option(20, whole(1), "timed runs", "--runs")
+    runs: int = option(20, whole(1), "timed runs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,9 +242,8 @@ class GroupsConfig(LayersConfig):
     """All options of `qdqtune.groups_of`."""
 
     quant_type: str = option(
-        "int8", one_of(QUANT_TYPES), "what to quantize to, as the dialect offers", "--quant_type"
+        "int8", one_of(QUANT_TYPES), "what to quantize to, as the dialect offers"
     )
     graph_json: Path | None = option(
-        None, PATH, "with --groups: read TensorRT's layers from this file, and run nothing",
-        "--graph_json",
-    )  # fmt: skip
+        None, PATH, "with --groups: read TensorRT's layers from this file, and run nothing"
+    )

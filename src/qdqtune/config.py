@@ -27,6 +27,7 @@ from qdqtune.options import (
     Config,
     Identity,
     Kind,
+    keyword,
     number,
     one_of,
     option,
@@ -96,13 +97,11 @@ class EngineConfig(Config):
 
     TITLE: ClassVar[str] = "engine"
 
-    engine: str = option("auto", NAME, "the engine that runs the model", "--engine")
+    engine: str = option("auto", NAME, "the engine that runs the model")
     engine_options: Mapping[str, str] | None = option(
         None, KEY_VALUES, "options of the engine's own", "--engine_option", title=ENGINE_SPECIFIC
     )
-    threads: int | None = option(
-        None, whole(1), "threads per run", "--threads", default_text="the engine's own"
-    )
+    threads: int | None = option(None, whole(1), "threads per run", default_text="the engine's own")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,12 +111,11 @@ class QuantizationConfig(Config):
     TITLE: ClassVar[str] = "quantization"
 
     quant_type: str = option(
-        "int8", one_of(QUANT_TYPES), "what to quantize to, as the engine's dialect offers",
-        "--quant_type",
-    )  # fmt: skip
+        "int8", one_of(QUANT_TYPES), "what to quantize to, as the engine's dialect offers"
+    )
     optimize: bool = option(
-        True, SWITCH, "fold constants and BatchNorms first", "--optimize", "--no_optimize",
-        default_text="yes", identity=Identity.IF_SET,
+        True, SWITCH, "fold constants and BatchNorms first", default_text="yes",
+        identity=Identity.IF_SET,
     )  # fmt: skip
 
 
@@ -149,7 +147,7 @@ class InputConfig(SizeConfig):
         "--shapes", "--opt_shapes", "--dim", "--input_range",
         default_text="as the model has them",
     )  # fmt: skip
-    seed: int = option(0, whole(0), "seed of everything that is random", "--seed")
+    seed: int = option(0, whole(0), "seed of everything that is random")
 
     @property
     def input_request(self) -> InputRequest:
@@ -165,11 +163,9 @@ class ShapeRangeConfig(Config):
     TITLE: ClassVar[str] = ENGINE_SPECIFIC
 
     min_shapes: ShapesOrRequest | None = option(
-        None, SHAPES, "the smallest shapes of inputs; --shapes are timed", "--min_shapes"
+        None, SHAPES, "the smallest shapes of inputs; --shapes are timed"
     )
-    max_shapes: ShapesOrRequest | None = option(
-        None, SHAPES, "the largest shapes of inputs", "--max_shapes"
-    )
+    max_shapes: ShapesOrRequest | None = option(None, SHAPES, "the largest shapes of inputs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,14 +176,12 @@ class CalibrationConfig(Config):
 
     calibration_data: Any = option(
         None, ANYTHING, "an .npy or .npz file, a folder of them, or module:function",
-        "--calibration_data", default_text="random inputs",
+        default_text="random inputs",
     )  # fmt: skip
-    calibration_samples: int | None = option(
-        None, whole(1), "use at most this many samples", "--calibration_samples"
-    )
+    calibration_samples: int | None = option(None, whole(1), "use at most this many samples")
     calibration_method: RangeMethod | str | None = option(
         None, one_of([each.value for each in RangeMethod], _method_name),
-        "how ranges follow from the data", "--calibration_method",
+        "how ranges follow from the data",
         default_text="all are tried, and the most accurate is used", identity=Identity.YES,
     )  # fmt: skip
 
@@ -204,17 +198,11 @@ class NameFilters(Config):
     TITLE: ClassVar[str] = "what to quantize (regular expressions; see docs/quantize.md)"
 
     nodes_to_quantize: Sequence[str] = option(
-        (), REGEXES, "quantize these nodes only, and what is between them", "--nodes_to_quantize"
+        (), REGEXES, "quantize these nodes only, and what is between them"
     )
-    nodes_to_exclude: Sequence[str] = option(
-        (), REGEXES, "nodes that stay float", "--nodes_to_exclude"
-    )
-    op_types_to_quantize: Sequence[str] = option(
-        (), REGEXES, "quantize these op types only", "--op_types_to_quantize"
-    )
-    op_types_to_exclude: Sequence[str] = option(
-        (), REGEXES, "op types that stay float", "--op_types_to_exclude"
-    )
+    nodes_to_exclude: Sequence[str] = option((), REGEXES, "nodes that stay float")
+    op_types_to_quantize: Sequence[str] = option((), REGEXES, "quantize these op types only")
+    op_types_to_exclude: Sequence[str] = option((), REGEXES, "op types that stay float")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -243,63 +231,58 @@ class SearchConfig(Config):
     strategy: str = option(
         AUTO_STRATEGY, NAME,
         "what decides which placement to measure next; auto chooses by the number of choices",
-        "--strategy", identity=Identity.IF_SET,
+        identity=Identity.IF_SET,
     )  # fmt: skip
     precision: str = option(
         AUTO, one_of(CHOICES),
         "the float type to tune the model in; auto is float16 for engines that use types as they "
         "are written, and the model's own type for all others",
-        "--precision",
     )  # fmt: skip
-    preset: str = option("default", one_of(PRESETS), "how thorough to be", "--preset")
+    preset: str = option("default", one_of(PRESETS), "how thorough to be")
     budget_s: float | None = option(
         None, SECONDS,
         "time for the whole run; the search ends early enough to check and write the best model",
         "--budget", default_text="no limit",
     )  # fmt: skip
     max_benchmarks: int | None = option(
-        None, whole(1), "try at most this many candidates", "--max_benchmarks",
-        default_text="the preset's number",
-    )  # fmt: skip
-    schemes_per_region: int | None = option(
+        None, whole(1), "try at most this many candidates", default_text="the preset's number"
+    )
+    schemes_per_region: int | None = keyword(
         None, whole(1),
         "the same limit as a number for each pattern of the model; max_benchmarks goes first",
     )  # fmt: skip
-    timing_runs: int | None = option(
-        None, whole(1), "timed runs of each candidate, at least",
-        default_text="the preset's number",
-    )  # fmt: skip
+    timing_runs: int | None = keyword(
+        None, whole(1), "timed runs of each candidate, at least", default_text="the preset's number"
+    )
     qdq_baseline: Path | None = option(
-        None, PATH, "a quantized form of the model: also start from what is quantized in it",
-        "--qdq_baseline",
-    )  # fmt: skip
+        None, PATH, "a quantized form of the model: also start from what is quantized in it"
+    )
     pattern_cache: Path | None = option(
-        None, PATH, "the pattern cache of another run: also try what it suggests", "--pattern_cache"
+        None, PATH, "the pattern cache of another run: also try what it suggests"
     )
     node_filter: Sequence[str] = option(
         (), WILDCARDS,
         "quantize only ops whose names match one of these wildcards, and ops like them",
-        "--node_filter", identity=Identity.YES,
+        identity=Identity.YES,
     )  # fmt: skip
-    region_filter: Sequence[str] = option(
+    region_filter: Sequence[str] = keyword(
         (), WILDCARDS,
         "wildcards of node names: skip regions without a match, unless they have the pattern of a "
         "region with one", identity=Identity.IF_SET,
     )  # fmt: skip
-    filters: NameFilters = option(
+    filters: NameFilters = keyword(
         NameFilters(), Kind("NameFilters", lambda value: isinstance(value, NameFilters)),
         "the same as regular expressions, as quantize has them", identity=Identity.IF_SET,
     )  # fmt: skip
     graph_json: Path | None = option(
         None, PATH, "TensorRT's layers of the model, which tell the fusion groups instead of the "
-        "engine", "--graph_json", mode=SUBGRAPH,
+        "engine", mode=SUBGRAPH,
     )  # fmt: skip
     incremental_validation: bool = option(
         True, SWITCH,
         "compare assemblies on the whole model, and improve the best one by batches of groups; "
         "without, only check that what the subgraphs suggest is faster than the float model",
-        "--incremental_validation", "--no_incremental_validation", default_text="yes",
-        mode=SUBGRAPH,
+        default_text="yes", mode=SUBGRAPH,
     )  # fmt: skip
 
 
@@ -317,8 +300,7 @@ class AccuracyConfig(Config):
     )  # fmt: skip
     performance_threshold: float = option(
         DEFAULT_THRESHOLD, number("a ratio of 1 or more, such as 1.02", 1.0),
-        "keep the model as given below this speedup", "--performance_threshold",
-        identity=Identity.YES,
+        "keep the model as given below this speedup", identity=Identity.YES,
     )  # fmt: skip
 
 
@@ -331,12 +313,12 @@ class MetricConfig(Config):
     evaluate: str | Callable[[str], float] | None = option(
         None, _FUNCTION,
         "a function that takes the path of a model and returns a metric; higher is better",
-        "--evaluate", identity=Identity.YES,
+        identity=Identity.YES,
     )  # fmt: skip
     max_drop: float = option(
         0.01, number("a number from 0 up", 0.0),
-        "how much lower than the float model's that metric may be", "--max_drop",
-        needs="evaluate", identity=Identity.YES,
+        "how much lower than the float model's that metric may be", needs="evaluate",
+        identity=Identity.YES,
     )  # fmt: skip
 
 
@@ -352,24 +334,23 @@ class OutputConfig(Config):
         "folder for everything that is written; an earlier run in it is resumed",
         "-o", "--output_dir",
     )  # fmt: skip
-    state_file: Path | None = option(
+    state_file: Path | None = keyword(
         None, PATH, "where the state is written, and what to resume from if it exists",
         default_text="in the output folder",
     )  # fmt: skip
     resume: str = option(
-        "auto", one_of(RESUME), "resume an earlier run in DIR, or refuse to", "--resume",
+        "auto", one_of(RESUME), "resume an earlier run in DIR, or refuse to",
         exclusive="earlier run",
     )  # fmt: skip
     restart: bool = option(
-        False, SWITCH, "start again; an earlier run in DIR is kept in DIR/earlier", "--restart",
+        False, SWITCH, "start again; an earlier run in DIR is kept in DIR/earlier",
         exclusive="earlier run",
     )  # fmt: skip
     force: bool = option(
-        False, SWITCH, "replace what is in DIR, including an earlier run", "--force",
-        exclusive="earlier run",
-    )  # fmt: skip
-    callbacks: Sequence[Callback] = option((), ANYTHING, "called with every step")
-    command: str = option(FROM_PYTHON, NAME, "what the summary says this call came from")
+        False, SWITCH, "replace what is in DIR, including an earlier run", exclusive="earlier run"
+    )
+    callbacks: Sequence[Callback] = keyword((), ANYTHING, "called with every step")
+    command: str = keyword(FROM_PYTHON, NAME, "what the summary says this call came from")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -427,7 +408,6 @@ class QuantizeConfig(
     engine: str = option(
         "auto", NAME,
         "whose rules and dialect are used; it need not be installed (tensorrt8 is TensorRT 8)",
-        "--engine",
     )  # fmt: skip
     quant_type: str = option(
         "int8", one_of(QUANT_TYPES), "what to quantize to, as the dialect offers",
@@ -436,15 +416,14 @@ class QuantizeConfig(
     performance_threshold: float | None = option(  # type: ignore[assignment]
         DEFAULT_THRESHOLD, number("none or a ratio of 1 or more, such as 1.02", 1.0, none=True),
         "hand the model back below this speedup; none does not time it",
-        "--performance_threshold",
     )  # fmt: skip
     dialect: str | None = option(
-        None, NAME, "a dialect by name, instead of the engine's own on this machine", "--dialect",
+        None, NAME, "a dialect by name, instead of the engine's own on this machine",
         title=QuantizationConfig.TITLE,
     )  # fmt: skip
     per_channel: bool = option(
         True, SWITCH, "one scale per output channel of a weight, instead of one per weight",
-        "--per_channel", "--no_per_channel", default_text="yes", title=QuantizationConfig.TITLE,
+        default_text="yes", title=QuantizationConfig.TITLE,
     )  # fmt: skip
     precision: Precision | str | None = option(
         None, FLOAT_TYPE, "float type of what is not quantized",
@@ -452,20 +431,19 @@ class QuantizeConfig(
         title=QuantizationConfig.TITLE,
     )  # fmt: skip
     autotune: str | bool | None = option(
-        None, _AUTOTUNE,
-        "search for the placement by measuring, as tune does, instead of by rules",
-        "--autotune", title="instead of rules (see docs/tune.md)",
+        None, _AUTOTUNE, "search for the placement by measuring, as tune does, instead of by rules",
+        title="instead of rules (see docs/tune.md)",
     )  # fmt: skip
     autotune_output_dir: Path | None = option(
-        None, DIR, "the folder of that search", "--autotune_output_dir",
-        default_text="OUT_autotune", title="instead of rules (see docs/tune.md)",
+        None, DIR, "the folder of that search", default_text="OUT_autotune",
+        title="instead of rules (see docs/tune.md)",
     )  # fmt: skip
-    save_placement: Path | None = option(None, PATH, "also write the placement", "--save_placement")
-    force: bool = option(False, SWITCH, "replace files that exist", "--force")
-    progress: Callable[[int, int | None], None] | None = option(
+    save_placement: Path | None = option(None, PATH, "also write the placement")
+    force: bool = option(False, SWITCH, "replace files that exist")
+    progress: Callable[[int, int | None], None] | None = keyword(
         None, FUNCTION, "called with the samples calibrated and their number, if known"
     )
-    callbacks: Sequence[Callback] = option((), ANYTHING, "called with how far long steps are")
+    callbacks: Sequence[Callback] = keyword((), ANYTHING, "called with how far long steps are")
     quantize_mode: InitVar[str | None] = None
     high_precision_dtype: InitVar[Precision | str | None] = None
 
@@ -491,17 +469,17 @@ class BenchConfig(EngineConfig, InputConfig, ShapeRangeConfig):
     TITLE: ClassVar[str] = "timing (see docs/timing.md)"
 
     runs: int | None = option(
-        None, whole(1), "timed runs per model", "--runs",
+        None, whole(1), "timed runs per model",
         default_text="what fits into some seconds per model, and fewer if the answer is clear",
     )  # fmt: skip
     min_time_s: float | None = option(
         None, SECONDS, "least time to measure each model for, however clear the answer is",
         "--min_time", default_text="until the answer is clear",
     )  # fmt: skip
-    progress: Callable[[int, int], None] | None = option(
+    progress: Callable[[int, int], None] | None = keyword(
         None, FUNCTION, "called with the rounds done and planned"
     )
-    opening: int = option(
+    opening: int = keyword(
         0, whole(0), "the number of this call among several whose results are taken together"
     )
 
@@ -513,7 +491,7 @@ class EngineFlagsConfig(Config):
     TITLE: ClassVar[str] = ENGINE_SPECIFIC
 
     timing_cache: Path | None = option(
-        None, PATH, "where TensorRT keeps what it learned about kernels", "--timing_cache",
+        None, PATH, "where TensorRT keeps what it learned about kernels",
         default_text="one of qdqtune's, for each GPU and version",
     )  # fmt: skip
     plugin_libraries: Sequence[str] = option(

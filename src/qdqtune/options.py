@@ -157,7 +157,8 @@ class Option:
     Attributes:
         help: Its meaning, as one phrase.
         kind: The values it takes.
-        flags: Its command-line flags; empty for an option that only the Python API has.
+        flags: Its command-line flags; if none is given, the field's name, and for a switch that is
+            on by default its negation.
         default_text: Describes the default, where its value is not self-explanatory.
         mode: The only workflow that has it; empty for all.
         identity: Whether it is part of a run's identity.
@@ -165,6 +166,7 @@ class Option:
         exclusive: Options with the same value here are mutually exclusive.
         title: The help section that lists it, if not that of its part.
         required: Whether a command line must give it.
+        has_flags: Whether it has flags; otherwise only the Python API has it.
     """
 
     help: str
@@ -177,6 +179,7 @@ class Option:
     exclusive: str = ""
     title: str = ""
     required: bool = False
+    has_flags: bool = True
 
     @property
     def dest(self) -> str:
@@ -186,26 +189,47 @@ class Option:
 
 
 def option(default: Any, kind: Kind, help: str, *flags: str, **more: Any) -> Any:  # noqa: A002
-    """Declare a config field; see `Option` for `more`."""
+    """Declare a config field with a flag; see `Option` for `flags` and `more`."""
     known = Option(help, kind, flags, **more)
     # Arrays and models are not compared with each other.
     is_compared = kind.accepts is not ANYTHING.accepts
     return field(default=default, compare=is_compared, metadata={_OPTION: known})
 
 
-def parts_of(config: Any) -> Iterator[tuple[str, list[tuple[Field[Any], Option]]]]:
-    """Yield the parts of a config or config class as title and fields, its own fields last."""
-    config_class = config if isinstance(config, type) else type(config)
+def keyword(default: Any, kind: Kind, help: str, **more: Any) -> Any:  # noqa: A002
+    """Declare a config field that only the Python API has; see `Option` for `more`."""
+    return option(default, kind, help, has_flags=False, **more)
+
+
+Described = tuple[Field[Any], Option]
+
+
+def parts_of(config: Any) -> list[tuple[str, list[Described]]]:
+    """Return the parts of a config or config class as title and fields, its own fields last."""
+    return _parts(config if isinstance(config, type) else type(config))
+
+
+@functools.cache
+def _parts(config_class: type) -> list[tuple[str, list[Described]]]:
     known = {each.name: each for each in fields(config_class)}
+    parts = []
     for part in (*config_class.__bases__, config_class):
         names = [name for name in getattr(part, "__dataclass_fields__", ()) if name in known]
         if names:
-            of_part = (known.pop(name) for name in names)
-            title = cast("type[Config]", part).TITLE
-            yield title, [(each, each.metadata[_OPTION]) for each in of_part]
+            described = [_described(known.pop(name)) for name in names]
+            parts.append((cast("type[Config]", part).TITLE, described))
+    return parts
 
 
-def options_of(config: Any) -> Iterator[tuple[Field[Any], Option]]:
+def _described(each: Field[Any]) -> Described:
+    known: Option = each.metadata[_OPTION]
+    if known.flags or not known.has_flags:
+        return each, known
+    negation = (f"--no_{each.name}",) if known.kind is SWITCH and each.default else ()
+    return each, replace(known, flags=(f"--{each.name}", *negation))
+
+
+def options_of(config: Any) -> Iterator[Described]:
     """Yield the fields of a config or config class, each with its `Option`."""
     for _, options in parts_of(config):
         yield from options

@@ -28,7 +28,7 @@ class ShownConfig(Config):
 
     TITLE: ClassVar[str] = "table"
 
-    top: int = option(20, whole(0), "show the N worst layers; 0 shows all of them", "--top")
+    top: int = option(20, whole(0), "show the N worst layers; 0 shows all of them")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -34,24 +34,23 @@ class ShownConfig(Config):
     TITLE: ClassVar[str] = LayersConfig.TITLE
 
     layers: bool = option(
-        False, SWITCH, "run the model on random inputs, and show the engine's layers", "--layers"
+        False, SWITCH, "run the model on random inputs, and show the engine's layers"
     )
     groups: bool = option(
         False, SWITCH,
         "run the model, optimized as for tuning, and show the subgraphs that the engine fuses",
-        "--groups",
     )  # fmt: skip
     sort: str = option(
         "execution", one_of(("execution", "time")),
-        "order of layers and groups; with time, the slowest comes first", "--sort",
+        "order of layers and groups; with time, the slowest comes first",
     )  # fmt: skip
     all_regions: bool = option(
-        False, SWITCH, "also show regions in which nothing can be quantized", "--all_regions",
+        False, SWITCH, "also show regions in which nothing can be quantized",
         title=InspectConfig.TITLE,
     )  # fmt: skip
     max_items: int = option(
         40, whole(0), "show at most N regions, patterns, layers or groups; 0 shows all of them",
-        "--max_items", title=InspectConfig.TITLE,
+        title=InspectConfig.TITLE,
     )  # fmt: skip
 
 

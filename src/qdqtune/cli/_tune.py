@@ -29,9 +29,7 @@ class DryRunConfig(Config):
 
     TITLE: ClassVar[str] = OutputConfig.TITLE
 
-    dry_run: bool = option(
-        False, SWITCH, "say what would be done; measure and write nothing", "--dry_run"
-    )
+    dry_run: bool = option(False, SWITCH, "say what would be done; measure and write nothing")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
