@@ -21,7 +21,7 @@ import onnx
 import yaml
 
 from qdqtune.workflows.tuning._journal_format import checksum, whole_lines
-from qdqtune.workflows.tuning._run_records import sha256_of_model
+from qdqtune.workflows.tuning._run_files import sha256_of_model
 
 REGION, SUBGRAPH, EXTERNAL = "region", "subgraph", "external"
 BASES = (REGION, SUBGRAPH, EXTERNAL)

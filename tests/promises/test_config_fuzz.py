@@ -444,7 +444,7 @@ def subgraph_cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What subgraph mode keeps, with something in every part of it."""
     from qdqtune.records._tuning import BY_LAYERS, Batch, SchemeTimes, SubgraphTimes
     from qdqtune.search.subgraphs._costs import ObservedCosts
-    from qdqtune.workflows.tuning._subgraph_costs import SubgraphCache
+    from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
 
     cache = SubgraphCache(tmp_path_factory.mktemp("cache") / "autotune_cache.json", HEADER)
     cache.keep_groups([(("n0", "n1"), 0.4), (("n2",), 0.2)], 1)
@@ -467,7 +467,7 @@ def test_the_cache_of_subgraph_mode(
     run_folder: Path, subgraph_cache: dict[str, Any], data: st.DataObject
 ) -> None:
     """What is read is written again, and is the same then; what can't be is done without."""
-    from qdqtune.workflows.tuning._subgraph_costs import SubgraphCache
+    from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
 
     path = run_folder / "autotune_cache.json"
     path.write_text(json.dumps(data.draw(changed(subgraph_cache) | odd_values)))

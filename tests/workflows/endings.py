@@ -33,4 +33,4 @@ def end_with(monkeypatch: pytest.MonkeyPatch, best: State) -> None:
     def make(task: SearchTask, name: str) -> SearchStrategy:
         return Ending(make_strategy(task, name), best)
 
-    monkeypatch.setattr("qdqtune.workflows.tuning._search.make_strategy", make)
+    monkeypatch.setattr("qdqtune.workflows.tuning._modes.make_strategy", make)

@@ -128,7 +128,7 @@ def test_a_long_repair_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> N
         d = Sigmoid(c)
         y = Conv<pads=[1,1,1,1]>(d, w3)
     }"""
-    monkeypatch.setattr("qdqtune.workflows.tuning._context.SHOWN_EVERY_S", 0.0)
+    monkeypatch.setattr("qdqtune.workflows.tuning._time_budget.SHOWN_EVERY_S", 0.0)
     events: list[TuneEvent] = []
     quantized(model_from_text(text, **weights), min_sqnr_db=70.0, callbacks=[events.append])
     told = [(event.stage, event.message.partition(":")[0]) for event in events]

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from benchmarks.search_quality import synthetic_table
 
+from qdqtune.records._accuracy import APPROXIMATE_SQNR
 from qdqtune.records._tuning import TuneResult
 from qdqtune.report._tuning import tune_text
 from qdqtune.search._space import Space, State
@@ -38,14 +39,16 @@ class FixedAccuracy:
         self._measure("exactly", choice, CHECK_S)
         return "too far" if choice & HARMFUL else ""
 
-    def approximate_sqnr_db(self, choice: State) -> float:
+    def measured(self, measure: str, choice: State) -> float:
+        assert measure == APPROXIMATE_SQNR
         self._measure("roughly", choice, PART_S)
         return 5.0 if choice & HARMFUL else 40.0
 
     def knows_shortfall(self, choice: State) -> bool:
         return ("exactly", choice) in self.known
 
-    def knows_approximate_sqnr_db(self, choice: State) -> bool:
+    def knows(self, measure: str, choice: State) -> bool:
+        assert measure == APPROXIMATE_SQNR
         return ("roughly", choice) in self.known
 
     def _measure(self, how: str, choice: State, seconds: float) -> None:

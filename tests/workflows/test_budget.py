@@ -21,7 +21,7 @@ from qdqtune.report._tuning import tune_text
 from qdqtune.search.strategies._strategy import Effort
 from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows import _sample_provider as sample_provider
-from qdqtune.workflows.tuning._calibrate import BoundedSamples
+from qdqtune.workflows.tuning._baseline import BoundedSamples
 from qdqtune.workflows.tuning._time_budget import PRESETS, TimeBudget
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text

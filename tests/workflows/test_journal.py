@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from qdqtune.engines._timing import Round
 from qdqtune.records._errors import OutputError, QdqtuneError, UsageError
 from qdqtune.search.strategies._strategy import Score
-from qdqtune.workflows.tuning._identity import as_said_before, check_state
 from qdqtune.workflows.tuning._journal import AccuracyKey, Journal
 from qdqtune.workflows.tuning._journal_format import (
     QUARANTINE,
     SCHEMA,
+    as_said_before,
+    check_state,
     encode,
     read_journal,
     whole_lines,

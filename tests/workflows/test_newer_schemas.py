@@ -24,7 +24,7 @@ from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._state_file import read_state
 from qdqtune.workflows.tuning._folder import READ_AGAIN, SUBGRAPH_CACHE
 from qdqtune.workflows.tuning._journal_format import encode, read_journal
-from qdqtune.workflows.tuning._subgraph_costs import SubgraphCache
+from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
 from tests.promises.models import two_convs
 
 RUN = Path(__file__).parents[1] / "data/runs/schema-2"

@@ -35,9 +35,9 @@ from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.workflows._export import export, list_candidates
 from qdqtune.workflows._interrupts import interrupt_on_signals
 from qdqtune.workflows.tuning import _run_files as handover
-from qdqtune.workflows.tuning._candidate_evaluator import CandidateEvaluator
 from qdqtune.workflows.tuning._folder import RunFolder
 from qdqtune.workflows.tuning._journal import Journal
+from qdqtune.workflows.tuning._search import CandidateEvaluator
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 from tests.workflows.endings import end_with
@@ -268,8 +268,8 @@ def test_resume_never_refuses_a_run_and_takes_an_empty_folder(model: Path, tmp_p
 HOLDS_A_FOLDER = """
 import sys, time
 from pathlib import Path
-from qdqtune.workflows.tuning._run_files import FolderLock
-lock = FolderLock(Path(sys.argv[1]))
+from qdqtune.workflows.tuning._run_files import lock_folder
+lock = lock_folder(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
 """

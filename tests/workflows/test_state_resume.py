@@ -21,7 +21,7 @@ import pytest
 from qdqtune.records._errors import UsageError
 from qdqtune.records._tuning import TuneResult
 from qdqtune.search.patterns._state_file import SavedState, read_state
-from qdqtune.workflows.tuning import _snapshots as snapshot
+from qdqtune.workflows.tuning import _run_records as snapshot
 from qdqtune.workflows.tuning._journal_format import decode
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
 KILLED = """
 import sys
 from qdqtune.cli.main import main
-from qdqtune.workflows.tuning import _snapshots as snapshot
+from qdqtune.workflows.tuning import _run_records as snapshot
 snapshot._EVERY_S = snapshot._TIMES_COST = 0.0  # the simulated engine is faster than that
 main(["tune", sys.argv[1], "-o", sys.argv[2], "-q", "--preset", "quick",
       "--engine", "simulated", "--engine_option", "seed=7"])

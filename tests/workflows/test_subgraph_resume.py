@@ -24,7 +24,7 @@ from qdqtune.records._errors import OutputError
 from qdqtune.records._tuning import BY_TOTAL, Batch, SchemeTimes, SubgraphTimes, TuneResult
 from qdqtune.search.subgraphs._costs import ObservedCosts
 from qdqtune.search.subgraphs._distinct_subgraphs import Subgraph
-from qdqtune.workflows.tuning._subgraph_costs import SubgraphCache
+from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
 from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler
 from qdqtune.workflows.tuning._tune import tune
 

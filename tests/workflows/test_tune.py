@@ -470,7 +470,7 @@ def test_a_quantized_model_that_is_slower_than_float_becomes_float(
 def test_an_engine_that_fails_midway_leaves_the_best_so_far(
     resnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qdqtune.workflows.tuning._candidate_evaluator import CandidateEvaluator
+    from qdqtune.workflows.tuning._search import CandidateEvaluator
 
     answer = CandidateEvaluator.answer
 

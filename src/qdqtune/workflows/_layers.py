@@ -41,10 +41,10 @@ from qdqtune.workflows._source_model import open_source
 from qdqtune.workflows.tuning._folder import BUILD_LOG, LAYER_FILE
 from qdqtune.workflows.tuning._layer_groups import (
     check_mentions,
-    copy_log,
     spent_by_group,
     write_layer_file,
 )
+from qdqtune.workflows.tuning._preflight import copy_log
 
 _SEE_BENCH = "`qdqtune bench` says whether it runs the model at all."
 _SHORT_KEY = 10

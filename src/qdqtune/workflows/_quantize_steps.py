@@ -47,8 +47,8 @@ from qdqtune.workflows._sample_provider import (
     sample_provider,
 )
 from qdqtune.workflows._source_model import Source, open_source
-from qdqtune.workflows.tuning._context import SHOWN_EVERY_S, ProgressReporter
 from qdqtune.workflows.tuning._final_check import Timed, check_written, time_final, why_not_shipped
+from qdqtune.workflows.tuning._time_budget import SHOWN_EVERY_S, ProgressReporter
 
 TIMING_S = 3.0
 """How long the result is timed against the model as given."""

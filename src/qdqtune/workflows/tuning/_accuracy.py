@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 from qdqtune.calibration._ranges import SampleDigest
 from qdqtune.calibration._user_code import TookTooLong
@@ -19,7 +18,6 @@ from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import Inserter
 from qdqtune.records._accuracy import APPROXIMATE_SQNR, METRIC, SQNR, checked_metric
 from qdqtune.records._errors import EngineError, UsageError
-from qdqtune.records._placement import Placement
 from qdqtune.search._space import Space, State
 from qdqtune.workflows._accuracy_evaluator import (
     AccuracyEvaluator,
@@ -28,9 +26,8 @@ from qdqtune.workflows._accuracy_evaluator import (
     has_own_kernels,
     kernels_of,
 )
-from qdqtune.workflows.tuning._context import RunContext
-from qdqtune.workflows.tuning._journal import AccuracyKey, Journal
-from qdqtune.workflows.tuning._setup import TuningTarget
+from qdqtune.workflows.tuning._journal import AccuracyKey
+from qdqtune.workflows.tuning._run_records import TuningRun
 
 _FLOAT_SQNR = "float_sqnr_db"
 _WORST = "(the worst)"
@@ -49,23 +46,16 @@ _MOST_NAMED = 3
 
 
 @dataclass
-class MeasuredAccuracy:
-    """Measures how accurate placements are; what an earlier run has measured costs nothing.
+class Evaluation:
+    """What outputs are compared with and by, whatever the ranges.
 
     Attributes:
-        ctx: The run.
-        target: What is tuned.
+        run: The run.
         base: The float model.
-        journal: What is known, and where results go.
     """
 
-    ctx: RunContext
-    target: TuningTarget
+    run: TuningRun
     base: PreparedModel
-    journal: Journal
-    _here: dict[AccuracyKey, float | None] = field(default_factory=dict, init=False)
-    _unknown: dict[AccuracyKey, str] = field(default_factory=dict, init=False)
-    _written: set[AccuracyKey] = field(default_factory=set, init=False)
 
     @cached_property
     def evaluator(self) -> AccuracyEvaluator:
@@ -74,15 +64,15 @@ class MeasuredAccuracy:
         The error is measured with the kernels that it is tuned for, wherever they can be run, and
         against the model as given if that was converted: users compare with that.
         """
-        target, engines = self.target, self.ctx.engines
-        kernels = kernels_of(engines.engine, engines.runner, target.info)
+        run, engines = self.run, self.run.engines
+        kernels = kernels_of(engines.engine, engines.runner, run.info)
         reference = None
-        if target.request.converted is not None:
-            as_given = load_model(target.request.model)
-            reference = save_model(as_given, self.ctx.folder.scratch / "as_given.onnx")
+        if run.request.converted is not None:
+            as_given = load_model(run.request.model)
+            reference = save_model(as_given, self.run.folder.scratch / "as_given.onnx")
         return AccuracyEvaluator(
-            target.source, self.base, engines.runner, target.provider.evaluation_samples,
-            kernels=kernels if self._has_own_kernels else None, reference=reference,
+            run.source, self.base, engines.runner, run.provider.evaluation_samples,
+            kernels=kernels if self.has_own_kernels else None, reference=reference,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -91,135 +81,203 @@ class MeasuredAccuracy:
             self.evaluator.close()
 
     @cached_property
-    def _has_own_kernels(self) -> bool:
-        request = self.target.request
+    def has_own_kernels(self) -> bool:
+        """Whether the engine's own kernels compute the outputs."""
+        request = self.run.request
         return has_own_kernels(request.engine, request.options.engine_options)
 
-    def sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
-        """The worst output's distance from the float model; None if it can't be known here."""
-        return self._measured(SQNR, inserter, placement, self._find_sqnr_db)
+    @cached_property
+    def of_outputs(self) -> str:
+        """What outputs depend on beside the placement and its scales."""
+        digest = SampleDigest()
+        for feeds in self.run.provider.evaluation_samples():
+            digest.add(feeds)
+        arithmetic_of = self.run.request.engine if self.has_own_kernels else ""
+        return f"{arithmetic_of} {digest.hexdigest()}"
 
-    def quality(self, inserter: Inserter, placement: Placement) -> Quality:
-        """The same beside the float model's own distance from float32, to hold against a limit."""
-        found, of_float = self.sqnr_db(inserter, placement), self.float_sqnr_db(inserter)
-        if found is None:
-            return Quality(why_unknown=self.why_unknown(SQNR, inserter, placement))
-        own = None if of_float is None else Quality({_WORST: of_float})
-        return Quality({_WORST: found}, of_float=own)
+    @property
+    def of_metric(self) -> str:
+        """What the metric depends on; empty if another run can't tell that it is the same.
 
-    def why_unknown(self, measure: str, inserter: Inserter, placement: Placement) -> str:
-        """Why a measurement of this run gave nothing.
+        The metric of the float model stands for the data, which only the function knows.
+        """
+        function = self.run.request.evaluate
+        if function is None or not function.fingerprint:
+            return ""
+        return f"{function.label} {function.fingerprint} {self.run.float_metric!r}"
+
+
+@dataclass
+class ChoiceAccuracy:
+    """Measures how accurate choices are with ranges of one kind, and checks the user's limits.
+
+    What an earlier run has measured costs nothing.
+
+    Attributes:
+        evaluation: What outputs are compared with.
+        space: What choices mean.
+        inserter: Writes them, with the ranges.
+        missed: The choices that were asked about and must not be shipped, and why.
+        unchecked: Those of them that may be accurate enough, but it could not be measured.
+    """
+
+    evaluation: Evaluation
+    space: Space
+    inserter: Inserter
+    missed: dict[State, str] = field(default_factory=dict, init=False)
+    unchecked: set[State] = field(default_factory=set, init=False)
+    _here: dict[AccuracyKey, float | None] = field(default_factory=dict, init=False)
+    _unknown: dict[AccuracyKey, str] = field(default_factory=dict, init=False)
+
+    def measured(self, measure: str, choice: State) -> float | None:
+        """How accurate a choice is; None if it can't be known here.
 
         Args:
-            measure: `SQNR` or `METRIC`.
-            inserter: With which ranges.
-            placement: Of what.
+            measure: `SQNR` is the worst output's distance from the float model,
+                `APPROXIMATE_SQNR` the same without the engine's own kernels: fast, and near enough
+                to rank many. `METRIC` is what the user's function says.
+            choice: The choice.
         """
-        key = self._key(measure, inserter, placement)
-        return self._unknown.get(key, "it could not be measured")
-
-    def float_sqnr_db(self, inserter: Inserter) -> float | None:
-        """How near to float32 the float model itself is, as the engine computes it.
-
-        Returns:
-            Decibels of the worst output; None if it is computed in float32, or can't be compared.
-        """
-        exact = exact_options(self.target.info, self.target.request.options)
-        if exact is None or not self._has_own_kernels:
-            return None
-        return self._measured(
-            _FLOAT_SQNR, inserter, Placement(), lambda *_: self.evaluator.float_sqnr_db()
-        )
-
-    def approximate_sqnr_db(self, inserter: Inserter, placement: Placement) -> float:
-        """The same without the engine's own kernels: fast, and near enough to rank many."""
-        found = self._measured(APPROXIMATE_SQNR, inserter, placement, self._find_approximate_db)
-        return math.inf if found is None else found
-
-    def metric(self, inserter: Inserter, placement: Placement) -> float | None:
-        """What the user's function says of it; None if it fails, or says nothing of use."""
-        return self._measured(METRIC, inserter, placement, self._find_metric)
-
-    def knows(self, measure: str, inserter: Inserter, placement: Placement) -> bool:
-        """Whether it was measured before.
-
-        Args:
-            measure: `SQNR`, `APPROXIMATE_SQNR` or `METRIC`.
-            inserter: With which ranges.
-            placement: Of what.
-        """
-        key = self._key(measure, inserter, placement)
-        return key in self._here or self._journaled(key) is not None
-
-    def _journaled(self, key: AccuracyKey) -> float | None:
-        """What an earlier run has measured; None if that is nothing, or can't be true."""
-        value = self.journal.accuracy.get(key)
-        if value is None or math.isnan(value):
-            return None
-        if key.measure == METRIC:
-            return value if math.isfinite(value) else None
-        return value if math.isinf(value) or abs(value) <= _MOST_DB else None
-
-    def forget_sqnr_db(self, inserter: Inserter, placement: Placement) -> bool:
-        """Let `sqnr_db` measure anew what an earlier run has written down.
-
-        What is handed over is evaluated by the run that does so: a journal may have been changed.
-
-        Args:
-            inserter: With which ranges.
-            placement: Of what.
-
-        Returns:
-            Whether there was something to forget.
-        """
-        key = self._key(SQNR, inserter, placement)
-        if key in self._written or key not in self.journal.accuracy:
-            return False
-        del self.journal.accuracy[key]
-        return True
-
-    def _measured(
-        self,
-        measure: str,
-        inserter: Inserter,
-        placement: Placement,
-        find: Callable[[Inserter, Placement], float | None],
-    ) -> float | None:
-        key = self._key(measure, inserter, placement)
+        key = self._key(measure, choice)
         if key in self._here:
             return self._here[key]
         if (known := self._journaled(key)) is not None:
             return known
         began, found = time.monotonic(), None
         try:
-            found = find(inserter, placement)
+            found = self._measure(measure, choice)
         except (EngineError, UsageError) as error:
             _logger.warning("a candidate can't be evaluated: %s", error.what)
             self._unknown[key] = error.what.splitlines()[0].rstrip(".")
         finally:
-            self.ctx.budget.saw_accuracy(measure, time.monotonic() - began)
+            self.evaluation.run.budget.saw_accuracy(measure, time.monotonic() - began)
+        self._here[key] = found
         # What failed may be the machine's fault: another run tries again.
-        if found is None or (measure == METRIC and not self._of_evaluate):
-            self._here[key] = found
-        else:
-            self.journal.keep_accuracy(key, found)
-            self._written.add(key)
+        if found is not None and (measure != METRIC or self.evaluation.of_metric):
+            self.evaluation.run.journal.keep_accuracy(key, found)
         return found
 
-    def _find_sqnr_db(self, inserter: Inserter, placement: Placement) -> float | None:
-        found = self.evaluator.quality(inserter.write(placement, "compared"))
+    def knows(self, measure: str, choice: State) -> bool:
+        """Whether `measured` costs nothing."""
+        key = self._key(measure, choice)
+        return key in self._here or self._journaled(key) is not None
+
+    def known(self, measure: str, choice: State) -> float | None:
+        """How accurate a choice is, if that was measured."""
+        return self.measured(measure, choice) if self.knows(measure, choice) else None
+
+    def forget_sqnr_db(self, choice: State) -> bool:
+        """Let the SQNR be measured anew that an earlier run has written down.
+
+        What is handed over is evaluated by the run that does so: a journal may have been changed.
+
+        Returns:
+            Whether there was something to forget.
+        """
+        key = self._key(SQNR, choice)
+        if key in self._here or key not in self.evaluation.run.journal.accuracy:
+            return False
+        del self.evaluation.run.journal.accuracy[key]
+        return True
+
+    def float_sqnr_db(self) -> float | None:
+        """How near to float32 the float model itself is, as the engine computes it.
+
+        Returns:
+            Decibels of the worst output; None if it is computed in float32, or can't be compared.
+        """
+        run = self.evaluation.run
+        is_exact = exact_options(run.info, run.request.options) is None
+        if is_exact or not self.evaluation.has_own_kernels:
+            return None
+        return self.measured(_FLOAT_SQNR, frozenset())
+
+    def shortfall(self, choice: State, *, with_metric: bool = True) -> str:
+        """Which limit a choice fails, and by how much; empty if it may be shipped.
+
+        Args:
+            choice: The choice.
+            with_metric: Whether the user's metric counts, which may take long.
+        """
+        found = self._sqnr_shortfall(choice)
+        if not found and with_metric and self.space.placement(choice):
+            found = self.metric_shortfall(choice)
+        if found:
+            self.missed[choice] = found
+        return found
+
+    def knows_shortfall(self, choice: State) -> bool:
+        """Whether `shortfall` costs nothing, because an earlier run has found it out."""
+        if not self.space.placement(choice):
+            return True
+        if self.evaluation.run.request.config.min_sqnr_db is not None:
+            if not self.knows(SQNR, choice):
+                return False
+            if self._sqnr_shortfall(choice):
+                return True
+        return self.evaluation.run.float_metric is None or self.knows(METRIC, choice)
+
+    def metric_shortfall(self, choice: State) -> str:
+        """Whether the user's metric is too far below that of the file as given.
+
+        The float model's differs from it where the file has Q/DQ.
+        """
+        before, request = self.evaluation.run.float_metric, self.evaluation.run.request
+        if before is None or request.evaluate is None:
+            return ""
+        max_drop, found = request.config.max_drop, self.measured(METRIC, choice)
+        if found is None:
+            return f"--max_drop {max_drop:g} could not be checked: {self._why(METRIC, choice)}"
+        if found >= before - max_drop:
+            return ""
+        return (
+            f"{request.evaluate.label} {found:.6g} is {before - found:.3g} below the float model's "
+            f"{before:.6g}, more than --max_drop {max_drop:g}"
+        )
+
+    def _sqnr_shortfall(self, choice: State) -> str:
+        least_db = self.evaluation.run.request.config.min_sqnr_db
+        if least_db is None or not self.space.placement(choice):
+            return ""
+        found, of_float = self.measured(SQNR, choice), self.float_sqnr_db()
+        if found is None:
+            return Quality(why_unknown=self._why(SQNR, choice)).shortfall(least_db)
+        own = None if of_float is None else Quality({_WORST: of_float})
+        return Quality({_WORST: found}, of_float=own).shortfall(least_db)
+
+    def _why(self, measure: str, choice: State) -> str:
+        """Why a measurement of this run gave nothing, which is noted."""
+        self.unchecked.add(choice)
+        return self._unknown.get(self._key(measure, choice), "it could not be measured")
+
+    def _journaled(self, key: AccuracyKey) -> float | None:
+        """What an earlier run has measured; None if that is nothing, or can't be true."""
+        value = self.evaluation.run.journal.accuracy.get(key)
+        if value is None or math.isnan(value):
+            return None
+        if key.measure == METRIC:
+            return value if math.isfinite(value) else None
+        return value if math.isinf(value) or abs(value) <= _MOST_DB else None
+
+    def _measure(self, measure: str, choice: State) -> float | None:
+        if measure == _FLOAT_SQNR:
+            return self.evaluation.evaluator.float_sqnr_db()
+        placement = self.space.placement(choice)
+        if measure == METRIC:
+            return self._call_metric(str(self.inserter.write(placement, "evaluated")))
+        file = self.inserter.write(placement, "compared")
+        if measure == APPROXIMATE_SQNR:
+            return self.evaluation.evaluator.approximate_sqnr_db(file)
+        found = self.evaluation.evaluator.quality(file)
         if found.why_unknown:
             raise EngineError(found.why_unknown, "--min_sqnr none hands it over unchecked.")
         return min((found.against_float or found.scores).values())
 
-    def _find_approximate_db(self, inserter: Inserter, placement: Placement) -> float:
-        return self.evaluator.approximate_sqnr_db(inserter.write(placement, "compared"))
-
-    def _find_metric(self, inserter: Inserter, placement: Placement) -> float:
-        evaluate, float_s = self.target.request.evaluate, self.ctx.budget.accuracy_s.get(METRIC)
+    def _call_metric(self, path: str) -> float:
+        evaluate = self.evaluation.run.request.evaluate
         assert evaluate is not None
-        path = str(inserter.write(placement, "evaluated"))
-        limit_s = max(_SHORTEST_LIMIT_S, _TIMES_FLOAT * (float_s or 0.0))
+        float_s = self.evaluation.run.budget.accuracy_s.get(METRIC, 0.0)
+        limit_s = max(_SHORTEST_LIMIT_S, _TIMES_FLOAT * float_s)
         try:
             return checked_metric(evaluate.within(limit_s, path), evaluate.label)
         except TookTooLong:
@@ -228,51 +286,12 @@ class MeasuredAccuracy:
             _logger.warning("%s Calling it once more.", error.what)
             return checked_metric(evaluate.within(limit_s, path), evaluate.label)
 
-    def _key(self, measure: str, inserter: Inserter, placement: Placement) -> AccuracyKey:
-        of_measure = self._of_evaluate if measure == METRIC else self._of_outputs
-        text = repr((inserter.encoder.digest(), of_measure))
+    def _key(self, measure: str, choice: State) -> AccuracyKey:
+        evaluation = self.evaluation
+        of_measure = evaluation.of_metric if measure == METRIC else evaluation.of_outputs
+        text = repr((self.inserter.encoder.digest(), of_measure))
         conditions = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        return AccuracyKey(measure, placement.digest(), conditions)
-
-    @cached_property
-    def _of_outputs(self) -> str:
-        """What outputs depend on beside the placement and its scales."""
-        digest = SampleDigest()
-        for feeds in self.target.provider.evaluation_samples():
-            digest.add(feeds)
-        arithmetic_of = self.target.request.engine if self._has_own_kernels else ""
-        return f"{arithmetic_of} {digest.hexdigest()}"
-
-    @property
-    def _of_evaluate(self) -> str:
-        """What the metric depends on; empty if another run can't tell that it is the same.
-
-        The metric of the float model stands for the data, which only the function knows.
-        """
-        function = self.target.request.evaluate
-        if function is None or not function.fingerprint:
-            return ""
-        return f"{function.label} {function.fingerprint} {self.target.float_metric!r}"
-
-
-class Accuracy(Protocol):
-    """How accurate choices are."""
-
-    def shortfall(self, choice: State) -> str:
-        """Which limit a choice fails, and by how much; empty if it may be shipped."""
-        ...
-
-    def approximate_sqnr_db(self, choice: State) -> float:
-        """How near to the float model a choice is, roughly."""
-        ...
-
-    def knows_shortfall(self, choice: State) -> bool:
-        """Whether `shortfall` costs nothing, because an earlier run has found it out."""
-        ...
-
-    def knows_approximate_sqnr_db(self, choice: State) -> bool:
-        """Whether `approximate_sqnr_db` costs nothing."""
-        ...
+        return AccuracyKey(measure, self.space.key(choice), conditions)
 
 
 @dataclass
@@ -293,7 +312,7 @@ class AccuracyRepair:
     """
 
     space: Space
-    accuracy: Accuracy
+    accuracy: ChoiceAccuracy
     left_s: Callable[[], float] = lambda: math.inf
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None
     is_cut_short: bool = field(default=False, init=False)
@@ -327,7 +346,7 @@ class AccuracyRepair:
         harm: dict[State, float] = {}
         for done, part in enumerate(sorted(parts, key=lambda part: -self._share(part)), 1):
             has_time = self.left_s() > self._check_s * math.ceil(math.log2(len(parts) + 1))
-            if has_time or self.accuracy.knows_approximate_sqnr_db(part):
+            if has_time or self.accuracy.knows(APPROXIMATE_SQNR, part):
                 harm[part] = self._harm(part)
                 self.progress("measuring errors of parts of the fastest model", done, len(parts))
         self.is_cut_short = len(harm) < len(parts)
@@ -355,7 +374,8 @@ class AccuracyRepair:
 
     def _harm(self, part: State) -> float:
         """The error that a part brings, for what it may gain."""
-        error = math.pow(10.0, -self.accuracy.approximate_sqnr_db(part) / 10.0)
+        decibels = self.accuracy.measured(APPROXIMATE_SQNR, part)
+        error = math.pow(10.0, -decibels / 10.0) if decibels is not None else 0.0
         # Ops with a small share of their own may still carry what others gain.
         return error / (self._share(part) + len(part) / len(self.space.groups))
 

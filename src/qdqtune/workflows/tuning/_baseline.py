@@ -1,26 +1,36 @@
-"""Build the model as given and time it against itself: what differences can this machine show?"""
+"""The float model before a search: its latency and noise, what can be quantized, its ranges."""
 
 from __future__ import annotations
 
+import logging
 import math
+import operator
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._comparison import compare_files
 from qdqtune.engines._timing import gain_of, scores
 from qdqtune.engines._worker import StoredFeeds, Worker
+from qdqtune.graph._op_classes import HALF_TYPES
 from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._errors import EngineError
+from qdqtune.records._ranges import CalibrationSource, RangeMethod, Ranges
 from qdqtune.records._tuning import BY_BUDGET, FINISHED, QUIETER, Noise
+from qdqtune.search._space import Grouping
 from qdqtune.search.strategies._strategy import Effort
+from qdqtune.workflows._sample_provider import SampleProvider, ranges_in_every_way
+from qdqtune.workflows._source_model import Source, has_types
 from qdqtune.workflows.tuning import _folder as names
-from qdqtune.workflows.tuning._context import RunContext
-from qdqtune.workflows.tuning._preflight import build_limit_s, check_runs
-from qdqtune.workflows.tuning._run_records import RunRecords
-from qdqtune.workflows.tuning._setup import TuningTarget
+from qdqtune.workflows.tuning._preflight import build_limit_s, check_runs, find_choices, with_ranges
+from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._time_budget import Preset
 
 Tell = Callable[[str, str], None]
@@ -126,7 +136,7 @@ class Baseline:
     reason: str = ""
 
 
-def measure_baseline(ctx: RunContext, target: TuningTarget, records: RunRecords) -> Baseline:
+def measure_baseline(run: TuningRun) -> Baseline:
     """Put the model into the folder, build it, and time it against itself.
 
     Returns:
@@ -136,58 +146,235 @@ def measure_baseline(ctx: RunContext, target: TuningTarget, records: RunRecords)
     Raises:
         EngineError: If the engine does not run it.
     """
-    request, source, engine = target.request, target.source, ctx.engines.engine
-    given, began_s = ctx.folder / names.BASELINE, ctx.reporter.elapsed_s
-    ctx.folder.copy_model(target.form.model or request.model, given)
-    base = PreparedModel(source.model, ctx.folder / names.CANDIDATES, is_kept=True)
+    request, source, engine = run.request, run.source, run.engines.engine
+    given, began_s = run.folder / names.BASELINE, run.reporter.elapsed_s
+    run.folder.copy_model(run.form.model or request.model, given)
+    base = PreparedModel(source.model, run.folder / names.CANDIDATES, is_kept=True)
     plain = base.write(base.whole(), names.FLOAT_CANDIDATE)
-    ctx.budget.write_s = ctx.reporter.elapsed_s - began_s
-    ctx.reporter.tell("baseline", "building the model as given, and timing it against itself")
+    run.budget.write_s = run.reporter.elapsed_s - began_s
+    run.reporter.tell("baseline", "building the model as given, and timing it against itself")
     build_s, first_ms = check_runs(
-        engine, given, target.feeds, is_quantized=source.reading is not None,
-        converted_from=source.converted_from, most_s=ctx.budget.left_s(),
+        engine, given, run.feeds, is_quantized=source.reading is not None,
+        converted_from=source.converted_from, most_s=run.budget.left_s(),
     )  # fmt: skip
     found = Baseline(base, plain, first_ms, build_s)
-    _saw_baseline(ctx, found)
-    if why := _why_too_short(ctx, target, records, ctx.budget.trial_s(1, Effort.SCREEN)):
+    _saw_baseline(run, found)
+    if why := _why_too_short(run, run.budget.trial_s(1, Effort.SCREEN)):
         return replace(found, stopped=BY_BUDGET, reason=why)
     # Another float type has another latency: what counts is that of the model as given.
     timed = given if source.converted_from else plain
     noise, latency_ms, again_s = noise_when_quiet(
-        lambda: check_noise(engine, timed, target.feeds, request.preset),
+        lambda: check_noise(engine, timed, run.feeds, request.preset),
         request.config.budget_s,
-        ctx.reporter.tell,
+        run.reporter.tell,
     )
     build_s = max(build_s, again_s)  # one of them may have been kept from before
     found = replace(found, noise=noise, latency_ms=latency_ms, build_s=build_s)
     engine.timeout_s = build_limit_s(engine, build_s)
-    _saw_baseline(ctx, found)
-    records.logs.write_baseline(latency_ms)
-    if records.earlier is None and (busy := why_nothing_is_decided(noise)):
+    _saw_baseline(run, found)
+    run.logs.write_baseline(latency_ms)
+    if run.earlier is None and (busy := why_nothing_is_decided(noise)):
         return replace(found, reason=busy)
-    if why := _why_too_short(ctx, target, records, 0.0):
+    if why := _why_too_short(run, 0.0):
         return replace(found, stopped=BY_BUDGET, reason=why)
     return found
 
 
-def _saw_baseline(ctx: RunContext, found: Baseline) -> None:
-    is_real = registry.entry(ctx.engines.engine.engine).measures
-    ctx.budget.saw_baseline(found.build_s, found.latency_ms if is_real else 0.0)
+def _saw_baseline(run: TuningRun, found: Baseline) -> None:
+    is_real = registry.entry(run.engines.engine.engine).measures
+    run.budget.saw_baseline(found.build_s, found.latency_ms if is_real else 0.0)
 
 
-def _why_too_short(
-    ctx: RunContext, target: TuningTarget, records: RunRecords, also_s: float
-) -> str:
+def _why_too_short(run: TuningRun, also_s: float) -> str:
     """Why nothing can come of the run within its budget; what is known costs no time.
 
     Args:
-        ctx: The run.
-        target: What is tuned.
-        records: What is known.
+        run: The run.
         also_s: Seconds that are needed before the first candidate.
     """
-    is_known = records.journal.earlier_benchmarks or records.earlier is not None
-    is_enough = ctx.budget.left_s() >= also_s + ctx.budget.least_s
-    if target.request.config.budget_s is None or is_known or is_enough:
+    is_known = run.journal.earlier_benchmarks or run.earlier is not None
+    is_enough = run.budget.left_s() >= also_s + run.budget.least_s
+    if run.request.config.budget_s is None or is_known or is_enough:
         return ""
-    return ctx.budget.needed(ctx.reporter.elapsed_s, also_s)
+    return run.budget.needed(run.reporter.elapsed_s, also_s)
+
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass
+class BoundedSamples:
+    """Samples, as many as there is time for in each pass over them, and at least one.
+
+    Attributes:
+        make: Makes all of them.
+        most: How many to take, if an earlier run had no time for more; None is all.
+        seconds: How long each pass may take.
+        count: How many the last pass took.
+        is_cut_short: Whether that were not all.
+    """
+
+    make: Callable[[], Iterable[Feeds]]
+    most: int | None
+    seconds: float
+    count: int = 0
+    is_cut_short: bool = False
+
+    def __iter__(self) -> Iterator[Feeds]:
+        began, self.count, self.is_cut_short = time.monotonic(), 0, False
+        for feeds in self.make():
+            is_late = self.count > 0 and time.monotonic() - began >= self.seconds
+            if is_late if self.most is None else self.count >= self.most:
+                self.is_cut_short = True
+                return
+            self.count += 1
+            yield feeds
+
+    def __length_hint__(self) -> int:
+        return operator.length_hint(self.make())
+
+
+@dataclass(frozen=True)
+class Quantizable:
+    """What can be quantized.
+
+    Attributes:
+        planner: What each op needs.
+        grouping: Which of it belongs together.
+        reason: Why there is nothing; empty if there is something.
+    """
+
+    planner: QuantizationPlanner
+    grouping: Grouping
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Ranges, in every way that they may be found.
+
+    Attributes:
+        inserters: Writers of candidates, by where their ranges come from; the search uses the
+            first.
+        planner: What each op needs.
+        grouping: What can be quantized with them.
+        provider: What the model was run on.
+        conditions: What a result has to satisfy, as `Summary` has it.
+    """
+
+    inserters: Mapping[RangeMethod, Inserter]
+    planner: QuantizationPlanner
+    grouping: Grouping
+    provider: SampleProvider
+    conditions: Mapping[str, Any]
+
+    @property
+    def inserter(self) -> Inserter:
+        """Writes the candidates of the search."""
+        return next(iter(self.inserters.values()))
+
+    @property
+    def ranges(self) -> Ranges:
+        """Behind their scales."""
+        return self.inserter.encoder.ranges
+
+
+def find_quantizable(run: TuningRun, baseline: Baseline) -> Quantizable:
+    """What can be quantized in the model, with the user's filters and pattern cache.
+
+    Raises:
+        UsageError: If nothing that could be quantized matches a filter.
+    """
+    request, base, tell = run.request, baseline.base, run.reporter.tell
+    tell("model", "finding what can be quantized")
+    planner, grouping = find_choices(
+        base, request.dialect, request.config, run.provider, run.engines.runner, run.pattern_cache
+    )
+    tell(
+        "model",
+        f"{len(base.nodes)} ops, {grouping.regions} regions, "
+        f"{grouping.patterns} patterns, {len(grouping.groups)} choices",
+    )
+    _tell_cache(run, grouping)
+    reason = "" if grouping.groups else _why_nothing(planner, run.source)
+    return Quantizable(planner, grouping, reason)
+
+
+def _tell_cache(run: TuningRun, grouping: Grouping) -> None:
+    """How much of a pattern cache the model has."""
+    if run.pattern_cache is None:
+        return
+    found, patterns, path = (
+        grouping.cached_patterns, run.pattern_cache.num_patterns, run.request.config.pattern_cache,
+    )  # fmt: skip
+    if found:
+        what = f"{found} of the {patterns} patterns in {path} occur in this model"
+        run.reporter.tell("pattern cache", what)
+    else:
+        _logger.warning("none of the %d patterns in %s occur in this model", patterns, path)
+
+
+def _why_nothing(planner: QuantizationPlanner, source: Source) -> str:
+    reasons = Counter(planner.left_float.values())
+    common = "; ".join(reason for reason, _ in reasons.most_common(3))
+    hint, unsuited = "", HALF_TYPES.difference(planner.dialect.float_types)
+    if not source.converted_from and has_types(source.model, unsuited):
+        hint = "; without --precision it is tuned in float32"
+    return f"nothing of it can be quantized{': ' + common if common else ''}{hint}"
+
+
+def calibrate(
+    run: TuningRun,
+    baseline: Baseline,
+    found: Quantizable,
+) -> Calibration:
+    """Find ranges in every way, and leave out what has none.
+
+    Raises:
+        QdqtuneError: If the samples can't be read, or the model does not run on them.
+    """
+    request, base = run.request, baseline.base
+    given = run.source.reading.encodings if run.source.reading is not None else {}
+    provider, ways = _ranges(run, baseline, found.planner)
+    run.budget.ranges = len(ways)
+    first = next(iter(ways.values()))
+
+    def known(tensor: str) -> bool:
+        return tensor in first.by_tensor or tensor in given or base.index.is_constant(tensor)
+
+    inserter = Inserter(base, request.dialect, request.config.quant_type, first, given)
+    data = "" if first.source is CalibrationSource.RANDOM else inserter.encoder.digest()
+    return Calibration(
+        {way: inserter.with_ranges(ranges) for way, ranges in ways.items()},
+        found.planner,
+        with_ranges(found.grouping, found.planner, known),
+        provider,
+        {"calibration": data, **run.requirements},
+    )
+
+
+def _ranges(
+    run: TuningRun,
+    baseline: Baseline,
+    planner: QuantizationPlanner,
+) -> tuple[SampleProvider, dict[RangeMethod, Ranges]]:
+    """Ranges in every way; from some of the samples, if there is no time for all."""
+    request, provider, reporter = run.request, run.provider, run.reporter
+    reporter.tell("calibration", f"on {provider.describe()}")
+    layout = request.dialect.format_of(request.config.quant_type)
+    bounded = BoundedSamples(provider.samples, run.journal.samples, run.budget.calibration_s)
+    show = reporter.progress("calibration")
+    ways = dict(
+        ranges_in_every_way(
+            run.source, baseline.base, run.engines.runner, planner.candidate_edges,
+            replace(provider, samples=lambda: bounded), layout, request.config.range_method,
+            lambda done, total: show("samples", done, total),
+        )
+    )  # fmt: skip
+    if bounded.is_cut_short:
+        told = f"the first {bounded.count} samples, all that --budget left time for"
+        provider = replace(provider, describe=lambda: told)
+        reporter.tell("calibration", f"on {told}")
+        if run.journal.samples is None:
+            run.journal.keep_samples(bounded.count)
+    return provider, ways

@@ -1,22 +1,56 @@
-"""The last check of `quantize` and `tune`: a file is read back and timed against the original."""
+"""The last check of `quantize` and `tune`: a file is read back and timed against the original.
+
+The result of an earlier run has to pass it as well.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.engines._reopened_comparison import Allowance, compare_reopened, is_faster
 from qdqtune.engines._worker import Worker
-from qdqtune.graph._files import check_result, load_model
+from qdqtune.graph._files import check_result, load_model, save_model
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import canonical
 from qdqtune.qdq._read_back import read
-from qdqtune.records._errors import EngineError
+from qdqtune.records._claim import Claim
+from qdqtune.records._errors import EngineError, NewerSchemaError, QdqtuneError
 from qdqtune.records._measurement import Comparison, Verdict
 from qdqtune.records._placement import Placement
+from qdqtune.records._tuning import Summary
+from qdqtune.records._untrusted_files import parse_json, read_text
+from qdqtune.records._verification import Outcome
+from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator
+from qdqtune.workflows._claims import SAME_DB, check_placement
+from qdqtune.workflows.tuning._folder import RunFolder
+from qdqtune.workflows.tuning._run_files import FINAL, PLACEMENT, SUMMARY, sha256_of_model
+
+_logger = logging.getLogger(__name__)
+
+# What a summary says about its run, and not about the result.
+_OF_A_RUN = (
+    "engine",
+    "build_with",
+    "version",
+    "command",
+    "date",
+    "stopped",
+    "benchmarks",
+    "memo_hits",
+    "failed",
+    "subgraph_benchmarks",
+    "subgraph_failed",
+    "seconds",
+    "runs",
+    "total_benchmarks",
+    "total_seconds",
+)
 
 
 @dataclass(frozen=True)
@@ -123,3 +157,95 @@ def why_not_shipped(comparison: Comparison, threshold: float) -> str:
     if comparison.ratio < threshold:
         return f"the best that was found gains {comparison.ratio:.3f}x, less than {threshold:g}x"
     return ""
+
+
+@dataclass(frozen=True)
+class PreviousResult:
+    """A quantized model that an earlier run proved to be faster, and that is still there.
+
+    Attributes:
+        file: The model.
+        summary: What was said of it.
+        placement: What is quantized in it.
+        claim: The same summary, as what is to be checked.
+    """
+
+    file: Path
+    summary: Summary
+    placement: Placement
+    claim: Claim
+
+    def is_slower_than_claimed(self, measured: Comparison) -> bool:
+        """Whether it can't be as fast as its summary says."""
+        return measured.ratio < self.claim.speedup and not self.claim.agrees_with(measured)
+
+    def timed_again(self, timed: Timed) -> PreviousResult:
+        """The result with other figures of its speed."""
+        return replace(self, summary=replace(self.summary, **timed.figures))
+
+    def summary_after(self, run: Summary) -> Summary:
+        """Its summary, with what the run did that found nothing better.
+
+        Args:
+            run: What that run would have said of itself.
+        """
+        done = {name: getattr(run, name) for name in _OF_A_RUN}
+        found_by = self.summary.result_run or self.summary.runs
+        return replace(self.summary, **done, result_run=found_by)
+
+
+def previous_result(folder: RunFolder) -> PreviousResult | None:
+    """The result of an earlier run, if there is one, whole and unchanged."""
+    model = folder / FINAL
+    try:
+        body = parse_json(read_text(folder / SUMMARY), SUMMARY)
+        summary = Summary.from_dict(body, str(folder / SUMMARY))
+        claim = Claim.from_summary(body)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        _logger.warning("%s is damaged and left out: %s", folder / SUMMARY, error)
+        return None
+    try:
+        placement = Placement.from_json(read_text(folder / PLACEMENT), str(folder / PLACEMENT))
+    except NewerSchemaError:
+        raise
+    except (OSError, ValueError, QdqtuneError) as error:
+        _logger.warning("%s is damaged and left out: %s", folder / PLACEMENT, error)
+        return None
+    if summary.kept_float or not model.is_file() or sha256_of_model(model) != summary.final_sha256:
+        return None
+    return PreviousResult(model, summary, placement, claim)
+
+
+def why_not_kept(
+    earlier: PreviousResult, accuracy: AccuracyEvaluator, room: Path, min_sqnr_db: float | None
+) -> str:
+    """Why a result that lay in the folder is not what its summary says; empty if it is.
+
+    The folder may be a stranger's, and whoever changes a model can change its hash as well.
+
+    Args:
+        earlier: The result.
+        accuracy: Compares outputs with the float model's.
+        room: A folder for a copy of it.
+        min_sqnr_db: How near to float it has to be; None if anything will do.
+
+    Raises:
+        OutputError: If there is no room.
+    """
+    placed, _ = check_placement(earlier.file, None)
+    if placed.outcome is not Outcome.CONFIRMED:
+        return placed.text
+    try:
+        copy = save_model(load_model(earlier.file), room / "earlier.onnx", force=True)
+        found = accuracy.quality(copy).against_float
+    except EngineError as error:
+        return error.what
+    measured, claimed = min(found.values(), default=None), earlier.summary.output_sqnr_db
+    if measured is None:
+        return ""
+    least = max(each for each in (claimed, min_sqnr_db, -math.inf) if each is not None)
+    if measured >= least - SAME_DB:
+        return ""
+    return f"its outputs are {measured:.1f} dB from float, not {least:.1f}"

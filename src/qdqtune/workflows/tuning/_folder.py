@@ -25,11 +25,11 @@ from qdqtune.workflows.tuning._journal_format import QUARANTINE
 from qdqtune.workflows.tuning._run_files import (
     COMMITTED,
     LOCK,
-    FolderLock,
     finish_handover,
     hand_over,
     holds_subgraphs,
     is_empty,
+    lock_folder,
     refuse_newer_files,
     remove_subgraphs,
 )
@@ -61,9 +61,13 @@ _STAGING = ".staged"
 _SCRATCH = ".scratch"
 _PARTIAL_RUN, _PARTIAL_RESULT = ".partial-run", ".partial-result"
 _OURS = (
-    BASELINE, FINAL, RAW, PLACEMENT, RANGES, JOURNAL, SUMMARY, STATE, PATTERN_CACHE, SUBGRAPH_CACHE,
-    DAMAGED_CACHE, QUARANTINE,
+    BASELINE, FINAL, RAW, PLACEMENT, RANGES, SUMMARY, STATE, PATTERN_CACHE, SUBGRAPH_CACHE,
+    DAMAGED_CACHE, QUARANTINE, JOURNAL,
 )  # fmt: skip
+# With the weights that may lie beside them. The journal is the last to go, so that what is left is
+# known to be of a run.
+_NAMES = tuple(name for ours in _OURS for name in (f"{ours}.data", ours))
+_LAYERS = (LAYER_FILE.format("*", "*"), BUILD_LOG.format("*", "*"))
 _FOLDERS = (
     LOGS, CANDIDATES, SUBGRAPHS, ASIDE, f"{ASIDE}/{_PARTIAL_RUN}", f"{ASIDE}/{_PARTIAL_RESULT}"
 )  # fmt: skip
@@ -126,7 +130,7 @@ class RunFolder:
             self._refuse_others_files(model)
         self._make(self.path)
         self._had_lock = (self.path / LOCK).exists()
-        self._lock = FolderLock(self.path)
+        self._lock = lock_folder(self.path)
         self._is_restart = restart
         self._is_forced = force
         try:
@@ -164,23 +168,24 @@ class RunFolder:
 
     def _refuse_others_files(self, model: Path) -> None:
         """What no run has made here is not replaced; where one began, there is its lock."""
+        has_subgraphs, missing = SUBGRAPHS in self._more, JOURNAL
         if (self.path / LOCK).exists() or (self.path / JOURNAL).exists():
-            if SUBGRAPHS in self._more and not self._had_subgraphs:  # all runs were in region mode
-                self._refuse_others_subgraphs()
-            return
-        copies = [self._copy_of(file, model) for file in external_files(model)]
-        folders = (self.path / CANDIDATES, *(self.path / name for name in self._more))
-        layers = [self.path / name for name in self._layer_files() if SUBGRAPHS in self._more]
-        for file in (*self._written(), *folders, *copies, *layers):
+            if not has_subgraphs or self._had_subgraphs:
+                return
+            # All runs were in region mode.
+            missing, subgraphs = SUBGRAPH_CACHE, self.path / SUBGRAPHS
+            files = [self.path / RAW, self.path / f"{RAW}.data"]
+            files += [] if is_empty(subgraphs) else [subgraphs]
+        else:
+            found = (CANDIDATES, *self._more, *(self._layer_files() if has_subgraphs else ()))
+            files = [*self._written(), *(self.path / name for name in found)]
+            files += [self._copy_of(file, model) for file in external_files(model)]
+        for file in files:
             if os.path.lexists(file) and real_path(file) not in self._read:
-                raise _in_the_way(file, JOURNAL)
-
-    def _refuse_others_subgraphs(self) -> None:
-        for file in (self.path / RAW, self.path / f"{RAW}.data"):
-            if os.path.lexists(file):
-                raise _in_the_way(file, SUBGRAPH_CACHE)
-        if not is_empty(self.path / SUBGRAPHS):
-            raise _in_the_way(self.path / SUBGRAPHS, SUBGRAPH_CACHE)
+                raise OutputError(
+                    f"{file} is there already, without the {missing} of a run.",
+                    "Choose another --output_dir, or pass --force to replace it.",
+                )
 
     @property
     def _had_subgraphs(self) -> bool:
@@ -202,10 +207,9 @@ class RunFolder:
         for file in (*added_to, *(each for each in logs if kind_at(each) != "a folder")):
             if kind := kind_at(file):
                 raise _not_a_file(file, kind)
-        for name in _OURS:
-            for file in (self.path / name, self.path / f"{name}.data"):
-                if kind_at(file) == "a folder" and not self._is_restart:
-                    raise _not_a_file(file, "a folder")
+        for file in (self.path / name for name in _NAMES):
+            if kind_at(file) == "a folder" and not self._is_restart:
+                raise _not_a_file(file, "a folder")
 
     def _prepare(self, *, resume: bool) -> None:
         self._refuse_foreign_entries()
@@ -252,8 +256,7 @@ class RunFolder:
 
     def _written(self) -> set[Path]:
         """Every file that a run may write but for candidates and copies of weights."""
-        files = {real_path(self.path) / name for name in _OURS}
-        return files | {file.with_name(file.name + ".data") for file in files}
+        return {real_path(self.path) / name for name in _NAMES}
 
     def _copy_of(self, weights: Path, model: Path) -> Path:
         return real_path(self.path) / weights.relative_to(real_path(model.absolute().parent))
@@ -293,8 +296,7 @@ class RunFolder:
 
     def _layer_files(self) -> list[str]:
         """Names of such files that are there."""
-        patterns = (LAYER_FILE.format("*", "*"), BUILD_LOG.format("*", "*"))
-        return sorted(file.name for each in patterns for file in self.path.glob(each))
+        return sorted(file.name for each in _LAYERS for file in self.path.glob(each))
 
     @property
     def replaces_a_run(self) -> bool:
@@ -372,25 +374,19 @@ class RunFolder:
                 remove(file)
 
     def _clear(self) -> None:
-        """Remove an earlier run; the journal goes last, so that what is left is known to be one."""
-        layers = [self.path / name for name in self._layer_files()]
+        """Remove an earlier run."""
         with writing(self.path / JOURNAL):
             remove(self.path / CANDIDATES)
             remove_subgraphs(self.path / SUBGRAPHS)
-            for file in layers:
+            for file in (self.path / name for name in (*self._layer_files(), *_NAMES)):
                 if real_path(file) not in self._read:
                     remove(file)
-            for name in (*(name for name in _OURS if name != JOURNAL), JOURNAL):
-                (self.path / f"{name}.data").unlink(missing_ok=True)
-                (self.path / name).unlink(missing_ok=True)
 
     def _set_aside(self) -> None:
-        """Move an earlier run, all of it, into a folder of its own; the journal goes last."""
-        names = [name for ours in _OURS for name in (ours, f"{ours}.data") if ours != JOURNAL]
-        subgraphs = [SUBGRAPHS] if self._had_subgraphs else []
-        layers = self._layer_files()
-        files = [LOGS, CANDIDATES, *subgraphs, *layers, *self._weights_beside(), *names, JOURNAL]
-        self._move_aside(files, _PARTIAL_RUN)
+        """Move an earlier run, all of it, into a folder of its own."""
+        folders = [LOGS, CANDIDATES, *([SUBGRAPHS] if self._had_subgraphs else [])]
+        others = [*self._layer_files(), *self._weights_beside()]
+        self._move_aside([*folders, *others, *_NAMES], _PARTIAL_RUN)
 
     def _move_aside(self, files: Sequence[str], while_moving: str) -> None:
         """Move files into a folder of their own, which has its name when all are in it."""
@@ -421,8 +417,7 @@ class RunFolder:
 
     def _remove_leftovers(self) -> None:
         """Remove what a run that was killed had not finished writing."""
-        layers = (LAYER_FILE.format("*", "*"), BUILD_LOG.format("*", "*"))
-        ours = [file for name in (*_OURS, *layers) for file in self.path.glob(f".{name}.*.tmp")]
+        ours = [file for name in (*_OURS, *_LAYERS) for file in self.path.glob(f".{name}.*.tmp")]
         folders = [self.path / name for name in (CANDIDATES, SUBGRAPHS, LOGS)]
         parts = [
             file for name in (".*.tmp", ".*.onnx") for each in folders for file in each.glob(name)
@@ -433,13 +428,6 @@ class RunFolder:
                 remove(each)
             for folder in (self.path, *folders):
                 remove_abandoned(folder)
-
-
-def _in_the_way(file: Path, missing: str) -> OutputError:
-    return OutputError(
-        f"{file} is there already, without the {missing} of a run.",
-        "Choose another --output_dir, or pass --force to replace it.",
-    )
 
 
 def _not_a_file(file: Path, kind: str) -> OutputError:

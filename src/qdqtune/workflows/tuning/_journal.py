@@ -11,6 +11,7 @@ import datetime
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,13 +21,15 @@ from qdqtune.engines._timing import Round
 from qdqtune.graph._atomic_files import open_to_append, replacing
 from qdqtune.records._errors import OutputError, UsageError
 from qdqtune.search.strategies._strategy import Score
-from qdqtune.workflows.tuning._identity import NOTHING_MEASURED, first_difference, headers_in
 from qdqtune.workflows.tuning._journal_format import (
+    NOTHING_MEASURED,
     QUARANTINE,
     Line,
     checksum,
     decode,
     encode,
+    first_difference,
+    headers_in,
     quarantine,
     read_journal,
 )
@@ -65,6 +68,7 @@ class Measurements:
             were taken.
         names: Ids of candidates by their keys.
         earlier_benchmarks: Candidates that earlier runs timed.
+        earlier_s: Seconds that earlier runs took, as far as it was written down.
     """
 
     def __init__(self) -> None:
@@ -73,9 +77,9 @@ class Measurements:
         self.samples: int | None = None
         self.names: dict[str, str] = {}
         self.earlier_benchmarks = 0
-        self._adopted_s = 0.0
+        self.earlier_s = 0.0
         self._scores: dict[_Comparison, Score] = {}
-        self._unsure: dict[_Comparison, int] = {}
+        self._unsure: Counter[_Comparison] = Counter()
         self._rounds: dict[_TrialRun, list[Round]] = {}
         self._digests: dict[str, str] = {}
         self._last = -1
@@ -120,7 +124,7 @@ class Measurements:
             key = AccuracyKey(body["measure"], body["placement"], body["conditions"])
             self.accuracy[key] = None if body["value"] is None else float(body["value"])
         elif kind == "adopted":
-            self._adopted_s += body["seconds"]
+            self.earlier_s += body["seconds"]
         elif kind == "round":
             compared = (body["reference"], body["effort"], tuple(body["candidates"]))
             numbers = tuple(body["latencies_ms"]), tuple(body["log_ratios"])
@@ -136,7 +140,7 @@ class Measurements:
             if body["gain"] is not None:
                 self._scores[key] = Score(body["gain"], body["error"])
             return
-        self._unsure[key] = self._unsure.get(key, 0) + 1
+        self._unsure[key] += 1
         if not body.get("unsure") or self._unsure[key] >= _ASSUMED:
             self._scores[key] = Score.failed(failure)
 
@@ -153,7 +157,6 @@ class Journal(Measurements):
     Attributes:
         memo_hits: How often an outcome was known already.
         session: The number of this run over the file, from 1 on.
-        earlier_s: Seconds that earlier runs took, as far as it was written down.
         kept_lines: The lines that a state file holds, so that a run in another folder can go on:
             all but single rounds, and what is about this folder alone.
 
@@ -173,12 +176,11 @@ class Journal(Measurements):
         self.path = path
         self.memo_hits = 0
         self.session = 1
-        self.earlier_s = 0.0
         self.kept_lines: list[str] = []
         self._elapsed_s = elapsed_s
         self._run = checksum(header)
         try:
-            has_header = self._take_in(header) if path.exists() else False
+            has_header = path.exists() and self._take_in(header)
             self._file = open_to_append(path)
         except OSError as error:
             raise OutputError(
@@ -186,15 +188,10 @@ class Journal(Measurements):
             ) from None
         if not has_header:
             self._append({"kind": "run", "header": header})
-        self._append(
-            {
-                "kind": "session",
-                "number": self.session,
-                "version": __version__,
-                **({"model": model} if model else {}),
-                "started": datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds"),
-            }
-        )
+        session = {"kind": "session", "number": self.session, "version": __version__}
+        started = datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds")
+        named = {"model": model} if model else {}
+        self._append({**session, **named, "started": started})
 
     def close(self) -> None:
         """Close the file; everything is in it already, as far as it could be written."""
@@ -291,33 +288,25 @@ class Journal(Measurements):
         """
         known = {*self._scores, *self._unsure}
         there = {_without_run(body) for body in map(decode, self.kept_lines) if body is not None}
-        before, of_others_s = self.earlier_benchmarks, 0.0
-        spent_s: dict[int, float] = {}
-        for body in filter(None, map(decode, lines)):
-            if body.get("run") != self._run:
-                continue
-            session = body.get("session", 0)
-            spent_s[session] = max(spent_s.get(session, 0.0), body.get("at_s", 0.0))
+        before = self.earlier_benchmarks
+        found = [body for body in map(decode, lines) if body and body.get("run") == self._run]
+        seconds = sum(_spent_s(found).values())
+        for body in found:
             kind = body["kind"]
             if kind == "adopted":
-                of_others_s += body["seconds"]
+                seconds += body["seconds"]
             elif kind == "candidate":
                 self.name_of(body["key"], force=False)
             elif kind == "measurement":
                 if (body["reference"], body["candidate"], body["effort"]) not in known:
-                    self._adopt({**body, "id": self.name_of(body["candidate"], force=False)})
+                    name = self.name_of(body["candidate"], force=False)
+                    self._record({**_of_no_run(body), "id": name}, force=False)
             elif (kind != "shares" or self.shares is None) and _without_run(body) not in there:
-                self._adopt(body)
+                self._record(_of_no_run(body), force=False)
         adopted = self.earlier_benchmarks - before
         if adopted:
-            seconds = of_others_s + sum(spent_s.values())
-            self._append({"kind": "adopted", "seconds": seconds})
-            self.earlier_s += seconds
+            self._record({"kind": "adopted", "seconds": seconds})
         return adopted
-
-    def _adopt(self, body: Mapping[str, Any]) -> None:
-        rest = {name: value for name, value in body.items() if name not in _OF_THE_RUN}
-        self._record(rest, force=False)
 
     def keep_shares(self, shares: Mapping[str, float]) -> None:
         """Write down where the latency goes: a search that is run again must see the same."""
@@ -381,16 +370,14 @@ class Journal(Measurements):
         elif lines and not _ends_with_line(self.path):
             with open_to_append(self.path) as file:  # whole, but for its end
                 file.write(b"\n")
-        spent_s: dict[int, float] = {}
         left_out = {line.number for line in damaged}
-        for line in lines:
-            if line.number not in left_out and line.body is not None:
-                self._take(line.body)
-                if line.body["kind"] not in _NOT_KEPT:
-                    self.kept_lines.append(line.text.decode())
-                number = line.body.get("session", 0)
-                spent_s[number] = max(spent_s.get(number, 0.0), line.body.get("at_s", 0.0))
-        self.earlier_s = self._adopted_s + sum(spent_s.values())
+        sound = [line for line in lines if line.number not in left_out]
+        bodies = [line.body for line in sound if line.body is not None]
+        for body in bodies:
+            self._take(body)
+        self.kept_lines = [line.text.decode() for line in sound if line.kind not in _NOT_KEPT]
+        spent_s = _spent_s(bodies)
+        self.earlier_s += sum(spent_s.values())
         self.session = max(spent_s, default=0) + 1
         return bool(headers)
 
@@ -432,10 +419,22 @@ def _ends_with_line(path: Path) -> bool:
         return file.read() == b"\n"
 
 
-def _without_run(body: Mapping[str, Any]) -> str:
+def _of_no_run(body: Mapping[str, Any]) -> dict[str, Any]:
     """What a line says, whichever run wrote it."""
-    rest = {name: value for name, value in body.items() if name not in _OF_THE_RUN}
-    return json.dumps(rest, sort_keys=True)
+    return {name: value for name, value in body.items() if name not in _OF_THE_RUN}
+
+
+def _without_run(body: Mapping[str, Any]) -> str:
+    return json.dumps(_of_no_run(body), sort_keys=True)
+
+
+def _spent_s(bodies: Iterable[Mapping[str, Any]]) -> dict[int, float]:
+    """Seconds that each session took, as far as its lines say."""
+    spent_s: dict[int, float] = {}
+    for body in bodies:
+        number = body.get("session", 0)
+        spent_s[number] = max(spent_s.get(number, 0.0), body.get("at_s", 0.0))
+    return spent_s
 
 
 def _part(played: Round, places: Sequence[int]) -> Round:

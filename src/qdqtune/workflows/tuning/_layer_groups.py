@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._options import float_type_in_effect
 from qdqtune.engines._worker import StoredFeeds, Worker, WorkerFailure
 from qdqtune.engines.layers._files import map_layers, read_layer_info
 from qdqtune.engines.layers._latency import estimated_shares
 from qdqtune.engines.layers._mapper import nodes_of_layers
-from qdqtune.graph._atomic_files import copy_file
+from qdqtune.graph._atomic_files import copy_file, writing
+from qdqtune.graph._files import load_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import QDQ_OPS
 from qdqtune.records._errors import OutputError, QdqtuneError, UsageError
 from qdqtune.records._layers import MappedLayer
 from qdqtune.records._measurement import LayerTime
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup, fusion_groups
-from qdqtune.workflows.tuning._preflight import layers_told
+from qdqtune.workflows._convert import written_type
+from qdqtune.workflows.tuning._folder import LOGS
+from qdqtune.workflows.tuning._preflight import copy_log, layers_told
+from qdqtune.workflows.tuning._run_records import TuningRun
+from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
 
 _logger = logging.getLogger(__name__)
 
@@ -58,12 +65,6 @@ def write_layer_file(worker: Worker, plain: Path, feeds: StoredFeeds, target: Pa
     finally:
         staged.unlink(missing_ok=True)
     return True
-
-
-def copy_log(log: Path, target: Path) -> None:
-    """Keep what an engine said while it built a model, if it said something."""
-    with contextlib.suppress(OSError, OutputError):
-        copy_file(log, target)
 
 
 def layers_in_file(
@@ -114,36 +115,94 @@ def _parts(index: GraphIndex, layers: Sequence[MappedLayer]) -> list[tuple[str, 
     ]
 
 
-def find_groups(
-    index: GraphIndex,
-    worker: Worker,
-    plain: Path,
-    feeds: StoredFeeds,
-    graph_json: Path | None = None,
-    own_json: Path | None = None,
-) -> tuple[tuple[FusionGroup, ...], list[float]]:
-    """The fusion groups of a model.
+def find_engine_groups(
+    run: TuningRun, index: GraphIndex, plain: Path, cache: SubgraphCache
+) -> tuple[FusionGroup, ...]:
+    """The engine's groups, or what an earlier run found.
 
     Args:
-        index: The model.
-        worker: The engine.
-        plain: The model as a file.
-        feeds: What it is run on.
-        graph_json: A file with the layers of a build of it, instead of those that the engine tells.
-        own_json: A file with the layers that the engine wrote; the times are still told by itself.
-
-    Returns:
-        The groups, and the milliseconds of each; 0 where they are not known.
+        run: The run.
+        index: The float model.
+        plain: The same as a file.
+        cache: What is known, and where groups go.
 
     Raises:
-        UsageError: If the file can't be read.
+        UsageError: If a file with layers can't be read.
     """
-    if graph_json is not None:
-        layers: Sequence[MappedLayer] = map_layers(index, read_layer_info(graph_json))
-    else:
-        layers = _layers_of(index, worker, plain, feeds, own_json)
-    groups = fusion_groups(index, layers)
-    return groups, spent_by_group(groups, layers)
+    if cache.groups is None or not _is_whole(index, cache.groups):
+        layers = _layers_of(run, index, plain)
+        groups = fusion_groups(index, layers)
+        spent = spent_by_group(groups, layers)
+        structural = sum(group.is_structural for group in groups)
+        nodes = (group.nodes for group in groups)
+        cache.keep_groups(list(zip(nodes, spent, strict=True)), structural)
+    assert cache.groups is not None
+    run.reporter.tell(
+        "groups",
+        f"{len(index.nodes)} ops in {len(cache.groups)} fusion groups, "
+        f"{cache.structural} of them by structure",
+    )
+    return tuple(FusionGroup(n, nodes, ()) for n, (nodes, _) in enumerate(cache.groups))
+
+
+def layer_files(run: TuningRun) -> dict[str, str]:
+    """Names of files with layers that this run, or an earlier one, has written."""
+    if run.request.config.graph_json is not None:
+        return {}
+    model, folder, float_type = run.request.model, run.folder, _float_type(run)
+    files = {
+        "graph_json": folder.layer_file(model, float_type),
+        "build_log": folder.build_log(model, float_type),
+    }
+    return {name: file.name for name, file in files.items() if file.is_file()}
+
+
+def _is_whole(index: GraphIndex, groups: Sequence[tuple[tuple[str, ...], float]]) -> bool:
+    """Whether groups have every node of the model, once."""
+    nodes = [name for group, _ in groups for name in group]
+    return len(nodes) == len(index.node) and index.node.keys() == set(nodes)
+
+
+def _float_type(run: TuningRun) -> str:
+    """What the engine computes floats in."""
+    return float_type_in_effect(run.info, written_type(run.source.model)).value
+
+
+def _layers_of(run: TuningRun, index: GraphIndex, plain: Path) -> Sequence[MappedLayer]:
+    """The layers in a file that the user names, in one that the engine wrote, or as it tells."""
+    if run.request.config.graph_json is not None:
+        return map_layers(index, read_layer_info(Path(run.request.config.graph_json)))
+    own = _write_layers(run, plain)
+    layers = layers_told(run.engines.engine, plain, run.feeds, _PROFILE_RUNS)
+    written = layers_in_file(index, own, layers) if own is not None else None
+    if written is not None:
+        return written
+    if not layers:
+        _logger.warning("the engine does not tell its layers: ops are grouped by structure")
+    return nodes_of_layers(index, layers)
+
+
+def _write_layers(run: TuningRun, plain: Path) -> Path | None:
+    """The file with the engine's layers of the float model; None if it writes none."""
+    request, folder, own_type = run.request, run.folder, _float_type(run)
+    if not registry.entry(request.engine).writes_layers:
+        return None
+    models = {own_type: plain}
+    if folder.converted.is_file():  # the float type that was wanted, if another one is tuned
+        float_type = written_type(load_model(folder.converted)).value
+        if float_type != own_type:
+            model = folder.converted.with_name(f"{float_type}.onnx")  # its log has that name
+            with writing(model):
+                shutil.copyfile(folder.converted, model)
+            models = {float_type: model, own_type: plain}
+    is_written = False
+    for float_type, model in models.items():
+        layers = folder.layer_file(request.model, float_type)
+        is_written = write_layer_file(run.engines.engine, model, run.feeds, layers)
+        if is_written:
+            log = folder / LOGS / request.engine / f"{model.stem}.log"
+            copy_log(log, folder.build_log(request.model, float_type))
+    return folder.layer_file(request.model, own_type) if is_written else None
 
 
 def spent_by_group(groups: Sequence[FusionGroup], layers: Sequence[MappedLayer]) -> list[float]:
@@ -159,11 +218,6 @@ def spent_by_group(groups: Sequence[FusionGroup], layers: Sequence[MappedLayer])
         for place, nodes in shares:
             spent[place] += layer.ms * (nodes / whole if whole else 1 / len(shares))
     return spent
-
-
-def check_layer_file(index: GraphIndex, graph_json: str | Path) -> None:
-    """Make sure that a file with layers is about a model; see `check_mentions`."""
-    check_mentions(index, map_layers(index, read_layer_info(graph_json)), graph_json)
 
 
 def check_mentions(
@@ -210,15 +264,3 @@ def _computing(index: GraphIndex) -> set[str]:
         ):
             found.add(name)
     return found
-
-
-def _layers_of(
-    index: GraphIndex, worker: Worker, plain: Path, feeds: StoredFeeds, own_json: Path | None
-) -> list[MappedLayer]:
-    layers = layers_told(worker, plain, feeds, _PROFILE_RUNS)
-    written = layers_in_file(index, own_json, layers) if own_json is not None else None
-    if written is not None:
-        return written
-    if not layers:
-        _logger.warning("the engine does not tell its layers: ops are grouped by structure")
-    return nodes_of_layers(index, layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import logging
 import math
@@ -16,13 +17,14 @@ from qdqtune.engines._entries import EngineEntry
 from qdqtune.engines._reference_engine import advice_on
 from qdqtune.engines._worker import FailureKind, StoredFeeds, Worker, WorkerFailure
 from qdqtune.engines.layers._latency import shares_of_latency
+from qdqtune.graph._atomic_files import copy_file
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import WEIGHTED_OPS
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import at_shapes
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
-from qdqtune.records._errors import EngineError, UsageError
+from qdqtune.records._errors import EngineError, OutputError, UsageError
 from qdqtune.records._measurement import LayerTime
 from qdqtune.records._placement import Edge
 from qdqtune.rules._order import draft_placement
@@ -226,6 +228,12 @@ def layers_told(worker: Worker, path: Path, feeds: StoredFeeds, runs: int) -> li
     except WorkerFailure as failure:
         _logger.info("the engine does not say where its time goes: %s", failure)
         return []
+
+
+def copy_log(log: Path, target: Path) -> None:
+    """Keep what an engine said while it built a model, if it said something."""
+    with contextlib.suppress(OSError, OutputError):
+        copy_file(log, target)
 
 
 def latency_shares(

@@ -11,6 +11,7 @@ import re
 import socket
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from qdqtune.graph._atomic_files import kind_at, remove, sha256_of, sync, writing
 from qdqtune.graph._external_data import check_external_data
@@ -41,13 +42,8 @@ _READERS: Mapping[str, Callable[[Path], object]] = {
     "journal": read_journal,
     "pattern_cache": PatternCache.load,
 }
-_FILES = "subgraph_*.onnx"
-_WRITTEN = (
-    _FILES,
-    "conversion_*.onnx",
-    WEIGHTS_FILE,
-    WEIGHTS_INDEX,
-)
+_SUBGRAPHS = "subgraph_*.onnx"
+_OF_SUBGRAPHS = (_SUBGRAPHS, "conversion_*.onnx", WEIGHTS_FILE, WEIGHTS_INDEX)
 FINAL = "optimized_final.onnx"
 PLACEMENT = "placement.json"
 RANGES = "ranges.json"
@@ -58,8 +54,8 @@ RESULT = (_DATA, FINAL, RANGES, PLACEMENT, SUMMARY)
 """What a run comes to, in the order in which it goes into place."""
 
 
-class FolderLock:
-    """Holds a folder until it is closed, or the process ends in whatever way.
+def lock_folder(folder: Path) -> BinaryIO:
+    """Hold a folder until what is returned is closed, or the process ends in whatever way.
 
     The lock is the kernel's: that of a process that is gone is free. The file stays where it is
     and says who had it last.
@@ -71,66 +67,50 @@ class FolderLock:
         UsageError: If another run holds it.
         OutputError: If the folder can't be written to.
     """
-
-    def __init__(self, folder: Path) -> None:
-        path = folder / LOCK
-        if kind := kind_at(path):
-            raise OutputError(
-                f"{path} is {kind}, where a run has its lock.",
-                "Remove it, or choose another --output_dir.",
+    path, flags = folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    if kind := kind_at(path):
+        raise OutputError(
+            f"{path} is {kind}, where a run has its lock.",
+            "Remove it, or choose another --output_dir.",
+        )
+    try:
+        file = os.fdopen(os.open(path, flags, 0o644), "r+b", 0)
+    except OSError as error:
+        raise OutputError(
+            f"The folder {folder} can't be written to: {error.strerror}.", "Choose another one."
+        ) from None
+    # With another name it is another file as well, which is not ours to write to.
+    is_own = os.fstat(file.fileno()).st_nlink == 1
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            _logger.warning(
+                "%s lies on a file system without locks: see to it that no other run uses it",
+                folder,
             )
+            return file
+        owner = _owner(file) if is_own else ""
+        file.close()
+        raise UsageError(
+            f"Another run is using {folder}{owner}.",
+            "Wait until it is over, stop it, or choose another --output_dir.",
+        ) from None
+    if is_own:
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        except OSError as error:
-            raise OutputError(
-                f"The folder {folder} can't be written to: {error.strerror}.", "Choose another one."
-            ) from None
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                _logger.warning(
-                    "%s lies on a file system without locks: see to it that no other run uses it",
-                    folder,
-                )
-                return
-            owner = self._owner()
-            os.close(self._descriptor)
-            raise UsageError(
-                f"Another run is using {folder}{owner}.",
-                "Wait until it is over, stop it, or choose another --output_dir.",
-            ) from None
-        self._sign()
-
-    def close(self) -> None:
-        """Let the folder go."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def _sign(self) -> None:
-        if self._has_other_names:
-            return
-        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
-        try:
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, text, 0)
+            file.truncate(0)
+            file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
         except OSError as error:  # a full disk: the lock holds, it only says nothing
             _logger.info("the lock can't be signed: %s", error.strerror)
+    return file
 
-    @property
-    def _has_other_names(self) -> bool:
-        """Whether it is another file as well, which is not ours to write to."""
-        return os.fstat(self._descriptor).st_nlink > 1
 
-    def _owner(self) -> str:
-        if self._has_other_names:
-            return ""
-        try:
-            found = json.loads(os.pread(self._descriptor, 4096, 0))
-            return f" (process {int(found['pid'])} on {str(found['host'])[:100]})"
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return ""
+def _owner(lock: BinaryIO) -> str:
+    try:
+        found = json.loads(lock.read(4096))
+        return f" (process {int(found['pid'])} on {str(found['host'])[:100]})"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
 
 
 def refuse_newer_files(kinds: Mapping[Path, str]) -> None:
@@ -169,7 +149,7 @@ def _check_json(path: Path, kind: str) -> None:
 
 def holds_subgraphs(folder: Path) -> bool:
     """Whether a run has written subgraphs there."""
-    return any(folder.glob(_FILES))
+    return any(folder.glob(_SUBGRAPHS))
 
 
 def is_empty(folder: Path) -> bool:
@@ -181,7 +161,7 @@ def remove_subgraphs(folder: Path) -> None:
     """Remove what runs write there, and the folder if nothing else is in it."""
     if not folder.is_dir():
         return
-    for file in (file for pattern in _WRITTEN for file in folder.glob(pattern)):
+    for file in (file for pattern in _OF_SUBGRAPHS for file in folder.glob(pattern)):
         file.unlink(missing_ok=True)
     if is_empty(folder) and not folder.is_symlink():
         folder.rmdir()

@@ -1,170 +1,356 @@
-"""What a run records, and what it knows from earlier runs in its folder."""
+"""What a run records: journal, `autotuner_state.yaml`, pattern cache, a log per scheme."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from qdqtune.graph._files import load_model, save_model
-from qdqtune.records._claim import Claim
-from qdqtune.records._errors import EngineError, NewerSchemaError, QdqtuneError
-from qdqtune.records._measurement import Comparison
-from qdqtune.records._placement import Placement
+from qdqtune.engines._worker_log import BuildLog
+from qdqtune.graph._atomic_files import replacing, writing
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.records._errors import OutputError
+from qdqtune.records._measurement import EngineInfo
+from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._tuning import Summary
-from qdqtune.records._untrusted_files import parse_json, read_text
-from qdqtune.records._verification import Outcome
 from qdqtune.search._config import Config
-from qdqtune.search._space import Grouping
-from qdqtune.search.patterns._state_file import read_state
-from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator
-from qdqtune.workflows._claims import SAME_DB, check_placement
-from qdqtune.workflows.tuning import _folder as names
-from qdqtune.workflows.tuning._candidate_evaluator import CandidateEvaluator
-from qdqtune.workflows.tuning._context import RunContext
-from qdqtune.workflows.tuning._final_check import Timed, why_not_shipped
-from qdqtune.workflows.tuning._folder import RunFolder
-from qdqtune.workflows.tuning._identity import check_state
+from qdqtune.search._errors import AutotunerError, NewerVersionError
+from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.patterns._region_pattern import InsertionScheme, PatternSchemes, PatternView
+from qdqtune.search.patterns._state_file import pattern_cache_path, read_state, write_state
+from qdqtune.search.strategies._strategy import speedup_of
+from qdqtune.workflows.tuning._final_check import PreviousResult, previous_result
+from qdqtune.workflows.tuning._folder import (
+    BASELINE,
+    CANDIDATES,
+    ENGINE_LOG,
+    FINAL,
+    FLOAT_CANDIDATE,
+    JOURNAL,
+    LOGS,
+    STATE,
+)
 from qdqtune.workflows.tuning._journal import Journal
-from qdqtune.workflows.tuning._run_files import FINAL, PLACEMENT, SUMMARY, sha256_of_model
+from qdqtune.workflows.tuning._journal_format import check_state
 from qdqtune.workflows.tuning._setup import TuningTarget
-from qdqtune.workflows.tuning._snapshots import Candidate, SchemeLogs, Snapshots, set_state_aside
 
 _logger = logging.getLogger(__name__)
 
-# What a summary says about its run, and not about the result.
-_OF_A_RUN = (
-    "engine",
-    "build_with",
-    "version",
-    "command",
-    "date",
-    "stopped",
-    "benchmarks",
-    "memo_hits",
-    "failed",
-    "subgraph_benchmarks",
-    "subgraph_failed",
-    "seconds",
-    "runs",
-    "total_benchmarks",
-    "total_seconds",
-)
+_EVERY_S = 1.0
+# Writing takes at most one part in so many of a run's time.
+_TIMES_COST = 50.0
+_SCHEMES = "region_{}_scheme_{}.log"
 
 
 @dataclass(frozen=True)
-class PreviousResult:
-    """A quantized model that an earlier run proved to be faster, and that is still there.
+class Candidate:
+    """A whole model that was tried.
 
     Attributes:
-        model: The file.
-        summary: What was said of it.
+        name: Its id in the journal; empty if it was never a candidate of the search.
+        key: Digest of its placement.
         placement: What is quantized in it.
-        claim: The same summary, as what is to be checked.
+        gain: Its log speedup over the float model; minus infinity if it failed.
+        failure: Why it failed; empty if it did not.
     """
 
-    model: Path
-    summary: Summary
+    name: str
+    key: str
     placement: Placement
-    claim: Claim
-
-    def is_slower_than_claimed(self, measured: Comparison) -> bool:
-        """Whether it can't be as fast as its summary says."""
-        return measured.ratio < self.claim.speedup and not self.claim.agrees_with(measured)
-
-    def timed_again(self, timed: Timed) -> PreviousResult:
-        """The result with other figures of its speed."""
-        return replace(self, summary=replace(self.summary, **timed.figures))
-
-    def summary_after(self, run: Summary) -> Summary:
-        """Its summary, with what the run did that found nothing better.
-
-        Args:
-            run: What that run would have said of itself.
-        """
-        done = {name: getattr(run, name) for name in _OF_A_RUN}
-        found_by = self.summary.result_run or self.summary.runs
-        return replace(self.summary, **done, result_run=found_by)
+    gain: float
+    failure: str = ""
 
 
-def previous_result(folder: RunFolder) -> PreviousResult | None:
-    """The result of an earlier run, if there is one, whole and unchanged."""
-    model = folder / FINAL
-    try:
-        body = parse_json(read_text(folder / SUMMARY), SUMMARY)
-        summary = Summary.from_dict(body, str(folder / SUMMARY))
-        claim = Claim.from_summary(body)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        _logger.warning("%s is damaged and left out: %s", folder / SUMMARY, error)
-        return None
-    try:
-        placement = Placement.from_json(read_text(folder / PLACEMENT), str(folder / PLACEMENT))
-    except NewerSchemaError:
-        raise
-    except (OSError, ValueError, QdqtuneError) as error:
-        _logger.warning("%s is damaged and left out: %s", folder / PLACEMENT, error)
-        return None
-    if summary.kept_float or not model.is_file() or sha256_of_model(model) != summary.final_sha256:
-        return None
-    return PreviousResult(model, summary, placement, claim)
+@dataclass
+class TriedScheme:
+    """A scheme of a pattern, and the fastest candidate that has it.
+
+    Attributes:
+        scheme: The scheme; an error if every candidate with it failed.
+        candidate: The candidate.
+    """
+
+    scheme: InsertionScheme
+    candidate: Candidate
 
 
-def why_not_kept(
-    earlier: PreviousResult, accuracy: AccuracyEvaluator, room: Path, min_sqnr_db: float | None
-) -> str:
-    """Why a result that lay in the folder is not what its summary says; empty if it is.
+@dataclass
+class Snapshots:
+    """Writes what is known of each pattern.
 
-    The folder may be a stranger's, and whoever changes a model can change its hash as well.
-
-    Args:
-        earlier: The result.
-        accuracy: Compares outputs with the float model's.
-        room: A folder for a copy of it.
-        min_sqnr_db: How near to float it has to be; None if anything will do.
+    Attributes:
+        path: The state file; the pattern cache lies beside it.
+        header: What the measurements depend on.
+        config: The search's settings that the state file has.
+        given: What the search was given from other runs, which is passed on.
 
     Raises:
-        OutputError: If there is no room.
+        NewerVersionError: If a newer version wrote what lies there.
+        OutputError: If what lies there is damaged and can't be moved.
     """
-    placed, _ = check_placement(earlier.model, None)
-    if placed.outcome is not Outcome.CONFIRMED:
-        return placed.text
-    try:
-        copy = save_model(load_model(earlier.model), room / "earlier.onnx", force=True)
-        found = accuracy.quality(copy).against_float
-    except EngineError as error:
-        return error.what
-    measured, claimed = min(found.values(), default=None), earlier.summary.output_sqnr_db
-    if measured is None:
-        return ""
-    least = max(each for each in (claimed, min_sqnr_db, -math.inf) if each is not None)
-    if measured >= least - SAME_DB:
-        return ""
-    return f"its outputs are {measured:.1f} dB from float, not {least:.1f}"
+
+    path: Path
+    header: Mapping[str, Any]
+    config: Config
+    given: PatternCache | None = None
+    _schemes: dict[str, list[tuple[str, InsertionScheme]]] = field(default_factory=dict, init=False)
+    _units: dict[str, frozenset[Edge]] = field(default_factory=dict, init=False)
+    _due_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        """Look at what lies there: what is damaged is moved away, what is newer refused."""
+        for path, read in (
+            (self.path, read_state),
+            (pattern_cache_path(self.path), PatternCache.load),
+        ):
+            try:
+                read(path)
+            except FileNotFoundError:
+                continue
+            except NewerVersionError:
+                raise
+            except AutotunerError as error:
+                moved = _set_aside(path, "damaged")
+                _logger.warning("%s. It was moved to %s.", error.what.rstrip("."), moved.name)
+
+    @property
+    def exist(self) -> bool:
+        """Whether there is one, of this run or of an earlier one."""
+        return self.path.exists()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to write again: often, and at little cost beside what is measured."""
+        return time.monotonic() >= self._due_s
+
+    def write(
+        self,
+        planner: QuantizationPlanner,
+        views: tuple[PatternView, ...],
+        candidates: Sequence[Candidate],
+        best: Candidate,
+        baseline_ms: float,
+        measurements: Iterable[str] = (),
+    ) -> list[list[TriedScheme]]:
+        """Write both files.
+
+        A scheme's latency is that of the fastest model with it. What lost against the best is
+        never said to be as fast, however lucky its own measurement was. Schemes are in the order in
+        which they were first tried, so that their numbers stay.
+
+        Args:
+            planner: What each op needs.
+            views: The model's patterns.
+            candidates: Everything that was tried, in order.
+            best: The best of it; if it is none of them, it comes last.
+            baseline_ms: Latency of the float model.
+            measurements: Lines of the journal, for a run that goes on elsewhere.
+
+        Returns:
+            What was tried of each pattern.
+        """
+        start_s = time.monotonic()
+        found: list[dict[str, TriedScheme]] = [{} for _ in views]
+        best_ms = baseline_ms / speedup_of(best.gain)
+        known = [each for each in candidates if each.key != best.key]
+        place = next((n for n, each in enumerate(candidates) if each.key == best.key), len(known))
+        known.insert(place, best)
+        for each in known:
+            latency_ms = best_ms
+            if each.key != best.key:
+                own_ms = baseline_ms / speedup_of(each.gain)
+                latency_ms = max(own_ms, math.nextafter(best_ms, math.inf))
+            schemes = self._schemes_of(planner, views, each)
+            for tried, (digest, scheme) in zip(found, schemes, strict=True):
+                _note(tried, digest, scheme, each, latency_ms)
+        tried_of = [list(tried.values()) for tried in found]
+        patterns = [
+            (view, PatternSchemes(view.pattern, [each.scheme for each in tried]))
+            for view, tried in zip(views, tried_of, strict=True)
+            if view.edges
+        ]
+        write_state(
+            self.path,
+            baseline_latency_ms=baseline_ms,
+            config=self.config,
+            patterns=[tried for _, tried in patterns],
+            header=self.header,
+            measurements=measurements,
+        )
+        self._cache(patterns).save(pattern_cache_path(self.path))
+        end_s = time.monotonic()
+        self._due_s = end_s + max(_EVERY_S, _TIMES_COST * (end_s - start_s))
+        return tried_of
+
+    def _schemes_of(
+        self, planner: QuantizationPlanner, views: tuple[PatternView, ...], candidate: Candidate
+    ) -> list[tuple[str, InsertionScheme]]:
+        """What a candidate comes to in each pattern, with the hash of it."""
+        if candidate.key not in self._schemes:
+            index, units = planner.index, planner.units
+            if not self._units:
+                self._units = {name: index.effective(unit) for name, unit in units.items()}
+            edges = index.effective(candidate.placement)
+            kernels = {name for name, unit in self._units.items() if unit <= edges}
+            schemes = [view.scheme_in(edges, kernels) for view in views]
+            self._schemes[candidate.key] = [(scheme.hash, scheme) for scheme in schemes]
+        return self._schemes[candidate.key]
+
+    def _cache(self, patterns: Sequence[tuple[PatternView, PatternSchemes]]) -> PatternCache:
+        """The best of each pattern, and of each structure: there, what more regions have first."""
+        cache = PatternCache()
+        for _, tried in patterns:
+            cache.add_pattern_schemes(tried)
+        for view, tried in sorted(patterns, key=lambda each: -each[0].regions):
+            cache.add_pattern_schemes(PatternSchemes(view.structure, tried.schemes))
+        if self.given is not None:
+            cache.merge(self.given)
+        return cache
 
 
-def why_not_as_fast(earlier: PreviousResult, timed: Timed | None, threshold: float) -> str:
-    """Why a result that was timed again is neither as fast as claimed nor fast enough.
+def set_state_aside(path: Path) -> None:
+    """Keep a state file that the user names under another name, with its pattern cache."""
+    for file in (path, pattern_cache_path(path)):
+        if file.exists():
+            _set_aside(file, "earlier")
+
+
+def _set_aside(path: Path, what: str) -> Path:
+    """Give a file a name that no other file has."""
+    names = (path.with_name(f"{path.stem}.{what}-{n}{path.suffix}") for n in itertools.count(1))
+    moved = next(name for name in names if not name.exists())
+    with writing(moved):
+        os.replace(path, moved)
+    return moved
+
+
+def _note(
+    tried: dict[str, TriedScheme],
+    digest: str,
+    scheme: InsertionScheme,
+    candidate: Candidate,
+    latency_ms: float,
+) -> None:
+    """Note a candidate for its scheme if it is the first, or faster than the one that is noted."""
+    kept = tried.get(digest)
+    if kept is None:
+        own = InsertionScheme(scheme.node_inputs, scheme.child_region_inputs, scheme.region_outputs)
+        own.error = bool(candidate.failure)
+        kept = tried[digest] = TriedScheme(own, candidate)
+    if candidate.failure:
+        return
+    if kept.scheme.error or latency_ms < kept.scheme.latency_ms:
+        kept.candidate = candidate
+    kept.scheme.error = False
+    kept.scheme.latency_ms = min(kept.scheme.latency_ms, latency_ms)
+
+
+class SchemeLogs:
+    """Writes `baseline.log`, `final.log` and `region_<n>_scheme_<m>.log` into a run's logs.
+
+    The numbers are those of the region, as `region_inspect` of the float model that is tuned and
+    the names in `region_models` have them, and of the scheme in the state file. Regions of one
+    pattern share its schemes, which go by the first of them. A log that can't be written spoils no
+    run: it is warned of.
 
     Args:
-        earlier: The result.
-        timed: How it compares with the model as given now; None if it was not timed.
-        threshold: The speedup that it takes.
+        folder: The folder of logs.
+        info: What measures.
     """
-    if timed is None or not earlier.is_slower_than_claimed(timed.comparison):
-        return ""
-    if not why_not_shipped(timed.comparison, threshold):
-        return ""
-    return f"it is {timed.comparison.ratio:.3f}x as fast as float, not {earlier.claim.speedup:.3f}x"
+
+    def __init__(self, folder: Path, info: EngineInfo) -> None:
+        self._folder = folder
+        self._info = info
+        self._built = BuildLog(folder / ENGINE_LOG)
+        self._written: dict[str, str] = {}
+        self._is_broken = False
+
+    def write_baseline(self, latency_ms: float) -> None:
+        """Write what became of the model as given."""
+        self._write({"baseline.log": [f"baseline: {latency_ms:.6g} ms", *self._about(BASELINE)]})
+
+    def write_final(self, summary: Summary) -> None:
+        """Write what became of the model that is handed over."""
+        verdict = f"final: {summary.final_ms:.6g} ms ({summary.speedup:.3f}x speedup)"
+        lines = [verdict, *self._about(FINAL)]
+        if summary.kept_float:
+            lines = [verdict, f"the model as given is kept: {summary.reason}", *self._about(FINAL)]
+        self._write({"final.log": lines})
+
+    def write_schemes(
+        self, views: Sequence[PatternView], tried: Sequence[Sequence[TriedScheme]]
+    ) -> None:
+        """Write the logs of schemes that have changed, and remove those of schemes that are gone.
+
+        Args:
+            views: The model's patterns.
+            tried: What was tried of each.
+        """
+        texts = {
+            _SCHEMES.format(view.first.id, number): self._scheme(view, each)
+            for view, schemes in zip(views, tried, strict=True)
+            if view.edges
+            for number, each in enumerate(schemes)
+        }
+        self._write(texts)
+        for file in self._folder.glob(_SCHEMES.format("*", "*")):
+            if file.name not in texts:
+                file.unlink(missing_ok=True)
+
+    def _scheme(self, view: PatternView, tried: TriedScheme) -> list[str]:
+        scheme, candidate = tried.scheme, tried.candidate
+        points = [str(point) for point in scheme.points()] or ["none: left float"]
+        model = FINAL if candidate.placement else BASELINE
+        if candidate.name:
+            model = f"{CANDIDATES}/{candidate.name}.onnx"
+        lines = [
+            f"region: {view.first.id} (level {view.first.level}) of "
+            f"{CANDIDATES}/{FLOAT_CANDIDATE}.onnx, the first of {view.regions} with the pattern",
+            f"pattern: {view.pattern.signature}",
+            f"scheme: {scheme.hash}",
+            *(f"point: {point}" for point in points),
+        ]
+        lines.append(f"measured in: {model}")
+        if scheme.error:
+            lines += ["latency of the whole model: failed", candidate.failure]
+        else:
+            lines.append(f"latency of the whole model: {scheme.latency_ms:.6g} ms")
+        return [*lines, *self._about(Path(model).name)]
+
+    def _about(self, model: str) -> list[str]:
+        """What the engine said when it built a model, or where that is."""
+        info = self._info
+        lines = [f"engine: {info.name} {info.version} on {info.device} ({info.isa})"]
+        own = self._folder / info.name / f"{Path(model).stem}.log"
+        if own.exists():
+            return [*lines, f"build log: {info.name}/{own.name}"]
+        said = self._built.about(model) or ["nothing"]
+        return [*lines, f"build log of {model}:", *(f"  {line}" for line in said)]
+
+    def _write(self, texts: dict[str, list[str]]) -> None:
+        try:
+            for name, lines in texts.items():
+                text = "\n".join(lines) + "\n"
+                if self._written.get(name) != text:
+                    with replacing(self._folder / name, durable=False) as file:
+                        file.write(text.encode())
+                    self._written[name] = text
+        except OutputError as error:
+            if not self._is_broken:
+                _logger.warning("the logs of the schemes can't be written: %s", error.what)
+            self._is_broken = True
 
 
 @dataclass(frozen=True)
-class RunRecords:
-    """The files that a run writes as it goes on.
+class TuningRun(TuningTarget):
+    """What every stage works with: what is tuned, with the files that are written on the way.
 
     Attributes:
         journal: Every measurement.
@@ -178,41 +364,20 @@ class RunRecords:
     logs: SchemeLogs
     earlier: PreviousResult | None
 
-    def take_snapshot(
-        self,
-        evaluator: CandidateEvaluator,
-        grouping: Grouping,
-        baseline_ms: float,
-        best: Candidate,
-    ) -> None:
-        """Write the state and the logs of schemes, as far as the search has come.
-
-        Args:
-            evaluator: Knows what was tried.
-            grouping: The model's patterns.
-            baseline_ms: Latency of the float model.
-            best: The best candidate.
-        """
-        tried = self.snapshots.write(
-            evaluator.planner, grouping.views, evaluator.candidates(), best, baseline_ms,
-            self.journal.kept_lines,
-        )  # fmt: skip
-        self.logs.write_schemes(grouping.views, tried)
-
 
 @contextlib.contextmanager
-def open_records(ctx: RunContext, target: TuningTarget) -> Iterator[RunRecords]:
+def open_records(target: TuningTarget) -> Iterator[TuningRun]:
     """Resume what lies in the folder, or begin.
 
     Raises:
         UsageError: If what lies there, or in a state file, was measured under other conditions.
         OutputError: If something can't be read or written.
     """
-    request, folder, reporter = target.request, ctx.folder, ctx.reporter
-    path = folder / names.JOURNAL
-    header = target.identity.header
-    lines = _lines_of_state(ctx, target)
-    journal = Journal(path, header, lambda: reporter.elapsed_s, str(request.model))
+    request, folder, reporter = target.request, target.folder, target.reporter
+    config, header = request.config, target.header
+    lines = _lines_of_state(target)
+    model, path = str(request.model), folder / JOURNAL
+    journal = Journal(path, header, lambda: reporter.elapsed_s, model)
     with contextlib.closing(journal):
         if adopted := journal.adopt(lines):
             known = f"{adopted} measurements known"
@@ -220,15 +385,19 @@ def open_records(ctx: RunContext, target: TuningTarget) -> Iterator[RunRecords]:
         if journal.session > 1:
             known = f"{journal.earlier_benchmarks} measurements known"
             reporter.tell("resume", f"resuming an earlier run: {known}")
-        state, config = request.state_file or folder / names.STATE, request.config
         threshold = max(config.performance_threshold, 1e-9)
         settings = Config(default_quant_type=config.quant_type, performance_threshold=threshold)
-        snapshots = Snapshots(state, header, settings, target.cache)
-        logs = SchemeLogs(folder / names.LOGS, target.info)
-        yield RunRecords(journal, snapshots, logs, previous_result(folder))
+        state = request.state_file or folder / STATE
+        yield TuningRun(
+            **vars(target),
+            journal=journal,
+            snapshots=Snapshots(state, header, settings, target.pattern_cache),
+            logs=SchemeLogs(folder / LOGS, target.info),
+            earlier=previous_result(folder),
+        )
 
 
-def _lines_of_state(ctx: RunContext, target: TuningTarget) -> tuple[str, ...]:
+def _lines_of_state(target: TuningTarget) -> tuple[str, ...]:
     """What a state file that the user names carries, which may be that of another folder.
 
     Raises:
@@ -237,9 +406,9 @@ def _lines_of_state(ctx: RunContext, target: TuningTarget) -> tuple[str, ...]:
     path = target.request.state_file
     if path is None or not path.exists():
         return ()
-    if ctx.folder.begins_anew:
+    if target.folder.begins_anew:
         set_state_aside(path)
         return ()
     state = read_state(path)
-    check_state(path, state.header, target.identity.header)
+    check_state(path, state.header, target.header)
     return state.measurements

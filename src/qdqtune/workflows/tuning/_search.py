@@ -1,88 +1,339 @@
-"""The interface of modes, region mode, and the loop that asks a strategy and tells it scores."""
+"""The search: a strategy asks, candidates are written and timed, it is told their scores.
+
+Every score is in the journal before it is used.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 import math
-from abc import ABC, abstractmethod
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 
-from qdqtune.qdq._quantization_planner import QuantizationPlanner
-from qdqtune.records._errors import EngineError
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._comparison import compare_files
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._timing import Round, gain_of
+from qdqtune.graph._fingerprint import model_digest
+from qdqtune.records._errors import EngineError, UsageError
+from qdqtune.records._measurement import LayerTime, Measurement
+from qdqtune.records._placement import Placement
 from qdqtune.records._tuning import BY_BUDGET, BY_COUNT, ENGINE_FAILED, FINISHED, INTERRUPTED
-from qdqtune.search._space import Space, State
-from qdqtune.search.strategies._registry import make_strategy
-from qdqtune.search.strategies._strategy import SEEDS, Score, SearchTask, Trial, speedup_of
-from qdqtune.workflows.tuning._baseline import Baseline
-from qdqtune.workflows.tuning._calibrate import Calibration
-from qdqtune.workflows.tuning._candidate_evaluator import CandidateEvaluator
-from qdqtune.workflows.tuning._context import RunContext
+from qdqtune.search._space import State
+from qdqtune.search.strategies._strategy import SEEDS, Effort, Score, Trial, speedup_of
+from qdqtune.workflows.tuning._baseline import Baseline, Calibration
 from qdqtune.workflows.tuning._finalists import Finalists
-from qdqtune.workflows.tuning._preflight import latency_shares, seeds_of
-from qdqtune.workflows.tuning._run_records import RunRecords
-from qdqtune.workflows.tuning._search_problem import SearchProblem
-from qdqtune.workflows.tuning._setup import TuningTarget
+from qdqtune.workflows.tuning._journal import Journal
+from qdqtune.workflows.tuning._modes import SearchProblem
+from qdqtune.workflows.tuning._run_records import Candidate, TuningRun
+from qdqtune.workflows.tuning._time_budget import TOLD_AHEAD_S
+
+NO_TIME = "there was no time for it"
+"""Why a candidate has no score."""
+
+
+@dataclass
+class CandidateEvaluator:
+    """Answers a search's questions with measurements.
+
+    Attributes:
+        run: What is tuned, what is known, and where measurements go.
+        calibration: Writes candidates.
+        problem: What states mean, and who wants to see where the time of candidates goes.
+        benchmarks: Candidates built and timed.
+        failed: Those that the engine refused.
+    """
+
+    run: TuningRun
+    calibration: Calibration
+    problem: SearchProblem
+    benchmarks: int = field(default=0, init=False)
+    failed: int = field(default=0, init=False)
+    _files: dict[str, Path] = field(default_factory=dict, init=False)
+    # Of everything that was tried, in order: its log speedup over the float model, why it
+    # failed, or None if it was only compared with something of which neither is known.
+    _tried: dict[State, float | str | None] = field(
+        default_factory=lambda: {frozenset(): 0.0}, init=False
+    )
+    _last_failure: str | None = field(default="", init=False)
+
+    @cached_property
+    def _ranges(self) -> str:
+        return self.calibration.inserter.encoder.digest()
+
+    @property
+    def journal(self) -> Journal:
+        """What is known, and where measurements go."""
+        return self.run.journal
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the engine makes its times up."""
+        return not registry.entry(self.run.request.engine).measures
+
+    @property
+    def why_all_failed(self) -> str:
+        """Why the last candidate failed, if all did, those known from before included."""
+        return self._last_failure or ""
+
+    def missing(self, trial: Trial) -> list[State]:
+        """The candidates of a trial that have to be measured."""
+        reference, effort = self.key(trial.reference), self.how(trial.effort)
+        return [
+            s for s in trial.candidates if not self.journal.knows(reference, self.key(s), effort)
+        ]
+
+    def answer(self, trial: Trial, most: int | None = None) -> list[Score]:
+        """One score per candidate; what the journal knows is not measured again.
+
+        Args:
+            trial: What is compared.
+            most: How many candidates may be measured; the others fail, which is not written down.
+
+        Raises:
+            EngineError: If the engine doesn't run the reference any more.
+        """
+        found: dict[State, Score] = {}
+        for state in trial.candidates:
+            known = self.journal.known(
+                self.key(trial.reference), self.key(state), self.how(trial.effort)
+            )
+            if known is not None:
+                found[state] = known
+                self._write_again(state)
+        if found:
+            self._write_again(trial.reference)
+        missing = [state for state in trial.candidates if state not in found]
+        if missing[:most]:
+            found.update(self._compare(trial.reference, missing[:most], trial.effort))
+        base = self._gain(trial.reference)
+        for state, score in found.items():
+            before = self._tried.setdefault(state, None)
+            if score.failure is None:
+                self._last_failure = None
+                if base is not None:
+                    self._tried[state] = base + score.gain
+            else:
+                if self._last_failure is not None:
+                    self._last_failure = score.failure
+                if not isinstance(before, float):
+                    self._tried[state] = score.failure
+        return [found.get(state) or Score.failed(NO_TIME) for state in trial.candidates]
+
+    def _gain(self, state: State) -> float | None:
+        found = self._tried.get(state)
+        return found if isinstance(found, float) else None
+
+    def file_of(self, state: State) -> Path:
+        """The candidate's file."""
+        key = self.key(state)
+        if key not in self._files:
+            inserter, placement = self.calibration.inserter, self.problem.space.placement(state)
+            name, base = self.journal.name_of(key), inserter.base
+            file = inserter.write(placement, name) if placement else base.write(base.whole(), name)
+            self.journal.keep_file(key, model_digest(file, base.store.digest_of))
+            self._files[key] = file
+        return self._files[key]
+
+    def take_snapshot(self, best: Candidate, baseline_ms: float) -> None:
+        """Write the state and the logs of schemes, as far as the search has come.
+
+        Args:
+            best: The best candidate.
+            baseline_ms: Latency of the float model.
+        """
+        views, planner = self.calibration.grouping.views, self.problem.space.planner
+        known = (state for state, found in self._tried.items() if found is not None)
+        candidates = [self.candidate_of(state) for state in known]
+        tried = self.run.snapshots.write(
+            planner, views, candidates, best, baseline_ms, self.journal.kept_lines
+        )
+        self.run.logs.write_schemes(views, tried)
+
+    def candidate_of(self, state: State) -> Candidate:
+        """What is known of a choice; one that was never measured counts as the float model."""
+        found = self._tried.get(state)
+        failure = found if isinstance(found, str) else ""
+        gain = -math.inf if failure else self._gain(state) or 0.0
+        key = self.key(state)
+        name = self.journal.names.get(key, "")
+        return Candidate(name, key, self.problem.space.placement(state), gain, failure)
+
+    def shipped(self, placement: Placement, gain: float) -> Candidate:
+        """What is handed over, with its id if the search had tried it."""
+        key = placement.digest()
+        return Candidate(self.journal.names.get(key, ""), key, placement, gain)
+
+    def key(self, state: State) -> str:
+        """What a candidate is called in the journal."""
+        return self.problem.space.key(state)
+
+    def how(self, effort: Effort) -> str:
+        """How thoroughly something is measured, as the journal says it."""
+        return f"{effort.value}-{self.run.request.preset.rounds[effort]}-{self._ranges[:8]}"
+
+    def record(
+        self, reference: State, state: State, effort: Effort, score: Score, **details: object
+    ) -> None:
+        """Write down what came of a candidate."""
+        self.benchmarks += 1
+        self.failed += score.failure is not None
+        complete = {
+            "groups": sorted(state),
+            "latency_ms": None,
+            "reference_ms": None,
+            "rounds": 0,
+            "build_s": 0.0,
+            "timing_s": 0.0,
+            **details,
+        }
+        self.journal.add(self.key(reference), self.key(state), self.how(effort), score, complete)
+
+    def _write_again(self, state: State) -> None:
+        """A candidate that an earlier run measured can be exported after this one, too."""
+        with contextlib.suppress(UsageError):
+            self.file_of(state)
+
+    def _compare(self, reference: State, states: list[State], effort: Effort) -> dict[State, Score]:
+        scores: dict[State, Score] = {}
+        files: dict[State, Path] = {}
+        for state in states:
+            try:
+                files[state] = self.file_of(state)
+            except UsageError as error:  # a candidate that can't be written is one that failed
+                scores[state] = Score.failed(str(error))
+                self.record(reference, state, effort, scores[state])
+        if files:
+            scores.update(_TrialRun(self, reference, files, effort).run())
+        return scores
+
+
+class _TrialRun:
+    """Candidates against one reference; a round of it is never measured twice."""
+
+    def __init__(
+        self,
+        evaluator: CandidateEvaluator,
+        reference: State,
+        files: Mapping[State, Path],
+        effort: Effort,
+    ) -> None:
+        self._evaluator = evaluator
+        self._reference = reference
+        self._states = list(files)
+        self._files = [evaluator.file_of(reference), *files.values()]
+        self._effort = effort
+        self._how = evaluator.how(effort)
+        self._scores: dict[State, Score] = {}
+        self._rounds: dict[tuple[State, ...], list[Round]] = {}
+        self._skip = 0
+
+    def run(self) -> dict[State, Score]:
+        """Play the rounds that are missing, and give everyone a score."""
+        evaluator, everyone = self._evaluator, tuple(self._states)
+        preset = evaluator.run.request.preset
+        wanted, seconds = preset.rounds[self._effort], preset.seconds[self._effort]
+        known = evaluator.journal.rounds(
+            evaluator.key(self._reference), [evaluator.key(state) for state in everyone], self._how
+        )
+        self._rounds[everyone] = known
+        if len(known) >= wanted and not evaluator.problem.wants_layers:
+            self._score(everyone, {})
+            return self._scores
+        # An engine that makes its times up plays from the start: it costs nothing, and only then
+        # goes on as if nothing had happened.
+        self._skip = len(known) if evaluator.is_simulated else 0
+        # A kill may have come between the last round and the layers, which take a round to be told.
+        rest = max(wanted - len(known), 0 if evaluator.is_simulated else 1)
+        measured, _ = compare_files(
+            evaluator.run.engines.engine,
+            self._files,
+            evaluator.run.feeds,
+            rounds=rest + self._skip,
+            # Times of a cost model must not depend on how fast this machine is.
+            budget_s=math.inf if evaluator.is_simulated else seconds * rest / wanted,
+            options=self._options(),
+            take_layers=self._take_layers if evaluator.problem.wants_layers else None,
+            layers_from=1,
+            listener=self,
+        )
+        if not measured[0].ok:
+            raise EngineError(
+                f"The engine does not run a model that it ran before: {measured[0].error}",
+                "Is the machine out of memory or disk? Run the same command again to go on.",
+            )
+        results = dict(zip(self._states, measured[1:], strict=True))
+        self._score(tuple(state for state, each in results.items() if each.ok), results)
+        return self._scores
+
+    def _take_layers(self, model: int, layers: list[LayerTime]) -> None:
+        self._evaluator.problem.saw_layers(self._states[model - 1], layers)
+
+    def saw_round(self, models: tuple[int, ...], round_: Round) -> None:
+        """Write a round down before the next one begins."""
+        states = tuple(self._states[model - 1] for model in models)
+        if self._skip and states == tuple(self._states):
+            self._skip -= 1
+            return
+        self._rounds.setdefault(states, []).append(round_)
+        keys = [self._evaluator.key(state) for state in states]
+        self._evaluator.journal.add_round(
+            self._evaluator.key(self._reference), keys, self._how, round_
+        )
+
+    def saw_failure(self, model: int, error: str, *, refused: bool) -> None:
+        """Write down at once what failed: the next one must not fail for the same reason."""
+        self._skip = 0
+        if model == 0:
+            return
+        state = self._states[model - 1]
+        self._scores[state] = Score.failed(error)
+        self._evaluator.record(
+            self._reference, state, self._effort, self._scores[state], unsure=not refused
+        )
+
+    def _score(self, states: Sequence[State], measured: Mapping[State, Measurement]) -> None:
+        """Give scores from all rounds that were played among these."""
+        rounds = self._rounds.get(tuple(states), [])
+        reference_ms = statistics.median(each.baseline_ms for each in rounds) if rounds else None
+        for place, state in enumerate(states):
+            gain = gain_of([each.log_ratios[place] for each in rounds])
+            if not all(map(math.isfinite, gain)):
+                raise EngineError("The engine's times make no sense.", "Please report it.")
+            self._scores[state] = Score(*gain)
+            found = measured.get(state)
+            self._evaluator.record(
+                self._reference,
+                state,
+                self._effort,
+                self._scores[state],
+                latency_ms=statistics.median(each.latencies_ms[place] for each in rounds),
+                reference_ms=reference_ms,
+                rounds=len(rounds),
+                build_s=found.build_s if found is not None else 0.0,
+                timing_s=found.timing_s if found is not None else 0.0,
+            )
+
+    def _options(self) -> SessionOptions | None:
+        """The noise of a cost model follows from what is compared, not from what ran before."""
+        if not self._evaluator.is_simulated:
+            return None
+        options = self._evaluator.run.engines.engine.options
+        keys = [self._evaluator.key(state) for state in (self._reference, *self._states)]
+        text = repr((options.engine_options.get("seed", "0"), keys, self._how))
+        seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
+        return replace(options, engine_options={**options.engine_options, "seed": str(seed)})
+
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Mode(ABC):
-    """A way to search.
-
-    Attributes:
-        ctx: The run.
-        target: What is tuned.
-        records: What is known, and where what is found out goes.
-        baseline: The float model.
-    """
-
-    ctx: RunContext
-    target: TuningTarget
-    records: RunRecords
-    baseline: Baseline
-
-    @abstractmethod
-    def profile(self) -> None:
-        """Find out about the float model what has to be known before calibration."""
-
-    @abstractmethod
-    def prepare(self, planner: QuantizationPlanner, calibration: Calibration) -> SearchProblem:
-        """What can be chosen, and who chooses; nothing if there was no time to find it out."""
-
-
-class RegionMode(Mode):
-    """Every group of ops is a choice; the engine's profile of the float model says which matter."""
-
-    def profile(self) -> None:
-        """Find out where the float model's time goes, unless that is known."""
-        journal, target, baseline = self.records.journal, self.target, self.baseline
-        if journal.shares is None:
-            told = "asking the engine where the float model's time goes"
-            self.ctx.reporter.tell("profile", told)
-            shares = latency_shares(
-                self.ctx.engines.engine, baseline.file, target.feeds, baseline.base.index,
-                target.provider.shapes,
-            )  # fmt: skip
-            journal.keep_shares(shares)
-
-    def prepare(self, planner: QuantizationPlanner, calibration: Calibration) -> SearchProblem:
-        """All groups, and a search among them."""
-        request, grouping = self.target.request, calibration.grouping
-        space = Space(planner, grouping.groups, self.records.journal.shares or {})
-        seeds = seeds_of(space, self.target.given, grouping)
-        limits = request.preset.limits(
-            len(space.groups), grouping.patterns,
-            request.config.max_benchmarks, request.config.schemes_per_region,
-        )  # fmt: skip
-        task = SearchTask(space, seeds, limits, request.config.seed)
-        return SearchProblem(space, make_strategy(task, request.config.strategy), seeds)
-
-
 _FLOAT: State = frozenset()
-# A step that takes longer is told before it begins.
-_TOLD_AHEAD_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -109,23 +360,16 @@ class SearchOutcome:
 
 
 def search(
-    ctx: RunContext,
-    records: RunRecords,
-    baseline: Baseline,
-    calibration: Calibration,
-    evaluator: CandidateEvaluator,
-    finalists: Finalists,
+    baseline: Baseline, evaluator: CandidateEvaluator, finalists: Finalists
 ) -> SearchOutcome:
     """Let the strategy ask and the engine answer; what is known by then is kept in any case.
 
     Args:
-        ctx: The run.
-        records: Where the state goes.
         baseline: The float model.
-        calibration: What can be quantized.
         evaluator: Answers.
         finalists: Foresees whether the best so far will need a repair of its accuracy.
     """
+    run = evaluator.run
     problem, strategy = evaluator.problem, evaluator.problem.strategy
     outcome = SearchOutcome(stopped=problem.preparation.stopped)
     if outcome.stopped == INTERRUPTED:
@@ -133,18 +377,17 @@ def search(
         return replace(outcome, state=strategy.best)
 
     def take_snapshot() -> None:
-        best = evaluator.candidate_of(strategy.best)
-        records.take_snapshot(evaluator, calibration.grouping, baseline.latency_ms, best)
+        evaluator.take_snapshot(evaluator.candidate_of(strategy.best), baseline.latency_ms)
 
-    ctx.reporter.search_begins()
-    if not records.snapshots.exist:
+    run.reporter.search_begins()
+    if not run.snapshots.exist:
         take_snapshot()
     stopped, seeds = outcome.stopped, dict(outcome.seeds)
     try:
         for trial in strategy.trials():
-            if trial.stage != SEEDS and evaluator.target.request.config.budget_s is not None:
+            if trial.stage != SEEDS and run.request.config.budget_s is not None:
                 finalists.foresee_repair(strategy.best)
-            scores, is_all = _answer(ctx, evaluator, trial)
+            scores, is_all = _answer(evaluator, trial)
             if not is_all:
                 stopped = BY_BUDGET
             if not scores:
@@ -152,9 +395,9 @@ def search(
             problem.tell(trial, scores)
             if trial.reference == _FLOAT:
                 seeds.update(_seed_speedups(problem, trial, scores))
-            if records.snapshots.is_due:
+            if run.snapshots.is_due:
                 take_snapshot()
-            _tell_trial(ctx, evaluator, trial, scores)
+            _tell_trial(evaluator, trial, scores)
             if not is_all:
                 break
     except KeyboardInterrupt:
@@ -167,13 +410,11 @@ def search(
         stopped = BY_COUNT
     return SearchOutcome(
         strategy.best, stopped, seeds, evaluator.benchmarks, evaluator.failed,
-        records.journal.memo_hits, evaluator.why_all_failed,
+        evaluator.journal.memo_hits, evaluator.why_all_failed,
     )  # fmt: skip
 
 
-def _answer(
-    ctx: RunContext, evaluator: CandidateEvaluator, trial: Trial
-) -> tuple[list[Score], bool]:
+def _answer(evaluator: CandidateEvaluator, trial: Trial) -> tuple[list[Score], bool]:
     """Measure what a trial asks for, as far as there is time.
 
     What is known takes none. Of the whole-model choices that a search begins with, as many are
@@ -182,7 +423,8 @@ def _answer(
     Returns:
         The scores, none if there is no time, and whether there was time for all.
     """
-    missing, budget = len(evaluator.missing(trial)), ctx.budget
+    missing, budget = len(evaluator.missing(trial)), evaluator.run.budget
+    reporter = evaluator.run.reporter
     if not missing:
         return evaluator.answer(trial), True
     is_first = trial.stage == SEEDS
@@ -190,16 +432,16 @@ def _answer(
     if fitting < missing and not (is_first and fitting):
         return [], False
     expected_s, strategy = budget.trial_s(fitting, trial.effort), evaluator.problem.strategy
-    if expected_s > _TOLD_AHEAD_S:
-        ctx.reporter.tell(
+    if expected_s > TOLD_AHEAD_S:
+        reporter.tell(
             trial.stage,
             f"building and timing {_candidates(fitting)}, about {expected_s:.0f} s",
             benchmarks=evaluator.benchmarks, known=evaluator.journal.memo_hits,
             planned=strategy.planned, speedup=speedup_of(strategy.gain),
         )  # fmt: skip
-    began_s = ctx.reporter.elapsed_s
+    began_s = reporter.elapsed_s
     scores = evaluator.answer(trial, fitting)
-    budget.saw_trial(fitting, trial.effort, ctx.reporter.elapsed_s - began_s)
+    budget.saw_trial(fitting, trial.effort, reporter.elapsed_s - began_s)
     return scores, fitting == missing
 
 
@@ -215,19 +457,17 @@ def _seed_speedups(
     }
 
 
-def _tell_trial(
-    ctx: RunContext, evaluator: CandidateEvaluator, trial: Trial, scores: Sequence[Score]
-) -> None:
+def _tell_trial(evaluator: CandidateEvaluator, trial: Trial, scores: Sequence[Score]) -> None:
     best = max((score.gain for score in scores), default=-math.inf)
     change = f"best {100 * math.expm1(best):+.1f} %" if math.isfinite(best) else "all refused"
-    ctx.reporter.tell(
+    evaluator.run.reporter.tell(
         trial.stage,
         f"{_candidates(len(scores))}, {change}",
         benchmarks=evaluator.benchmarks,
         known=evaluator.journal.memo_hits,
         planned=evaluator.problem.strategy.planned,
         speedup=speedup_of(evaluator.problem.strategy.gain),
-        rest_s=ctx.budget.end_s(),
+        rest_s=evaluator.run.budget.end_s(),
     )
 
 

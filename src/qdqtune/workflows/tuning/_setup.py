@@ -5,66 +5,182 @@ Until the journal is open, nothing that another run has left in the folder is re
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
-from collections.abc import Callable, Collection, Mapping
+import json
+import logging
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from qdqtune.calibration._user_code import UserFunction
+from qdqtune.config import TuneConfig
 from qdqtune.engines import _registry as registry
+from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._options import Shapes
+from qdqtune.engines._reference_engine import reference_worker
 from qdqtune.engines._worker import StoredFeeds, Worker
+from qdqtune.graph._atomic_files import sha256_of
 from qdqtune.graph._files import check_writable
 from qdqtune.graph._fingerprint import fingerprint
+from qdqtune.qdq._dialect import Dialect
 from qdqtune.records._accuracy import METRIC, checked_metric
 from qdqtune.records._errors import UsageError
 from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._precision import AUTO
 from qdqtune.records._tuning import AS_GIVEN as UNCHANGED
+from qdqtune.search._errors import AutotunerError, NewerVersionError
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._state_file import read_state
 from qdqtune.workflows._bench import engine_info
 from qdqtune.workflows._convert import FloatForm, convert_to, told_options, wanted_type
 from qdqtune.workflows._sample_provider import SampleProvider
 from qdqtune.workflows._source_model import Source, activations_in, check_same_model, open_source
-from qdqtune.workflows.tuning._context import ProgressReporter, RunContext, TuneRequest
-from qdqtune.workflows.tuning._folder import BASELINE, JOURNAL, LOGS, RunFolder
-from qdqtune.workflows.tuning._identity import (
-    RunIdentity,
+from qdqtune.workflows.tuning._folder import BASELINE, ENGINE_LOG, JOURNAL, LOGS, RunFolder
+from qdqtune.workflows.tuning._journal_format import (
+    as_said_before,
     check_state,
     precision_of,
-    run_identity,
 )
-from qdqtune.workflows.tuning._layer_groups import copy_log
-from qdqtune.workflows.tuning._preflight import AS_GIVEN
-from qdqtune.workflows.tuning._snapshots import given_cache
+from qdqtune.workflows.tuning._preflight import AS_GIVEN, copy_log
+from qdqtune.workflows.tuning._time_budget import Preset, ProgressReporter, TimeBudget
 
 
 @dataclass(frozen=True)
-class TuningTarget:
+class TuneRequest:
+    """A call of `qdqtune.tune`.
+
+    Attributes:
+        model: The model as given.
+        config: What is asked for.
+        engine: The engine that runs it, by name.
+        options: How it opens models.
+        dialect: How Q/DQ is written for it.
+        preset: How thorough to be.
+        evaluate: The user's metric, if there is one.
+        converted: The model in another float type, which is tuned instead; None if it is as given.
+    """
+
+    model: Path
+    config: TuneConfig
+    engine: str
+    options: SessionOptions
+    dialect: Dialect
+    preset: Preset
+    evaluate: UserFunction | None = None
+    converted: Path | None = None
+
+    @property
+    def state_file(self) -> Path | None:
+        """The state file that the user names."""
+        return None if self.config.state_file is None else Path(self.config.state_file)
+
+    @property
+    def file(self) -> Path:
+        """The model that is tuned, and handed back if nothing is faster."""
+        return self.converted or self.model
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The processes that run models.
+
+    Attributes:
+        engine: The engine that the model is tuned for.
+        runner: The reference engine.
+        log: Where the engine's output goes.
+        folder: Where processes keep their files.
+    """
+
+    engine: Worker
+    runner: Worker
+    log: Path
+    folder: Path
+
+    def restarted(self, opening: int) -> Worker:
+        """The engine in a new process, as it is set up by now.
+
+        Args:
+            opening: The number of the process among those of one comparison.
+        """
+        return Worker(
+            self.engine.engine, self.engine.options, timeout_s=self.engine.timeout_s,
+            log_path=self.log, scratch=self.folder, opening=opening,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def open_engines(
+    request: TuneRequest, folder: RunFolder, reporter: ProgressReporter
+) -> Iterator[Engines]:
+    """The engines of a run, which end with it; the reporter knows how long they work.
+
+    Args:
+        request: What was asked for.
+        folder: The run's folder.
+        reporter: Keeps time.
+    """
+    logs, scratch = folder / LOGS, folder.scratch
+    log = logs / ENGINE_LOG
+    with (
+        reference_worker(log_path=logs / "runs.log", scratch=scratch) as runner,
+        Worker(request.engine, request.options, log_path=log, scratch=scratch) as engine,
+    ):
+        reporter.workers += [runner, engine]
+        yield Engines(engine, runner, log, scratch)
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What every stage of a run works with; results are in the values that stages return.
+
+    Attributes:
+        folder: Where everything goes.
+        engines: What runs models.
+        reporter: Reports every step.
+        budget: What there is time for.
+    """
+
+    folder: RunFolder
+    engines: Engines
+    reporter: ProgressReporter
+    budget: TimeBudget
+
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TuningTarget(RunContext):
     """What a run tunes.
 
     Attributes:
         request: What was asked for.
         source: The model.
-        identity: What measurements and results depend on.
+        header: What measurements depend on: those made under another one are not used.
+        requirements: What a result has to satisfy beside that, but for its calibration.
         info: What measures.
         provider: What the model is run on.
         feeds: The inputs that every model is timed on.
         form: Its float type.
         given: Tensors that are quantized in files that somebody made of it, by what they are
             called.
-        cache: What other runs found of patterns.
+        pattern_cache: What other runs found of patterns.
         float_metric: The user's metric of the model as given; None without a metric.
     """
 
     request: TuneRequest
     source: Source
-    identity: RunIdentity
+    header: Mapping[str, Any]
+    requirements: Mapping[str, Any]
     info: EngineInfo
     provider: SampleProvider
     feeds: StoredFeeds
     form: FloatForm
     given: Mapping[str, Collection[str]]
-    cache: PatternCache | None
+    pattern_cache: PatternCache | None
     float_metric: float | None
 
 
@@ -98,13 +214,58 @@ def setup(
         layout = request.dialect.format_of(request.config.quant_type)
         source = open_source(form.model, layout.least_opset, optimize=request.config.optimize)
     _tell_form(request, source, form, reporter)
-    model, journal = fingerprint(source.model), ctx.folder / JOURNAL
-    identity = run_identity(request, model, info, provider.shapes, form.name, journal)
-    cache = request.config.pattern_cache
-    known = given_cache(Path(cache)) if cache is not None else None
+    header = _header(request, info, provider.shapes, fingerprint(source.model), form.name)
     return TuningTarget(
-        request, source, identity, info, provider, feeds, form, given, known, float_metric
-    )
+        **vars(ctx), request=request, source=source, info=info,
+        header=as_said_before(ctx.folder / JOURNAL, header),
+        requirements=_requirements(request, form.name),
+        provider=provider, feeds=feeds, form=form, given=given,
+        pattern_cache=_given_cache(request.config.pattern_cache), float_metric=float_metric,
+    )  # fmt: skip
+
+
+def _header(
+    request: TuneRequest, info: EngineInfo, shapes: Shapes, model: str, precision: str
+) -> dict[str, Any]:
+    """What measurements depend on, as JSON: those made under another header are not used.
+
+    Args:
+        request: What was asked for.
+        info: What measures.
+        shapes: Of the model's inputs.
+        model: Fingerprint of the model that is tuned.
+        precision: The float type that it was converted to, or `AS_GIVEN`.
+    """
+    header = {
+        **_converted(precision),
+        "model": model,
+        "engine": info.to_dict(),
+        "dialect": request.dialect.name,
+        "quant_type": request.config.quant_type,
+        "shapes": shapes,
+    }
+    found: dict[str, Any] = json.loads(json.dumps(header))
+    return found
+
+
+def _requirements(request: TuneRequest, precision: str) -> dict[str, Any]:
+    """What a result has to satisfy, as `Summary` has it, but for its calibration.
+
+    Args:
+        request: What was asked for.
+        precision: See `_header`.
+    """
+    return {
+        "model_sha256": sha256_of(request.model),
+        **request.config.identity(),
+        "evaluate": request.evaluate.label if request.evaluate is not None else None,
+        **_converted(precision),
+    }
+
+
+def _converted(precision: str) -> dict[str, str]:
+    """Runs of versions that did not convert have no such entry."""
+    return {} if precision == UNCHANGED else {"precision": precision}
 
 
 def _evaluate_float(ctx: RunContext, request: TuneRequest) -> float | None:
@@ -173,6 +334,28 @@ def _check_state_file(path: Path, request: TuneRequest, source: Source) -> None:
         if "precision" in there:  # the state of a converted model, which this one may become
             here |= {name: there[name] for name in ("precision", "model") if name in there}
         check_state(path, there, here)
+
+
+def _given_cache(path: str | os.PathLike[str] | None) -> PatternCache | None:
+    """A pattern cache that the user names; one that can't be read is done without.
+
+    Args:
+        path: The file, if any.
+
+    Raises:
+        NewerVersionError: If a newer version wrote it.
+    """
+    if path is None:
+        return None
+    try:
+        return PatternCache.load(path)
+    except NewerVersionError:
+        raise
+    except FileNotFoundError:
+        _logger.warning("there is no pattern cache %s: the search begins without it", path)
+    except AutotunerError as error:
+        _logger.warning("%s The search begins without it.", error.what)
+    return None
 
 
 def given_tensors(

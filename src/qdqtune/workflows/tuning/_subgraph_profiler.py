@@ -1,16 +1,19 @@
-"""Time each distinct subgraph in a few forms, and the conversions at its borders."""
+"""Phase 2 of subgraph mode: each distinct subgraph is timed in a few forms, with its borders."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
+from onnx import ModelProto
 from onnx.helper import (
     make_graph,
     make_model,
@@ -20,10 +23,11 @@ from onnx.helper import (
     make_tensor_value_info,
 )
 
+from qdqtune.calibration._tensor_capture import Array, capture_tensors
+from qdqtune.engines import _registry as registry
 from qdqtune.engines._comparison import compare_files
-from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._options import Shapes, range_options, without_ranges
-from qdqtune.engines._worker import StoredFeeds, Worker
+from qdqtune.engines._worker import StoredFeeds
 from qdqtune.engines._worker_environment import write_arrays
 from qdqtune.engines.layers._latency import Borders, split_at_borders
 from qdqtune.graph._atomic_files import replacing
@@ -31,20 +35,30 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE
 from qdqtune.graph._prepared_model import Dims, PreparedModel, extract
 from qdqtune.graph._weights import WeightStore
-from qdqtune.qdq._encoding import TensorFormat
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._measurement import LayerTime, Measurement
-from qdqtune.records._tuning import BY_LAYERS, BY_TOTAL, SchemeTimes, SubgraphTimes
+from qdqtune.records._tuning import (
+    BY_BUDGET,
+    BY_LAYERS,
+    BY_TOTAL,
+    FINISHED,
+    INTERRUPTED,
+    SchemeTimes,
+    SubgraphTimes,
+)
 from qdqtune.search.strategies._strategy import Effort
 from qdqtune.search.subgraphs._distinct_subgraphs import NONE, Content, Subgraph, placement_inside
-from qdqtune.workflows.tuning._time_budget import Preset
-
-Array = npt.NDArray[Any]
+from qdqtune.workflows._shape_ranges import MAX, MIN, OPT, shape_arguments
+from qdqtune.workflows.tuning._folder import SUBGRAPHS
+from qdqtune.workflows.tuning._run_records import TuningRun
+from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
 
 _IR_VERSION = 9
-_HALF = 0.5
+# What the inputs of subgraphs may take of memory at once.
+_BYTES_AT_ONCE = 1 << 28
+_MOST_OPS_SHOWN = 6
 # Of what a whole model may take to be timed, a subgraph gets this part.
 _PART_OF_EFFORT = 0.25
 _FEWEST_ROUNDS = 6
@@ -55,107 +69,75 @@ _NOT_IN_NAMES = re.compile(r"\W+")
 
 
 @dataclass
-class Conversions:
-    """Times conversions, each kind once.
-
-    Attributes:
-        folder: Where the models are written.
-        layout: To what is quantized.
-        opset: In which ONNX opset.
-        store: Writes inputs down.
-        time: Times files beside each other.
-    """
-
-    folder: Path
-    layout: TensorFormat
-    opset: int
-    store: Callable[[str, dict[str, Array]], StoredFeeds]
-    time: Callable[[list[Path], StoredFeeds], list[Measurement]]
-    _known: dict[tuple[ir.DataType, tuple[int, ...]], float] = field(
-        default_factory=dict, init=False
-    )
-
-    def ms(self, dtype: ir.DataType, shape: tuple[int, ...]) -> float:
-        """Milliseconds of one direction: half of what both together add to a model."""
-        kind = (dtype, shape)
-        if kind not in self._known:
-            name = f"conversion_{dtype.name.lower()}_{'x'.join(map(str, shape))}"
-            files = [self._write(name, kind, with_pair=each) for each in (False, True)]
-            values = np.linspace(-1.0, 1.0, int(np.prod(shape))).reshape(shape)
-            feeds = self.store(name, {"x": values.astype(dtype.numpy())})
-            plain, both = self.time(files, feeds)
-            more_ms = both.latency_ms - plain.latency_ms if plain.ok and both.ok else 0.0
-            self._known[kind] = max(0.0, _HALF * more_ms)
-        return self._known[kind]
-
-    def _write(
-        self, name: str, kind: tuple[ir.DataType, tuple[int, ...]], *, with_pair: bool
-    ) -> Path:
-        dtype, shape = kind
-        last = make_node("Relu", ["back" if with_pair else "x"], ["y"], name="last")
-        scales = [
-            make_tensor("scale", dtype.value, [], [0.01]),
-            make_tensor("zero_point", self.layout.dtype.value, [], [0]),
-        ]
-        pair = [
-            make_node(QUANTIZE, ["x", "scale", "zero_point"], ["quantized"], name="to"),
-            make_node(DEQUANTIZE, ["quantized", "scale", "zero_point"], ["back"], name="from"),
-        ]
-        graph = make_graph(
-            [*pair, last] if with_pair else [last],
-            "conversion",
-            [make_tensor_value_info("x", dtype.value, shape)],
-            [make_tensor_value_info("y", dtype.value, shape)],
-            scales if with_pair else [],
-        )
-        opset = make_opsetid("", self.opset)
-        path = self.folder / f"{name}.{'pair' if with_pair else 'none'}.onnx"
-        model = make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION)
-        with replacing(path, durable=False) as file:
-            file.write(model.SerializeToString())
-        return path
-
-
-@dataclass
 class SubgraphProfiler:
-    """Times subgraphs of a model.
+    """Times subgraphs of a model until all are known, or somebody has had enough.
 
     Attributes:
-        worker: The engine.
+        run: The run.
+        cache: What is known, and where times go.
         inserter: Writes candidates of the whole model; ranges, dialect and quant type are taken
             over.
         planner: What can be quantized in the model.
         index: The model, with the size of every tensor.
         dims: Shapes of tensors as the model has them, open where it is.
-        folder: Where the subgraphs are written.
-        preset: How thorough to be.
+        ranges: Smallest and largest shapes of tensors, if they were given.
         benchmarks: Forms of subgraphs that were built and timed.
         failed: Those that the engine refused.
     """
 
-    worker: Worker
+    run: TuningRun
+    cache: SubgraphCache
     inserter: Inserter
     planner: QuantizationPlanner
     index: GraphIndex
     dims: Mapping[str, Dims | None]
-    folder: Path
-    preset: Preset
+    ranges: Mapping[str, Shapes]
     benchmarks: int = field(default=0, init=False)
     failed: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._store = WeightStore(self.folder, keep_index=True)
-        layout, model = self.inserter.encoder.format.activation, self.inserter.base.index.model
-        self._conversions = Conversions(
-            self.folder, layout, model.opset_imports[""], self._feeds, self._time
-        )
+        self._store = WeightStore(self.run.folder / SUBGRAPHS, keep_index=True)
+        self._conversions: dict[tuple[ir.DataType, tuple[int, ...]], float] = {}
+
+    def profile_all(self, subgraphs: Sequence[Subgraph], *, measure_float: bool) -> str:
+        """Time every subgraph that is not known yet, those with the largest share first.
+
+        Args:
+            subgraphs: All of them.
+            measure_float: Whether float forms are timed alone, too, where their time in the model
+                is known.
+
+        Returns:
+            Why it ended, as the summary has it.
+        """
+        cache, reporter = self.cache, self.run.reporter
+        cache.describe({subgraph.key: self._details(subgraph) for subgraph in subgraphs})
+        missing = [subgraph for subgraph in subgraphs if not self._is_known(subgraph)]
+        missing.sort(key=lambda subgraph: -self._share_ms(subgraph))
+        known = len(subgraphs) - len(missing)
+        reporter.search_begins()
+        longest_s = 0.0
+        try:
+            for done, (subgraph, values) in enumerate(self._with_values(missing), 1):
+                if not self.run.budget.has_time_for(longest_s):
+                    return BY_BUDGET
+                began = time.monotonic()
+                float_ms = self._share_ms(subgraph) / len(subgraph.groups)
+                is_told = float_ms and not measure_float
+                times = self.profile(subgraph, values, float_ms if is_told else None)
+                cache.keep_subgraph(times)
+                longest_s = max(longest_s, time.monotonic() - began)
+                reporter.tell(
+                    "subgraphs", self._told(subgraph, times), benchmarks=done, known=known,
+                    planned=len(subgraphs),
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        cache.keep_profiled()
+        return FINISHED
 
     def profile(
-        self,
-        subgraph: Subgraph,
-        values: Mapping[str, Array],
-        float_ms: float | None = None,
-        ranges: Mapping[str, Shapes] | None = None,
+        self, subgraph: Subgraph, values: Mapping[str, Array], float_ms: float | None = None
     ) -> SubgraphTimes:
         """Time a subgraph as float and with each of its schemes.
 
@@ -163,60 +145,51 @@ class SubgraphProfiler:
             subgraph: The subgraph.
             values: What its inputs are in a run of the model.
             float_ms: What it costs as float, if that need not be measured.
-            ranges: What shapes its inputs may have, for an engine that is told such.
         """
-        name = f"subgraph_{subgraph.groups[0]:04d}"
-        content = subgraph.content
+        name, content = f"subgraph_{subgraph.groups[0]:04d}", subgraph.content
         try:
             base = self._cut_out(content)
         except ModelError as error:
             return SubgraphTimes(subgraph.key, BY_TOTAL, (SchemeTimes(NONE, error=error.what),))
         inserter = self.inserter.of_part(base)
         plain = base.write(base.whole(), f"{name}.{NONE}")
-        files = [plain] if float_ms is None else []
-        models = [GraphIndex(base.load(base.whole()))] if float_ms is None else []
-        forms = {NONE: 0} if float_ms is None else {}
-        errors: dict[str, str] = {}
-        for scheme in subgraph.schemes:
-            places = placement_inside(
-                scheme.placement(content, self.planner), content, self.planner
-            )
-            try:
-                file = f"{name}.{_NOT_IN_NAMES.sub('_', scheme.name)}"
-                files.append(inserter.write(places, file))
-                models.append(GraphIndex(inserter.model(places)))
-                forms[scheme.name] = len(files) - 1
-            except UsageError as error:
-                errors[scheme.name] = error.what
-        feeds = self._feeds(name, {tensor: values[tensor] for tensor in content.inputs})
-        layers: dict[int, list[LayerTime]] = {}
-        measured = self._time(files, feeds, layers.__setitem__, ranges)
-        feeds.path.unlink(missing_ok=True)
-        has_layers = all(layers.get(n) for n, each in enumerate(measured) if each.ok)
-        times = []
-        if float_ms is not None:
+        forms: list[tuple[str, Path, GraphIndex]] = []
+        times: list[SchemeTimes] = []
+        if float_ms is None:
+            forms.append((NONE, plain, GraphIndex(base.load(base.whole()))))
+        else:
             nothing = (0.0,) * (len(content.inputs) + len(content.outputs))
             times.append(SchemeTimes(NONE, float_ms, float_ms, nothing, nothing))
-        split: dict[int, Borders] = {}
-        for number in (n for n in forms.values() if measured[n].ok):
-            model = models[number]
-            if has_layers:
-                split[number] = split_at_borders(
-                    model, layers[number], content.inputs, content.outputs
-                )
-            else:
-                split[number] = self._from_total(measured[number], model, content)
+        errors: list[SchemeTimes] = []
+        for scheme in subgraph.schemes:
+            placement = scheme.placement(content, self.planner)
+            places = placement_inside(placement, content, self.planner)
+            try:
+                file = inserter.write(places, f"{name}.{_NOT_IN_NAMES.sub('_', scheme.name)}")
+                forms.append((scheme.name, file, GraphIndex(inserter.model(places))))
+            except UsageError as error:
+                errors.append(SchemeTimes(scheme.name, error=error.what))
+        feeds = self._feeds(name, {tensor: values[tensor] for tensor in content.inputs})
+        layers: dict[int, list[LayerTime]] = {}
+        ranges = self._told_ranges(subgraph)
+        measured = self._time([file for _, file, _ in forms], feeds, layers.__setitem__, ranges)
+        feeds.path.unlink(missing_ok=True)
+        has_layers = all(layers.get(n) for n, each in enumerate(measured) if each.ok)
+        split = {
+            n: split_at_borders(model, layers[n], content.inputs, content.outputs)
+            if has_layers
+            else self._from_total(measured[n], model, content)
+            for n, (_, _, model) in enumerate(forms)
+            if measured[n].ok
+        }
         if has_layers:
             _add_untold(split, measured)
-        for scheme_name, number in forms.items():
-            if number in split:
-                times.append(_times(scheme_name, measured[number], split[number], content))
-            else:
-                times.append(SchemeTimes(scheme_name, error=measured[number].error))
-        times += [SchemeTimes(each, error=why) for each, why in errors.items()]
-        return SubgraphTimes(
-            subgraph.key, BY_LAYERS if has_layers else BY_TOTAL, tuple(times), plain.name
+        times += (
+            _times(scheme, measured[n], split.get(n), content)
+            for n, (scheme, _, _) in enumerate(forms)
         )
+        how = BY_LAYERS if has_layers else BY_TOTAL
+        return SubgraphTimes(subgraph.key, how, (*times, *errors), plain.name)
 
     def _cut_out(self, content: Content) -> PreparedModel:
         dims: dict[str, Dims] = {}
@@ -225,10 +198,10 @@ class SubgraphProfiler:
             if found is not None:
                 dims[tensor] = found
         model = extract(self.inserter.base, content.nodes, content.inputs, content.outputs, dims)
-        return PreparedModel(model, self.folder, store=self._store)
+        return PreparedModel(model, self.run.folder / SUBGRAPHS, store=self._store)
 
     def _feeds(self, name: str, values: Mapping[str, Array]) -> StoredFeeds:
-        path = self.worker.scratch / f"{name}.npz"
+        path = self.run.engines.engine.scratch / f"{name}.npz"
         write_arrays(path, values)
         return StoredFeeds(path)
 
@@ -237,27 +210,24 @@ class SubgraphProfiler:
         files: list[Path],
         feeds: StoredFeeds,
         take_layers: Callable[[int, list[LayerTime]], None] | None = None,
-        ranges: Mapping[str, Shapes] | None = None,
+        ranges: Mapping[str, Shapes] = MappingProxyType({}),
     ) -> list[Measurement]:
-        rounds, seconds = self.preset.rounds[Effort.SCREEN], self.preset.seconds[Effort.SCREEN]
+        """Time files beside each other; they have shapes of their own, not the whole model's."""
+        worker, preset = self.run.engines.engine, self.run.request.preset
+        options = worker.options
+        own = {**without_ranges(options.engine_options), **range_options(ranges)}
         measured, _ = compare_files(
-            self.worker,
+            worker,
             files,
             feeds,
-            rounds=max(_FEWEST_ROUNDS, rounds // 2),
-            budget_s=seconds * _PART_OF_EFFORT,
-            options=self._options(ranges or {}),
+            rounds=max(_FEWEST_ROUNDS, preset.rounds[Effort.SCREEN] // 2),
+            budget_s=preset.seconds[Effort.SCREEN] * _PART_OF_EFFORT,
+            options=replace(options, engine_options=own),
             take_layers=take_layers,
         )
         self.benchmarks += len(files)
         self.failed += sum(not each.ok for each in measured)
         return measured
-
-    def _options(self, ranges: Mapping[str, Shapes]) -> SessionOptions:
-        """How a subgraph is opened: with shapes of its own, not with those of the whole model."""
-        options = self.worker.options
-        own = {**without_ranges(options.engine_options), **range_options(ranges)}
-        return replace(options, engine_options=own)
 
     def _from_total(self, measured: Measurement, model: GraphIndex, content: Content) -> Borders:
         """Without layers, what conversions cost alone is taken off the whole."""
@@ -274,8 +244,121 @@ class SubgraphProfiler:
         return borders
 
     def _conversion_ms(self, tensor: str) -> float:
-        shape = tuple(1 if dim is None else dim for dim in self.index.shape(tensor) or ())
-        return self._conversions.ms(self.index.dtype(tensor) or ir.DataType.FLOAT, shape)
+        """Milliseconds of one direction: half of what both together add to a model."""
+        kind = dtype, shape = self.index.dtype(tensor) or ir.DataType.FLOAT, self._size(tensor)
+        if kind not in self._conversions:
+            name = f"conversion_{dtype.name.lower()}_{'x'.join(map(str, shape))}"
+            folder = self.run.folder / SUBGRAPHS
+            files = [folder / f"{name}.{each}.onnx" for each in ("none", "pair")]
+            to = self.inserter.encoder.format.activation.dtype
+            opset = self.inserter.base.index.model.opset_imports[""]
+            for path in files:
+                model = _conversion_model(dtype, shape, opset, None if path == files[0] else to)
+                with replacing(path, durable=False) as file:
+                    file.write(model.SerializeToString())
+            values = np.linspace(-1.0, 1.0, int(np.prod(shape))).reshape(shape)
+            feeds = self._feeds(name, {"x": values.astype(dtype.numpy())})
+            plain, both = self._time(files, feeds)
+            more_ms = both.latency_ms - plain.latency_ms if plain.ok and both.ok else 0.0
+            self._conversions[kind] = max(0.0, more_ms / 2)
+        return self._conversions[kind]
+
+    def _is_known(self, subgraph: Subgraph) -> bool:
+        """Whether an earlier run has timed a subgraph, with a time for each of its borders."""
+        times = self.cache.subgraphs.get(subgraph.key)
+        borders = len(subgraph.content.inputs) + len(subgraph.content.outputs)
+        return times is not None and all(
+            len(form.conversion_ms) == borders for form in times.forms if form.error is None
+        )
+
+    def _with_values(
+        self, subgraphs: Sequence[Subgraph]
+    ) -> Iterator[tuple[Subgraph, dict[str, Array]]]:
+        """Subgraphs with what they read in a run, some at a time: memory is limited."""
+        waiting = list(subgraphs)
+        while waiting:
+            part: list[Subgraph] = []
+            size = 0
+            while waiting and (not part or size + self._bytes(waiting[0]) <= _BYTES_AT_ONCE):
+                size += self._bytes(waiting[0])
+                part.append(waiting.pop(0))
+            shapes = {tensor: self._size(tensor) for each in part for tensor in each.content.inputs}
+            feeds = next(iter(self.run.provider.evaluation_samples()))
+            runner = self.run.engines.runner
+            values = dict(capture_tensors(self.inserter.base, runner, feeds, shapes))
+            for subgraph in part:
+                yield subgraph, values
+
+    def _bytes(self, subgraph: Subgraph) -> int:
+        return sum(4 * math.prod(self._size(tensor)) for tensor in subgraph.content.inputs)
+
+    def _size(self, tensor: str) -> tuple[int, ...]:
+        return tuple(1 if dim is None else dim for dim in self.index.shape(tensor) or ())
+
+    def _share_ms(self, subgraph: Subgraph) -> float:
+        assert self.cache.groups is not None
+        return sum(self.cache.groups[number][1] for number in subgraph.groups)
+
+    def _details(self, subgraph: Subgraph) -> dict[str, Any]:
+        """What people may want to know of a subgraph."""
+        shapes = self._shapes(subgraph.content.inputs)
+        return {
+            "groups": list(subgraph.groups),
+            "nodes": list(subgraph.content.nodes),
+            "shapes": shapes,
+            "arguments": shape_arguments(shapes) if self._open_inputs(subgraph) else [],
+            "skipped": dict(subgraph.skipped),
+        }
+
+    def _shapes(self, inputs: Iterable[str]) -> dict[str, Shapes]:
+        return {
+            label: {t: self.ranges.get(label, {}).get(t, self._size(t)) for t in inputs}
+            for label in (MIN, OPT, MAX)
+        }
+
+    def _told_ranges(self, subgraph: Subgraph) -> dict[str, Shapes]:
+        """Shapes of the subgraph's open inputs, if there is an engine that is told them."""
+        is_told = registry.entry(self.run.request.engine).takes_shape_ranges
+        return self._shapes(self._open_inputs(subgraph)) if is_told and self.ranges else {}
+
+    def _open_inputs(self, subgraph: Subgraph) -> list[str]:
+        return [
+            tensor
+            for tensor in subgraph.content.inputs
+            if not all(isinstance(dim, int) for dim in self.dims.get(tensor) or (None,))
+        ]
+
+    def _told(self, subgraph: Subgraph, times: SubgraphTimes) -> str:
+        ordered = sorted(subgraph.content.nodes, key=self.index.position.__getitem__)
+        shown = ordered[:_MOST_OPS_SHOWN]
+        ops = " + ".join(self.index.node[name].op_type for name in shown)
+        also = " + …" if len(shown) < len(ordered) else ""
+        forms = ", ".join(
+            f"{form.scheme} {form.total_ms:.3f} ms" if form.error is None else f"no {form.scheme}"
+            for form in times.forms
+        )
+        return f"{ordered[0]} ({ops}{also}), {len(subgraph.groups)} times: {forms}"
+
+
+def _conversion_model(
+    dtype: ir.DataType, shape: tuple[int, ...], opset: int, quantized: ir.DataType | None
+) -> ModelProto:
+    """A Relu; behind a conversion to a type and back, if there is one."""
+    nodes = [make_node("Relu", ["x" if quantized is None else "back"], ["y"], name="last")]
+    scales = []
+    if quantized is not None:
+        encoding = ["scale", "zero_point"]
+        nodes[:0] = [
+            make_node(QUANTIZE, ["x", *encoding], ["quantized"], name="to"),
+            make_node(DEQUANTIZE, ["quantized", *encoding], ["back"], name="from"),
+        ]
+        scales = [
+            make_tensor("scale", dtype.value, [], [0.01]),
+            make_tensor("zero_point", quantized.value, [], [0]),
+        ]
+    x, y = (make_tensor_value_info(name, dtype.value, shape) for name in ("x", "y"))
+    graph = make_graph(nodes, "conversion", [x], [y], scales)
+    return make_model(graph, opset_imports=[make_opsetid("", opset)], ir_version=_IR_VERSION)
 
 
 def _add_untold(split: Mapping[int, Borders], measured: Sequence[Measurement]) -> None:
@@ -289,7 +372,11 @@ def _add_untold(split: Mapping[int, Borders], measured: Sequence[Measurement]) -
             borders.inside_ms += max(0.0, missing[number])
 
 
-def _times(scheme: str, measured: Measurement, borders: Borders, content: Content) -> SchemeTimes:
+def _times(
+    scheme: str, measured: Measurement, borders: Borders | None, content: Content
+) -> SchemeTimes:
+    if borders is None:
+        return SchemeTimes(scheme, error=measured.error)
     tensors = (*content.inputs, *content.outputs)
     return SchemeTimes(
         scheme,

@@ -15,18 +15,15 @@ from qdqtune.config import SUBGRAPH
 from qdqtune.engines import _registry as registry
 from qdqtune.graph._external_data import model_bytes
 from qdqtune.graph._files import write_text
-from qdqtune.records._tuning import Seconds, Summary, TuneResult
+from qdqtune.records._tuning import Summary, TuneResult
 from qdqtune.search._space import Grouping
 from qdqtune.workflows.tuning import _folder as names
-from qdqtune.workflows.tuning._baseline import Baseline
-from qdqtune.workflows.tuning._calibrate import Calibration
-from qdqtune.workflows.tuning._context import RunContext
+from qdqtune.workflows.tuning._baseline import Baseline, Calibration
 from qdqtune.workflows.tuning._finalists import Finalized
+from qdqtune.workflows.tuning._modes import Preparation, SearchProblem
 from qdqtune.workflows.tuning._run_files import sha256_of_model, sha256_with_weights
-from qdqtune.workflows.tuning._run_records import RunRecords
+from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._search import SearchOutcome
-from qdqtune.workflows.tuning._search_problem import Preparation, SearchProblem
-from qdqtune.workflows.tuning._setup import TuningTarget
 
 _logger = logging.getLogger(__name__)
 
@@ -47,8 +44,7 @@ class RunResult:
     """What the stages of a run returned; those that it did not come to have their defaults.
 
     Attributes:
-        target: What is tuned.
-        records: What was written down.
+        run: The run.
         baseline: What had to be beaten.
         final: What is handed over.
         outcome: What the search came to.
@@ -57,8 +53,7 @@ class RunResult:
         problem: What was searched in.
     """
 
-    target: TuningTarget
-    records: RunRecords
+    run: TuningRun
     baseline: Baseline
     final: Finalized
     outcome: SearchOutcome = SearchOutcome()  # noqa: RUF009 - a frozen value
@@ -78,28 +73,28 @@ class RunResult:
         return timed.baseline_ms if timed is not None else self.baseline.latency_ms
 
 
-def summarize(run: RunResult, seconds: Seconds, build_with: str) -> Summary:
+def summarize(result: RunResult, model: Path) -> Summary:
     """The run in numbers, but for the files that it wrote.
 
     Args:
-        run: What the stages returned.
-        seconds: Where the time went.
-        build_with: The command that builds the model that is handed over.
+        result: What the stages returned.
+        model: The file that is handed over, as it lies now.
     """
-    target, final, outcome, journal = run.target, run.final, run.outcome, run.records.journal
-    request, form, shipped = target.request, target.form, run.final.shipped
-    calibration, problem = run.calibration, run.problem
+    run, final, outcome, journal = result.run, result.final, result.outcome, result.run.journal
+    request, form, shipped = run.request, run.form, final.shipped
+    seconds = run.reporter.seconds()
+    calibration, problem = result.calibration, result.problem
     prepared = problem.preparation if problem is not None else Preparation()
-    provider = calibration.provider if calibration is not None else target.provider
+    provider = calibration.provider if calibration is not None else run.provider
     ranges = calibration.ranges if calibration is not None else None
     figures = {"confidence": 1.0, **(final.timed.figures if final.timed is not None else {})}
     if shipped is None or final.timed is None:
-        figures |= {"baseline_ms": run.baseline_ms, "final_ms": run.baseline_ms}
+        figures |= {"baseline_ms": result.baseline_ms, "final_ms": result.baseline_ms}
         figures |= {"speedup": 1.0, "speedup_interval": (1.0, 1.0)}
     return Summary(
         **figures,
         model=str(request.model),
-        engine=target.info,
+        engine=run.info,
         dialect=request.dialect.name,
         quant_type=request.config.quant_type,
         calibration=ranges.source.value if ranges is not None else "random",
@@ -113,23 +108,23 @@ def summarize(run: RunResult, seconds: Seconds, build_with: str) -> Summary:
         output_sqnr_db=shipped.sqnr_db if shipped is not None else None,
         float_sqnr_db=final.float_sqnr_db,
         lost_to_accuracy=final.lost_to_accuracy,
-        metric=_metrics(target.float_metric, final.metric),
-        noise=run.baseline.noise,
+        metric=_metrics(run.float_metric, final.metric),
+        noise=result.baseline.noise,
         seeds=dict(outcome.seeds),
         benchmarks=outcome.benchmarks,
         memo_hits=outcome.memo_hits,
         failed=outcome.failed,
-        regions=run.grouping.regions,
-        patterns=run.grouping.patterns,
-        groups=len(run.grouping.groups),
+        regions=result.grouping.regions,
+        patterns=result.grouping.patterns,
+        groups=len(result.grouping.groups),
         qdq_pairs=len(final.placement.tensors),
         seconds=seconds,
         files=dict(prepared.files),
         runs=journal.session,
         total_benchmarks=journal.earlier_benchmarks + outcome.benchmarks,
         total_seconds=journal.earlier_s + seconds.total,
-        converted_from=target.source.converted_from,
-        conditions=dict(run.conditions),
+        converted_from=run.source.converted_from,
+        conditions=dict(result.conditions),
         mode=request.config.workflow,
         subgraph_benchmarks=prepared.benchmarks,
         subgraph_failed=prepared.failed,
@@ -139,7 +134,9 @@ def summarize(run: RunResult, seconds: Seconds, build_with: str) -> Summary:
         precision_sqnr_db=form.sqnr_db,
         precision_reason=form.reason,
         precision_speedup=form.speedup,
-        build_with=build_with,
+        build_with=registry.build_line(
+            run.info, model, run.provider.shapes, str(run.folder / names.FINAL)
+        ),
         shapes=provider.shapes,
         version=__version__,
         command=request.config.command,
@@ -157,52 +154,53 @@ def _metrics(of_float: float | None, of_final: float | None) -> dict[str, float]
     return None if of_float is None else {k: v for k, v in found.items() if v is not None}
 
 
-def commit(ctx: RunContext, run: RunResult) -> TuneResult:
+def commit(result: RunResult) -> TuneResult:
     """Write what the run came to, or keep what an earlier one did.
 
     Raises:
         OutputError: If it can't be written.
     """
-    folder, earlier, placement = ctx.folder, run.final.earlier, run.final.placement
-    if run.final.keeps_earlier and earlier is not None:
+    run, earlier, placement = result.run, result.final.earlier, result.final.placement
+    folder = run.folder
+    if result.final.keeps_earlier and earlier is not None:
         folder.clear_staging()
         _logger.warning("the result of an earlier run stays: it is at least as good")
-        build_with = _build_line(ctx, run, folder / names.FINAL)
-        this_run = summarize(run, ctx.reporter.seconds(), build_with)
+        this_run = summarize(result, folder / names.FINAL)
         summary, placement = earlier.summary_after(this_run), earlier.placement
         _write_summary(folder / names.SUMMARY, summary)
     else:
-        summary = _write_result(ctx, run)
-    run.records.logs.write_final(summary)
-    run.records.journal.end(run.outcome.stopped)
-    ctx.reporter.tell(
+        summary = _write_result(result)
+    run.logs.write_final(summary)
+    run.journal.end(result.outcome.stopped)
+    run.reporter.tell(
         "done",
         summary.reason or f"{summary.speedup:.2f}x",
-        benchmarks=run.outcome.benchmarks,
+        benchmarks=result.outcome.benchmarks,
         speedup=summary.speedup,
     )
     return TuneResult(folder / names.FINAL, folder.path, placement, summary)
 
 
-def _write_result(ctx: RunContext, run: RunResult) -> Summary:
+def _write_result(result: RunResult) -> Summary:
     """Stage all that belongs together, and hand it over at once."""
-    folder, request, shipped = ctx.folder, run.target.request, run.final.shipped
+    folder, request, shipped = result.run.folder, result.run.request, result.final.shipped
     if shipped is None:
         folder.copy_model(request.file, folder.staging() / names.FINAL)
         folder.remove_region_models()
     staged = folder.staged
     final_sha256 = sha256_of_model(staged / names.FINAL)
-    placement = run.final.placement.to_json(run.target.identity.model)
+    placement = result.final.placement.to_json(result.run.header["model"])
     write_text(staged / names.PLACEMENT, placement, force=True)
-    if run.final.ranges is not None:
-        write_text(staged / names.RANGES, run.final.ranges.to_json(), force=True)
+    if result.calibration is not None and shipped is not None and shipped.method is not None:
+        ranges = result.calibration.inserters[shipped.method].encoder.ranges
+        write_text(staged / names.RANGES, ranges.to_json(), force=True)
     listed = (*_WRITTEN, *(_OF_SUBGRAPHS if request.config.workflow == SUBGRAPH else ()))
     files = {
         name.partition(".")[0]: name
         for name in listed
         if (staged / name).exists() or (name not in names.RESULT and (folder / name).exists())
     }
-    summary = summarize(run, ctx.reporter.seconds(), _build_line(ctx, run, staged / names.FINAL))
+    summary = summarize(result, staged / names.FINAL)
     summary = replace(
         summary,
         files={**files, **summary.files},
@@ -211,29 +209,23 @@ def _write_result(ctx: RunContext, run: RunResult) -> Summary:
         bytes_after=model_bytes(staged / names.FINAL if shipped is not None else request.file),
     )
     if shipped is not None and shipped.sqnr_db is not None:
-        inputs = run.target.provider.evaluation_inputs(request.config.input_request.ranges)
+        inputs = result.run.provider.evaluation_inputs(request.config.input_request.ranges)
         summary = replace(summary, error_inputs=inputs)
     _write_summary(staged / names.SUMMARY, summary)
-    folder.hand_over(keep_old=_is_other_result_lost(ctx, run, final_sha256))
+    folder.hand_over(keep_old=_is_other_result_lost(result, final_sha256))
     return summary
 
 
-def _build_line(ctx: RunContext, run: RunResult, model: Path) -> str:
-    """The command that builds what is handed over."""
-    final, target = str(ctx.folder / names.FINAL), run.target
-    return registry.build_line(target.info, model, target.provider.shapes, final)
-
-
-def _is_other_result_lost(ctx: RunContext, run: RunResult, final_sha256: str) -> bool:
+def _is_other_result_lost(result: RunResult, final_sha256: str) -> bool:
     """Whether a proven result would be replaced by one that was not compared with it."""
-    earlier = run.final.earlier
+    earlier = result.final.earlier
     if earlier is None or earlier.summary.final_sha256 == final_sha256:
         return False
-    if earlier.summary.conditions == run.conditions and run.final.shipped is not None:
+    if earlier.summary.conditions == result.conditions and result.final.shipped is not None:
         return False
     _logger.warning(
         "another result was in the folder, found under other conditions: it is kept in %s",
-        ctx.folder / names.ASIDE,
+        result.run.folder / names.ASIDE,
     )
     return True
 

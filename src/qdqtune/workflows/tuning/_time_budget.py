@@ -1,17 +1,29 @@
-"""How thorough a tuning run is, and whether what comes next fits into its budget."""
+"""How thorough a run is, how it keeps time and reports steps, and what its budget has time for."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from qdqtune.config import Callback
 from qdqtune.engines._reopened_comparison import MOST_OPENINGS
 from qdqtune.engines._timing import FEWEST_ROUNDS, BlockShape
+from qdqtune.engines._worker import Worker
 from qdqtune.records._accuracy import METRIC, SQNR
+from qdqtune.records._tuning import Seconds, TuneEvent
 from qdqtune.search._config import preset_for_schemes
 from qdqtune.search.strategies._strategy import Effort, Limits
+
+_logger = logging.getLogger(__name__)
+
+SHOWN_EVERY_S = 2.0
+"""How often a long step is reported."""
+TOLD_AHEAD_S = 2.0
+"""A step that takes longer is reported before it begins."""
 
 _RUNS_OF_A_BLOCK = 2  # of a slow model; a fast one has more
 _NO_LIMIT_S = 3600.0
@@ -113,6 +125,110 @@ PRESETS: dict[str, Preset] = {
     "default": Preset(_by_effort(14, 40), _by_effort(3.0, 8.0), 2, (60, 2.0), 8.0, 16),
     "extensive": Preset(_by_effort(30, 100), _by_effort(8.0, 30.0), 5, (100, 8.0), 30.0, 30),
 }
+
+
+class ProgressReporter:
+    """Keeps time and reports every step.
+
+    Args:
+        callbacks: Called with every event.
+        budget_s: Seconds that the run may take; None has no end.
+
+    Attributes:
+        workers: Processes whose time is not our own.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], budget_s: float | None) -> None:
+        self.workers: list[Worker] = []
+        self._callbacks = callbacks
+        self._budget_s = budget_s
+        self._start = time.monotonic()
+        self._search_start: float | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the run began."""
+        return time.monotonic() - self._start
+
+    @property
+    def left_s(self) -> float:
+        """What is left of the budget: below 0 if it is over, infinite without one."""
+        return math.inf if self._budget_s is None else self._budget_s - self.elapsed_s
+
+    def search_begins(self) -> None:
+        """From here on, benchmarks tell how long the rest will take."""
+        self._search_start = time.monotonic()
+
+    def tell(
+        self,
+        stage: str,
+        message: str,
+        *,
+        benchmarks: int = 0,
+        known: int = 0,
+        planned: int | None = None,
+        speedup: float = 1.0,
+        rest_s: float = 0.0,
+        eta_s: float | None = None,
+    ) -> None:
+        """Report a step.
+
+        Args:
+            stage: What the run is at.
+            message: What happened.
+            benchmarks: Candidates timed so far.
+            known: Those that earlier runs had timed.
+            planned: Candidates that there will be.
+            speedup: Of the best so far.
+            rest_s: Seconds that what follows the search will take.
+            eta_s: Seconds left of a step that is no part of the search.
+        """
+        if self._search_start is not None and planned and benchmarks:
+            each_s = (time.monotonic() - self._search_start) / benchmarks
+            eta_s = max(0, planned - known - benchmarks) * each_s + rest_s
+            eta_s = min(eta_s, max(0.0, self.left_s))
+        event = TuneEvent(
+            stage, message, benchmarks, planned, speedup, self.elapsed_s, eta_s, known
+        )
+        _logger.info("%s: %s", stage, message)
+        for callback in self._callbacks:
+            callback(event)
+
+    def progress(self, stage: str) -> Callable[[str, int, int | None], None]:
+        """A function that reports how far a long step is, at most every few seconds.
+
+        Args:
+            stage: What the run is at.
+
+        Returns:
+            A function that takes what is being done, how much of it is done, and how much there
+            is, if that is known.
+        """
+        began: dict[str, float] = {}
+        shown = time.monotonic()
+
+        def show(what: str, done: int, total: int | None) -> None:
+            nonlocal shown
+            now = time.monotonic()
+            since = began.setdefault(what, now)
+            if now - shown < SHOWN_EVERY_S:
+                return
+            shown = now
+            eta_s = (now - since) / done * (total - done) if total and done else None
+            of = f"{done} of {total}" if total else f"{done}"
+            self.tell(stage, f"{what}: {of}", eta_s=eta_s)
+
+        return show
+
+    def seconds(self) -> Seconds:
+        """Where the time went so far."""
+        total = self.elapsed_s
+        return Seconds(
+            total=total,
+            building=sum(worker.totals.building_s for worker in self.workers),
+            timing=sum(worker.totals.timing_s for worker in self.workers),
+            own=max(0.0, total - sum(worker.totals.waited_s for worker in self.workers)),
+        )
 
 
 class TimeBudget:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from qdqtune.calibration._output_error import has_scores
 from qdqtune.calibration._user_code import UserFunction, find_function
-from qdqtune.config import REGION, SUBGRAPH, TuneConfig
+from qdqtune.config import SUBGRAPH, TuneConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.engines._reference_engine import require_reference
-from qdqtune.engines.layers._files import read_layer_info
+from qdqtune.engines.layers._files import map_layers, read_layer_info
 from qdqtune.engines.layers._latency import estimated_shares
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._external_data import model_bytes
@@ -34,34 +34,25 @@ from qdqtune.workflows._interrupts import defer_interrupts
 from qdqtune.workflows._sample_provider import SampleProvider, sample_provider
 from qdqtune.workflows._shape_ranges import options_with_ranges, timed_request
 from qdqtune.workflows._source_model import Source, open_source
-from qdqtune.workflows.tuning._accuracy import MeasuredAccuracy
-from qdqtune.workflows.tuning._baseline import Baseline, measure_baseline
-from qdqtune.workflows.tuning._calibrate import calibrate, find_quantizable
-from qdqtune.workflows.tuning._candidate_evaluator import CandidateEvaluator
-from qdqtune.workflows.tuning._context import (
-    ProgressReporter,
-    RunContext,
-    TuneRequest,
-    open_engines,
+from qdqtune.workflows.tuning._accuracy import ChoiceAccuracy, Evaluation
+from qdqtune.workflows.tuning._baseline import (
+    Baseline,
+    calibrate,
+    find_quantizable,
+    measure_baseline,
 )
 from qdqtune.workflows.tuning._finalists import Finalists, Finalized
 from qdqtune.workflows.tuning._finalize import Finalizer
 from qdqtune.workflows.tuning._folder import SUBGRAPHS, RunFolder
-from qdqtune.workflows.tuning._layer_groups import check_layer_file
+from qdqtune.workflows.tuning._layer_groups import check_mentions
+from qdqtune.workflows.tuning._modes import NOT_TRIED, region_problem, subgraph_problem
 from qdqtune.workflows.tuning._preflight import AS_GIVEN, find_choices, seeds_of
-from qdqtune.workflows.tuning._run_records import RunRecords, open_records
-from qdqtune.workflows.tuning._search import Mode, RegionMode, SearchOutcome, search
-from qdqtune.workflows.tuning._setup import TuningTarget, setup
-from qdqtune.workflows.tuning._snapshots import Candidate
-from qdqtune.workflows.tuning._subgraph_mode import NOT_TRIED, SubgraphMode
+from qdqtune.workflows.tuning._run_records import Candidate, TuningRun, open_records
+from qdqtune.workflows.tuning._search import CandidateEvaluator, SearchOutcome, search
+from qdqtune.workflows.tuning._setup import RunContext, TuneRequest, open_engines, setup
 from qdqtune.workflows.tuning._summarize import RunResult, commit
-from qdqtune.workflows.tuning._time_budget import PRESETS, TimeBudget
+from qdqtune.workflows.tuning._time_budget import PRESETS, ProgressReporter, TimeBudget
 
-# By the names that `--workflow` has for them.
-_MODES: Mapping[str, Callable[[RunContext, TuningTarget, RunRecords, Baseline], Mode]] = {
-    REGION: RegionMode,
-    SUBGRAPH: SubgraphMode,
-}
 _LARGE_BYTES = 50_000_000
 _EVALUATE_EXAMPLE = "(path): return accuracy"
 
@@ -108,46 +99,40 @@ def tune(model: Path, config: TuneConfig) -> TuneResult:
     ):
         ctx = RunContext(folder, engines, reporter, budget)
         target = setup(ctx, request, source, provider)
-        with open_records(ctx, target) as records:
-            baseline = measure_baseline(ctx, target, records)
-            return commit(ctx, _tuned(ctx, target, records, baseline))
+        with open_records(target) as run:
+            return commit(_tuned(run, measure_baseline(run)))
 
 
-def _tuned(
-    ctx: RunContext, target: TuningTarget, records: RunRecords, baseline: Baseline
-) -> RunResult:
+def _tuned(run: TuningRun, baseline: Baseline) -> RunResult:
     """All stages between the baseline and the commit."""
-    journal = records.journal
     if baseline.reason:
-        final = Finalized(baseline.reason, earlier=records.earlier)
+        final = Finalized(baseline.reason, earlier=run.earlier)
         outcome = SearchOutcome(stopped=baseline.stopped)
-        return RunResult(target, records, baseline, final, outcome)
-    found = find_quantizable(ctx, target, baseline)
+        return RunResult(run, baseline, final, outcome)
+    found = find_quantizable(run, baseline)
     if found.reason:
-        final = Finalized(found.reason, earlier=records.earlier)
-        return RunResult(target, records, baseline, final, grouping=found.grouping)
-    mode = _MODES[target.request.config.workflow](ctx, target, records, baseline)
-    mode.profile()
-    calibration = calibrate(ctx, target, journal, baseline, found)
-    problem = mode.prepare(found.planner, calibration)
-    evaluator = CandidateEvaluator(
-        ctx.engines.engine, target, journal, calibration.inserter, problem
-    )
-    with contextlib.closing(MeasuredAccuracy(ctx, target, baseline.base, journal)) as accuracy:
-        finalists = Finalists(ctx, target, accuracy, problem.space, calibration.inserters)
-        outcome = search(ctx, records, baseline, calibration, evaluator, finalists)
-        finalizer = Finalizer(finalists, records, baseline, calibration, problem)
+        final = Finalized(found.reason, earlier=run.earlier)
+        return RunResult(run, baseline, final, grouping=found.grouping)
+    calibration = calibrate(run, baseline, found)
+    if run.request.config.workflow == SUBGRAPH:
+        problem = subgraph_problem(run, baseline, calibration)
+    else:
+        problem = region_problem(run, baseline, calibration)
+    evaluator = CandidateEvaluator(run, calibration, problem)
+    with contextlib.closing(Evaluation(run, baseline.base)) as evaluation:
+        accuracy = {
+            way: ChoiceAccuracy(evaluation, problem.space, inserter)
+            for way, inserter in calibration.inserters.items()
+        }
+        finalists = Finalists(run, problem.space, accuracy)
+        outcome = search(baseline, evaluator, finalists)
         with defer_interrupts(is_over=outcome.stopped == INTERRUPTED):
             # Checking and repairing may take long; what was measured is not to wait for it.
-            best = evaluator.candidate_of(outcome.state)
-            records.take_snapshot(evaluator, calibration.grouping, baseline.latency_ms, best)
-            final = finalizer.finalize(outcome)
-    run = RunResult(
-        target, records, baseline, final, outcome, calibration.grouping, calibration, problem
-    )
-    best = _handed_over(evaluator, final)
-    records.take_snapshot(evaluator, calibration.grouping, run.baseline_ms, best)
-    return run
+            evaluator.take_snapshot(evaluator.candidate_of(outcome.state), baseline.latency_ms)
+            final = Finalizer(run, finalists, evaluator, baseline).finalize(outcome)
+    result = RunResult(run, baseline, final, outcome, calibration.grouping, calibration, problem)
+    evaluator.take_snapshot(_handed_over(evaluator, final), result.baseline_ms)
+    return result
 
 
 def _handed_over(evaluator: CandidateEvaluator, final: Finalized) -> Candidate:
@@ -257,7 +242,8 @@ def _samples(request: TuneRequest, source: Source) -> tuple[SampleProvider, Sess
         options.engine_options, request.engine, source.model, provider.shapes, least, most
     )
     if config.graph_json is not None:
-        check_layer_file(GraphIndex(source.model), Path(config.graph_json))
+        index, file = GraphIndex(source.model), Path(config.graph_json)
+        check_mentions(index, map_layers(index, read_layer_info(file)), file)
     return provider, replace(options, engine_options=with_ranges)
 
 

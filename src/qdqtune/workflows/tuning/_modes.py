@@ -1,0 +1,359 @@
+"""What a run searches in, and who searches: region mode, subgraph mode, and what they share."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.graph._atomic_files import sha256_of
+from qdqtune.graph._files import save_model
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._input_shapes import dims_of, resolve_shapes
+from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.qdq._insert import Inserter
+from qdqtune.records._inputs import request_of
+from qdqtune.records._measurement import LayerTime
+from qdqtune.records._placement import Placement
+from qdqtune.records._tuning import FINISHED, INTERRUPTED
+from qdqtune.search._space import Space, State
+from qdqtune.search.strategies._assembly_search import SubgraphTask
+from qdqtune.search.strategies._registry import make_strategy
+from qdqtune.search.strategies._strategy import Limits, Score, SearchStrategy, SearchTask, Trial
+from qdqtune.search.subgraphs._assembly import assemble_closed
+from qdqtune.search.subgraphs._costs import ObservedCosts, costs_of, look_at
+from qdqtune.search.subgraphs._distinct_subgraphs import Subgraph, find_subgraphs
+from qdqtune.search.subgraphs._fusion_groups import FusionGroup
+from qdqtune.search.subgraphs._quantizable_groups import (
+    Choices,
+    QuantizableGroup,
+    make_choices,
+    make_units,
+)
+from qdqtune.workflows._shape_ranges import MAX, MIN, Shapes, static_shapes
+from qdqtune.workflows.tuning import _folder as names
+from qdqtune.workflows.tuning._baseline import Baseline, Calibration
+from qdqtune.workflows.tuning._layer_groups import find_engine_groups, layer_files
+from qdqtune.workflows.tuning._preflight import AS_GIVEN, latency_shares, seeds_of
+from qdqtune.workflows.tuning._run_records import TuningRun
+from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
+from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What it took to find the problem.
+
+    Attributes:
+        benchmarks: Forms of subgraphs that were built and timed.
+        failed: Those that the engine refused.
+        subgraphs: How many groups, subgraphs and the like there are.
+        files: What was written, by what it is.
+        stopped: Why it ended, as the summary has it.
+        why_nothing: Why there is nothing to choose; empty if there is, or if it is not known.
+    """
+
+    benchmarks: int = 0
+    failed: int = 0
+    subgraphs: Mapping[str, int] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    stopped: str = FINISHED
+    why_nothing: str = ""
+
+
+@dataclass(frozen=True)
+class SearchProblem:
+    """A search with what it is about.
+
+    Attributes:
+        space: What can be chosen.
+        strategy: Who chooses.
+        seeds: Whole-model choices that it begins with, by name.
+        preparation: What it took to find it.
+    """
+
+    space: Space
+    strategy: SearchStrategy
+    seeds: Mapping[str, State]
+    preparation: Preparation = Preparation()
+
+    wants_layers: ClassVar[bool] = False
+    """Whether it wants to see where the time of candidates goes."""
+
+    def saw_layers(self, state: State, layers: Sequence[LayerTime]) -> None:
+        """Take in the layers that a candidate runs as, before its score is told."""
+
+    def tell(self, trial: Trial, scores: Sequence[Score]) -> None:
+        """Answer a trial that was asked for."""
+        self.strategy.tell(trial, scores)
+
+
+def region_problem(
+    run: TuningRun,
+    baseline: Baseline,
+    calibration: Calibration,
+) -> SearchProblem:
+    """Every group of ops is a choice; the engine's profile of the float model says which matter."""
+    request, grouping, journal = run.request, calibration.grouping, run.journal
+    if journal.shares is None:
+        run.reporter.tell("profile", "asking the engine where the float model's time goes")
+        engine, index = run.engines.engine, baseline.base.index
+        shares = latency_shares(engine, baseline.file, run.feeds, index, run.provider.shapes)
+        journal.keep_shares(shares)
+    space = Space(calibration.planner, grouping.groups, journal.shares or {})
+    seeds = seeds_of(space, run.given, grouping)
+    limits = request.preset.limits(
+        len(space.groups), grouping.patterns,
+        request.config.max_benchmarks, request.config.schemes_per_region,
+    )  # fmt: skip
+    task = SearchTask(space, seeds, limits, request.config.seed)
+    return SearchProblem(space, make_strategy(task, request.config.strategy), seeds)
+
+
+RAW = "raw"
+NOT_TRIED = ("weighted ops", "weighted ops and what is between")
+"""Whole-model choices of `seeds_of` that are not worth a build beside the assembly."""
+
+# Where a model takes longer to build, builds are saved: what a subgraph costs as float is what it
+# was seen to cost in the float model, and only gains that are worth a build are tried.
+_SLOW_BUILD_S = 10.0
+
+
+@dataclass(frozen=True)
+class Units:
+    """What the subgraphs came to.
+
+    Attributes:
+        groups: The engine's fusion groups.
+        units: Those that can be quantized.
+        choices: Which choices of the search they are.
+        plain: The float model's times by unit.
+    """
+
+    groups: tuple[FusionGroup, ...]
+    units: Sequence[QuantizableGroup]
+    choices: Choices
+    plain: ObservedCosts
+
+    @property
+    def of_node(self) -> dict[str, int]:
+        """The number of the unit that each node is in."""
+        return {
+            name: number
+            for number, unit in enumerate(self.units)
+            for name in self.groups[unit.group].nodes
+        }
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The part of the float model's time that goes into each node."""
+        total = sum(self.plain.unit_ms.values()) + self.plain.rest_ms
+        return {
+            name: self.plain.unit_ms.get(number, 0.0) / len(unit.scheme.places) / (total or 1.0)
+            for number, unit in enumerate(self.units)
+            for name in unit.scheme.nodes(unit.content)
+        }
+
+    @property
+    def stamp(self) -> str:
+        """What the numbers of units mean: another set of them has another one."""
+        meant = [(unit.group, unit.scheme.name) for unit in self.units]
+        return hashlib.blake2b(repr(meant).encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssemblyProblem(SearchProblem):
+    """Assemblies of subgraphs, tried on the whole model; where its time goes corrects the costs.
+
+    Attributes:
+        units: What the subgraphs came to.
+        inserter: Writes candidates.
+        cache: Where it is written down what was seen and tried.
+    """
+
+    units: Units
+    inserter: Inserter
+    cache: SubgraphCache
+
+    wants_layers: ClassVar[bool] = True
+
+    def saw_layers(self, state: State, layers: Sequence[LayerTime]) -> None:
+        """Look at where the time of a candidate goes, and write it down."""
+        if not layers:
+            return
+        space, units = self.space, self.units
+        index = GraphIndex(self.inserter.model(space.placement(state)))
+        real = space.closed(state)
+        quantized, otherwise = units.choices.units(real), units.choices.otherwise(real)
+        weights = [units.plain.unit_ms.get(n, 0.0) for n in range(len(units.units))]
+        seen = look_at(index, layers, units.of_node, quantized, otherwise, weights)
+        self.cache.keep_seen(space.key(state), seen, units.stamp)
+
+    def tell(self, trial: Trial, scores: Sequence[Score]) -> None:
+        """Answer a trial; the strategy knows before where the time of its candidates goes."""
+        for state in trial.candidates:
+            seen = self.cache.seen_in(self.space.key(state), self.units.stamp)
+            if seen is not None:
+                self.strategy.observe(state, seen)
+        self.strategy.tell(trial, scores)
+        self.cache.keep_batches(self.strategy.batches)
+
+
+def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibration) -> SearchProblem:
+    """Profile the subgraphs that the engine fuses, and put together the cheapest assembly."""
+    request, planner, grouping = run.request, calibration.planner, calibration.grouping
+    layers = request.config.graph_json
+    told_by = sha256_of(Path(layers)) if layers is not None else ""
+    cache = SubgraphCache(run.folder / names.SUBGRAPH_CACHE, run.header, told_by)
+    base, done = baseline.base, Preparation()
+    try:
+        dims = {name: dims_of(value) for name, value in base.index.value.items()}
+        ranges = _shape_ranges(run, base)
+        samples = run.provider.evaluation_samples()
+        with static_shapes(base, run.engines.runner, run.provider.shapes, samples) as index:
+            groups = find_engine_groups(run, planner.index, baseline.file, cache)
+            done = replace(done, files=layer_files(run))
+            is_slow = cache.keep_build_s(baseline.build_s) > _SLOW_BUILD_S
+            may = {name for group in grouping.groups for name in group.nodes}
+            subgraphs = find_subgraphs(index, groups, planner, grouping.ruled, may, few=is_slow)
+            profiler = SubgraphProfiler(
+                run, cache, calibration.inserter, planner, index, dims, ranges
+            )
+            stopped = profiler.profile_all(subgraphs, measure_float=not is_slow)
+            done = replace(
+                done, benchmarks=profiler.benchmarks, failed=profiler.failed, stopped=stopped
+            )
+            found = make_units(subgraphs, cache.subgraphs, planner)
+        choices = make_choices(found, subgraphs, cache.subgraphs, planner, grouping.ruled)
+        units = Units(groups, found, choices, _float_times(found, cache))
+        done = replace(done, subgraphs=_counts(subgraphs, units, cache))
+        if not units.units and subgraphs:
+            done = replace(done, why_nothing=_why_no_unit(subgraphs, cache))
+            if any(cache.subgraphs.get(subgraph.key) for subgraph in subgraphs):
+                return _problem_without_subgraphs(run, calibration, done)
+        return _assembly_problem(run, calibration, cache, units, done, is_slow=is_slow)
+    except KeyboardInterrupt:
+        space = Space(planner, (), {})
+        done = replace(done, stopped=INTERRUPTED)
+        return SearchProblem(space, make_strategy(SearchTask(space)), {}, done)
+
+
+def _assembly_problem(
+    run: TuningRun,
+    calibration: Calibration,
+    cache: SubgraphCache,
+    units: Units,
+    done: Preparation,
+    *,
+    is_slow: bool,
+) -> SearchProblem:
+    """The cheapest assembly, what it is compared with, and how it may be improved."""
+    config, choices, inserter = run.request.config, units.choices, calibration.inserter
+    space = Space(calibration.planner, choices.groups, units.shares)
+    costs = costs_of(units.units, units.groups, inserter.base.index, units.plain)
+
+    def closed(state: State) -> State:
+        return choices.units(space.closed(choices.state(state)))
+
+    raw = choices.state(assemble_closed(costs, closed))
+    others = _seeds(run, calibration, space) if config.incremental_validation else {}
+    seeds = {RAW: raw, **others}
+    _write_raw(run, inserter, space.placement(raw))
+    alike: dict[int, set[int]] = {}
+    for number, unit in enumerate(units.units):
+        if not unit.is_passthrough:
+            alike.setdefault(unit.subgraph, set()).add(number)
+    most = config.max_benchmarks
+    limits = Limits(benchmarks=run.request.preset.assemblies if most is None else most)
+    task = SubgraphTask(
+        space, seeds, limits, config.seed, choices=choices, costs=costs,
+        alike=[frozenset(part) for part in alike.values()],
+        incremental=config.incremental_validation, frugal=is_slow,
+    )  # fmt: skip
+    strategy = make_strategy(task, config.strategy)
+    strategy.observe(frozenset(), units.plain)
+    told = f"{len(choices.units(raw))} of {len(units.units)} groups quantized"
+    run.reporter.tell("assembly", told)
+    return AssemblyProblem(
+        space=space, strategy=strategy, seeds=seeds, preparation=done, units=units,
+        inserter=inserter, cache=cache,
+    )  # fmt: skip
+
+
+def _problem_without_subgraphs(
+    run: TuningRun, calibration: Calibration, done: Preparation
+) -> SearchProblem:
+    """Whole models are tried all the same: the engine may take in them what it can't alone."""
+    _logger.warning("%s; whole models are tried without them", done.why_nothing)
+    space = Space(calibration.planner, calibration.grouping.groups, {})
+    seeds, most = _seeds(run, calibration, space), run.request.config.max_benchmarks
+    limits = Limits(benchmarks=len(seeds) if most is None else min(most, len(seeds)))
+    _write_raw(run, calibration.inserter, Placement())
+    task = SearchTask(space, seeds, limits, run.request.config.seed)
+    return SearchProblem(space, make_strategy(task), seeds, done)
+
+
+def _seeds(run: TuningRun, calibration: Calibration, space: Space) -> dict[str, State]:
+    found = seeds_of(space, run.given, calibration.grouping)
+    return {name: state for name, state in found.items() if name not in NOT_TRIED}
+
+
+def _write_raw(run: TuningRun, inserter: Inserter, placement: Placement) -> None:
+    """What the subgraphs alone lead to, before anything of it was tried on the whole model."""
+    path, base = run.folder / names.RAW, inserter.base
+    if placement:
+        save_model(inserter.model(placement), path, force=True)
+    elif AS_GIVEN in run.given:  # the model as given is not what this is about
+        save_model(base.load(base.whole()), path, force=True)
+    else:
+        run.folder.copy_model(run.request.file, path)
+
+
+def _shape_ranges(run: TuningRun, base: PreparedModel) -> dict[str, Shapes]:
+    """Shapes of all tensors at the smallest and the largest inputs, if they were given."""
+    config, model = run.request.config, base.index.model
+    found: dict[str, Shapes] = {}
+    for label, asked in ((MIN, config.min_shapes), (MAX, config.max_shapes)):
+        if (request := request_of(asked)) is not None:
+            shapes = resolve_shapes(model, request)
+            samples = random_inputs(base.index, 1, replace(request, shapes=shapes, dims={}))
+            with static_shapes(base, run.engines.runner, shapes, samples) as index:
+                sizes = {tensor: index.shape(tensor) for tensor in index.value}
+            found[label] = {
+                tensor: tuple(dim or 0 for dim in dims)
+                for tensor, dims in sizes.items()
+                if dims is not None and None not in dims
+            }
+    return found
+
+
+def _float_times(units: Sequence[QuantizableGroup], cache: SubgraphCache) -> ObservedCosts:
+    """The float model's times by unit."""
+    assert cache.groups is not None
+    times = [ms for _, ms in cache.groups]
+    of_units = {number: times[unit.group] for number, unit in enumerate(units)}
+    return ObservedCosts(frozenset(), of_units, sum(times) - sum(of_units.values()))
+
+
+def _counts(subgraphs: Sequence[Subgraph], units: Units, cache: SubgraphCache) -> dict[str, int]:
+    return {
+        "groups": len(units.groups),
+        "structural": cache.structural,
+        "pieces": sum(subgraph.key in cache.subgraphs for subgraph in subgraphs),
+        "all_pieces": len(subgraphs),
+        "units": len(units.units),
+    }
+
+
+def _why_no_unit(subgraphs: Sequence[Subgraph], cache: SubgraphCache) -> str:
+    found = (cache.subgraphs.get(subgraph.key) for subgraph in subgraphs)
+    errors = [f.error for times in found if times is not None for f in times.forms if f.error]
+    why = Counter(errors).most_common(1)[0][0].splitlines()[0] if errors else ""
+    return f"no subgraph of it could be timed{': ' + why if why else ''}"
