@@ -64,14 +64,14 @@ class Evaluation:
         The error is measured with the kernels that it is tuned for, wherever they can be run, and
         against the model as given if that was converted: users compare with that.
         """
-        run, engines = self.run, self.run.engines
-        kernels = kernels_of(engines.engine, engines.runner, run.info)
+        run = self.run
+        kernels = kernels_of(run.engine, run.runner, run.info)
         reference = None
         if run.request.converted is not None:
             as_given = load_model(run.request.model)
             reference = save_model(as_given, self.run.folder.scratch / "as_given.onnx")
         return AccuracyEvaluator(
-            run.source, self.base, engines.runner, run.provider.evaluation_samples,
+            run.source, self.base, run.runner, run.provider.evaluation_samples,
             kernels=kernels if self.has_own_kernels else None, reference=reference,
         )  # fmt: skip
 

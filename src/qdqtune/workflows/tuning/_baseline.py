@@ -146,7 +146,7 @@ def measure_baseline(run: TuningRun) -> Baseline:
     Raises:
         EngineError: If the engine does not run it.
     """
-    request, source, engine = run.request, run.source, run.engines.engine
+    request, source, engine = run.request, run.source, run.engine
     given, began_s = run.folder / names.BASELINE, run.reporter.elapsed_s
     run.folder.copy_model(run.form.model or request.model, given)
     base = PreparedModel(source.model, run.folder / names.CANDIDATES, is_kept=True)
@@ -181,7 +181,7 @@ def measure_baseline(run: TuningRun) -> Baseline:
 
 
 def _saw_baseline(run: TuningRun, found: Baseline) -> None:
-    is_real = registry.entry(run.engines.engine.engine).measures
+    is_real = registry.entry(run.engine.engine).measures
     run.budget.saw_baseline(found.build_s, found.latency_ms if is_real else 0.0)
 
 
@@ -288,7 +288,7 @@ def find_quantizable(run: TuningRun, baseline: Baseline) -> Quantizable:
     request, base, tell = run.request, baseline.base, run.reporter.tell
     tell("model", "finding what can be quantized")
     planner, grouping = find_choices(
-        base, request.dialect, request.config, run.provider, run.engines.runner, run.pattern_cache
+        base, request.dialect, request.config, run.provider, run.runner, run.pattern_cache
     )
     tell(
         "model",
@@ -366,7 +366,7 @@ def _ranges(
     show = reporter.progress("calibration")
     ways = dict(
         ranges_in_every_way(
-            run.source, baseline.base, run.engines.runner, planner.candidate_edges,
+            run.source, baseline.base, run.runner, planner.candidate_edges,
             replace(provider, samples=lambda: bounded), layout, request.config.range_method,
             lambda done, total: show("samples", done, total),
         )

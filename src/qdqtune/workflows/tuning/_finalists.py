@@ -79,12 +79,6 @@ class Finalized:
         """What is quantized in what ships."""
         return self.shipped.placement if self.shipped is not None else Placement()
 
-    @property
-    def method(self) -> RangeMethod:
-        """Where its ranges come from."""
-        found = self.shipped.method if self.shipped is not None else None
-        return found or RangeMethod.MAX
-
 
 @dataclass
 class Finalists:

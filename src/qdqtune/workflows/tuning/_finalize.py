@@ -242,6 +242,7 @@ class Finalizer:
         """Time files in turns with the model as it was given, in fresh processes."""
         if not models:
             return {}
+        folder, engine = self.run.folder, self.run.engine
         reporter, budget = self.run.reporter, self.run.budget
         reporter.tell("final", "timing the file against the model that was to be beaten")
         told_s = reporter.elapsed_s
@@ -251,7 +252,11 @@ class Finalizer:
             if reporter.elapsed_s - told_s > TOLD_AHEAD_S:
                 told_s = reporter.elapsed_s
                 reporter.tell("final", f"opening the files again, in process {opening + 1}")
-            worker = self.run.engines.restarted(opening)
+            worker = Worker(
+                engine.engine, engine.options, timeout_s=engine.timeout_s,
+                log_path=folder / names.LOGS / names.ENGINE_LOG, scratch=folder.scratch,
+                opening=opening,
+            )  # fmt: skip
             reporter.workers.append(worker)
             return worker
 
@@ -264,7 +269,7 @@ class Finalizer:
             is_real=not self.evaluator.is_simulated,
         )
         feeds = next(iter(self.run.provider.evaluation_samples()))
-        timed = time_final(new_worker, self.run.folder / names.BASELINE, models, feeds, allowance)
+        timed = time_final(new_worker, folder / names.BASELINE, models, feeds, allowance)
         return dict(zip(models, timed, strict=True))
 
     def _ship(self, found: Finalized, shipped: Finalist) -> Finalized:

@@ -360,10 +360,7 @@ class Journal(Measurements):
             with replacing(self.path):  # a run that came to nothing stands in nobody's way
                 pass
             return False
-        for header in headers:
-            self._check(header, wanted, lines)
-        if not headers:
-            self._refuse_another_run(lines)
+        self._refuse_another_run(lines, wanted)
         damaged = [line for line in lines if not self._belongs(line, bool(headers))]
         if damaged:
             quarantine(self.path, damaged, self.path.with_name(QUARANTINE))
@@ -387,30 +384,25 @@ class Journal(Measurements):
             return False
         return line.body["run"] == self._run if "run" in line.body else has_header
 
-    def _refuse_another_run(self, lines: list[Line]) -> None:
-        """Without the header, whole lines still say that they are of something else."""
+    def _refuse_another_run(self, lines: Sequence[Line], wanted: Mapping[str, Any]) -> None:
+        """Refuse measurements that were made under another header, if only by what lines say."""
+        advice = "Choose another --output_dir, or pass --restart to set that run aside."
+        headers = headers_in(lines)
+        for header in headers:
+            field, other = first_difference(header, wanted)
+            if field == "model":  # fingerprints tell models apart, but people nothing
+                names = [line.body.get("model") for line in lines if line.body is not None]
+                known = [name for name in names if isinstance(name, str)]
+                other = f"model: {known[-1]}, as it was then" if known else "model"
+            if field:
+                raise UsageError(f"{self.path.parent} holds a run with another {other}.", advice)
         runs = {line.body["run"] for line in lines if line.body and "run" in line.body}
-        if runs and self._run not in runs:
+        if runs and not headers and self._run not in runs:
             raise UsageError(
                 f"{self.path} holds measurements of something else; the line that says of what "
                 "is damaged.",
-                "Choose another --output_dir, or pass --restart to set that run aside.",
+                advice,
             )
-
-    def _check(
-        self, header: Mapping[str, Any], wanted: Mapping[str, Any], lines: Sequence[Line]
-    ) -> None:
-        field, other = first_difference(header, wanted)
-        if not field:
-            return
-        if field == "model":  # fingerprints tell models apart, but people nothing
-            names = [line.body.get("model") for line in lines if line.body is not None]
-            known = [name for name in names if isinstance(name, str)]
-            other = f"model: {known[-1]}, as it was then" if known else "model"
-        raise UsageError(
-            f"{self.path.parent} holds a run with another {other}.",
-            "Choose another --output_dir, or pass --restart to set that run aside.",
-        )
 
 
 def _ends_with_line(path: Path) -> bool:

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -349,7 +349,7 @@ def precision_of(journal: Path) -> str | None:
     return None if header is None else str(header.get("precision", AS_GIVEN))
 
 
-def headers_in(lines: list[Line]) -> list[dict[str, Any]]:
+def headers_in(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """What runs that wrote a journal measured under."""
     return [line.body["header"] for line in lines if line.kind == "run" and line.body]
 

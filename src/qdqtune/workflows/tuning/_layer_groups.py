@@ -173,7 +173,7 @@ def _layers_of(run: TuningRun, index: GraphIndex, plain: Path) -> Sequence[Mappe
     if run.request.config.graph_json is not None:
         return map_layers(index, read_layer_info(Path(run.request.config.graph_json)))
     own = _write_layers(run, plain)
-    layers = layers_told(run.engines.engine, plain, run.feeds, _PROFILE_RUNS)
+    layers = layers_told(run.engine, plain, run.feeds, _PROFILE_RUNS)
     written = layers_in_file(index, own, layers) if own is not None else None
     if written is not None:
         return written
@@ -198,7 +198,7 @@ def _write_layers(run: TuningRun, plain: Path) -> Path | None:
     is_written = False
     for float_type, model in models.items():
         layers = folder.layer_file(request.model, float_type)
-        is_written = write_layer_file(run.engines.engine, model, run.feeds, layers)
+        is_written = write_layer_file(run.engine, model, run.feeds, layers)
         if is_written:
             log = folder / LOGS / request.engine / f"{model.stem}.log"
             copy_log(log, folder.build_log(request.model, float_type))

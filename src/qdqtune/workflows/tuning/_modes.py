@@ -104,7 +104,7 @@ def region_problem(
     request, grouping, journal = run.request, calibration.grouping, run.journal
     if journal.shares is None:
         run.reporter.tell("profile", "asking the engine where the float model's time goes")
-        engine, index = run.engines.engine, baseline.base.index
+        engine, index = run.engine, baseline.base.index
         shares = latency_shares(engine, baseline.file, run.feeds, index, run.provider.shapes)
         journal.keep_shares(shares)
     space = Space(calibration.planner, grouping.groups, journal.shares or {})
@@ -217,7 +217,7 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
         dims = {name: dims_of(value) for name, value in base.index.value.items()}
         ranges = _shape_ranges(run, base)
         samples = run.provider.evaluation_samples()
-        with static_shapes(base, run.engines.runner, run.provider.shapes, samples) as index:
+        with static_shapes(base, run.runner, run.provider.shapes, samples) as index:
             groups = find_engine_groups(run, planner.index, baseline.file, cache)
             done = replace(done, files=layer_files(run))
             is_slow = cache.keep_build_s(baseline.build_s) > _SLOW_BUILD_S
@@ -324,7 +324,7 @@ def _shape_ranges(run: TuningRun, base: PreparedModel) -> dict[str, Shapes]:
         if (request := request_of(asked)) is not None:
             shapes = resolve_shapes(model, request)
             samples = random_inputs(base.index, 1, replace(request, shapes=shapes, dims={}))
-            with static_shapes(base, run.engines.runner, shapes, samples) as index:
+            with static_shapes(base, run.runner, shapes, samples) as index:
                 sizes = {tensor: index.shape(tensor) for tensor in index.value}
             found[label] = {
                 tensor: tuple(dim or 0 for dim in dims)

@@ -33,6 +33,9 @@ from qdqtune.workflows.tuning._modes import SearchProblem
 from qdqtune.workflows.tuning._run_records import Candidate, TuningRun
 from qdqtune.workflows.tuning._time_budget import TOLD_AHEAD_S
 
+_logger = logging.getLogger(__name__)
+
+_FLOAT: State = frozenset()
 NO_TIME = "there was no time for it"
 """Why a candidate has no score."""
 
@@ -110,7 +113,7 @@ class CandidateEvaluator:
             self._write_again(trial.reference)
         missing = [state for state in trial.candidates if state not in found]
         if missing[:most]:
-            found.update(self._compare(trial.reference, missing[:most], trial.effort))
+            found.update(_TrialRun(self, trial).measure(missing[:most]))
         base = self._gain(trial.reference)
         for state, score in found.items():
             before = self._tried.setdefault(state, None)
@@ -177,70 +180,40 @@ class CandidateEvaluator:
         """How thoroughly something is measured, as the journal says it."""
         return f"{effort.value}-{self.run.request.preset.rounds[effort]}-{self._ranges[:8]}"
 
-    def record(
-        self, reference: State, state: State, effort: Effort, score: Score, **details: object
-    ) -> None:
-        """Write down what came of a candidate."""
-        self.benchmarks += 1
-        self.failed += score.failure is not None
-        complete = {
-            "groups": sorted(state),
-            "latency_ms": None,
-            "reference_ms": None,
-            "rounds": 0,
-            "build_s": 0.0,
-            "timing_s": 0.0,
-            **details,
-        }
-        self.journal.add(self.key(reference), self.key(state), self.how(effort), score, complete)
-
     def _write_again(self, state: State) -> None:
         """A candidate that an earlier run measured can be exported after this one, too."""
         with contextlib.suppress(UsageError):
             self.file_of(state)
 
-    def _compare(self, reference: State, states: list[State], effort: Effort) -> dict[State, Score]:
-        scores: dict[State, Score] = {}
-        files: dict[State, Path] = {}
-        for state in states:
-            try:
-                files[state] = self.file_of(state)
-            except UsageError as error:  # a candidate that can't be written is one that failed
-                scores[state] = Score.failed(str(error))
-                self.record(reference, state, effort, scores[state])
-        if files:
-            scores.update(_TrialRun(self, reference, files, effort).run())
-        return scores
-
 
 class _TrialRun:
     """Candidates against one reference; a round of it is never measured twice."""
 
-    def __init__(
-        self,
-        evaluator: CandidateEvaluator,
-        reference: State,
-        files: Mapping[State, Path],
-        effort: Effort,
-    ) -> None:
+    def __init__(self, evaluator: CandidateEvaluator, trial: Trial) -> None:
         self._evaluator = evaluator
-        self._reference = reference
-        self._states = list(files)
-        self._files = [evaluator.file_of(reference), *files.values()]
-        self._effort = effort
-        self._how = evaluator.how(effort)
+        self._trial = trial
+        self._how = evaluator.how(trial.effort)
+        self._states: list[State] = []
         self._scores: dict[State, Score] = {}
         self._rounds: dict[tuple[State, ...], list[Round]] = {}
         self._skip = 0
 
-    def run(self) -> dict[State, Score]:
-        """Play the rounds that are missing, and give everyone a score."""
-        evaluator, everyone = self._evaluator, tuple(self._states)
-        preset = evaluator.run.request.preset
-        wanted, seconds = preset.rounds[self._effort], preset.seconds[self._effort]
-        known = evaluator.journal.rounds(
-            evaluator.key(self._reference), [evaluator.key(state) for state in everyone], self._how
-        )
+    def measure(self, candidates: Sequence[State]) -> dict[State, Score]:
+        """Play the rounds of some candidates that are missing, and give everyone a score."""
+        evaluator, effort = self._evaluator, self._trial.effort
+        files: list[Path] = []
+        for state in candidates:
+            try:
+                files.append(evaluator.file_of(state))
+                self._states.append(state)
+            except UsageError as error:  # a candidate that can't be written is one that failed
+                self._keep(state, Score.failed(str(error)))
+        if not files:
+            return self._scores
+        files.insert(0, evaluator.file_of(self._trial.reference))
+        everyone, preset = tuple(self._states), evaluator.run.request.preset
+        wanted, seconds = preset.rounds[effort], preset.seconds[effort]
+        known = evaluator.journal.rounds(self._reference, self._keys(everyone), self._how)
         self._rounds[everyone] = known
         if len(known) >= wanted and not evaluator.problem.wants_layers:
             self._score(everyone, {})
@@ -251,8 +224,8 @@ class _TrialRun:
         # A kill may have come between the last round and the layers, which take a round to be told.
         rest = max(wanted - len(known), 0 if evaluator.is_simulated else 1)
         measured, _ = compare_files(
-            evaluator.run.engines.engine,
-            self._files,
+            evaluator.run.engine,
+            files,
             evaluator.run.feeds,
             rounds=rest + self._skip,
             # Times of a cost model must not depend on how fast this machine is.
@@ -281,21 +254,14 @@ class _TrialRun:
             self._skip -= 1
             return
         self._rounds.setdefault(states, []).append(round_)
-        keys = [self._evaluator.key(state) for state in states]
-        self._evaluator.journal.add_round(
-            self._evaluator.key(self._reference), keys, self._how, round_
-        )
+        journal = self._evaluator.journal
+        journal.add_round(self._reference, self._keys(states), self._how, round_)
 
     def saw_failure(self, model: int, error: str, *, refused: bool) -> None:
         """Write down at once what failed: the next one must not fail for the same reason."""
         self._skip = 0
-        if model == 0:
-            return
-        state = self._states[model - 1]
-        self._scores[state] = Score.failed(error)
-        self._evaluator.record(
-            self._reference, state, self._effort, self._scores[state], unsure=not refused
-        )
+        if model > 0:
+            self._keep(self._states[model - 1], Score.failed(error), unsure=not refused)
 
     def _score(self, states: Sequence[State], measured: Mapping[State, Measurement]) -> None:
         """Give scores from all rounds that were played among these."""
@@ -305,13 +271,10 @@ class _TrialRun:
             gain = gain_of([each.log_ratios[place] for each in rounds])
             if not all(map(math.isfinite, gain)):
                 raise EngineError("The engine's times make no sense.", "Please report it.")
-            self._scores[state] = Score(*gain)
             found = measured.get(state)
-            self._evaluator.record(
-                self._reference,
+            self._keep(
                 state,
-                self._effort,
-                self._scores[state],
+                Score(*gain),
                 latency_ms=statistics.median(each.latencies_ms[place] for each in rounds),
                 reference_ms=reference_ms,
                 rounds=len(rounds),
@@ -319,21 +282,40 @@ class _TrialRun:
                 timing_s=found.timing_s if found is not None else 0.0,
             )
 
+    def _keep(self, state: State, score: Score, **details: object) -> None:
+        """Write down what came of a candidate."""
+        evaluator = self._evaluator
+        self._scores[state] = score
+        evaluator.benchmarks += 1
+        evaluator.failed += score.failure is not None
+        complete = {
+            "groups": sorted(state),
+            "latency_ms": None,
+            "reference_ms": None,
+            "rounds": 0,
+            "build_s": 0.0,
+            "timing_s": 0.0,
+            **details,
+        }
+        key = evaluator.key(state)
+        evaluator.journal.add(self._reference, key, self._how, score, complete)
+
+    @property
+    def _reference(self) -> str:
+        return self._evaluator.key(self._trial.reference)
+
+    def _keys(self, states: Sequence[State]) -> list[str]:
+        return [self._evaluator.key(state) for state in states]
+
     def _options(self) -> SessionOptions | None:
         """The noise of a cost model follows from what is compared, not from what ran before."""
         if not self._evaluator.is_simulated:
             return None
-        options = self._evaluator.run.engines.engine.options
-        keys = [self._evaluator.key(state) for state in (self._reference, *self._states)]
+        options = self._evaluator.run.engine.options
+        keys = [self._reference, *self._keys(self._states)]
         text = repr((options.engine_options.get("seed", "0"), keys, self._how))
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
         return replace(options, engine_options={**options.engine_options, "seed": str(seed)})
-
-
-_logger = logging.getLogger(__name__)
-
-
-_FLOAT: State = frozenset()
 
 
 @dataclass(frozen=True)

@@ -83,39 +83,11 @@ class TuneRequest:
         return self.converted or self.model
 
 
-@dataclass(frozen=True)
-class Engines:
-    """The processes that run models.
-
-    Attributes:
-        engine: The engine that the model is tuned for.
-        runner: The reference engine.
-        log: Where the engine's output goes.
-        folder: Where processes keep their files.
-    """
-
-    engine: Worker
-    runner: Worker
-    log: Path
-    folder: Path
-
-    def restarted(self, opening: int) -> Worker:
-        """The engine in a new process, as it is set up by now.
-
-        Args:
-            opening: The number of the process among those of one comparison.
-        """
-        return Worker(
-            self.engine.engine, self.engine.options, timeout_s=self.engine.timeout_s,
-            log_path=self.log, scratch=self.folder, opening=opening,
-        )  # fmt: skip
-
-
 @contextlib.contextmanager
 def open_engines(
     request: TuneRequest, folder: RunFolder, reporter: ProgressReporter
-) -> Iterator[Engines]:
-    """The engines of a run, which end with it; the reporter knows how long they work.
+) -> Iterator[tuple[Worker, Worker]]:
+    """The engine and the reference engine, which end with the run; the reporter times them.
 
     Args:
         request: What was asked for.
@@ -129,7 +101,7 @@ def open_engines(
         Worker(request.engine, request.options, log_path=log, scratch=scratch) as engine,
     ):
         reporter.workers += [runner, engine]
-        yield Engines(engine, runner, log, scratch)
+        yield engine, runner
 
 
 @dataclass(frozen=True)
@@ -138,13 +110,15 @@ class RunContext:
 
     Attributes:
         folder: Where everything goes.
-        engines: What runs models.
+        engine: The engine that the model is tuned for.
+        runner: The reference engine.
         reporter: Reports every step.
         budget: What there is time for.
     """
 
     folder: RunFolder
-    engines: Engines
+    engine: Worker
+    runner: Worker
     reporter: ProgressReporter
     budget: TimeBudget
 
@@ -198,7 +172,7 @@ def setup(
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    reporter, engine = ctx.reporter, ctx.engines.engine
+    reporter, engine = ctx.reporter, ctx.engine
     given = given_tensors(request, source, reporter.tell)
     check_first(request, source, ctx.folder)
     float_metric = _evaluate_float(ctx, request)
@@ -441,7 +415,7 @@ def _float_form(
     ctx.reporter.tell("precision", f"converting the model to {precision.value}, and timing both")
     folder.converted.parent.mkdir(exist_ok=True)
     form = convert_to(
-        precision, source, folder.converted, provider.evaluation_samples, ctx.engines.engine,
+        precision, source, folder.converted, provider.evaluation_samples, ctx.engine,
         feeds, config.min_sqnr_db, request.preset,
         may_be_slower=config.precision != AUTO or earlier is not None,
     )  # fmt: skip

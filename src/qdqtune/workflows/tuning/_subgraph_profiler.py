@@ -201,7 +201,7 @@ class SubgraphProfiler:
         return PreparedModel(model, self.run.folder / SUBGRAPHS, store=self._store)
 
     def _feeds(self, name: str, values: Mapping[str, Array]) -> StoredFeeds:
-        path = self.run.engines.engine.scratch / f"{name}.npz"
+        path = self.run.engine.scratch / f"{name}.npz"
         write_arrays(path, values)
         return StoredFeeds(path)
 
@@ -213,7 +213,7 @@ class SubgraphProfiler:
         ranges: Mapping[str, Shapes] = MappingProxyType({}),
     ) -> list[Measurement]:
         """Time files beside each other; they have shapes of their own, not the whole model's."""
-        worker, preset = self.run.engines.engine, self.run.request.preset
+        worker, preset = self.run.engine, self.run.request.preset
         options = worker.options
         own = {**without_ranges(options.engine_options), **range_options(ranges)}
         measured, _ = compare_files(
@@ -284,7 +284,7 @@ class SubgraphProfiler:
                 part.append(waiting.pop(0))
             shapes = {tensor: self._size(tensor) for each in part for tensor in each.content.inputs}
             feeds = next(iter(self.run.provider.evaluation_samples()))
-            runner = self.run.engines.runner
+            runner = self.run.runner
             values = dict(capture_tensors(self.inserter.base, runner, feeds, shapes))
             for subgraph in part:
                 yield subgraph, values

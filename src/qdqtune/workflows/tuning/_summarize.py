@@ -15,6 +15,7 @@ from qdqtune.config import SUBGRAPH
 from qdqtune.engines import _registry as registry
 from qdqtune.graph._external_data import model_bytes
 from qdqtune.graph._files import write_text
+from qdqtune.records._ranges import RangeMethod
 from qdqtune.records._tuning import Summary, TuneResult
 from qdqtune.search._space import Grouping
 from qdqtune.workflows.tuning import _folder as names
@@ -82,6 +83,7 @@ def summarize(result: RunResult, model: Path) -> Summary:
     """
     run, final, outcome, journal = result.run, result.final, result.outcome, result.run.journal
     request, form, shipped = run.request, run.form, final.shipped
+    method = shipped.method if shipped is not None else None
     seconds = run.reporter.seconds()
     calibration, problem = result.calibration, result.problem
     prepared = problem.preparation if problem is not None else Preparation()
@@ -99,7 +101,7 @@ def summarize(result: RunResult, model: Path) -> Summary:
         quant_type=request.config.quant_type,
         calibration=ranges.source.value if ranges is not None else "random",
         calibrated_on=provider.describe(),
-        calibration_method=final.method.value,
+        calibration_method=(method or RangeMethod.MAX).value,
         seed=request.config.seed,
         preset=request.config.preset,
         stopped=outcome.stopped,

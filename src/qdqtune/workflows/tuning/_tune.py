@@ -95,9 +95,9 @@ def tune(model: Path, config: TuneConfig) -> TuneResult:
             resume=config.resume != "never",
             folders=(SUBGRAPHS,) if config.workflow == SUBGRAPH else (),
         ) as folder,
-        open_engines(request, folder, reporter) as engines,
+        open_engines(request, folder, reporter) as (engine, runner),
     ):
-        ctx = RunContext(folder, engines, reporter, budget)
+        ctx = RunContext(folder, engine, runner, reporter, budget)
         target = setup(ctx, request, source, provider)
         with open_records(target) as run:
             return commit(_tuned(run, measure_baseline(run)))
