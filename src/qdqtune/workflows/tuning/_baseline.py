@@ -8,7 +8,7 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -235,55 +235,38 @@ class BoundedSamples:
 
 
 @dataclass(frozen=True)
-class Quantizable:
-    """What can be quantized.
+class Calibration:
+    """What can be quantized, with ranges in every way that they may be found.
 
     Attributes:
         planner: What each op needs.
-        grouping: Which of it belongs together.
-        reason: Why there is nothing; empty if there is something.
-    """
-
-    planner: QuantizationPlanner
-    grouping: Grouping
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Ranges, in every way that they may be found.
-
-    Attributes:
+        grouping: What can be quantized, and which of it belongs together.
+        provider: What the model was run on.
+        reason: Why there is nothing, and no ranges; empty if there is something.
         inserters: Writers of candidates, by where their ranges come from; the search uses the
             first.
-        planner: What each op needs.
-        grouping: What can be quantized with them.
-        provider: What the model was run on.
         conditions: What a result has to satisfy, as `Summary` has it.
     """
 
-    inserters: Mapping[RangeMethod, Inserter]
     planner: QuantizationPlanner
     grouping: Grouping
     provider: SampleProvider
-    conditions: Mapping[str, Any]
+    reason: str = ""
+    inserters: Mapping[RangeMethod, Inserter] = field(default_factory=dict)
+    conditions: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def inserter(self) -> Inserter:
         """Writes the candidates of the search."""
         return next(iter(self.inserters.values()))
 
-    @property
-    def ranges(self) -> Ranges:
-        """Behind their scales."""
-        return self.inserter.encoder.ranges
 
-
-def find_quantizable(run: TuningRun, baseline: Baseline) -> Quantizable:
-    """What can be quantized in the model, with the user's filters and pattern cache.
+def calibrate(run: TuningRun, baseline: Baseline) -> Calibration:
+    """Find what can be quantized, and ranges in every way; what has none is left out.
 
     Raises:
         UsageError: If nothing that could be quantized matches a filter.
+        QdqtuneError: If the samples can't be read, or the model does not run on them.
     """
     request, base, tell = run.request, baseline.base, run.reporter.tell
     tell("model", "finding what can be quantized")
@@ -296,8 +279,25 @@ def find_quantizable(run: TuningRun, baseline: Baseline) -> Quantizable:
         f"{grouping.patterns} patterns, {len(grouping.groups)} choices",
     )
     _tell_cache(run, grouping)
-    reason = "" if grouping.groups else _why_nothing(planner, run.source)
-    return Quantizable(planner, grouping, reason)
+    if not grouping.groups:
+        return Calibration(planner, grouping, run.provider, _why_nothing(planner, run.source))
+    given = run.source.reading.encodings if run.source.reading is not None else {}
+    provider, ways = _ranges(run, baseline, planner)
+    run.budget.ranges = len(ways)
+    first = next(iter(ways.values()))
+
+    def known(tensor: str) -> bool:
+        return tensor in first.by_tensor or tensor in given or base.index.is_constant(tensor)
+
+    inserter = Inserter(base, request.dialect, request.config.quant_type, first, given)
+    data = "" if first.source is CalibrationSource.RANDOM else inserter.encoder.digest()
+    return Calibration(
+        planner,
+        with_ranges(grouping, planner, known),
+        provider,
+        inserters={way: inserter.with_ranges(ranges) for way, ranges in ways.items()},
+        conditions={"calibration": data, **run.requirements},
+    )
 
 
 def _tell_cache(run: TuningRun, grouping: Grouping) -> None:
@@ -321,36 +321,6 @@ def _why_nothing(planner: QuantizationPlanner, source: Source) -> str:
     if not source.converted_from and has_types(source.model, unsuited):
         hint = "; without --precision it is tuned in float32"
     return f"nothing of it can be quantized{': ' + common if common else ''}{hint}"
-
-
-def calibrate(
-    run: TuningRun,
-    baseline: Baseline,
-    found: Quantizable,
-) -> Calibration:
-    """Find ranges in every way, and leave out what has none.
-
-    Raises:
-        QdqtuneError: If the samples can't be read, or the model does not run on them.
-    """
-    request, base = run.request, baseline.base
-    given = run.source.reading.encodings if run.source.reading is not None else {}
-    provider, ways = _ranges(run, baseline, found.planner)
-    run.budget.ranges = len(ways)
-    first = next(iter(ways.values()))
-
-    def known(tensor: str) -> bool:
-        return tensor in first.by_tensor or tensor in given or base.index.is_constant(tensor)
-
-    inserter = Inserter(base, request.dialect, request.config.quant_type, first, given)
-    data = "" if first.source is CalibrationSource.RANDOM else inserter.encoder.digest()
-    return Calibration(
-        {way: inserter.with_ranges(ranges) for way, ranges in ways.items()},
-        found.planner,
-        with_ranges(found.grouping, found.planner, known),
-        provider,
-        {"calibration": data, **run.requirements},
-    )
 
 
 def _ranges(

@@ -193,12 +193,12 @@ class Finalizer:
         if not problem.space.groups and stopped != INTERRUPTED:
             nothing = "nothing of it has a range that it could be quantized with"
             return problem.preparation.why_nothing or nothing
-        if not outcome.benchmarks + outcome.memo_hits:
+        if not self.evaluator.benchmarks + self.run.journal.memo_hits:
             if stopped == BY_BUDGET:
                 return self.run.budget.needed(self.run.reporter.elapsed_s)
             return f"nothing was measured before the end ({stopped})"
-        if outcome.why_all_failed:
-            return f"the engine runs no candidate: {outcome.why_all_failed.splitlines()[0]}"
+        if failure := self.evaluator.why_all_failed:
+            return f"the engine runs no candidate: {failure.splitlines()[0]}"
         if source.reading is not None or source.converted_from:
             return ""
         got = f", as far as the search got ({stopped})" if stopped != FINISHED else ""

@@ -326,19 +326,11 @@ class SearchOutcome:
         state: The best choice.
         stopped: Why it ended, as the summary has it.
         seeds: Speedups of the whole-model choices that were tried, by name.
-        benchmarks: Candidates built and timed.
-        failed: Those that the engine refused.
-        memo_hits: How often an outcome was known already.
-        why_all_failed: Why the last one failed, if all did.
     """
 
     state: State = _FLOAT
     stopped: str = FINISHED
     seeds: Mapping[str, float] = field(default_factory=dict)
-    benchmarks: int = 0
-    failed: int = 0
-    memo_hits: int = 0
-    why_all_failed: str = ""
 
 
 def search(
@@ -353,10 +345,10 @@ def search(
     """
     run = evaluator.run
     problem, strategy = evaluator.problem, evaluator.problem.strategy
-    outcome = SearchOutcome(stopped=problem.preparation.stopped)
-    if outcome.stopped == INTERRUPTED:
+    stopped, seeds = problem.preparation.stopped, dict[str, float]()
+    if stopped == INTERRUPTED:
         _logger.warning("interrupted: what was found out is kept; the same command goes on")
-        return replace(outcome, state=strategy.best)
+        return SearchOutcome(strategy.best, stopped)
 
     def take_snapshot() -> None:
         evaluator.take_snapshot(evaluator.candidate_of(strategy.best), baseline.latency_ms)
@@ -364,7 +356,6 @@ def search(
     run.reporter.search_begins()
     if not run.snapshots.exist:
         take_snapshot()
-    stopped, seeds = outcome.stopped, dict(outcome.seeds)
     try:
         for trial in strategy.trials():
             if trial.stage != SEEDS and run.request.config.budget_s is not None:
@@ -390,10 +381,7 @@ def search(
         _logger.warning("%s Finishing the best model so far.", error)
     if stopped == FINISHED and strategy.is_cut_short:
         stopped = BY_COUNT
-    return SearchOutcome(
-        strategy.best, stopped, seeds, evaluator.benchmarks, evaluator.failed,
-        evaluator.journal.memo_hits, evaluator.why_all_failed,
-    )  # fmt: skip
+    return SearchOutcome(strategy.best, stopped, seeds)
 
 
 def _answer(evaluator: CandidateEvaluator, trial: Trial) -> tuple[list[Score], bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from qdqtune.search._space import Grouping
 from qdqtune.workflows.tuning import _folder as names
 from qdqtune.workflows.tuning._baseline import Baseline, Calibration
 from qdqtune.workflows.tuning._finalists import Finalized
-from qdqtune.workflows.tuning._modes import Preparation, SearchProblem
+from qdqtune.workflows.tuning._modes import Preparation
 from qdqtune.workflows.tuning._run_files import sha256_of_model, sha256_with_weights
 from qdqtune.workflows.tuning._run_records import TuningRun
-from qdqtune.workflows.tuning._search import SearchOutcome
+from qdqtune.workflows.tuning._search import CandidateEvaluator, SearchOutcome
 
 _logger = logging.getLogger(__name__)
 
@@ -49,18 +49,21 @@ class RunResult:
         baseline: What had to be beaten.
         final: What is handed over.
         outcome: What the search came to.
-        grouping: What can be quantized.
-        calibration: Ranges.
-        problem: What was searched in.
+        calibration: What can be quantized, and ranges.
+        evaluator: What was searched in, and measured.
     """
 
     run: TuningRun
     baseline: Baseline
     final: Finalized
     outcome: SearchOutcome = SearchOutcome()  # noqa: RUF009 - a frozen value
-    grouping: Grouping = field(default_factory=Grouping)
     calibration: Calibration | None = None
-    problem: SearchProblem | None = None
+    evaluator: CandidateEvaluator | None = None
+
+    @property
+    def benchmarks(self) -> int:
+        """Candidates built and timed."""
+        return self.evaluator.benchmarks if self.evaluator is not None else 0
 
     @property
     def conditions(self) -> Mapping[str, Any]:
@@ -85,10 +88,11 @@ def summarize(result: RunResult, model: Path) -> Summary:
     request, form, shipped = run.request, run.form, final.shipped
     method = shipped.method if shipped is not None else None
     seconds = run.reporter.seconds()
-    calibration, problem = result.calibration, result.problem
-    prepared = problem.preparation if problem is not None else Preparation()
+    calibration, evaluator = result.calibration, result.evaluator
+    prepared = evaluator.problem.preparation if evaluator is not None else Preparation()
     provider = calibration.provider if calibration is not None else run.provider
-    ranges = calibration.ranges if calibration is not None else None
+    grouping = calibration.grouping if calibration is not None else Grouping()
+    ranges = evaluator.calibration.inserter.encoder.ranges if evaluator is not None else None
     figures = {"confidence": 1.0, **(final.timed.figures if final.timed is not None else {})}
     if shipped is None or final.timed is None:
         figures |= {"baseline_ms": result.baseline_ms, "final_ms": result.baseline_ms}
@@ -113,17 +117,17 @@ def summarize(result: RunResult, model: Path) -> Summary:
         metric=_metrics(run.float_metric, final.metric),
         noise=result.baseline.noise,
         seeds=dict(outcome.seeds),
-        benchmarks=outcome.benchmarks,
-        memo_hits=outcome.memo_hits,
-        failed=outcome.failed,
-        regions=result.grouping.regions,
-        patterns=result.grouping.patterns,
-        groups=len(result.grouping.groups),
+        benchmarks=result.benchmarks,
+        memo_hits=journal.memo_hits,
+        failed=evaluator.failed if evaluator is not None else 0,
+        regions=grouping.regions,
+        patterns=grouping.patterns,
+        groups=len(grouping.groups),
         qdq_pairs=len(final.placement.tensors),
         seconds=seconds,
         files=dict(prepared.files),
         runs=journal.session,
-        total_benchmarks=journal.earlier_benchmarks + outcome.benchmarks,
+        total_benchmarks=journal.earlier_benchmarks + result.benchmarks,
         total_seconds=journal.earlier_s + seconds.total,
         converted_from=run.source.converted_from,
         conditions=dict(result.conditions),
@@ -131,7 +135,7 @@ def summarize(result: RunResult, model: Path) -> Summary:
         subgraph_benchmarks=prepared.benchmarks,
         subgraph_failed=prepared.failed,
         subgraphs=dict(prepared.subgraphs),
-        batches=tuple(problem.strategy.batches) if problem is not None else (),
+        batches=tuple(evaluator.problem.strategy.batches) if evaluator is not None else (),
         precision=form.name,
         precision_sqnr_db=form.sqnr_db,
         precision_reason=form.reason,
@@ -177,7 +181,7 @@ def commit(result: RunResult) -> TuneResult:
     run.reporter.tell(
         "done",
         summary.reason or f"{summary.speedup:.2f}x",
-        benchmarks=result.outcome.benchmarks,
+        benchmarks=result.benchmarks,
         speedup=summary.speedup,
     )
     return TuneResult(folder / names.FINAL, folder.path, placement, summary)

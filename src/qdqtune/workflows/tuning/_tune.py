@@ -38,7 +38,6 @@ from qdqtune.workflows.tuning._accuracy import ChoiceAccuracy, Evaluation
 from qdqtune.workflows.tuning._baseline import (
     Baseline,
     calibrate,
-    find_quantizable,
     measure_baseline,
 )
 from qdqtune.workflows.tuning._finalists import Finalists, Finalized
@@ -109,11 +108,10 @@ def _tuned(run: TuningRun, baseline: Baseline) -> RunResult:
         final = Finalized(baseline.reason, earlier=run.earlier)
         outcome = SearchOutcome(stopped=baseline.stopped)
         return RunResult(run, baseline, final, outcome)
-    found = find_quantizable(run, baseline)
-    if found.reason:
-        final = Finalized(found.reason, earlier=run.earlier)
-        return RunResult(run, baseline, final, grouping=found.grouping)
-    calibration = calibrate(run, baseline, found)
+    calibration = calibrate(run, baseline)
+    if calibration.reason:
+        final = Finalized(calibration.reason, earlier=run.earlier)
+        return RunResult(run, baseline, final, calibration=calibration)
     if run.request.config.workflow == SUBGRAPH:
         problem = subgraph_problem(run, baseline, calibration)
     else:
@@ -130,7 +128,7 @@ def _tuned(run: TuningRun, baseline: Baseline) -> RunResult:
             # Checking and repairing may take long; what was measured is not to wait for it.
             evaluator.take_snapshot(evaluator.candidate_of(outcome.state), baseline.latency_ms)
             final = Finalizer(run, finalists, evaluator, baseline).finalize(outcome)
-    result = RunResult(run, baseline, final, outcome, calibration.grouping, calibration, problem)
+    result = RunResult(run, baseline, final, outcome, calibration, evaluator)
     evaluator.take_snapshot(_handed_over(evaluator, final), result.baseline_ms)
     return result
 
