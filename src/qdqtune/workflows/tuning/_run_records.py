@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ class Snapshots:
     def write(
         self,
         planner: QuantizationPlanner,
-        views: tuple[PatternView, ...],
+        views: Sequence[PatternView],
         candidates: Sequence[Candidate],
         best: Candidate,
         baseline_ms: float,
@@ -147,7 +147,7 @@ class Snapshots:
 
         Args:
             planner: What each op needs.
-            views: The model's patterns.
+            views: The model's patterns that have insertion points.
             candidates: Everything that was tried, in order.
             best: The best of it; if it is none of them, it comes last.
             baseline_ms: Latency of the float model.
@@ -157,24 +157,23 @@ class Snapshots:
             What was tried of each pattern.
         """
         start_s = time.monotonic()
-        found: list[dict[str, TriedScheme]] = [{} for _ in views]
         best_ms = baseline_ms / speedup_of(best.gain)
-        known = [each for each in candidates if each.key != best.key]
-        place = next((n for n, each in enumerate(candidates) if each.key == best.key), len(known))
-        known.insert(place, best)
+        known = [best if each.key == best.key else each for each in candidates]
+        known += [best] if best not in known else []
+        found: list[dict[str, TriedScheme]] = [{} for _ in views]
         for each in known:
-            latency_ms = best_ms
+            latency_ms = math.inf if each.failure else baseline_ms / speedup_of(each.gain)
             if each.key != best.key:
-                own_ms = baseline_ms / speedup_of(each.gain)
-                latency_ms = max(own_ms, math.nextafter(best_ms, math.inf))
+                latency_ms = max(latency_ms, math.nextafter(best_ms, math.inf))
             schemes = self._schemes_of(planner, views, each)
             for tried, (digest, scheme) in zip(found, schemes, strict=True):
-                _note(tried, digest, scheme, each, latency_ms)
+                if digest not in tried or latency_ms < tried[digest].scheme.latency_ms:
+                    own = replace(scheme, latency_ms=latency_ms, error=bool(each.failure))
+                    tried[digest] = TriedScheme(own, each)
         tried_of = [list(tried.values()) for tried in found]
         patterns = [
             (view, PatternSchemes(view.pattern, [each.scheme for each in tried]))
             for view, tried in zip(views, tried_of, strict=True)
-            if view.edges
         ]
         write_state(
             self.path,
@@ -190,7 +189,7 @@ class Snapshots:
         return tried_of
 
     def _schemes_of(
-        self, planner: QuantizationPlanner, views: tuple[PatternView, ...], candidate: Candidate
+        self, planner: QuantizationPlanner, views: Sequence[PatternView], candidate: Candidate
     ) -> list[tuple[str, InsertionScheme]]:
         """What a candidate comes to in each pattern, with the hash of it."""
         if candidate.key not in self._schemes:
@@ -231,27 +230,6 @@ def _set_aside(path: Path, what: str) -> Path:
     return moved
 
 
-def _note(
-    tried: dict[str, TriedScheme],
-    digest: str,
-    scheme: InsertionScheme,
-    candidate: Candidate,
-    latency_ms: float,
-) -> None:
-    """Note a candidate for its scheme if it is the first, or faster than the one that is noted."""
-    kept = tried.get(digest)
-    if kept is None:
-        own = InsertionScheme(scheme.node_inputs, scheme.child_region_inputs, scheme.region_outputs)
-        own.error = bool(candidate.failure)
-        kept = tried[digest] = TriedScheme(own, candidate)
-    if candidate.failure:
-        return
-    if kept.scheme.error or latency_ms < kept.scheme.latency_ms:
-        kept.candidate = candidate
-    kept.scheme.error = False
-    kept.scheme.latency_ms = min(kept.scheme.latency_ms, latency_ms)
-
-
 class SchemeLogs:
     """Writes `baseline.log`, `final.log` and `region_<n>_scheme_<m>.log` into a run's logs.
 
@@ -278,11 +256,10 @@ class SchemeLogs:
 
     def write_final(self, summary: Summary) -> None:
         """Write what became of the model that is handed over."""
-        verdict = f"final: {summary.final_ms:.6g} ms ({summary.speedup:.3f}x speedup)"
-        lines = [verdict, *self._about(FINAL)]
+        lines = [f"final: {summary.final_ms:.6g} ms ({summary.speedup:.3f}x speedup)"]
         if summary.kept_float:
-            lines = [verdict, f"the model as given is kept: {summary.reason}", *self._about(FINAL)]
-        self._write({"final.log": lines})
+            lines.append(f"the model as given is kept: {summary.reason}")
+        self._write({"final.log": [*lines, *self._about(FINAL)]})
 
     def write_schemes(
         self, views: Sequence[PatternView], tried: Sequence[Sequence[TriedScheme]]
@@ -290,13 +267,12 @@ class SchemeLogs:
         """Write the logs of schemes that have changed, and remove those of schemes that are gone.
 
         Args:
-            views: The model's patterns.
+            views: The model's patterns that have insertion points.
             tried: What was tried of each.
         """
         texts = {
             _SCHEMES.format(view.first.id, number): self._scheme(view, each)
             for view, schemes in zip(views, tried, strict=True)
-            if view.edges
             for number, each in enumerate(schemes)
         }
         self._write(texts)
@@ -316,8 +292,8 @@ class SchemeLogs:
             f"pattern: {view.pattern.signature}",
             f"scheme: {scheme.hash}",
             *(f"point: {point}" for point in points),
+            f"measured in: {model}",
         ]
-        lines.append(f"measured in: {model}")
         if scheme.error:
             lines += ["latency of the whole model: failed", candidate.failure]
         else:

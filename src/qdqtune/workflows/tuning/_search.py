@@ -150,7 +150,8 @@ class CandidateEvaluator:
             best: The best candidate.
             baseline_ms: Latency of the float model.
         """
-        views, planner = self.calibration.grouping.views, self.problem.space.planner
+        views = [view for view in self.calibration.grouping.views if view.edges]
+        planner = self.problem.space.planner
         known = (state for state, found in self._tried.items() if found is not None)
         candidates = [self.candidate_of(state) for state in known]
         tried = self.run.snapshots.write(
