@@ -100,10 +100,10 @@ class Measurements:
         wanted = [self.names.get(candidate, "") for candidate in candidates]
         best: list[Round] = []
         for (against, how, names), rounds in self._rounds.items():
-            if (against, how) == (reference, effort) and set(wanted) <= set(names):
+            is_it = (against, how) == (reference, effort) and set(wanted) <= set(names)
+            if is_it and len(rounds) > len(best):
                 places = [names.index(name) for name in wanted]
-                if len(rounds) > len(best):
-                    best = [_part(each, places) for each in rounds]
+                best = [_part(each, places) for each in rounds]
         return best
 
     def _take(self, body: Mapping[str, Any]) -> None:
@@ -135,14 +135,12 @@ class Measurements:
     def _take_measurement(self, body: Mapping[str, Any]) -> None:
         self.earlier_benchmarks += 1
         key = (body["reference"], body["candidate"], body["effort"])
-        failure = body["failure"]
-        if failure is None:
-            if body["gain"] is not None:
-                self._scores[key] = Score(body["gain"], body["error"])
+        if body["failure"] is None:
+            self._scores[key] = Score(body["gain"], body["error"])
             return
         self._unsure[key] += 1
         if not body.get("unsure") or self._unsure[key] >= _ASSUMED:
-            self._scores[key] = Score.failed(failure)
+            self._scores[key] = Score.failed(body["failure"])
 
 
 class Journal(Measurements):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -87,31 +87,20 @@ def layers_in_file(
         return None
     if not any(layer.nodes for layer in layers):
         return None
-    spent: dict[str, float] = {}
-    for each in times:
-        spent[each.name] = spent.get(each.name, 0.0) + each.ms
-    parts = _parts(index, layers)
-    return [
-        replace(layer, ms=spent.get(name, 0.0) * part)
-        for layer, (name, part) in zip(layers, parts, strict=True)
-    ]
-
-
-def _parts(index: GraphIndex, layers: Sequence[MappedLayer]) -> list[tuple[str, float]]:
-    """The engine's name of each layer, and which part of that it is.
-
-    What was compiled as a whole is cut into sublayers, whose parts of the time are guessed by work.
-    """
+    # What was compiled as a whole is cut into sublayers: their parts of its time follow their work.
     shares = estimated_shares(index)
     names = [_SUBLAYER.sub("", layer.name) for layer in layers]
     work = [sum(shares.get(node, 0.0) for node in layer.nodes) for layer in layers]
-    whole: dict[str, float] = {}
+    spent: defaultdict[str, float] = defaultdict(float)
+    whole: defaultdict[str, float] = defaultdict(float)
+    for each in times:
+        spent[each.name] += each.ms
+    for name, own in zip(names, work, strict=True):
+        whole[name] += own
     count = Counter(names)
-    for name, each in zip(names, work, strict=True):
-        whole[name] = whole.get(name, 0.0) + each
     return [
-        (name, each / whole[name] if whole[name] else 1 / count[name])
-        for name, each in zip(names, work, strict=True)
+        replace(layer, ms=spent[name] * (own / whole[name] if whole[name] else 1 / count[name]))
+        for layer, name, own in zip(layers, names, work, strict=True)
     ]
 
 
