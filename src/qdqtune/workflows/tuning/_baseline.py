@@ -103,16 +103,6 @@ def noise_when_quiet(check: Callable[[], Found], budget_s: float | None, tell: T
     return found
 
 
-def why_nothing_is_decided(noise: Noise) -> str:
-    """The reason to hand a model back as it is; empty if something can be seen."""
-    if not noise.hides_everything:
-        return ""
-    return (
-        f"the machine is too busy to decide anything: differences below "
-        f"{100 * noise.detectable:.0f} % can't be seen. {QUIETER.removesuffix('.')}"
-    )
-
-
 @dataclass(frozen=True)
 class Baseline:
     """What has to be beaten.
@@ -173,8 +163,10 @@ def measure_baseline(run: TuningRun) -> Baseline:
     engine.timeout_s = build_limit_s(engine, build_s)
     _saw_baseline(run, found)
     run.logs.write_baseline(latency_ms)
-    if run.earlier is None and (busy := why_nothing_is_decided(noise)):
-        return replace(found, reason=busy)
+    if run.earlier is None and noise.hides_everything:
+        unseen = f"differences below {100 * noise.detectable:.0f} % can't be seen"
+        busy = f"the machine is too busy to decide anything: {unseen}"
+        return replace(found, reason=f"{busy}. {QUIETER.removesuffix('.')}")
     if why := _why_too_short(run, 0.0):
         return replace(found, stopped=BY_BUDGET, reason=why)
     return found

@@ -197,7 +197,7 @@ class Finalizer:
             if stopped == BY_BUDGET:
                 return self.run.budget.needed(self.run.reporter.elapsed_s)
             return f"nothing was measured before the end ({stopped})"
-        if failure := self.evaluator.why_all_failed:
+        if failure := self.evaluator.last_failure:
             return f"the engine runs no candidate: {failure.splitlines()[0]}"
         if source.reading is not None or source.converted_from:
             return ""

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.engines.layers._latency import shares_of_latency
 from qdqtune.graph._atomic_files import sha256_of
 from qdqtune.graph._files import save_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import dims_of, resolve_shapes
 from qdqtune.graph._prepared_model import PreparedModel
+from qdqtune.graph._shapes import at_shapes
 from qdqtune.qdq._insert import Inserter
 from qdqtune.records._inputs import request_of
 from qdqtune.records._measurement import LayerTime
@@ -39,12 +41,14 @@ from qdqtune.workflows._shape_ranges import MAX, MIN, Shapes, static_shapes
 from qdqtune.workflows.tuning import _folder as names
 from qdqtune.workflows.tuning._baseline import Baseline, Calibration
 from qdqtune.workflows.tuning._layer_groups import find_engine_groups, layer_files
-from qdqtune.workflows.tuning._preflight import AS_GIVEN, latency_shares, seeds_of
+from qdqtune.workflows.tuning._preflight import AS_GIVEN, layers_told, seeds_of
 from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
 from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler
 
 _logger = logging.getLogger(__name__)
+
+_PROFILE_RUNS = 5
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,10 @@ def region_problem(
     request, grouping, journal = run.request, calibration.grouping, run.journal
     if journal.shares is None:
         run.reporter.tell("profile", "asking the engine where the float model's time goes")
-        engine, index = run.engine, baseline.base.index
-        shares = latency_shares(engine, baseline.file, run.feeds, index, run.provider.shapes)
-        journal.keep_shares(shares)
+        layers = layers_told(run.engine, baseline.file, run.feeds, _PROFILE_RUNS)
+        index = baseline.base.index
+        with at_shapes(index.model, run.provider.shapes):  # for a guess from sizes
+            journal.keep_shares(shares_of_latency(index, layers))
     space = Space(calibration.planner, grouping.groups, journal.shares or {})
     seeds = seeds_of(space, run.given, grouping)
     limits = request.preset.limits(

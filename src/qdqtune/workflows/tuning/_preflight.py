@@ -7,7 +7,7 @@ import fnmatch
 import logging
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from qdqtune.config import TuneConfig
 from qdqtune.engines._entries import EngineEntry
 from qdqtune.engines._reference_engine import advice_on
 from qdqtune.engines._worker import FailureKind, StoredFeeds, Worker, WorkerFailure
-from qdqtune.engines.layers._latency import shares_of_latency
 from qdqtune.graph._atomic_files import copy_file
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import WEIGHTED_OPS
@@ -56,7 +55,6 @@ _IN_FLOAT32 = (
     "`qdqtune convert --to fp32`."
 )
 _NOTHING: State = frozenset()
-_PROFILE_RUNS = 5
 _LEAST_FOR_OPENING_S = 30.0
 # How much longer than the float model another form of it may take to build.
 _TIMES_FLOAT = 20.0
@@ -153,18 +151,14 @@ def with_ranges(
         if not missing:
             kept.append(group)
     if unknown:
+        shown = ", ".join(map(repr, sorted(unknown)[:_MOST_NAMES]))
+        more = len(unknown) - _MOST_NAMES
         _logger.warning(
             "%d of %d choices are left out: no range is known of %s, which took infinite or "
             "undefined values, or none at all",
-            lost, len(grouping.groups), _some_of(sorted(unknown)),
+            lost, len(grouping.groups), shown + (f" and {more} more" if more > 0 else ""),
         )  # fmt: skip
     return replace(grouping, groups=tuple(kept))
-
-
-def _some_of(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    shown = ", ".join(map(repr, names[:_MOST_NAMES]))
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def seeds_of(
@@ -234,19 +228,6 @@ def copy_log(log: Path, target: Path) -> None:
     """Keep what an engine said while it built a model, if it said something."""
     with contextlib.suppress(OSError, OutputError):
         copy_file(log, target)
-
-
-def latency_shares(
-    worker: Worker,
-    path: Path,
-    feeds: StoredFeeds,
-    index: GraphIndex,
-    shapes: Mapping[str, tuple[int, ...]],
-) -> Mapping[str, float]:
-    """Which ops the float model's latency goes into; a guess if the engine can't tell."""
-    layers = layers_told(worker, path, feeds, _PROFILE_RUNS)
-    with at_shapes(index.model, shapes):  # for a guess from sizes
-        return shares_of_latency(index, layers)
 
 
 def check_runs(

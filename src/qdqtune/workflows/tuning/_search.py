@@ -50,6 +50,8 @@ class CandidateEvaluator:
         problem: What states mean, and who wants to see where the time of candidates goes.
         benchmarks: Candidates built and timed.
         failed: Those that the engine refused.
+        last_failure: Why the last candidate failed, if all did, those known from before included;
+            None as soon as one did not.
     """
 
     run: TuningRun
@@ -57,13 +59,13 @@ class CandidateEvaluator:
     problem: SearchProblem
     benchmarks: int = field(default=0, init=False)
     failed: int = field(default=0, init=False)
+    last_failure: str | None = field(default="", init=False)
     _files: dict[str, Path] = field(default_factory=dict, init=False)
     # Of everything that was tried, in order: its log speedup over the float model, why it
     # failed, or None if it was only compared with something of which neither is known.
     _tried: dict[State, float | str | None] = field(
         default_factory=lambda: {frozenset(): 0.0}, init=False
     )
-    _last_failure: str | None = field(default="", init=False)
 
     @cached_property
     def _ranges(self) -> str:
@@ -78,11 +80,6 @@ class CandidateEvaluator:
     def is_simulated(self) -> bool:
         """Whether the engine makes its times up."""
         return not registry.entry(self.run.request.engine).measures
-
-    @property
-    def why_all_failed(self) -> str:
-        """Why the last candidate failed, if all did, those known from before included."""
-        return self._last_failure or ""
 
     def missing(self, trial: Trial) -> list[State]:
         """The candidates of a trial that have to be measured."""
@@ -118,12 +115,12 @@ class CandidateEvaluator:
         for state, score in found.items():
             before = self._tried.setdefault(state, None)
             if score.failure is None:
-                self._last_failure = None
+                self.last_failure = None
                 if base is not None:
                     self._tried[state] = base + score.gain
             else:
-                if self._last_failure is not None:
-                    self._last_failure = score.failure
+                if self.last_failure is not None:
+                    self.last_failure = score.failure
                 if not isinstance(before, float):
                     self._tried[state] = score.failure
         return [found.get(state) or Score.failed(NO_TIME) for state in trial.candidates]
