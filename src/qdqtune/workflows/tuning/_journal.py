@@ -23,7 +23,6 @@ from qdqtune.records._errors import OutputError, UsageError
 from qdqtune.search.strategies._strategy import Score
 from qdqtune.workflows.tuning._journal_format import (
     NOTHING_MEASURED,
-    QUARANTINE,
     Line,
     checksum,
     decode,
@@ -360,13 +359,12 @@ class Journal(Measurements):
             return False
         self._refuse_another_run(lines, wanted)
         damaged = [line for line in lines if not self._belongs(line, bool(headers))]
+        sound = [line for line in lines if self._belongs(line, bool(headers))]
         if damaged:
-            quarantine(self.path, damaged, self.path.with_name(QUARANTINE))
+            quarantine(self.path, damaged, sound)
         elif lines and not _ends_with_line(self.path):
             with open_to_append(self.path) as file:  # whole, but for its end
                 file.write(b"\n")
-        left_out = {line.number for line in damaged}
-        sound = [line for line in lines if line.number not in left_out]
         bodies = [line.body for line in sound if line.body is not None]
         for body in bodies:
             self._take(body)

@@ -223,16 +223,14 @@ def _without_contradictions(lines: list[Line]) -> list[Line]:
 
     Two candidates with one id would be written to one file, and one of them measured as the other.
     """
-    keys: dict[tuple[Any, str], str] = {}
-    ids: dict[tuple[Any, str], str] = {}
+    pairs: dict[tuple[Any, str, str], str] = {}
     kept = []
     for line in lines:
         if line.body is not None and line.kind == "candidate":
-            name, key = line.body["id"], line.body["key"]
-            run = line.body.get("run")
-            is_first = keys.setdefault((run, name), key) == key
-            if ids.setdefault((run, key), name) != name or not is_first:
-                line = replace(line, body=None)
+            run, name, key = line.body.get("run"), line.body["id"], line.body["key"]
+            its_key = pairs.setdefault((run, "id", name), key)
+            its_name = pairs.setdefault((run, "key", key), name)
+            line = line if (its_name, its_key) == (name, key) else replace(line, body=None)
         kept.append(line)
     return kept
 
@@ -268,18 +266,19 @@ def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield line.body
 
 
-def quarantine(path: Path, damaged: list[Line], quarantined: Path) -> None:
+def quarantine(path: Path, damaged: list[Line], sound: list[Line]) -> None:
     """Move lines out of a journal into a file of their own, with where they came from.
 
     Args:
         path: The journal; it is replaced whole or not at all.
-        damaged: Lines of it.
-        quarantined: The file that they are added to.
+        damaged: Lines of it that are moved.
+        sound: All others.
 
     Raises:
         OSError: If it can't be read, or the lines not be kept.
         OutputError: If it can't be replaced.
     """
+    quarantined = path.with_name(QUARANTINE)
     with open_to_append(quarantined) as file:
         for line in damaged:
             text = line.text.decode("utf-8", "backslashreplace")
@@ -287,10 +286,8 @@ def quarantine(path: Path, damaged: list[Line], quarantined: Path) -> None:
             file.write(f"{kept_line}\n".encode())
         file.flush()
         os.fsync(file.fileno())
-    numbers = {line.number for line in damaged}
-    kept = [line.text for line in read_journal(path) if line.number not in numbers]
     with replacing(path) as journal:
-        journal.write(b"".join(text + b"\n" for text in kept))
+        journal.write(b"".join(line.text + b"\n" for line in sound))
     for line in damaged[:_MOST_NAMED]:
         _logger.warning(
             "%s:%d is damaged: it was moved to %s, and is measured again if it is needed",
