@@ -31,10 +31,13 @@ from qdqtune.workflows.tuning import (
     _baseline as baseline,
 )
 from qdqtune.workflows.tuning import (
-    _context as context,
+    _finalize as finalize,
 )
 from qdqtune.workflows.tuning import (
     _preflight as preflight,
+)
+from qdqtune.workflows.tuning import (
+    _setup as setup,
 )
 from qdqtune.workflows.tuning._layer_groups import write_layer_file
 from qdqtune.workflows.tuning._preflight import (
@@ -140,7 +143,8 @@ def test_a_run_goes_by_that_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             super().close()
 
     monkeypatch.setattr(baseline, "build_limit_s", limit)
-    monkeypatch.setattr(context, "Worker", Started)
+    for module in (setup, finalize):
+        monkeypatch.setattr(module, "Worker", Started)
     weights = np.random.default_rng(0).normal(size=(64, 64, 3, 3)).astype(np.float32)
     text = "g (float[1,64,16,16] x) => (float[1,64,16,16] y) { y = Conv<pads=[1,1,1,1]>(x, w) }"
     onnx.save(model_from_text(text, w=weights), tmp_path / "model.onnx")
